@@ -1,0 +1,26 @@
+# `make demo` and `make test` start from nothing: they make .venv, install, and run.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint install clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/sightline demo
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf .venv demo .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,72 @@
+"""Image retrieval, trained on the metric you report."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sightline import losses
+    from sightline.config import Recipe, read_recipe
+    from sightline.data.manifest import Manifest, read_manifest
+    from sightline.embedding.extract import embed_manifest
+    from sightline.embedding.table import EmbeddingTable
+    from sightline.errors import InputError
+    from sightline.evaluation.protocol import evaluate, evaluate_table
+    from sightline.evaluation.result import Result
+    from sightline.losses import create_loss, list_losses
+    from sightline.models.encoder import Encoder
+    from sightline.pipeline import train
+    from sightline.search.images import search_images
+
+__version__ = "0.1.0"
+
+# Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
+_MODULES = {
+    "EmbeddingTable": "embedding.table",
+    "Encoder": "models.encoder",
+    "InputError": "errors",
+    "Manifest": "data.manifest",
+    "Recipe": "config",
+    "Result": "evaluation.result",
+    "create_loss": "losses",
+    "embed_manifest": "embedding.extract",
+    "evaluate": "evaluation.protocol",
+    "evaluate_table": "evaluation.protocol",
+    "list_losses": "losses",
+    "losses": "losses",
+    "read_manifest": "data.manifest",
+    "read_recipe": "config",
+    "search_images": "search.images",
+    "train": "pipeline",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sightline' has no attribute {name!r}")
+    module = import_module(f"sightline.{_MODULES[name]}")
+    return module if name == _MODULES[name] else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+__all__ = [
+    "EmbeddingTable",
+    "Encoder",
+    "InputError",
+    "Manifest",
+    "Recipe",
+    "Result",
+    "__version__",
+    "create_loss",
+    "embed_manifest",
+    "evaluate",
+    "evaluate_table",
+    "list_losses",
+    "losses",
+    "read_manifest",
+    "read_recipe",
+    "search_images",
+    "train",
+]

@@ -1,0 +1,32 @@
+"""``sightline demo``."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values of the recipe `glyphs` to change.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
+) -> None:
+    """Train on drawn characters, measure on unseen ones, search, and write a page that shows it."""
+    from sightline.demo import run_demo
+    from sightline.embedding.table import EmbeddingTable
+    from sightline.models.encoder import Encoder
+    from sightline.search.images import search_images
+
+    since = time.monotonic()
+    outcome = run_demo(out, overrides, show_progress=True)
+    typer.echo(f"Test metrics on unseen characters, in percent ({outcome.after.n_queries} queries):")
+    typer.echo(f"{'':<10}{'before':>8}{'after':>8}{'change':>8}")
+    for name, after in outcome.after.means.items():
+        before = outcome.before[name]
+        typer.echo(f"{name:<10}{100 * before:>8.1f}{100 * after:>8.1f}{100 * (after - before):>+8.1f}")
+    table, encoder = EmbeddingTable.read(outcome.table), Encoder.from_pretrained(outcome.encoder)
+    for query, hits in zip(outcome.queries[:3], search_images(encoder, table, outcome.queries[:3], k=5), strict=False):
+        typer.echo(f"nearest to {query.relative_to(out.resolve()) if query.is_absolute() else query}:")
+        for hit in hits:
+            typer.echo(f"  {hit.score:.3f}  {hit.id}  {hit.labels[0]}")
+    typer.echo(f"Report: {outcome.report} (took {time.monotonic() - since:.0f} s)")

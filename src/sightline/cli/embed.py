@@ -1,0 +1,25 @@
+"""``sightline embed``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def embed(
+    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder.")],
+    source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")],
+    out: Annotated[Path, typer.Option(help="Embedding table to write (.parquet).")],
+    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+) -> None:
+    """Write a vector for every image, with its id and labels, to one file."""
+    from sightline.data.manifest import read_manifest
+    from sightline.embedding.extract import embed_manifest
+    from sightline.models.encoder import Encoder
+
+    manifest = read_manifest(source, labelled=False)
+    manifest = manifest if split is None else manifest.split(split)
+    table = embed_manifest(Encoder.from_pretrained(encoder), manifest, batch_size, workers, show_progress=True)
+    typer.echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")

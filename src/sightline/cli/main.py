@@ -1,0 +1,46 @@
+"""``sightline <verb>``: joins the commands."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sightline import __version__
+from sightline.cli import data
+from sightline.cli.demo import demo
+from sightline.cli.embed import embed
+from sightline.cli.evaluate import evaluate
+from sightline.cli.search import search
+from sightline.cli.train import train
+from sightline.errors import InputError
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app.add_typer(data.app, name="data")
+for command in (train, embed, evaluate, search, demo):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sightline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Image retrieval, trained on the metric you report."""
+
+
+def run() -> None:
+    """The console command: a user's mistake is one message and status 2."""
+    try:
+        app()
+    except InputError as error:
+        sys.exit(_complain(error))
+
+
+def _complain(error: InputError) -> int:
+    typer.echo(f"sightline: {error}", err=True)
+    return 2

@@ -1,0 +1,19 @@
+"""``sightline train``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe file (.toml), or the name of a shipped recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values to change, such as loss.name=sup_ap.")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder: encoder, checkpoint and logs.")] = Path("run"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the run folder.")] = False,
+) -> None:
+    """Train an encoder as a recipe says."""
+    from sightline.config import read_recipe
+    from sightline.pipeline import train as train_run
+
+    typer.echo(train_run(read_recipe(recipe, overrides), out, resume, show_progress=True))

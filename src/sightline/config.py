@@ -1,0 +1,173 @@
+"""One run as frozen models, read from TOML with dotted overrides; a key nobody reads is refused."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from sightline.errors import InputError, nearest
+
+
+class Section(BaseModel):
+    """A part of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSection(Section):
+    """Where the images are and how training sees them."""
+
+    manifest: Path
+    image_size: int = Field(default=224, ge=8)
+    crop_area: tuple[float, float] = (0.16, 1.0)
+    flip: float = Field(default=0.5, ge=0, le=1)
+    val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
+    check_images: bool = True
+    n_workers: int = Field(default=2, ge=0)
+
+
+class ModelSection(Section):
+    """The encoder to start from."""
+
+    backbone: str = "tf_efficientnet_lite0"
+    weights: str | None = "bundled"
+    pooling: str = "gem"
+    embedding_dim: int | None = Field(default=512, ge=1)
+    freeze_batch_norm: Literal["none", "stats", "all"] = "stats"
+
+
+class LossSection(BaseModel):
+    """A loss by name; every other key is an option of that loss, checked when it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = "roadmap"
+
+    def options(self) -> dict[str, Any]:
+        """The loss's own settings."""
+        return dict(self.model_extra or {})
+
+
+class SamplerSection(Section):
+    """Which images share a batch."""
+
+    batch_size: int = Field(default=128, ge=2)
+    per_class: int = Field(default=4, ge=2)
+    skip_small_classes: bool = False
+
+
+class OptimizerSection(Section):
+    """How weights move."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    lr: float = Field(default=1e-4, gt=0)
+    head_lr_factor: float = Field(default=2.0, gt=0)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
+    clip_norm: float | None = Field(default=None, gt=0)
+
+
+class ScheduleSection(Section):
+    """How long, and how the learning rate falls."""
+
+    epochs: int = Field(default=10, ge=1)
+    warmup_epochs: int = Field(default=0, ge=0)  # the backbone is frozen, the schedule waits
+    name: Literal["constant", "cosine", "step"] = "cosine"
+    final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine: what is left of the rate at the end
+    milestones: tuple[int, ...] = ()  # of step: epochs after which the rate falls
+    gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
+
+
+class ValidationSection(Section):
+    """When to measure, and what decides which encoder is kept."""
+
+    every: int = Field(default=1, ge=1)  # epochs
+    metric: str = "map@r"
+
+
+class Recipe(Section):
+    """A whole training run.
+
+    Example:
+        >>> Recipe.model_validate({"data": {"manifest": "photos"}}).loss.name
+        'roadmap'
+    """
+
+    seed: int = Field(default=0, ge=0)
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
+    data: DataSection
+    model: ModelSection = ModelSection()
+    loss: LossSection = LossSection()
+    sampler: SamplerSection = SamplerSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    validation: ValidationSection = ValidationSection()
+
+
+def shipped_recipes() -> list[str]:
+    """The names of the recipes inside the package."""
+    return sorted(
+        Path(file.name).stem for file in (resources.files("sightline") / "recipes").iterdir() if file.name.endswith(".toml")
+    )
+
+
+def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe and lay the overrides over it.
+
+    Args:
+        source: the path of a TOML file, or the name of a recipe inside the package.
+        overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word.
+    """
+    if Path(source).suffix == ".toml":
+        if not Path(source).is_file():
+            raise InputError(f"{source}: no such recipe file")
+        text = Path(source).read_text()
+    elif source in shipped_recipes():
+        text = (resources.files("sightline") / "recipes" / f"{source}.toml").read_text()
+    else:
+        raise InputError(f"{source!r} is neither a .toml file nor a shipped recipe: {nearest(source, shipped_recipes())}")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: not TOML: {error}") from error
+    for override in overrides or []:
+        _lay_over(values, override)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        faults = [_sentence(fault) for fault in error.errors()]
+        raise InputError(f"{source}: " + "; ".join(faults)) from error
+
+
+def _lay_over(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise InputError(f"override {override!r}: a dotted key and a value are needed, such as loss.name=sup_ap")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = None if text == "none" else text  # a word without quotes
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"override {override!r}: {section!r} is a value, not a section")
+    values[last] = value
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    """One fault of a recipe in the words of its author."""
+    *sections, key = [str(part) for part in fault["loc"]]
+    where = ".".join([*sections, key])
+    if fault["type"] == "extra_forbidden":
+        model: Any = Recipe
+        for section in sections:
+            model = model.model_fields[section].annotation
+        return f"unknown key {where!r}: {nearest(key, model.model_fields)}"
+    if fault["type"] == "missing":
+        return f"{where!r} is missing"
+    return f"{where!r} is {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"

@@ -1,0 +1,135 @@
+"""Images to tensors, one by one and in batches."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sightline.data.images import Box, as_rgb, load_image
+from sightline.data.manifest import Manifest
+from sightline.data.transforms import Transform
+from sightline.errors import InputError, raise_faults
+
+
+class Batch(NamedTuple):
+    """Some images of a data set.
+
+    Attributes:
+        images: (B, 3, H, W) float32.
+        places: (B,) int64, where they stand in the data set.
+    """
+
+    images: Tensor
+    places: Tensor
+
+
+class ImageDataset(Dataset[Tensor]):
+    """Images, read and transformed when asked for.
+
+    With a seed, the random choices of the transform depend on the seed and the image's place alone: not on the order, the
+    number of workers or what was drawn before. A run gives each epoch a seed of its own.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Path | Image.Image],
+        transform: Transform,
+        boxes: Sequence[Box | None] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.images = images
+        self.transform = transform
+        self.boxes = boxes if boxes is not None else [None] * len(images)
+        self.seed = seed
+
+    @classmethod
+    def of(cls, manifest: Manifest, transform: Transform, seed: int | None = None) -> "ImageDataset":
+        """The images of a manifest, in its order, cut to their boxes."""
+        return cls(manifest.paths(), transform, manifest.boxes(), seed)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        source, box = self.images[index], self.boxes[index]
+        image = as_rgb(source) if isinstance(source, Image.Image) else load_image(source, box)
+        if self.seed is None:
+            return self.transform(image)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(self.seed, index))
+            return self.transform(image)
+
+
+def derived_seed(*parts: int) -> int:
+    """A seed for one purpose, from the numbers that name it; close numbers give unrelated seeds.
+
+    Example:
+        >>> derived_seed(0, 1) == derived_seed(0, 1), derived_seed(0, 1) == derived_seed(1, 0)
+        (True, False)
+    """
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+
+
+class _Loadable(Dataset[tuple[int, Tensor | str]]):
+    """A data set whose broken images come out as a sentence, so that a loader's worker survives them."""
+
+    def __init__(self, images: ImageDataset) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+        try:
+            return index, self.images[index]
+        except InputError as error:
+            return index, str(error)
+
+
+def _collate(items: list[tuple[int, Tensor | str]]) -> Batch | list[str]:
+    if faults := [image for _, image in items if isinstance(image, str)]:
+        return faults
+    return Batch(torch.stack([image for _, image in items]), torch.tensor([index for index, _ in items]))  # type: ignore[misc]
+
+
+def load_batches(images: ImageDataset, batches: Sequence[Sequence[int]], n_workers: int = 0) -> Iterator[Batch]:
+    """The images of each batch, in order, read by worker processes ahead of their use.
+
+    Once an image turns out to be broken no further batch comes: the rest is read through, and one error names every broken
+    image.
+
+    Args:
+        images: the data set.
+        batches: the places in it that each batch holds.
+        n_workers: processes that read images; 0 reads them here.
+    """
+    loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
+        _Loadable(images),
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=min(n_workers, len(batches)),
+        collate_fn=_collate,
+        # Its own generator: a loader would otherwise draw from the global one, and shift what the model draws.
+        generator=torch.Generator().manual_seed(0),
+    )
+    faults: list[str] = []
+    for batch in loader:
+        if isinstance(batch, list):
+            faults += batch
+        elif not faults:
+            yield batch
+    raise_faults("images", faults)
+
+
+def consecutive(n_items: int, batch_size: int) -> list[range]:
+    """Batches that go through all items once, in order.
+
+    Example:
+        >>> consecutive(5, 2)
+        [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return [range(start, min(start + batch_size, n_items)) for start in range(0, n_items, batch_size)]

@@ -1,0 +1,219 @@
+"""Read and check the table of images: a CSV or Parquet file, or a tree of folders."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sightline.errors import InputError, names, raise_faults
+
+SPLITS = ("train", "val", "test")
+SPLIT_ALIASES = {"validation": "val"}
+BOX = ("x_1", "y_1", "x_2", "y_2")
+FLAGS = ("is_query", "is_gallery")
+FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Which images there are, what they show and what each is for.
+
+    Attributes:
+        source: the file or folder it was read from, for messages.
+        root: what relative paths start from.
+        table: one row an image: ``id``, ``path``, ``split``, ``label_0`` (finest) ... ``label_{L-1}``, then ``is_query``,
+            ``is_gallery`` and the box ``x_1, y_1, x_2, y_2`` where the source has them, then its other columns unchanged.
+        n_levels: L; 0 where the images have no labels.
+    """
+
+    source: Path
+    root: Path
+    table: pl.DataFrame
+    n_levels: int
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def where(self, rows: pl.Expr) -> "Manifest":
+        """The manifest of the rows for which the expression holds."""
+        return replace(self, table=self.table.filter(rows))
+
+    def split(self, name: str) -> "Manifest":
+        """The rows of one split; refused if there are none."""
+        part = self.where(pl.col("split") == name)
+        if not len(part):
+            there = self.table["split"].unique().sort().to_list()
+            raise InputError(f"{self.source}: no image in split {name!r}; it has {names(there)}")
+        return part
+
+    def paths(self) -> list[Path]:
+        """The full path of each image."""
+        return [self.root / path for path in self.table["path"]]
+
+    def boxes(self) -> list[tuple[int, int, int, int] | None]:
+        """The part of each image that counts, as left, top, right, bottom; None for the whole image."""
+        if BOX[0] not in self.table.columns:
+            return [None] * len(self)
+        return [None if box[0] is None else box for box in self.table.select(BOX).iter_rows()]
+
+    def labels(self) -> NDArray[np.int64]:
+        """(N, L) class numbers, finest level first; contiguous from 0 at each level over these rows.
+
+        A name that recurs below two parents is two classes.
+        """
+        codes = [
+            self.table.select(pl.struct(reversed(label_columns(self.n_levels)[level:])).rank("dense") - 1).to_series()
+            for level in range(self.n_levels)
+        ]
+        return np.stack([code.to_numpy() for code in codes], axis=1).astype(np.int64)
+
+    def class_names(self) -> list[str]:
+        """The name of each finest class, in the order of its number."""
+        return [name for _, name in sorted(set(zip(self.labels()[:, 0].tolist(), self.table["label_0"], strict=True)))]
+
+
+def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Manifest, Manifest]:
+    """Two parts that share no class: one with about ``fraction`` of the finest classes, at least one, after the rest.
+
+    Returns:
+        The larger part, then the part held out.
+    """
+    codes = manifest.labels()[:, 0]
+    classes = np.random.default_rng(seed).permutation(codes.max() + 1)
+    held_out = pl.lit(pl.Series(np.isin(codes, classes[: max(1, round(fraction * len(classes)))])))
+    return manifest.where(~held_out), manifest.where(held_out)
+
+
+def label_columns(n_levels: int) -> list[str]:
+    """The names of the label columns, finest first."""
+    return [f"label_{level}" for level in range(n_levels)]
+
+
+def read_manifest(source: Path, labelled: bool = True) -> Manifest:
+    """Read a CSV or Parquet table, or a tree of folders, and check every row.
+
+    In a tree the deepest folder is the finest label and its parents the coarser ones; if all first folders are called
+    ``train``, ``val`` or ``test`` they are the splits, otherwise every image is in ``train``.
+
+    Args:
+        source: a ``.csv`` or ``.parquet`` file, or a folder.
+        labelled: refuse images without a label; False allows a flat folder or a table without label columns.
+
+    Returns:
+        The manifest; all faults of the source are raised together, with their line numbers.
+    """
+    source = Path(source)
+    if source.is_dir():
+        return _read_tree(source, labelled)
+    if not source.is_file():
+        raise InputError(f"{source}: no such file or folder")
+    try:
+        if source.suffix == ".parquet":
+            return _check_table(source, pl.read_parquet(source), labelled, line="row", first_line=1)
+        if source.suffix == ".csv":
+            table = pl.read_csv(source, infer_schema=False)
+            return _check_table(source, table, labelled, line="line", first_line=2)
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{source}: cannot be read as a table: {str(error).splitlines()[0]}") from error
+    raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
+
+
+def _read_tree(root: Path, labelled: bool) -> Manifest:
+    files = sorted(
+        Path(folder, name).relative_to(root)
+        for folder, _, found in os.walk(root, followlinks=True)
+        for name in found
+        if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    )
+    if not files:
+        raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
+    folders = [file.parts[:-1] for file in files]
+    splits = ["train"] * len(files)
+    if all(parts and _split_of(parts[0]) in SPLITS for parts in folders):
+        splits = [_split_of(parts[0]) for parts in folders]
+        folders = [parts[1:] for parts in folders]
+    depths = [len(parts) for parts in folders]
+    n_levels = max(set(depths), key=lambda depth: (depths.count(depth), depth)) if labelled or len(set(depths)) == 1 else 0
+    faults = [] if n_levels or not labelled else [f"{file}: lies in no folder that could be its label" for file in files]
+    if n_levels:
+        faults = [
+            f"{file}: lies {len(parts)} folders deep, most images {n_levels}"
+            for file, parts in zip(files, folders, strict=True)
+            if len(parts) != n_levels
+        ]
+    raise_faults(root, faults)
+    paths = [file.as_posix() for file in files]
+    columns = {"id": paths, "path": paths, "split": splits}
+    for level, name in enumerate(label_columns(n_levels)):
+        columns[name] = [parts[-1 - level] for parts in folders]
+    return Manifest(root, root, pl.DataFrame(columns), n_levels)
+
+
+def _split_of(name: str) -> str:
+    return SPLIT_ALIASES.get(name, name)
+
+
+def _check_table(source: Path, table: pl.DataFrame, labelled: bool, line: str, first_line: int) -> Manifest:
+    """Bring the columns to their types and order; raise all faults at once."""
+    if "label_0" not in table.columns and "label" in table.columns:
+        table = table.rename({"label": "label_0"})
+    n_levels = 0
+    while f"label_{n_levels}" in table.columns:
+        n_levels += 1
+    labels = label_columns(n_levels)
+    missing = [column for column in ("path", "split") if column not in table.columns]
+    missing += ["label"] if labelled and not n_levels else []
+    partial_box = [column for column in BOX if column not in table.columns]
+    missing += partial_box if len(partial_box) < len(BOX) else []
+    if missing:
+        noun = "column" if len(missing) == 1 else "columns"
+        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {names(table.columns)}")
+    if not len(table):
+        raise InputError(f"{source}: the table has no row")
+
+    words = ["path", "split", *labels, *(["id"] if "id" in table.columns else [])]
+    boxes = list(BOX) if BOX[0] in table.columns else []
+    flags = [column for column in FLAGS if column in table.columns]
+    table = table.with_columns(pl.col(column).cast(pl.String).str.strip_chars() for column in (*words, *boxes, *flags))
+    table = table.with_columns(pl.when(pl.col(c) != "").then(pl.col(c)).alias(c) for c in (*words, *boxes, *flags))
+    table = table.with_columns(pl.col("split").replace(SPLIT_ALIASES))
+    if "id" not in table.columns:
+        table = table.with_columns(id=pl.col("path"))
+
+    wrong: list[tuple[pl.Expr, str, str]] = [
+        (pl.col(column).is_null(), column, f"{column} is empty") for column in ("path", "split", *labels)
+    ]
+    wrong.append((~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"))
+    wrong.append((pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", "{!r} is there more than once"))
+    for column in flags:
+        fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
+        wrong.append((~fits, column, f"{column} is {{!r}}, not true or false"))
+    for column in boxes:
+        number = pl.col(column).cast(pl.Float64, strict=False)
+        fits = (number >= 0) & number.is_finite() & (number == number.round())
+        wrong.append((pl.col(column).is_not_null() & ~fits.fill_null(False), column, f"{column} is {{!r}}, no pixel"))
+    if boxes:
+        some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
+        wrong.append((some, "path", "the box of {!r} has an empty side"))
+        left, top, right, bottom = (pl.col(column).cast(pl.Float64, strict=False) for column in BOX)
+        wrong.append(
+            ((left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 < x_2, y_1 < y_2 is needed")
+        )
+
+    faults = []
+    for condition, column, message in wrong:
+        rows = table.with_row_index("row number").filter(condition).select("row number", column)
+        faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
+    raise_faults(source, [f"{line} {row + first_line}: {message}" for row, message in sorted(faults)])
+
+    table = table.with_columns(
+        *(pl.col(c).str.to_lowercase().replace_strict(FLAG_VALUES, return_dtype=pl.Boolean) for c in flags),
+        *(pl.col(c).cast(pl.Float64).cast(pl.Int64) for c in boxes),
+    )
+    first = ["id", "path", "split", *labels, *flags, *boxes]
+    table = table.select(*first, *(column for column in table.columns if column not in first))
+    return Manifest(source, source.parent, table, n_levels)

@@ -1,0 +1,1 @@
+"""Vectors with their ids, labels and the fingerprint of the encoder that made them."""

@@ -1,0 +1,78 @@
+"""Ids, vectors, labels, encoder fingerprint: the file every later stage reads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from sightline.data.manifest import Manifest
+from sightline.errors import InputError
+from sightline.files import replaced
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """A vector for each image of a manifest.
+
+    Attributes:
+        manifest: the images, in the order of the vectors.
+        vectors: (N, D) float32.
+        fingerprint: of the encoder that made them.
+    """
+
+    manifest: Manifest
+    vectors: NDArray[np.float32]
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        if len(self.manifest) != len(self.vectors):
+            raise InputError(f"{len(self.vectors)} vectors for {len(self.manifest)} images")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def ids(self) -> list[str]:
+        """The id of each image."""
+        return self.manifest.table["id"].to_list()
+
+    def where(self, rows: pl.Expr) -> "EmbeddingTable":
+        """The table of the rows for which the expression holds."""
+        kept = self.manifest.table.select(rows.fill_null(False)).to_series().to_numpy()
+        return EmbeddingTable(self.manifest.where(rows), self.vectors[kept], self.fingerprint)
+
+    def write(self, file: Path) -> Path:
+        """Write one Parquet file, complete or not at all: the manifest's columns and ``vector``."""
+        column = pl.Series("vector", self.vectors, dtype=pl.Array(pl.Float32, self.vectors.shape[1]))
+        described = {
+            "sightline_format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "root": str(self.manifest.root.resolve()),
+            "n_levels": str(self.manifest.n_levels),
+        }
+        with replaced(Path(file)) as scratch:
+            # Random mantissas do not compress: lz4 keeps the text small and reads at the speed of the disk.
+            self.manifest.table.with_columns(column).write_parquet(scratch, compression="lz4", metadata=described)
+        return Path(file)
+
+    @classmethod
+    def read(cls, file: Path) -> "EmbeddingTable":
+        """The table that :meth:`write` wrote."""
+        file = Path(file)
+        if not file.is_file():
+            raise InputError(f"{file}: no such file")
+        try:
+            described = pl.read_parquet_metadata(file)
+            table = pl.read_parquet(file)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise InputError(f"{file}: not an embedding table: {str(error).splitlines()[0]}") from error
+        found = described.get("sightline_format")
+        if found != FORMAT or "vector" not in table.columns:
+            raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")
+        vectors = table["vector"].to_numpy(writable=True)
+        manifest = Manifest(file, Path(described["root"]), table.drop("vector"), int(described["n_levels"]))
+        return cls(manifest, vectors, described["fingerprint"])

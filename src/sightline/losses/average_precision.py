@@ -1,0 +1,133 @@
+"""Losses that are one minus average precision, with the rank made smooth."""
+
+from torch import Tensor, nn
+
+from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, check_pairs, exact_counts, smooth_counts
+from sightline.ranking.relevance import batch_pairs
+
+
+def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
+    """() mean of one loss a query over the queries that have a relevant item; 0, still differentiable, where none has."""
+    counted = n_relevant > 0
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+
+def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
+    """() one minus AP from the (Q, P) ranks of each query's relevant items."""
+    n_relevant = valid.sum(1)
+    # Clamped, not masked afterwards: the gradient of 0 / 0 is NaN even where it is masked out.
+    precision = rank_among_relevant / rank.clamp(min=1)
+    return mean_over_queries(1 - (precision * valid).sum(1) / n_relevant.clamp(min=1), n_relevant)
+
+
+def sup_ap_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None = None,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+) -> Tensor:
+    """One minus average precision with SupRank: an upper bound of ``1 - AP`` that pushes far mistakes hardest.
+
+    The rank among relevant items is exact and carries no gradient; the count of irrelevant items above uses
+    :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item. Time is Q x P x G for P
+    relevant items a query; no Q x G x G tensor is made.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        tau: width of the sigmoid, in units of the scores.
+        rho: slope for an irrelevant item more than ``delta`` above a relevant one.
+        delta: where that slope starts.
+
+    Returns:
+        () mean over the queries that have a relevant item; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.50, 0.51, 0.64]])
+        >>> sup_ap_loss(scores, torch.tensor([[True, True, False]]))
+        tensor(0.8723)
+    """
+    mask = check_pairs(scores, relevance, mask)
+    relevant = (relevance > 0) & mask
+    targets = Targets.where(relevant)
+    target_scores = targets.of(scores)
+    above_relevant = exact_counts(scores, target_scores, relevant)  # the target counts itself: rank+ as it stands
+    above_irrelevant = smooth_counts(scores, target_scores, mask & ~relevant, SupStep(tau, rho, delta))
+    return one_minus_ap(above_relevant, above_relevant + above_irrelevant, targets.valid)
+
+
+class SupAPLoss(nn.Module):
+    """:func:`sup_ap_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts.
+
+    Example:
+        >>> import torch
+        >>> embeddings = torch.eye(4)[[0, 0, 1, 1]]
+        >>> SupAPLoss()(embeddings, torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+
+    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float = 0.05) -> None:
+        super().__init__()
+        self.tau, self.rho, self.delta = tau, rho, delta
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return sup_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.tau, self.rho, self.delta)
+
+
+def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
+    """One minus average precision, its step function softened to a sigmoid on both sides of the fraction.
+
+    Tends to ``1 - AP`` as ``tau`` tends to 0, where no scores are tied. Neither an upper nor a lower bound. Time is
+    Q x P x G for P relevant items a query; no Q x G x G tensor is made.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        tau: width of the sigmoid, in units of the scores.
+
+    Returns:
+        () mean over the queries that have a relevant item; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.50, 0.51, 0.64]])
+        >>> smooth_ap_loss(scores, torch.tensor([[True, True, False]]))
+        tensor(0.4034)
+    """
+    mask = check_pairs(scores, relevance, mask)
+    relevant = (relevance > 0) & mask
+    targets = Targets.where(relevant)
+    target_scores = targets.of(scores)
+    step = SigmoidStep(tau)
+    # The target counts itself with sigmoid(0); its rank starts at 1.
+    rank_among_relevant = 0.5 + smooth_counts(scores, target_scores, relevant, step)
+    rank = rank_among_relevant + smooth_counts(scores, target_scores, mask & ~relevant, step)
+    return one_minus_ap(rank_among_relevant, rank, targets.valid)
+
+
+class SmoothAPLoss(nn.Module):
+    """:func:`smooth_ap_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts. Equals pytorch-metric-learning's ``SmoothAPLoss`` where all classes of the batch
+    have the same number of items, except that a query is not in its own list here.
+    """
+
+    def __init__(self, tau: float = 0.01) -> None:
+        super().__init__()
+        self.tau = tau
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return smooth_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.tau)

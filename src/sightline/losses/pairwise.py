@@ -1,0 +1,57 @@
+"""Losses on single pairs: they fix where similar and dissimilar scores lie, whatever the batch."""
+
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+from sightline.losses.average_precision import mean_over_queries
+from sightline.ranking.ranks import check_pairs
+from sightline.ranking.relevance import batch_pairs
+
+
+def calibration_loss(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, alpha: float = 0.9, beta: float = 0.6
+) -> Tensor:
+    """How far relevant scores lie below ``alpha`` and irrelevant ones above ``beta``: the pair form of decomposability.
+
+    Scores that mean the same in every batch make the average precision of a batch speak for the whole set. For each query
+    the mean shortfall of its relevant items plus the mean excess of its irrelevant ones; an empty side is 0.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        alpha: what relevant scores should reach.
+        beta: what irrelevant scores should stay under, below ``alpha``.
+
+    Returns:
+        () mean over the queries that have any item in their list; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]])
+        >>> calibration_loss(scores, torch.tensor([[True, True, False, False, False]]))
+        tensor(0.1200)
+    """
+    mask = check_pairs(scores, relevance, mask)
+    if not alpha > beta:
+        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta")
+    relevant = (relevance > 0) & mask
+    irrelevant = mask & ~relevant
+    # Filled before the hinge: a masked score may be infinite, and 0 x infinity is NaN.
+    shortfall = (alpha - scores.masked_fill(~relevant, alpha)).relu().sum(1) / relevant.sum(1).clamp(min=1)
+    excess = (scores.masked_fill(~irrelevant, beta) - beta).relu().sum(1) / irrelevant.sum(1).clamp(min=1)
+    return mean_over_queries(shortfall + excess, mask.sum(1))
+
+
+class CalibrationLoss(nn.Module):
+    """:func:`calibration_loss` over a batch in which each item queries all the others, or a reference set."""
+
+    def __init__(self, alpha: float = 0.9, beta: float = 0.6) -> None:
+        super().__init__()
+        self.alpha, self.beta = alpha, beta
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return calibration_loss(pairs.scores, pairs.relevant, pairs.mask, self.alpha, self.beta)

@@ -1,0 +1,1 @@
+"""Backbone, pooling and head: together an encoder, saved as one folder."""

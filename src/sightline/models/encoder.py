@@ -1,0 +1,235 @@
+"""Backbone, pooling and head with their preprocessing and a fingerprint: what is saved, loaded and served."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.progress import track
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sightline.data.dataset import ImageDataset, consecutive, load_batches
+from sightline.data.transforms import Preprocessing, eval_transform
+from sightline.errors import InputError, choose
+from sightline.models.backbones import FreezeBatchNorm, batch_norms, create_backbone, preprocessing_of
+from sightline.models.heads import Head
+from sightline.models.pooling import POOLINGS
+
+FORMAT = 1
+SETTINGS_FILE = "encoder.json"
+WEIGHTS_FILE = "model.safetensors"
+ImageInput = str | Path | Image.Image | NDArray[np.uint8]
+
+
+class EncoderSettings(BaseModel):
+    """Everything about an encoder but its weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbone: str
+    pooling: str
+    embedding_dim: int | None
+    freeze_batch_norm: FreezeBatchNorm
+    preprocessing: Preprocessing
+
+
+class Encoder(nn.Module):
+    """Images to unit vectors: backbone, pooling, LayerNorm, projection, L2 norm.
+
+    Make one with :meth:`create` or :meth:`from_pretrained`.
+    """
+
+    def __init__(self, settings: EncoderSettings, backbone: nn.Module) -> None:
+        super().__init__()
+        self.settings = settings
+        self.backbone = backbone
+        self.pooling = choose(POOLINGS, settings.pooling, "pooling")(int(backbone.num_prefix_tokens))  # type: ignore[arg-type]
+        self.head = Head(int(backbone.num_features), settings.embedding_dim)  # type: ignore[arg-type]
+        self.allow_gradients()
+
+    @classmethod
+    def create(
+        cls,
+        backbone: str,
+        embedding_dim: int | None = 512,
+        pooling: str = "gem",
+        weights: str | None = None,
+        image_size: int = 224,
+        freeze_batch_norm: FreezeBatchNorm = "stats",
+        seed: int = 0,
+    ) -> "Encoder":
+        """A new encoder; what no file gives is drawn from the seed.
+
+        Args:
+            backbone: a timm model's name, or ``tiny``.
+            embedding_dim: length of the vectors; None keeps the backbone's, without a projection.
+            pooling: ``avg``, ``max``, ``gem`` or ``cls``.
+            weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
+            image_size: side of the square images it sees; before the cut, the shorter side is an eighth longer.
+            freeze_batch_norm: ``stats`` fixes running statistics in training, ``all`` its weights too, ``none`` nothing.
+            seed: for random weights.
+
+        Example:
+            >>> encoder = Encoder.create("tiny", embedding_dim=8, image_size=32)
+            >>> encoder.encode([Image.new("RGB", (40, 30))]).shape
+            (1, 8)
+        """
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = create_backbone(backbone, weights)
+            colours = preprocessing_of(model)
+            preprocessing = Preprocessing(crop=image_size, resize=round(image_size * 8 / 7))
+            if colours is not None:
+                preprocessing = preprocessing.model_copy(update={"mean": colours[0], "std": colours[1]})
+            settings = EncoderSettings(
+                backbone=backbone,
+                pooling=pooling,
+                embedding_dim=embedding_dim,
+                freeze_batch_norm=freeze_batch_norm,
+                preprocessing=preprocessing,
+            )
+            return cls(settings, model)
+
+    @property
+    def dim(self) -> int:
+        """Length of the vectors."""
+        return self.settings.embedding_dim or int(self.backbone.num_features)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, D) unit vectors of (B, 3, H, W) normalised images."""
+        embeddings: Tensor = self.head(self.pooling(self.backbone.forward_features(images)))  # type: ignore[operator]
+        return embeddings
+
+    def train(self, mode: bool = True) -> "Encoder":
+        """As for any module, except that frozen batch norms keep their running statistics."""
+        super().train(mode)
+        if mode and self.settings.freeze_batch_norm != "none":
+            for layer in batch_norms(self.backbone):
+                layer.eval()
+        return self
+
+    def allow_gradients(self, backbone: bool = True) -> None:
+        """Say whether the backbone learns; batch norms that are frozen altogether never do."""
+        self.backbone.requires_grad_(backbone)
+        if self.settings.freeze_batch_norm == "all":
+            for layer in batch_norms(self.backbone):
+                layer.requires_grad_(False)
+
+    def fingerprint(self) -> str:
+        """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
+        digest = hashlib.sha256(self.settings.model_dump_json().encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()[:32]
+
+    def encode(
+        self,
+        images: Sequence[ImageInput],
+        batch_size: int = 64,
+        n_workers: int = 0,
+        show_progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """One unit vector for each image, in the order given.
+
+        Args:
+            images: paths, PIL images, or uint8 arrays of shape (H, W), (H, W, 3) or (H, W, 4).
+            batch_size: images in one pass through the model.
+            n_workers: processes that read images ahead.
+            show_progress: draw a progress bar.
+
+        Returns:
+            (N, D) float32.
+        """
+        if isinstance(images, str | Path):
+            raise InputError(f"encode takes a list of images, found the single path {str(images)!r}")
+        opened = [_as_source(image, place) for place, image in enumerate(images)]
+        dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
+        return self.encode_dataset(dataset, batch_size, n_workers, show_progress)
+
+    def encode_dataset(
+        self, dataset: ImageDataset, batch_size: int = 64, n_workers: int = 0, show_progress: bool = False
+    ) -> NDArray[np.float32]:
+        """One unit vector for each item of a data set; see :meth:`encode`."""
+        batches = consecutive(len(dataset), batch_size)
+        loaded = track(load_batches(dataset, batches, n_workers), "Embedding", len(batches), disable=not show_progress)
+        vectors = np.empty((len(dataset), self.dim), np.float32)
+        device = next(self.parameters()).device
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                for batch in loaded:
+                    vectors[batch.places.numpy()] = self(batch.images.to(device)).float().cpu().numpy()
+        finally:
+            self.train(was_training)
+        return vectors
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the encoder to a folder of two files, which appears complete or not at all.
+
+        An encoder that is there already is replaced; any other folder with something in it is refused.
+        """
+        folder = Path(folder)
+        if folder.exists() and not (folder / SETTINGS_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
+            raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            new, old = scratch / "new", scratch / "old"
+            new.mkdir()
+            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
+            described = {"format": FORMAT, "fingerprint": self.fingerprint(), **self.settings.model_dump()}
+            (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+        finally:
+            shutil.rmtree(scratch)
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> "Encoder":
+        """The encoder that :meth:`save_pretrained` wrote there."""
+        folder = Path(folder)
+        for name in (SETTINGS_FILE, WEIGHTS_FILE):
+            if not (folder / name).is_file():
+                raise InputError(f"{folder}: not an encoder folder: it has no {name}")
+        try:
+            described = json.loads((folder / SETTINGS_FILE).read_text())
+            found = described.pop("format", None)
+            if found != FORMAT:
+                raise InputError(f"{folder}: an encoder of format {found!r}; this version of Sightline reads {FORMAT}")
+            fingerprint = described.pop("fingerprint", None)
+            settings = EncoderSettings.model_validate(described)
+            encoder = cls(settings, create_backbone(settings.backbone))
+            encoder.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        except (json.JSONDecodeError, AttributeError, ValidationError) as error:
+            raise InputError(f"{folder / SETTINGS_FILE}: not an encoder's settings: {error}") from error
+        except (SafetensorError, RuntimeError) as error:
+            raise InputError(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: {error}") from error
+        if encoder.fingerprint() != fingerprint:
+            raise InputError(f"{folder}: weights or settings were changed: the fingerprint is not {fingerprint}")
+        return encoder.eval()
+
+
+def _as_source(image: ImageInput, place: int) -> Path | Image.Image:
+    if isinstance(image, str | Path):
+        return Path(image)
+    if isinstance(image, Image.Image):
+        return image
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        raise InputError(
+            f"image {place}: uint8 (H, W), (H, W, 3) or (H, W, 4) is needed, found {array.dtype} {array.shape}"
+        )
+    return Image.fromarray(array)

@@ -1,0 +1,217 @@
+"""A recipe to a trained encoder: joins data, model, loss, loop and validation in one run folder.
+
+The folder holds ``recipe.json`` (every value, defaults included), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume
+reads) and ``encoder/`` (the best so far by the recipe's metric, or the last where nothing validates).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from torch import nn
+
+from sightline.config import Recipe, SamplerSection
+from sightline.data.dataset import ImageDataset, derived_seed, load_batches
+from sightline.data.images import check_images
+from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
+from sightline.data.samplers import ClassBalancedSampler, small_classes
+from sightline.data.transforms import train_transform
+from sightline.embedding.extract import embed_manifest
+from sightline.errors import InputError, names, nearest
+from sightline.evaluation.protocol import evaluate_table, metric_names
+from sightline.files import replaced
+from sightline.losses import create_loss, loss_options
+from sightline.models.encoder import Encoder
+from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from sightline.training.engine import Between, Epoch, Examples, fit
+from sightline.training.logs import RunLog, RunProgress
+from sightline.training.optimization import Schedule, create_optimizer
+
+RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
+
+
+def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool = False) -> Path:
+    """Train as the recipe says; two runs of one recipe on one machine give the same bits.
+
+    Everything that can be wrong with the recipe or the images is found before the run folder is made.
+
+    Args:
+        recipe: the whole run.
+        out: the run folder; must be new, or hold a run of the same recipe if ``resume`` is set.
+        resume: go on from the last checkpoint there; from the start if there is none yet.
+        show_progress: draw a progress bar on standard error.
+
+    Returns:
+        The folder of the trained encoder.
+    """
+    _check_run_folder(recipe, out, resume)
+    if recipe.validation.metric not in metric_names():
+        known = nearest(recipe.validation.metric, metric_names())
+        raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
+    manifest = read_manifest(recipe.data.manifest)
+    train_part, val_part = _parts(manifest, recipe)
+    train_part = _usable(train_part, recipe.sampler)
+    labels = train_part.labels()
+    sampler = ClassBalancedSampler(labels[:, 0], recipe.sampler.batch_size, recipe.sampler.per_class, recipe.seed)
+    encoder = Encoder.create(
+        recipe.model.backbone,
+        embedding_dim=recipe.model.embedding_dim,
+        pooling=recipe.model.pooling,
+        weights=recipe.model.weights,
+        image_size=recipe.data.image_size,
+        freeze_batch_norm=recipe.model.freeze_batch_norm,
+        seed=recipe.seed,
+    )
+    loss = _loss(recipe, n_classes=int(labels[:, 0].max()) + 1, embedding_dim=encoder.dim)
+    if recipe.data.check_images:
+        used = manifest.where(pl.col("id").is_in(pl.concat([part.table["id"] for part in (train_part, val_part) if part])))
+        check_images(used, show_progress)
+    out.mkdir(parents=True, exist_ok=True)
+    with replaced(out / RECIPE_FILE) as scratch:
+        scratch.write_text(recipe.model_dump_json(indent=2) + "\n")
+    _run(recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress)
+    return out / ENCODER_FOLDER
+
+
+def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / RECIPE_FILE).is_file():
+        raise InputError(f"{out}: exists and is not a run folder; it is left as it is")
+    if not resume:
+        raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
+    stored = json.loads((out / RECIPE_FILE).read_text())
+    asked = json.loads(recipe.model_dump_json())
+    if changed := _differences(stored, asked):
+        raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
+
+
+def _differences(stored: dict[str, object], asked: dict[str, object], prefix: str = "") -> list[str]:
+    """Where two recipes differ, as ``key is a there, b here``."""
+    found = []
+    for key in sorted(stored.keys() | asked.keys()):
+        there, here = stored.get(key), asked.get(key)
+        if isinstance(there, dict) and isinstance(here, dict):
+            found += _differences(there, here, f"{prefix}{key}.")
+        elif there != here:
+            found.append(f"{prefix}{key} is {there!r} there, {here!r} here")
+    return found
+
+
+def _parts(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None]:
+    """What to train on and what to validate on; some training classes are held out where there is no ``val`` split."""
+    train_part = manifest.split("train")
+    if "val" in manifest.table["split"]:
+        return train_part, manifest.split("val")
+    if not recipe.data.val_fraction:
+        return train_part, None
+    return hold_out_classes(train_part, recipe.data.val_fraction, recipe.seed)
+
+
+def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
+    """The classes that can fill their part of a batch; the others are refused unless they are to be skipped."""
+    codes = manifest.labels()[:, 0]
+    small = small_classes(codes, sampler.per_class)
+    if len(small) and not sampler.skip_small_classes:
+        called = [manifest.class_names()[code] for code in small[:5]]
+        raise InputError(
+            f"{manifest.source}: {len(small)} of {codes.max() + 1} training classes are unusable: they have fewer than "
+            f"sampler.per_class={sampler.per_class} images ({names(called)}{', ...' if len(small) > 5 else ''}); "
+            "lower it, or leave them out with sampler.skip_small_classes=true"
+        )
+    return manifest.where(pl.lit(pl.Series(~np.isin(codes, small))))
+
+
+def _loss(recipe: Recipe, **known: int) -> nn.Module:
+    """The recipe's loss; what it needs to know of data and model is filled in where it asks for it."""
+    taken = loss_options(recipe.loss.name)
+    return create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken}, **recipe.loss.options())
+
+
+def _run(
+    recipe: Recipe,
+    out: Path,
+    encoder: Encoder,
+    loss: nn.Module,
+    train_part: Manifest,
+    labels: NDArray[np.int64],
+    sampler: ClassBalancedSampler,
+    val_part: Manifest | None,
+    show_progress: bool,
+) -> None:
+    fabric = Fabric(accelerator="auto", devices=1, precision=recipe.precision)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    optimizer = create_optimizer(recipe.optimizer, encoder, loss)
+    position = Position()
+    if (out / LAST_FILE).is_file():
+        position, state = load_checkpoint(out / LAST_FILE)
+        encoder.load_state_dict(state["encoder"])
+        loss.load_state_dict(state["loss"])
+        optimizer.load_state_dict(state["optimizer"])
+    module, wrapped = fabric.setup(encoder, optimizer)
+    loss = loss.to(fabric.device)
+    all_labels = torch.from_numpy(labels)
+    transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip)
+    schedule = Schedule(recipe.schedule)
+    first_rates = [recipe.optimizer.lr, recipe.optimizer.lr * recipe.optimizer.head_lr_factor]
+
+    def save(position: Position) -> None:
+        state = {"encoder": encoder.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
+        save_checkpoint(out / LAST_FILE, position, state)
+
+    def epoch_from(epoch: int, first: int) -> Epoch:
+        batches = sampler.batches(epoch)
+        dataset = ImageDataset.of(train_part, transform, seed=derived_seed(recipe.seed, epoch))
+        loaded = load_batches(dataset, batches[first:], recipe.data.n_workers)
+        return Epoch(len(batches), (Examples(images, all_labels[places]) for images, places in loaded))
+
+    def before_step(epoch: float) -> None:
+        encoder.allow_gradients(backbone=not schedule.is_warmup(epoch))
+        for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
+            group["lr"] = rate * schedule.factor(epoch)
+
+    with RunProgress(recipe.schedule.epochs, show_progress) as progress:
+        log = RunLog(out, position)
+
+        def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> None:
+            log.write(position.step, position.epoch, numbers)
+            progress.show(position, n_batches, sampler.batch_size, numbers["loss"])
+            # Not after the last batch: the end of the epoch saves, after its validation.
+            if recipe.checkpoint_every and position.step % recipe.checkpoint_every == 0 and position.batch < n_batches:
+                save(position)
+
+        def after_epoch(position: Position) -> Position:
+            is_last = position.epoch == recipe.schedule.epochs
+            improved = val_part is None
+            if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
+                means = evaluate_table(embed_manifest(encoder, val_part, n_workers=recipe.data.n_workers)).means
+                log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
+                value = means[recipe.validation.metric]
+                progress.say(f"epoch {position.epoch}: validation {recipe.validation.metric} {100 * value:.1f}")
+                improved = position.best is None or value > position.best
+                position = replace(position, best=value if improved else position.best)
+            if improved:
+                encoder.save_pretrained(out / ENCODER_FOLDER)
+            save(position)
+            return position
+
+        try:
+            fit(
+                fabric,
+                module,
+                loss,
+                wrapped,
+                range(recipe.schedule.epochs),
+                epoch_from,
+                Between(before_step, after_step, after_epoch),
+                position,
+                recipe.seed,
+                recipe.optimizer.clip_norm,
+            )
+        finally:
+            log.close()

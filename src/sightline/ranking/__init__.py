@@ -1,0 +1,1 @@
+"""Scores, relevance and ranks, exact and smooth: shared by losses and metrics."""

@@ -1,0 +1,210 @@
+"""Exact ranks with a stated tie rule, and their smooth forms.
+
+A rank counts the items that stand above one item of a list. The exact count uses the step ``H(t) = [t >= 0]`` of the score
+difference, so equal scores count against the item (the pessimistic "counting" rule). The smooth forms replace the step by
+a kernel with a useful slope.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sightline.errors import InputError
+
+WORKSPACE_ELEMENTS = 1 << 21  # of a (rows, targets, G) block: 8 MB in float32, which stays near the cache
+
+
+def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
+    """Refuse scores, relevance and mask that do not belong together; return the mask, all True where None was given."""
+    if scores.ndim != 2 or not scores.is_floating_point():
+        raise InputError(f"scores: a (Q, G) floating point table is needed, found {scores.dtype} {tuple(scores.shape)}")
+    if relevance.shape != scores.shape:
+        raise InputError(f"relevance is {tuple(relevance.shape)}, scores are {tuple(scores.shape)}")
+    if mask is None:
+        mask = torch.ones_like(scores, dtype=torch.bool)
+    if mask.shape != scores.shape or mask.dtype != torch.bool:
+        raise InputError(f"mask: bool {tuple(scores.shape)} is needed, found {mask.dtype} {tuple(mask.shape)}")
+    if not (scores.isfinite() | ~mask).all():
+        raise InputError("scores hold NaN or infinity")
+    return mask
+
+
+def check_positive(**values: float) -> None:
+    """Refuse a named number that is not above 0."""
+    if wrong := [f"{name} is {value}" for name, value in values.items() if not value > 0]:
+        raise InputError(f"{', '.join(wrong)}; a number above 0 is needed")
+
+
+class Step(Protocol):
+    """A smooth stand-in for the step function, with its slope."""
+
+    def value(self, gap: Tensor) -> Tensor: ...
+
+    def slope(self, gap: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class SigmoidStep:
+    """``sigmoid(t / tau)``: SmoothAP's step. Neither above nor below the true one."""
+
+    tau: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_positive(tau=self.tau)
+
+    def value(self, gap: Tensor) -> Tensor:
+        return torch.sigmoid(gap / self.tau)
+
+    def slope(self, gap: Tensor) -> Tensor:
+        smooth = torch.sigmoid(gap / self.tau)
+        return smooth * (1 - smooth) / self.tau
+
+
+@dataclass(frozen=True)
+class SupStep:
+    """SupRank's step H-: never below the true one, and steep where a wrong item is far above.
+
+    ``sigmoid(t / tau)`` below 0; the same plus 0.5 from 0 to ``delta``; a line of slope ``rho`` beyond. The jump at 0 makes
+    the value at a tie 1, which the upper bound needs.
+
+    Attributes:
+        tau: width of the sigmoid, in units of the scores.
+        rho: slope beyond ``delta``.
+        delta: where the line starts.
+
+    Example:
+        >>> SupStep().value(torch.tensor([-0.01, 0.0, 0.01, 0.1], dtype=torch.float64))
+        tensor([0.2689, 1.0000, 1.2311, 6.4933], dtype=torch.float64)
+    """
+
+    tau: float = 0.01
+    rho: float = 100.0
+    delta: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_positive(tau=self.tau, rho=self.rho, delta=self.delta)
+
+    def value(self, gap: Tensor) -> Tensor:
+        # The line continues the sigmoid from delta on; clamping the gap gives both without a branch.
+        smooth = torch.sigmoid(gap.clamp(max=self.delta) / self.tau)
+        return smooth + 0.5 * (gap >= 0) + self.rho * (gap - self.delta).clamp(min=0)
+
+    def slope(self, gap: Tensor) -> Tensor:
+        smooth = torch.sigmoid(gap / self.tau)
+        return torch.where(gap > self.delta, self.rho, smooth * (1 - smooth) / self.tau)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The items whose rank is wanted, packed to the left of each row.
+
+    Attributes:
+        index: (Q, P) int64 column of each target; 0 where the row has fewer.
+        valid: (Q, P) bool, False in the padding.
+    """
+
+    index: Tensor
+    valid: Tensor
+
+    @classmethod
+    def where(cls, chosen: Tensor) -> "Targets":
+        """The targets at the True places of ``chosen``, (Q, G)."""
+        counts = chosen.sum(1)
+        n_targets = int(counts.max()) if chosen.numel() else 0
+        index = torch.zeros(len(chosen), n_targets, dtype=torch.int64, device=chosen.device)
+        valid = torch.arange(n_targets, device=chosen.device) < counts[:, None]
+        index[valid] = chosen.nonzero()[:, 1]  # both in row order
+        return cls(index, valid)
+
+    def of(self, table: Tensor) -> Tensor:
+        """(Q, P) the targets' entries of a (Q, G) table."""
+        return table.gather(1, self.index)
+
+
+def exact_counts(scores: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
+    """How many counted items of its row score at least as much as each target, the target itself included if counted.
+
+    Costs one sort of each row. No gradient.
+
+    Args:
+        scores: (Q, G).
+        targets: (Q, P) scores of the targets.
+        counted: (Q, G) bool, the items to count.
+
+    Returns:
+        (Q, P) int64.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5, 0.5, 0.1]])
+        >>> exact_counts(scores, scores, torch.tensor([[True, True, True, False]]))
+        tensor([[1, 3, 3, 3]])
+    """
+    ascending = scores.detach().masked_fill(~counted, -math.inf).sort(1).values
+    return scores.shape[1] - torch.searchsorted(ascending, targets.detach().contiguous())
+
+
+class _SmoothCounts(torch.autograd.Function):
+    """Sum over counted items j of ``step(score j - score k)`` for each target k, in blocks.
+
+    Neither pass keeps a block: the backward pass computes the gaps again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, targets: Tensor, counted: Tensor, step: Step) -> Tensor:
+        ctx.save_for_backward(scores, targets, counted)
+        ctx.step = step
+        sums = torch.zeros_like(targets)
+        for rows, columns in _blocks(scores, targets):
+            gap = scores[rows, None, :] - targets[rows, columns, None]  # (rows, targets, G)
+            # A product, not a sum of a masked copy: reads the block once.
+            sums[rows, columns] = torch.einsum("qpg,qg->qp", step.value(gap), counted[rows].to(scores.dtype))
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        scores, targets, counted = ctx.saved_tensors
+        (weight,) = gradients
+        to_scores, to_targets = torch.zeros_like(scores), torch.zeros_like(targets)
+        for rows, columns in _blocks(scores, targets):
+            gap = scores[rows, None, :] - targets[rows, columns, None]
+            weighted = ctx.step.slope(gap) * weight[rows, columns, None] * counted[rows, None, :]
+            to_scores[rows] += weighted.sum(1)
+            to_targets[rows, columns] = -weighted.sum(2)
+        return to_scores, to_targets, None, None
+
+
+def _blocks(scores: Tensor, targets: Tensor) -> list[tuple[slice, slice]]:
+    """Slices of rows and of targets whose (rows, targets, G) block fits the workspace."""
+    n_queries, n_targets = targets.shape
+    per_target = max(scores.shape[1], 1)
+    columns = max(1, min(n_targets, WORKSPACE_ELEMENTS // per_target))
+    rows = max(1, WORKSPACE_ELEMENTS // (per_target * columns))
+    return [
+        (slice(row, row + rows), slice(column, column + columns))
+        for row in range(0, n_queries, rows)
+        for column in range(0, n_targets, columns)
+    ]
+
+
+def smooth_counts(scores: Tensor, targets: Tensor, counted: Tensor, step: Step) -> Tensor:
+    """:func:`exact_counts` with a smooth step, differentiable in scores and targets.
+
+    Time is Q x P x G, memory one block of a few MB beside the inputs.
+
+    Args:
+        scores: (Q, G), finite where counted.
+        targets: (Q, P) scores of the targets.
+        counted: (Q, G) bool, the items to count. A target that is among them counts itself with ``step.value(0)``.
+        step: the kernel.
+
+    Returns:
+        (Q, P) in the dtype of ``scores``.
+    """
+    # An infinite score that is masked out would still turn 0 x infinity into NaN.
+    result: Tensor = _SmoothCounts.apply(  # type: ignore[no-untyped-call]
+        scores.masked_fill(~counted, 0.0), targets, counted, step
+    )
+    return result

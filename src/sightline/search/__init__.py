@@ -1,0 +1,1 @@
+"""Find the nearest items of a collection."""

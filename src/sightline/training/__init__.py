@@ -1,0 +1,1 @@
+"""One readable loop, and what keeps it exact: checkpoints, schedules, logs."""
