@@ -22,6 +22,7 @@ class DataSection(Section):
 
     manifest: Path
     image_size: int = Field(default=224, ge=8)
+    resize: int | None = Field(default=None, ge=8)  # shorter side before the central cut; 8/7 of image_size
     crop_area: tuple[float, float] = (0.16, 1.0)
     flip: float = Field(default=0.5, ge=0, le=1)
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split

@@ -54,7 +54,13 @@ def run_demo(folder: Path, overrides: list[str] | None = None, show_progress: bo
     test = read_manifest(manifest_file).split("test")
 
     untrained = Encoder.create(
-        recipe.model.backbone, None, "avg", recipe.model.weights, recipe.data.image_size, seed=recipe.seed
+        recipe.model.backbone,
+        None,
+        "avg",
+        recipe.model.weights,
+        recipe.data.image_size,
+        recipe.data.resize,
+        seed=recipe.seed,
     )
     before = embed_manifest(untrained, test, show_progress=show_progress)
     encoder_folder = train(recipe, folder / "run", resume=True, show_progress=show_progress)
@@ -69,8 +75,8 @@ def run_demo(folder: Path, overrides: list[str] | None = None, show_progress: bo
         "Sightline on characters it has never seen",
         [
             f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for "
-            f"{recipe.schedule.epochs} epochs on characters drawn in several typefaces, then asked to find the same character "
-            "in other typefaces. "
+            f"{recipe.schedule.epochs} epochs on characters drawn in several typefaces, then asked to find the same "
+            "character in other typefaces. "
             "No character of this page was seen in training.",
             "Before: the pretrained features without training. Repeat with: sightline demo",
         ],

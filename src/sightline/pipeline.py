@@ -64,13 +64,13 @@ def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool =
         pooling=recipe.model.pooling,
         weights=recipe.model.weights,
         image_size=recipe.data.image_size,
+        resize=recipe.data.resize,
         freeze_batch_norm=recipe.model.freeze_batch_norm,
         seed=recipe.seed,
     )
     loss = _loss(recipe, n_classes=int(labels[:, 0].max()) + 1, embedding_dim=encoder.dim)
     if recipe.data.check_images:
-        used = manifest.where(pl.col("id").is_in(pl.concat([part.table["id"] for part in (train_part, val_part) if part])))
-        check_images(used, show_progress)
+        check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
     out.mkdir(parents=True, exist_ok=True)
     with replaced(out / RECIPE_FILE) as scratch:
         scratch.write_text(recipe.model_dump_json(indent=2) + "\n")

@@ -36,7 +36,7 @@ def prepare(
 ) -> None:
     """Make a data set and print its manifest's path."""
     from sightline.data.glyphs import write_glyphs
+    from sightline.errors import choose
 
-    if name != "glyphs":
-        raise typer.BadParameter(f"unknown data set {name!r}; known: glyphs")
-    typer.echo(write_glyphs(out, size, seed, show_progress=True))
+    write = choose({"glyphs": write_glyphs}, name, "data set")
+    typer.echo(write(out, size, seed, show_progress=True))

@@ -23,7 +23,6 @@ class TinyBackbone(nn.Module):
     """Three convolutions with batch norm, 32 channels out: quick on a CPU, of no use for real images."""
 
     num_features = 32
-    num_prefix_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class TinyBackbone(nn.Module):
 
 
 def create_backbone(name: str, weights: str | None = None) -> nn.Module:
-    """A model with ``forward_features``, ``num_features`` and ``num_prefix_tokens``.
+    """A model with ``forward_features`` and ``num_features``.
 
     Args:
         name: a timm model, or ``tiny``.
@@ -103,6 +102,18 @@ def preprocessing_of(model: nn.Module) -> tuple[tuple[float, float, float], tupl
     """Mean and standard deviation of the colours a timm model was trained on; None for another model."""
     config = getattr(model, "pretrained_cfg", None)
     return None if config is None else (tuple(config["mean"]), tuple(config["std"]))
+
+
+def n_prefix_tokens(model: nn.Module) -> int:
+    """How many tokens before the image's own a model puts out; 0 for a convolutional one."""
+    return int(getattr(model, "num_prefix_tokens", 0))
+
+
+def feature_map(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, C, H, W) from a model that keeps the plane, (B, T, C) from one that makes tokens of it."""
+    features: Tensor = model.forward_features(images)  # type: ignore[operator]
+    channels_last = features.ndim == 4 and getattr(model, "output_fmt", "NCHW") == "NHWC"  # as Swin's
+    return features.permute(0, 3, 1, 2) if channels_last else features
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

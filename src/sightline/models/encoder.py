@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,9 +19,17 @@ from torch import Tensor, nn
 from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError, choose
-from sightline.models.backbones import FreezeBatchNorm, batch_norms, create_backbone, preprocessing_of
+from sightline.models.backbones import (
+    FreezeBatchNorm,
+    batch_norms,
+    create_backbone,
+    feature_map,
+    n_prefix_tokens,
+    preprocessing_of,
+)
 from sightline.models.heads import Head
 from sightline.models.pooling import POOLINGS
+from sightline.progress import tracked
 
 FORMAT = 1
 SETTINGS_FILE = "encoder.json"
@@ -52,9 +59,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.settings = settings
         self.backbone = backbone
-        self.pooling = choose(POOLINGS, settings.pooling, "pooling")(int(backbone.num_prefix_tokens))  # type: ignore[arg-type]
+        self.pooling = choose(POOLINGS, settings.pooling, "pooling")(n_prefix_tokens(backbone))
         self.head = Head(int(backbone.num_features), settings.embedding_dim)  # type: ignore[arg-type]
         self.allow_gradients()
+        # Channels beside each other in memory: three times as fast for EfficientNet-Lite0 on two cores.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @classmethod
     def create(
@@ -64,6 +73,7 @@ class Encoder(nn.Module):
         pooling: str = "gem",
         weights: str | None = None,
         image_size: int = 224,
+        resize: int | None = None,
         freeze_batch_norm: FreezeBatchNorm = "stats",
         seed: int = 0,
     ) -> "Encoder":
@@ -74,7 +84,8 @@ class Encoder(nn.Module):
             embedding_dim: length of the vectors; None keeps the backbone's, without a projection.
             pooling: ``avg``, ``max``, ``gem`` or ``cls``.
             weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
-            image_size: side of the square images it sees; before the cut, the shorter side is an eighth longer.
+            image_size: side of the square images it sees, cut from the middle.
+            resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.
             freeze_batch_norm: ``stats`` fixes running statistics in training, ``all`` its weights too, ``none`` nothing.
             seed: for random weights.
 
@@ -87,7 +98,7 @@ class Encoder(nn.Module):
             torch.manual_seed(seed)
             model = create_backbone(backbone, weights)
             colours = preprocessing_of(model)
-            preprocessing = Preprocessing(crop=image_size, resize=round(image_size * 8 / 7))
+            preprocessing = Preprocessing(crop=image_size, resize=round(image_size * 8 / 7) if resize is None else resize)
             if colours is not None:
                 preprocessing = preprocessing.model_copy(update={"mean": colours[0], "std": colours[1]})
             settings = EncoderSettings(
@@ -106,7 +117,8 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, D) unit vectors of (B, 3, H, W) normalised images."""
-        embeddings: Tensor = self.head(self.pooling(self.backbone.forward_features(images)))  # type: ignore[operator]
+        images = images.contiguous(memory_format=torch.channels_last)
+        embeddings: Tensor = self.head(self.pooling(feature_map(self.backbone, images)))
         return embeddings
 
     def train(self, mode: bool = True) -> "Encoder":
@@ -161,7 +173,7 @@ class Encoder(nn.Module):
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set; see :meth:`encode`."""
         batches = consecutive(len(dataset), batch_size)
-        loaded = track(load_batches(dataset, batches, n_workers), "Embedding", len(batches), disable=not show_progress)
+        loaded = tracked(load_batches(dataset, batches, n_workers), "Embedding", len(batches), show_progress)
         vectors = np.empty((len(dataset), self.dim), np.float32)
         device = next(self.parameters()).device
         was_training = self.training

@@ -1,0 +1,165 @@
+"""The commands as a user types them."""
+
+import json
+import sys
+
+import polars as pl
+import pytest
+
+from sightline import Encoder, __version__
+from sightline.cli.main import run
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Run the console command here; returns status, standard output and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "encoder")
+
+
+def test_version_and_help(sightline):
+    assert sightline("--version") == (0, f"sightline {__version__}\n", "")
+    status, out, _ = sightline("--help")
+    assert status == 0
+    assert all(verb in out for verb in ("data", "demo", "embed", "evaluate", "search", "train"))
+
+
+def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tmp_path):
+    status, out, _ = sightline("data", "check", image_tree)
+    assert (status, "72 images, 2 label levels, no fault" in out, "12 < 3 classes" in out) == (0, True, True)
+
+    run_folder = tmp_path / "run"
+    status, out, _ = sightline("train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", run_folder)
+    assert (status, out.strip().splitlines()[-1]) == (0, str(run_folder / "encoder"))
+
+    table = tmp_path / "images.parquet"
+    status, out, _ = sightline("embed", run_folder / "encoder", image_tree, "--out", table, "--workers", 0)
+    assert (status, "72 vectors of 16" in out) == (0, True)
+
+    status, out, _ = sightline("evaluate", table, "-k", 1, "-k", 3, "--json", tmp_path / "result.json")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["recall@1", "recall@3", "map@r", "map", "72"]
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert f"map@r     {100 * stored['metrics']['map@r']:5.1f}" in out
+
+    query = image_tree / "super0/class00/0.png"
+    status, out, _ = sightline("search", query, "--table", table, "--encoder", run_folder / "encoder", "-k", 3)
+    first, *hits = out.splitlines()
+    assert (status, first, len(hits)) == (0, str(query), 3)
+    place, score, path, *labels = hits[0].split()
+    assert (place, float(score), path, labels) == ("1", 1.0, str(query), ["class00", "<", "super0"])
+
+
+def test_embed_takes_one_split_and_images_without_labels(sightline, encoder, image_tree, tmp_path):
+    flat = image_tree / "super0/class00"
+    status, out, _ = sightline("embed", encoder, flat, "--out", tmp_path / "flat.parquet", "--workers", 0)
+    assert (status, "6 vectors of 8" in out) == (0, True)
+    status, _, err = sightline("evaluate", tmp_path / "flat.parquet")
+    assert (status, "no labels to evaluate by" in err) == (2, True)
+    status, _, err = sightline("embed", encoder, flat, "--out", tmp_path / "no.parquet", "--split", "test")
+    assert (status, "no image in split 'test'; it has 'train'" in err) == (2, True)
+    assert not (tmp_path / "no.parquet").exists()
+
+
+def test_search_refuses_a_table_of_another_encoder(sightline, encoder, image_tree, tmp_path):
+    sightline("embed", encoder, image_tree, "--out", tmp_path / "t.parquet", "--workers", 0)
+    other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
+    query = image_tree / "super0/class00/0.png"
+    status, out, err = sightline("search", query, "--table", tmp_path / "t.parquet", "--encoder", other)
+    assert (status, out) == (2, "")
+    assert "another encoder" in err
+
+
+def test_prepare_writes_glyphs_and_suggests_the_nearest_name(sightline, tmp_path, monkeypatch):
+    from sightline.data import glyphs
+
+    monkeypatch.setitem(glyphs.SIZES, "small", glyphs.GlyphSize(6, 2))
+    status, out, _ = sightline("data", "prepare", "glyphs", "--out", tmp_path / "glyphs")
+    assert (status, out.strip().splitlines()[-1]) == (0, str(tmp_path / "glyphs/manifest.csv"))
+    assert len(pl.read_csv(tmp_path / "glyphs/manifest.csv")) == 12
+    status, _, err = sightline("data", "prepare", "glyfs", "--out", tmp_path / "x")
+    assert (status, "unknown data set 'glyfs': did you mean 'glyphs'?" in err) == (2, True)
+
+
+class TestMistakes:
+    """One message, status 2, no traceback, nothing written."""
+
+    @pytest.fixture
+    def complains(self, sightline, tmp_path):
+        def complain(words, *phrases):
+            before = sorted(tmp_path.rglob("*"))
+            status, _, err = sightline(*words)
+            assert status == 2
+            assert "Traceback" not in err
+            for phrase in phrases:
+                assert phrase in err
+            assert sorted(tmp_path.rglob("*")) == before
+
+        return complain
+
+    @pytest.fixture
+    def manifest(self, image_tree, tmp_path):
+        """Writes a CSV of two good rows and the given ones."""
+
+        def write(*rows, header="path,split,label"):
+            good = [f"{image_tree}/super0/class00/{i}.png,train,a" for i in range(2)]
+            (tmp_path / "m.csv").write_text("\n".join([header, *good, *rows]) + "\n")
+            return tmp_path / "m.csv"
+
+        return write
+
+    def test_a_missing_column(self, complains, manifest):
+        complains(["data", "check", manifest(header="path,split,name")], "m.csv: no column 'label'; the header has 'path'")
+
+    def test_an_unknown_split_and_an_empty_label_together(self, complains, manifest):
+        file = manifest("x.png,trian,b", "y.png,test,")
+        complains(["data", "check", file], "2 faults", "line 4: split is 'trian'", "line 5: label_0 is empty")
+
+    def test_a_path_that_does_not_exist(self, complains, manifest, tiny_recipe, tmp_path):
+        file = manifest("gone.png,train,a", "lost.png,train,a")
+        complains(["data", "check", file], "gone.png: no such file", "lost.png: no such file")
+        words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "data.val_fraction=0", "sampler.batch_size=4"]
+        complains([*words, "--out", tmp_path / "run"], "gone.png: no such file")
+
+    def test_an_image_that_does_not_decode(self, complains, encoder, manifest, tmp_path):
+        (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+        file = manifest("bad.png,train,a")
+        complains(["data", "check", file], "bad.png: not a readable image")
+        for workers in (0, 1):
+            words = ["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers]
+            complains(words, "bad.png: not a readable image")
+
+    def test_a_misspelt_key_of_a_recipe(self, complains, tmp_path):
+        recipe = tmp_path / "mine.toml"
+        recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
+        complains(["train", recipe], "unknown key 'optimizer.learning_rat'", "unknown key 'los': did you mean 'loss'?")
+
+    def test_a_lonely_class(self, complains, manifest, image_tree, tiny_recipe, tmp_path):
+        file = manifest(f"{image_tree}/super1/class01/0.png,train,lonely")
+        words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "sampler.per_class=2", "data.val_fraction=0"]
+        complains([*words, "--out", tmp_path / "run"], "1 of 2 training classes are unusable", "'lonely'")
+
+    def test_an_encoder_of_another_version(self, complains, encoder, image_tree, tmp_path):
+        settings = json.loads((encoder / "encoder.json").read_text())
+        (encoder / "encoder.json").write_text(json.dumps(settings | {"format": 99}))
+        words = ["embed", encoder, image_tree, "--out", tmp_path / "t.parquet"]
+        complains(words, "an encoder of format 99; this version of Sightline reads 1")
+
+    def test_files_that_are_not_what_they_should_be(self, complains, image_tree, tmp_path):
+        (tmp_path / "t.parquet").write_text("no table")
+        complains(["evaluate", tmp_path / "t.parquet"], "t.parquet: not an embedding table")
+        complains(["evaluate", tmp_path / "none.parquet"], "none.parquet: no such file")
+        complains(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "not an encoder folder")
+        complains(["train", "imagse"], "neither a .toml file nor a shipped recipe: did you mean 'images'?")

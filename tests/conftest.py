@@ -1,0 +1,42 @@
+"""Small image sets that tests share."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: int = 3, seed: int = 0) -> Path:
+    """Blurred patches of noise: ``root/super{s}/class{c}/{i}.png``, alike inside a class."""
+    rng = np.random.default_rng(seed)
+    for number in range(n_classes):
+        base = rng.integers(0, 256, (8, 8, 3))
+        folder = root / f"super{number % n_supers}" / f"class{number:02}"
+        folder.mkdir(parents=True)
+        for item in range(per_class):
+            pixels = np.clip(base + rng.integers(-80, 80, base.shape), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).resize((40, 36), Image.Resampling.BILINEAR).save(folder / f"{item}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 classes of 6 images below 3 parents; read it, do not write to it."""
+    return write_tree(tmp_path_factory.mktemp("images") / "tree")
+
+
+@pytest.fixture
+def tiny_recipe() -> list[str]:
+    """Overrides that make the recipe ``images`` run in a second."""
+    return [
+        "model.backbone=tiny",
+        "model.weights=none",
+        "model.embedding_dim=16",
+        "data.image_size=32",
+        "data.crop_area=[0.6,1.0]",
+        "data.n_workers=0",
+        "sampler.batch_size=16",
+        "schedule.epochs=3",
+        "optimizer.lr=0.01",
+    ]

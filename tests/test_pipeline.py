@@ -1,0 +1,182 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import polars as pl
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline import EmbeddingTable, Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
+from sightline.training.checkpoint import load_checkpoint
+from sightline.training.logs import read_log
+
+
+def recipe_for(image_tree, overrides, *more):
+    return read_recipe("images", [f"data.manifest={image_tree}", *overrides, *more])
+
+
+def assert_same_run(folder, other):
+    """Weights, optimizer and log of two runs are the same to the last bit."""
+    assert (
+        Encoder.from_pretrained(folder / "encoder").fingerprint()
+        == Encoder.from_pretrained(other / "encoder").fingerprint()
+    )
+    (position, state), (other_position, other_state) = (load_checkpoint(run / "last.pt") for run in (folder, other))
+    assert position == other_position
+    assert_close(state, other_state, rtol=0, atol=0)
+    assert (folder / "log.csv").read_bytes() == (other / "log.csv").read_bytes()
+
+
+def test_a_run_learns_and_leaves_everything_in_one_folder(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=12")
+    encoder = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "encoder", "last.pt", "log.csv", "recipe.json", "tensorboard",
+    ]  # fmt: skip
+    assert (
+        read_recipe("images", [f"data.manifest={image_tree}"]).model_dump().keys()
+        == json.loads((tmp_path / "run/recipe.json").read_text()).keys()
+    )
+    losses = [value for _, _, name, value in read_log(tmp_path / "run/log.csv") if name == "loss"]
+    assert len(losses) > 6
+    assert sum(losses[-3:]) < sum(losses[:3])
+    table = embed_manifest(encoder, read_manifest(image_tree))
+    untrained = embed_manifest(Encoder.create("tiny", 16, image_size=32), read_manifest(image_tree))
+    after = evaluate_table(EmbeddingTable.read(table.write(tmp_path / "t.parquet")))["map@r"]
+    assert after > evaluate_table(untrained)["map@r"] + 0.1
+
+
+def test_the_encoder_kept_is_the_best_by_the_recipes_metric(image_tree, tiny_recipe, tmp_path):
+    # The rate is absurd from the second epoch on, so the first epoch's encoder must win.
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.name=constant", "optimizer.lr=3.0", "validation.metric=map")
+    kept = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
+    log = [(step, value) for step, _, name, value in read_log(tmp_path / "run/log.csv") if name == "val/map"]
+    position, state = load_checkpoint(tmp_path / "run/last.pt")
+    assert position.best == max(value for _, value in log)
+    last = Encoder.create("tiny", 16, image_size=32)
+    last.load_state_dict(state["encoder"])
+    is_last_best = max(log, key=lambda row: (row[1], -row[0]))[0] == log[-1][0]
+    assert (kept.fingerprint() == last.fingerprint()) == is_last_best
+
+
+def test_two_runs_of_one_seed_are_bit_identical_and_another_seed_differs(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe)
+    train(recipe, tmp_path / "a")
+    torch.manual_seed(1234)  # what was drawn before a run must not matter
+    train(recipe_for(image_tree, tiny_recipe), tmp_path / "b")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    train(recipe_for(image_tree, tiny_recipe, "seed=1"), tmp_path / "c")
+    assert (tmp_path / "a/log.csv").read_bytes() != (tmp_path / "c/log.csv").read_bytes()
+
+
+def test_the_number_of_loader_processes_changes_nothing(image_tree, tiny_recipe, tmp_path):
+    train(recipe_for(image_tree, tiny_recipe), tmp_path / "none")
+    train(recipe_for(image_tree, tiny_recipe, "data.n_workers=2"), tmp_path / "two")
+    (_, state), (_, other) = (load_checkpoint(tmp_path / run / "last.pt") for run in ("none", "two"))
+    assert_close(state, other, rtol=0, atol=0)
+
+
+def test_killed_at_random_steps_and_resumed_equals_never_interrupted(image_tree, tiny_recipe, tmp_path):
+    overrides = [*tiny_recipe, "schedule.epochs=8", "checkpoint_every=2", "schedule.warmup_epochs=1"]
+    train(recipe_for(image_tree, overrides), tmp_path / "whole")
+    n_steps = read_log(tmp_path / "whole/log.csv")[-1][0]
+    command = [sys.executable, "-m", "sightline", "train", "images", f"data.manifest={image_tree}", *overrides]
+    command += ["--out", str(tmp_path / "killed"), "--resume"]
+    for share in (0.3, 0.7):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while (rows := read_log(tmp_path / "killed/log.csv")) == [] or rows[-1][0] < share * n_steps:
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    train(recipe_for(image_tree, overrides), tmp_path / "killed", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_the_backbone_rests_during_the_warm_up(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.warmup_epochs=3")
+    trained = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
+    fresh = Encoder.create("tiny", 16, image_size=32, seed=recipe.seed)
+    assert_close(dict(trained.backbone.state_dict()), dict(fresh.backbone.state_dict()), rtol=0, atol=0)
+    assert not torch.equal(trained.head.projection.weight, fresh.head.projection.weight)
+
+
+def test_validation_classes_are_never_trained_on(image_tree, tiny_recipe, tmp_path, monkeypatch):
+    import sightline.pipeline as pipeline
+
+    seen = {}
+    monkeypatch.setattr(pipeline, "_run", lambda recipe, out, encoder, loss, part, labels, sampler, val, shown: seen.update(
+        train=set(part.table["label_0"]), val=set(val.table["label_0"])
+    ))  # fmt: skip
+    train(recipe_for(image_tree, tiny_recipe), tmp_path / "run")
+    assert len(seen["train"]) == 10
+    assert len(seen["val"]) == 2
+    assert not seen["train"] & seen["val"]
+
+
+def test_without_validation_the_last_encoder_is_kept(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe, "data.val_fraction=0")
+    kept = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
+    last = Encoder.create("tiny", 16, image_size=32)
+    last.load_state_dict(load_checkpoint(tmp_path / "run/last.pt")[1]["encoder"])
+    assert kept.fingerprint() == last.fingerprint()
+
+
+class TestRefusals:
+    """Each is found before the run folder is made."""
+
+    @pytest.fixture
+    def refused(self, image_tree, tiny_recipe, tmp_path):
+        def refuse(message, *overrides, manifest=image_tree):
+            with pytest.raises(InputError, match=message):
+                train(recipe_for(manifest, tiny_recipe, *overrides), tmp_path / "run")
+            assert not (tmp_path / "run").exists()
+
+        return refuse
+
+    def test_a_class_too_small_for_its_part_of_a_batch(self, image_tree, tmp_path, refused, tiny_recipe):
+        rows = read_manifest(image_tree).table.with_columns(path=str(image_tree) + "/" + pl.col("path"))
+        lonely = rows.filter(pl.col("label_0") != "class03").vstack(rows.filter(pl.col("label_0") == "class03")[:1])
+        lonely.write_csv(tmp_path / "lonely.csv")
+        message = r"lonely.csv: 1 of 12 training classes are unusable: .*per_class=4 images \('class03'\)"
+        refused(message, "data.val_fraction=0", manifest=tmp_path / "lonely.csv")
+        skipping = ("data.val_fraction=0", "sampler.skip_small_classes=true")
+        train(recipe_for(tmp_path / "lonely.csv", tiny_recipe, *skipping), tmp_path / "skipping")
+
+    def test_fewer_classes_than_a_batch_needs(self, refused):
+        refused("a batch of 64 needs 16 classes of at least 4 images, there are 10", "sampler.batch_size=64")
+
+    def test_an_unknown_loss_or_option_or_metric_or_backbone(self, refused):
+        refused("unknown loss 'roadmop': did you mean 'roadmap'", "loss.name=roadmop")
+        refused("loss 'roadmap' has no option 'rhoo': did you mean 'rho'", "loss.rhoo=3")
+        refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
+        refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
+
+    def test_broken_images_are_all_named(self, image_tree, tmp_path, refused):
+        broken = shutil.copytree(image_tree, tmp_path / "tree")
+        for name in ("super0/class00/0.png", "super1/class04/5.png"):
+            (broken / name).write_bytes(b"no image")
+        refused(r"2 faults\n.*class00/0.png: not a readable image.*\n.*class04/5.png: not a readable", manifest=broken)
+
+    def test_a_folder_that_is_no_run(self, image_tree, tiny_recipe, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/thesis.txt").write_text("mine")
+        with pytest.raises(InputError, match="not a run folder"):
+            train(recipe_for(image_tree, tiny_recipe), tmp_path / "run", resume=True)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+    def test_a_run_that_is_there_or_has_another_recipe(self, image_tree, tiny_recipe, tmp_path):
+        train(recipe_for(image_tree, tiny_recipe), tmp_path / "run")
+        before = (tmp_path / "run/last.pt").read_bytes()
+        with pytest.raises(InputError, match="holds a run already; give --resume"):
+            train(recipe_for(image_tree, tiny_recipe), tmp_path / "run")
+        with pytest.raises(InputError, match="another recipe: loss.name is 'roadmap' there, 'sup_ap' here"):
+            train(recipe_for(image_tree, tiny_recipe, "loss.name=sup_ap"), tmp_path / "run", resume=True)
+        assert (tmp_path / "run/last.pt").read_bytes() == before
