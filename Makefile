@@ -20,7 +20,8 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	# One thread a worker: two workers of two threads each get in each other's way on two cores.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 clean:
 	rm -rf .venv demo .mypy_cache .pytest_cache .ruff_cache

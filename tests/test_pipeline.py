@@ -177,6 +177,6 @@ class TestRefusals:
         before = (tmp_path / "run/last.pt").read_bytes()
         with pytest.raises(InputError, match="holds a run already; give --resume"):
             train(recipe_for(image_tree, tiny_recipe), tmp_path / "run")
-        with pytest.raises(InputError, match="another recipe: loss.name is 'roadmap' there, 'sup_ap' here"):
+        with pytest.raises(InputError, match=r"another recipe: loss.name is 'roadmap' there, 'sup_ap' here"):
             train(recipe_for(image_tree, tiny_recipe, "loss.name=sup_ap"), tmp_path / "run", resume=True)
         assert (tmp_path / "run/last.pt").read_bytes() == before

@@ -5,8 +5,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sightline.errors import InputError, nearest
 
@@ -14,7 +14,7 @@ from sightline.errors import InputError, nearest
 class Section(BaseModel):
     """A part of a recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -28,6 +28,13 @@ class DataSection(Section):
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
     check_images: bool = True
     n_workers: int = Field(default=2, ge=0)
+
+    @field_validator("crop_area")
+    @classmethod
+    def _shares_in_order(cls, area: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < area[0] <= area[1] <= 1:
+            raise PydanticCustomError("crop_area", "smallest and largest share of the area are needed, above 0 and up to 1")
+        return area
 
 
 class ModelSection(Section):
@@ -126,14 +133,14 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     if Path(source).suffix == ".toml":
         if not Path(source).is_file():
             raise InputError(f"{source}: no such recipe file")
-        text = Path(source).read_text()
+        stored = Path(source).read_bytes()
     elif source in shipped_recipes():
-        text = (resources.files("sightline") / "recipes" / f"{source}.toml").read_text()
+        stored = (resources.files("sightline") / "recipes" / f"{source}.toml").read_bytes()
     else:
         raise InputError(f"{source!r} is neither a .toml file nor a shipped recipe: {nearest(source, shipped_recipes())}")
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(stored.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML: {error}") from error
     for override in overrides or []:
         _lay_over(values, override)

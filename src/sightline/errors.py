@@ -7,6 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SHOWN_FAULTS = 20
+SHOWN_NAMES = 30
 
 
 class InputError(ValueError):
@@ -24,7 +25,7 @@ def names(words: Iterable[object]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A closing clause for a message about an unknown name: the nearest known one, or all of them.
+    """A closing clause for a message about an unknown name: the nearest known one, or all of them, cut after 30.
 
     Example:
         >>> nearest("sup_pa", ["sup_ap", "smooth_ap"])
@@ -34,7 +35,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {names(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
+    return f"known: {names(known[:SHOWN_NAMES])}{more}"
 
 
 def choose(table: Mapping[str, T], name: str, what: str) -> T:

@@ -125,7 +125,7 @@ class TestMistakes:
 
     def test_an_unknown_split_and_an_empty_label_together(self, complains, manifest):
         file = manifest("x.png,trian,b", "y.png,test,")
-        complains(["data", "check", file], "2 faults", "line 4: split is 'trian'", "line 5: label_0 is empty")
+        complains(["data", "check", file], "2 faults", "line 4: split is 'trian'", "line 5: label is empty")
 
     def test_a_path_that_does_not_exist(self, complains, manifest, tiny_recipe, tmp_path):
         file = manifest("gone.png,train,a", "lost.png,train,a")

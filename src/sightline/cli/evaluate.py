@@ -9,9 +9,7 @@ import typer
 
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
-    k: Annotated[
-        list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; may be repeated.")
-    ] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; may be repeated.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this file.")] = None,
 ) -> None:

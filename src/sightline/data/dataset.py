@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sightline.data.images import Box, as_rgb, load_image
+from sightline.data.images import Box, load_image
 from sightline.data.manifest import Manifest
 from sightline.data.transforms import Transform
 from sightline.errors import InputError, raise_faults
@@ -56,8 +56,7 @@ class ImageDataset(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        source, box = self.images[index], self.boxes[index]
-        image = as_rgb(source) if isinstance(source, Image.Image) else load_image(source, box)
+        image = load_image(self.images[index], self.boxes[index])
         if self.seed is None:
             return self.transform(image)
         with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,8 @@
 """Read and check the table of images: a CSV or Parquet file, or a tree of folders."""
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,19 +30,22 @@ class Manifest:
         table: one row an image: ``id``, ``path``, ``split``, ``label_0`` (finest) ... ``label_{L-1}``, then ``is_query``,
             ``is_gallery`` and the box ``x_1, y_1, x_2, y_2`` where the source has them, then its other columns unchanged.
         n_levels: L; 0 where the images have no labels.
+        places: where each row stands in the source, such as ``line 2``, for messages; None where paths say it all.
     """
 
     source: Path
     root: Path
     table: pl.DataFrame
     n_levels: int
+    places: pl.Series | None = None
 
     def __len__(self) -> int:
         return len(self.table)
 
     def where(self, rows: pl.Expr) -> "Manifest":
         """The manifest of the rows for which the expression holds."""
-        return replace(self, table=self.table.filter(rows))
+        kept = self.table.select(pl.int_range(pl.len()).filter(rows)).to_series()
+        return replace(self, table=self.table[kept], places=None if self.places is None else self.places[kept])
 
     def split(self, name: str) -> "Manifest":
         """The rows of one split; refused if there are none."""
@@ -65,11 +70,11 @@ class Manifest:
 
         A name that recurs below two parents is two classes.
         """
-        codes = [
-            self.table.select(pl.struct(reversed(label_columns(self.n_levels)[level:])).rank("dense") - 1).to_series()
-            for level in range(self.n_levels)
-        ]
-        return np.stack([code.to_numpy() for code in codes], axis=1).astype(np.int64)
+        codes = np.empty((len(self), self.n_levels), np.int64)
+        for level in range(self.n_levels):
+            path = pl.struct(reversed(label_columns(self.n_levels)[level:]))
+            codes[:, level] = self.table.select(path.rank("dense") - 1).to_series()
+        return codes
 
     def class_names(self) -> list[str]:
         """The name of each finest class, in the order of its number."""
@@ -77,14 +82,19 @@ class Manifest:
 
 
 def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Manifest, Manifest]:
-    """Two parts that share no class: one with about ``fraction`` of the finest classes, at least one, after the rest.
+    """Two parts that share no class: one with about ``fraction`` of the finest classes, after the rest.
+
+    Each part has at least one class; a manifest with fewer than two is refused.
 
     Returns:
         The larger part, then the part held out.
     """
     codes = manifest.labels()[:, 0]
     classes = np.random.default_rng(seed).permutation(codes.max() + 1)
-    held_out = pl.lit(pl.Series(np.isin(codes, classes[: max(1, round(fraction * len(classes)))])))
+    if len(classes) < 2:
+        raise InputError(f"{manifest.source}: all its images are of one class: none can be held out")
+    n_held_out = min(max(1, round(fraction * len(classes))), len(classes) - 1)
+    held_out = pl.lit(pl.Series(np.isin(codes, classes[:n_held_out])))
     return manifest.where(~held_out), manifest.where(held_out)
 
 
@@ -97,7 +107,8 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
     """Read a CSV or Parquet table, or a tree of folders, and check every row.
 
     In a tree the deepest folder is the finest label and its parents the coarser ones; if all first folders are called
-    ``train``, ``val`` or ``test`` they are the splits, otherwise every image is in ``train``.
+    ``train``, ``val`` or ``test`` they are the splits, otherwise every image is in ``train``. Hidden files and folders are
+    left out: those whose names begin with a dot.
 
     Args:
         source: a ``.csv`` or ``.parquet`` file, or a folder.
@@ -112,23 +123,20 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
     if not source.is_file():
         raise InputError(f"{source}: no such file or folder")
     try:
-        if source.suffix == ".parquet":
-            return _check_table(source, pl.read_parquet(source), labelled, line="row", first_line=1)
-        if source.suffix == ".csv":
+        if source.suffix.lower() == ".parquet":
+            table = pl.read_parquet(source)
+            return _check_table(source, table, labelled, _places("row", pl.int_range(1, len(table) + 1, eager=True)))
+        if source.suffix.lower() == ".csv":
             table = pl.read_csv(source, infer_schema=False)
-            return _check_table(source, table, labelled, line="line", first_line=2)
+            some = table.select(pl.any_horizontal(pl.all().is_not_null())).to_series()  # not an empty line
+            return _check_table(source, table.filter(some), labelled, _places("line", _lines(table).filter(some)))
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{source}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
 
 
 def _read_tree(root: Path, labelled: bool) -> Manifest:
-    files = sorted(
-        Path(folder, name).relative_to(root)
-        for folder, _, found in os.walk(root, followlinks=True)
-        for name in found
-        if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
-    )
+    files = sorted(_image_files(root))
     if not files:
         raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
     folders = [file.parts[:-1] for file in files]
@@ -145,6 +153,7 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
             for file, parts in zip(files, folders, strict=True)
             if len(parts) != n_levels
         ]
+    faults += [f"{str(file)!a}: the name is not UTF-8" for file in files if not _is_utf8(str(file))]
     raise_faults(root, faults)
     paths = [file.as_posix() for file in files]
     columns = {"id": paths, "path": paths, "split": splits}
@@ -153,48 +162,81 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
     return Manifest(root, root, pl.DataFrame(columns), n_levels)
 
 
+def _image_files(root: Path) -> Iterator[Path]:
+    """The images below a folder, as seen from it; a folder that cannot be read is an error."""
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    for folder, below, found in os.walk(root, onerror=refuse, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]  # the walk goes where this list says
+        for name in found:
+            if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                yield Path(folder, name).relative_to(root)
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)  # how Python holds bytes it cannot decode
+
+
 def _split_of(name: str) -> str:
     return SPLIT_ALIASES.get(name, name)
 
 
-def _check_table(source: Path, table: pl.DataFrame, labelled: bool, line: str, first_line: int) -> Manifest:
+def _lines(table: pl.DataFrame) -> pl.Series:
+    """The line of the CSV file on which each row begins: its text fields may go over several."""
+    breaks = table.select(pl.sum_horizontal(pl.all().str.count_matches("\n", literal=True))).to_series()
+    return 2 + pl.int_range(len(table), eager=True) + breaks.cum_sum().shift(1, fill_value=0)
+
+
+def _places(word: str, numbers: pl.Series) -> pl.Series:
+    return f"{word} " + numbers.rechunk().cast(pl.String)
+
+
+def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> Manifest:
     """Bring the columns to their types and order; raise all faults at once."""
-    if "label_0" not in table.columns and "label" in table.columns:
+    header = table.columns
+    if "label_0" not in header and "label" in header:
         table = table.rename({"label": "label_0"})
     n_levels = 0
     while f"label_{n_levels}" in table.columns:
         n_levels += 1
     labels = label_columns(n_levels)
     missing = [column for column in ("path", "split") if column not in table.columns]
-    missing += ["label"] if labelled and not n_levels else []
+    if any(re.fullmatch(r"label_\d+", column) and column not in labels for column in table.columns):
+        missing.append(f"label_{n_levels}")  # a level left out
+    elif labelled and not n_levels:
+        missing.append("label")
     partial_box = [column for column in BOX if column not in table.columns]
     missing += partial_box if len(partial_box) < len(BOX) else []
     if missing:
         noun = "column" if len(missing) == 1 else "columns"
-        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {names(table.columns)}")
+        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {names(header)}")
     if not len(table):
         raise InputError(f"{source}: the table has no row")
 
-    words = ["path", "split", *labels, *(["id"] if "id" in table.columns else [])]
+    has_ids = "id" in table.columns
+    words = ["path", "split", *labels, *(["id"] if has_ids else [])]
     boxes = list(BOX) if BOX[0] in table.columns else []
     flags = [column for column in FLAGS if column in table.columns]
     table = table.with_columns(pl.col(column).cast(pl.String).str.strip_chars() for column in (*words, *boxes, *flags))
     table = table.with_columns(pl.when(pl.col(c) != "").then(pl.col(c)).alias(c) for c in (*words, *boxes, *flags))
     table = table.with_columns(pl.col("split").replace(SPLIT_ALIASES))
-    if "id" not in table.columns:
+    if not has_ids:
         table = table.with_columns(id=pl.col("path"))
 
     wrong: list[tuple[pl.Expr, str, str]] = [
-        (pl.col(column).is_null(), column, f"{column} is empty") for column in ("path", "split", *labels)
+        (pl.col(column).is_null(), column, f"{column if column in header else 'label'} is empty") for column in words
     ]
     wrong.append((~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"))
-    wrong.append((pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", "{!r} is there more than once"))
+    twice = "id {!r} is there more than once" if has_ids else "path {!r} is there more than once; a column 'id' is needed"
+    wrong.append((pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", twice))
     for column in flags:
         fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
         wrong.append((~fits, column, f"{column} is {{!r}}, not true or false"))
     for column in boxes:
         number = pl.col(column).cast(pl.Float64, strict=False)
-        fits = (number >= 0) & number.is_finite() & (number == number.round())
+        fits = number.is_between(0, 2**31) & (number == number.round())
         wrong.append((pl.col(column).is_not_null() & ~fits.fill_null(False), column, f"{column} is {{!r}}, no pixel"))
     if boxes:
         some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
@@ -206,9 +248,9 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, line: str, f
 
     faults = []
     for condition, column, message in wrong:
-        rows = table.with_row_index("row number").filter(condition).select("row number", column)
+        rows = table.select(pl.int_range(pl.len()).filter(condition), pl.col(column).filter(condition).alias("found"))
         faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
-    raise_faults(source, [f"{line} {row + first_line}: {message}" for row, message in sorted(faults)])
+    raise_faults(source, [f"{places[row]}: {message}" for row, message in sorted(faults)])
 
     table = table.with_columns(
         *(pl.col(c).str.to_lowercase().replace_strict(FLAG_VALUES, return_dtype=pl.Boolean) for c in flags),
@@ -216,4 +258,4 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, line: str, f
     )
     first = ["id", "path", "split", *labels, *flags, *boxes]
     table = table.select(*first, *(column for column in table.columns if column not in first))
-    return Manifest(source, source.parent, table, n_levels)
+    return Manifest(source, source.parent, table, n_levels, places)

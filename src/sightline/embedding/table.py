@@ -29,8 +29,8 @@ class EmbeddingTable:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        if len(self.manifest) != len(self.vectors):
-            raise InputError(f"{len(self.vectors)} vectors for {len(self.manifest)} images")
+        if self.vectors.ndim != 2 or len(self.manifest) != len(self.vectors):
+            raise InputError(f"vectors of shape {self.vectors.shape} for {len(self.manifest)} images")
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -42,7 +42,7 @@ class EmbeddingTable:
 
     def where(self, rows: pl.Expr) -> "EmbeddingTable":
         """The table of the rows for which the expression holds."""
-        kept = self.manifest.table.select(rows.fill_null(False)).to_series().to_numpy()
+        kept = self.manifest.table.select(pl.int_range(pl.len()).filter(rows)).to_series().to_numpy()
         return EmbeddingTable(self.manifest.where(rows), self.vectors[kept], self.fingerprint)
 
     def write(self, file: Path) -> Path:

@@ -12,7 +12,8 @@ from sightline.errors import InputError
 from sightline.evaluation.metrics import average_precision, map_at_r, recall_at_k
 from sightline.evaluation.result import Result
 from sightline.ranking.relevance import check_labels, shared_levels
-from sightline.ranking.similarity import check_vectors, unit
+from sightline.ranking.similarity import check_vectors
+from sightline.search.exact import score_blocks
 
 DEFAULT_KS = (1, 2, 4, 8)
 BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes for each
@@ -48,8 +49,6 @@ def evaluate(
     """
     if (gallery is None) != (gallery_labels is None):
         raise InputError("gallery and gallery_labels go together: one was given without the other")
-    if not ks or min(ks) < 1:
-        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
     queries, query_labels = _checked(vectors, labels, "vectors", "labels")
     if gallery is None or gallery_labels is None:
         return _evaluate(queries, query_labels, queries, query_labels, torch.arange(len(queries)), ks)
@@ -62,13 +61,13 @@ def _evaluate(
 ) -> Result:
     if queries.shape[1] != items.shape[1]:
         raise InputError(f"vectors have {queries.shape[1]} dimensions, the gallery {items.shape[1]}")
-    queries, items, own = unit(queries), unit(items), own.to(queries.device)
-    n_rows = max(1, BLOCK_ELEMENTS // max(1, len(items)))
+    if not ks or min(ks) < 1:
+        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+    ks, own = list(dict.fromkeys(ks)), own.to(queries.device)
     values: dict[str, list[Tensor]] = {name: [] for name in metric_names(ks)}
-    for start in range(0, len(queries), n_rows):
-        rows = slice(start, start + n_rows)
+    for rows, scores in score_blocks(queries, items, BLOCK_ELEMENTS):
         relevant = shared_levels(query_labels[rows], item_labels) == query_labels.shape[1]
-        ranked, n_relevant = rank_lists(queries[rows] @ items.T, relevant, own[rows])
+        ranked, n_relevant = rank_lists(scores, relevant, own[rows])
         for k in ks:
             values[f"recall@{k}"].append(recall_at_k(ranked, n_relevant, k))
         values["map@r"].append(map_at_r(ranked, n_relevant))
@@ -121,8 +120,7 @@ def evaluate_table(table: EmbeddingTable, ks: Sequence[int] = DEFAULT_KS) -> Res
     """
     if not table.manifest.n_levels:
         raise InputError(f"{table.manifest.source}: its images have no labels to evaluate by")
-    vectors, labels = torch.from_numpy(table.vectors), torch.from_numpy(table.manifest.labels())
-    check_vectors(vectors, str(table.manifest.source))
+    vectors, labels = _checked(table.vectors, table.manifest.labels(), str(table.manifest.source), "labels")
     rows = table.manifest.table
     is_query, is_gallery = (
         rows[role].fill_null(True).to_numpy() if role in rows.columns else np.ones(len(rows), bool)
@@ -134,8 +132,15 @@ def evaluate_table(table: EmbeddingTable, ks: Sequence[int] = DEFAULT_KS) -> Res
 
 
 def _checked(vectors: ArrayLike | Tensor, labels: ArrayLike | Tensor, name: str, label_name: str) -> tuple[Tensor, Tensor]:
-    # Torch has no read-only tensors: arrays that may not be written are copied.
-    table = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.require(vectors, requirements="W"))
-    numbers = labels if isinstance(labels, Tensor) else torch.from_numpy(np.require(labels, requirements="W"))
+    table = _as_tensor(vectors, name)
     check_vectors(table, name)
-    return table, check_labels(numbers.to(table.device), len(table), label_name)
+    return table, check_labels(_as_tensor(labels, label_name).to(table.device), len(table), label_name)
+
+
+def _as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:  # torch has no read-only tensors and none that run backwards: such arrays are copied
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: not a table of numbers: {error}") from error

@@ -78,6 +78,9 @@ class Result:
         """The result that :meth:`write_json` wrote."""
         try:
             stored = json.loads(Path(file).read_text())["per_query"]
-            return cls({name: np.array(column, np.float64) for name, column in stored.items()})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            columns = {name: np.array(column, np.float64) for name, column in stored.items()}
+            if {column.ndim for column in columns.values()} != {1} or len({len(column) for column in columns.values()}) > 1:
+                raise ValueError("a list of values for each metric, all of one length, is needed")
+            return cls(columns)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{file}: not a result of sightline evaluate: {error}") from error

@@ -51,7 +51,7 @@ def sup_ap_loss(
         >>> sup_ap_loss(scores, torch.tensor([[True, True, False]]))
         tensor(0.8723)
     """
-    mask = check_pairs(scores, relevance, mask)
+    scores, mask = check_pairs(scores, relevance, mask)
     relevant = (relevance > 0) & mask
     targets = Targets.where(relevant)
     target_scores = targets.of(scores)
@@ -104,7 +104,7 @@ def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
         >>> smooth_ap_loss(scores, torch.tensor([[True, True, False]]))
         tensor(0.4034)
     """
-    mask = check_pairs(scores, relevance, mask)
+    scores, mask = check_pairs(scores, relevance, mask)
     relevant = (relevance > 0) & mask
     targets = Targets.where(relevant)
     target_scores = targets.of(scores)
@@ -118,8 +118,9 @@ def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
 class SmoothAPLoss(nn.Module):
     """:func:`smooth_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. Equals pytorch-metric-learning's ``SmoothAPLoss`` where all classes of the batch
-    have the same number of items, except that a query is not in its own list here.
+    Of labels in levels the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own list, as a
+    relevant item, and takes neighbours in the batch for a class: its value is this definition's on such a list where the
+    batch is sorted by class and has as many classes as items in each.
     """
 
     def __init__(self, tau: float = 0.01) -> None:

@@ -1,5 +1,7 @@
 """Losses on single pairs: they fix where similar and dissimilar scores lie, whatever the batch."""
 
+import math
+
 from torch import Tensor, nn
 
 from sightline.errors import InputError
@@ -32,12 +34,11 @@ def calibration_loss(
         >>> calibration_loss(scores, torch.tensor([[True, True, False, False, False]]))
         tensor(0.1200)
     """
-    mask = check_pairs(scores, relevance, mask)
-    if not alpha > beta:
-        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta")
+    scores, mask = check_pairs(scores, relevance, mask)
+    if not -math.inf < beta < alpha < math.inf:
+        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
     relevant = (relevance > 0) & mask
     irrelevant = mask & ~relevant
-    # Filled before the hinge: a masked score may be infinite, and 0 x infinity is NaN.
     shortfall = (alpha - scores.masked_fill(~relevant, alpha)).relu().sum(1) / relevant.sum(1).clamp(min=1)
     excess = (scores.masked_fill(~irrelevant, beta) - beta).relu().sum(1) / irrelevant.sum(1).clamp(min=1)
     return mean_over_queries(shortfall + excess, mask.sum(1))

@@ -58,7 +58,8 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"backbone {name!r}: its weights cannot be had: {error}") from error
+        what = f"its weights cannot be had from the hub ({error}); give a file" if weights == "hub" else error
+        raise InputError(f"backbone {name!r}: {what}") from error
     if weights == "bundled":
         model.load_state_dict(_bundled_weights(model))
     elif weights not in (None, "hub"):
@@ -107,6 +108,11 @@ def preprocessing_of(model: nn.Module) -> tuple[tuple[float, float, float], tupl
 def n_prefix_tokens(model: nn.Module) -> int:
     """How many tokens before the image's own a model puts out; 0 for a convolutional one."""
     return int(getattr(model, "num_prefix_tokens", 0))
+
+
+def has_class_token(model: nn.Module) -> bool:
+    """Whether the first token is a class token: there are models that put registers alone before the image's tokens."""
+    return n_prefix_tokens(model) > 0 and getattr(model, "cls_token", None) is not None
 
 
 def feature_map(model: nn.Module, images: Tensor) -> Tensor:

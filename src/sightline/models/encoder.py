@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from sightline.models.backbones import (
     batch_norms,
     create_backbone,
     feature_map,
+    has_class_token,
     n_prefix_tokens,
     preprocessing_of,
 )
@@ -59,6 +60,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.settings = settings
         self.backbone = backbone
+        if settings.pooling == "cls" and not has_class_token(backbone):
+            raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
         self.pooling = choose(POOLINGS, settings.pooling, "pooling")(n_prefix_tokens(backbone))
         self.head = Head(int(backbone.num_features), settings.embedding_dim)  # type: ignore[arg-type]
         self.allow_gradients()
@@ -108,7 +111,21 @@ class Encoder(nn.Module):
                 freeze_batch_norm=freeze_batch_norm,
                 preprocessing=preprocessing,
             )
-            return cls(settings, model)
+            encoder = cls(settings, model)
+        encoder._check_image_size()
+        return encoder
+
+    def _check_image_size(self) -> None:
+        """Refuse an image size that the backbone cannot take, as most transformers take one alone."""
+        side = self.settings.preprocessing.crop
+        was_training = self.training
+        try:
+            with torch.inference_mode():
+                self.eval()(torch.zeros(1, 3, side, side))
+        except (AssertionError, RuntimeError) as error:
+            name = self.settings.backbone
+            raise InputError(f"backbone {name!r} takes no images of {side} x {side} pixels: {error}") from error
+        self.train(was_training)
 
     @property
     def dim(self) -> int:
@@ -164,6 +181,8 @@ class Encoder(nn.Module):
         """
         if isinstance(images, str | Path):
             raise InputError(f"encode takes a list of images, found the single path {str(images)!r}")
+        if isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and _is_picture(images)):
+            raise InputError("encode takes a list of images, found a single image")
         opened = [_as_source(image, place) for place, image in enumerate(images)]
         dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
         return self.encode_dataset(dataset, batch_size, n_workers, show_progress)
@@ -196,8 +215,8 @@ class Encoder(nn.Module):
             raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        new, old = scratch / "new", scratch / "old"
         try:
-            new, old = scratch / "new", scratch / "old"
             new.mkdir()
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
             described = {"format": FORMAT, "fingerprint": self.fingerprint(), **self.settings.model_dump()}
@@ -206,6 +225,8 @@ class Encoder(nn.Module):
                 folder.rename(old)
             new.rename(folder)
         finally:
+            if old.exists() and not folder.exists():
+                old.rename(folder)
             shutil.rmtree(scratch)
         return folder
 
@@ -217,15 +238,18 @@ class Encoder(nn.Module):
             if not (folder / name).is_file():
                 raise InputError(f"{folder}: not an encoder folder: it has no {name}")
         try:
-            described = json.loads((folder / SETTINGS_FILE).read_text())
+            described = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             found = described.pop("format", None)
             if found != FORMAT:
                 raise InputError(f"{folder}: an encoder of format {found!r}; this version of Sightline reads {FORMAT}")
             fingerprint = described.pop("fingerprint", None)
             settings = EncoderSettings.model_validate(described)
-            encoder = cls(settings, create_backbone(settings.backbone))
+            with torch.random.fork_rng():  # the weights drawn here are replaced
+                encoder = cls(settings, create_backbone(settings.backbone))
             encoder.load_state_dict(load_file(folder / WEIGHTS_FILE))
-        except (json.JSONDecodeError, AttributeError, ValidationError) as error:
+        except InputError:
+            raise
+        except (TypeError, ValueError) as error:  # not UTF-8, not JSON, not an object, or not these keys
             raise InputError(f"{folder / SETTINGS_FILE}: not an encoder's settings: {error}") from error
         except (SafetensorError, RuntimeError) as error:
             raise InputError(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: {error}") from error
@@ -234,13 +258,17 @@ class Encoder(nn.Module):
         return encoder.eval()
 
 
+def _is_picture(array: NDArray[np.generic]) -> bool:
+    return array.ndim == 3 and array.shape[2] in (3, 4)
+
+
 def _as_source(image: ImageInput, place: int) -> Path | Image.Image:
     if isinstance(image, str | Path):
         return Path(image)
     if isinstance(image, Image.Image):
         return image
     array = np.asarray(image)
-    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+    if array.dtype != np.uint8 or 0 in array.shape or not (array.ndim == 2 or _is_picture(array)):
         raise InputError(
             f"image {place}: uint8 (H, W), (H, W, 3) or (H, W, 4) is needed, found {array.dtype} {array.shape}"
         )

@@ -46,7 +46,7 @@ class GeMPooling(nn.Module):
 
     Example:
         >>> GeMPooling()(torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 2, 2))
-        tensor([[2.9240]], grad_fn=<PowBackward1>)
+        tensor([[2.9240]], grad_fn=<MulBackward0>)
     """
 
     def __init__(self, n_prefix_tokens: int = 0, power: float = 3.0) -> None:
@@ -58,7 +58,10 @@ class GeMPooling(nn.Module):
         power = self.power.clamp(min=1)
         with torch.autocast(features.device.type, enabled=False):
             values = positions(features, self.n_prefix_tokens).to(torch.promote_types(features.dtype, torch.float32))
-            return values.clamp(min=GEM_EPSILON).pow(power).mean(2).pow(1 / power)
+            values = values.clamp(min=GEM_EPSILON)
+            # (B, C, 1) factored out: its own power can leave the range of a float. A constant factor, so no gradient.
+            largest = values.detach().amax(2, keepdim=True)
+            return (values / largest).pow(power).mean(2).pow(1 / power) * largest.squeeze(2)
 
 
 class ClassToken(nn.Module):

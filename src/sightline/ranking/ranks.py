@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.ranking.similarity import full_precision
 
 WORKSPACE_ELEMENTS = 1 << 21  # of a (rows, targets, G) block: 8 MB in float32, which stays near the cache
 
 
-def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tensor:
-    """Refuse scores, relevance and mask that do not belong together; return the mask, all True where None was given."""
+def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Refuse scores, relevance and mask that do not belong together.
+
+    Returns:
+        The scores in float32 at least and 0 outside the mask, where they may be anything; and the mask, all True where None
+        was given.
+    """
     if scores.ndim != 2 or not scores.is_floating_point():
         raise InputError(f"scores: a (Q, G) floating point table is needed, found {scores.dtype} {tuple(scores.shape)}")
     if relevance.shape != scores.shape:
@@ -29,13 +35,13 @@ def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> Tenso
         raise InputError(f"mask: bool {tuple(scores.shape)} is needed, found {mask.dtype} {tuple(mask.shape)}")
     if not (scores.isfinite() | ~mask).all():
         raise InputError("scores hold NaN or infinity")
-    return mask
+    return full_precision(scores).masked_fill(~mask, 0.0), mask
 
 
 def check_positive(**values: float) -> None:
-    """Refuse a named number that is not above 0."""
-    if wrong := [f"{name} is {value}" for name, value in values.items() if not value > 0]:
-        raise InputError(f"{', '.join(wrong)}; a number above 0 is needed")
+    """Refuse a named number that is not above 0, or is infinite."""
+    if wrong := [f"{name} is {value}" for name, value in values.items() if not 0 < value < math.inf]:
+        raise InputError(f"{', '.join(wrong)}; a finite number above 0 is needed")
 
 
 class Step(Protocol):
@@ -159,8 +165,8 @@ class _SmoothCounts(torch.autograd.Function):
         sums = torch.zeros_like(targets)
         for rows, columns in _blocks(scores, targets):
             gap = scores[rows, None, :] - targets[rows, columns, None]  # (rows, targets, G)
-            # A product, not a sum of a masked copy: reads the block once.
-            sums[rows, columns] = torch.einsum("qpg,qg->qp", step.value(gap), counted[rows].to(scores.dtype))
+            # Not a product with the mask: 0 x infinity is NaN, and a matrix product runs in half precision under autocast.
+            sums[rows, columns] = step.value(gap).masked_fill_(~counted[rows, None, :], 0.0).sum(2)
         return sums
 
     @staticmethod
@@ -170,7 +176,7 @@ class _SmoothCounts(torch.autograd.Function):
         to_scores, to_targets = torch.zeros_like(scores), torch.zeros_like(targets)
         for rows, columns in _blocks(scores, targets):
             gap = scores[rows, None, :] - targets[rows, columns, None]
-            weighted = ctx.step.slope(gap) * weight[rows, columns, None] * counted[rows, None, :]
+            weighted = (ctx.step.slope(gap) * weight[rows, columns, None]).masked_fill_(~counted[rows, None, :], 0.0)
             to_scores[rows] += weighted.sum(1)
             to_targets[rows, columns] = -weighted.sum(2)
         return to_scores, to_targets, None, None
@@ -203,8 +209,5 @@ def smooth_counts(scores: Tensor, targets: Tensor, counted: Tensor, step: Step) 
     Returns:
         (Q, P) in the dtype of ``scores``.
     """
-    # An infinite score that is masked out would still turn 0 x infinity into NaN.
-    result: Tensor = _SmoothCounts.apply(  # type: ignore[no-untyped-call]
-        scores.masked_fill(~counted, 0.0), targets, counted, step
-    )
+    result: Tensor = _SmoothCounts.apply(scores, targets, counted, step)  # type: ignore[no-untyped-call]
     return result

@@ -40,9 +40,9 @@ def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
     """
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"{name}: whole numbers are needed, found {labels.dtype}")
-    if labels.ndim not in (1, 2) or labels.shape[0] != n_items or labels.shape[-1] == 0 < n_items:
+    if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
         raise InputError(f"{name}: ({n_items},) or ({n_items}, L) is needed, found {tuple(labels.shape)}")
-    return labels.long().reshape(n_items, -1) if n_items else labels.long().reshape(0, 1)
+    return labels.long() if labels.ndim == 2 else labels.long()[:, None]
 
 
 def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:

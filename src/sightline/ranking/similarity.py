@@ -39,7 +39,7 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     """Cosine of every query with every gallery item, in float32 at least, inside autocast too.
 
     Args:
-        queries: (Q, D) of any floating type and length.
+        queries: (Q, D) of any floating type and length; the wider type of the two counts.
         gallery: (G, D) likewise.
 
     Returns:
@@ -51,5 +51,6 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     """
     if queries.shape[1] != gallery.shape[1]:
         raise InputError(f"vectors of {queries.shape[1]} and {gallery.shape[1]} dimensions cannot be compared")
+    wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
-        return unit(queries) @ unit(gallery).T
+        return unit(queries.to(wider)) @ unit(gallery.to(wider)).T

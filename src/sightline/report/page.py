@@ -61,5 +61,5 @@ def write_page(
         comparisons=comparisons,
     )
     with replaced(Path(file)) as scratch:
-        scratch.write_text(page)
+        scratch.write_text(page, encoding="utf-8")
     return Path(file)

@@ -1,12 +1,16 @@
 """Top-k by brute force in blocks: the oracle of every faster index."""
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ranking.similarity import check_vectors, unit
+from sightline.ranking.similarity import check_vectors, full_precision, unit
 
 BLOCK_ELEMENTS = 1 << 24  # scores held at once: 64 MB
+EVEN_ROWS, EVEN_COLUMNS = 2, 16  # sides of which a matrix product treats all elements alike
 
 
 def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -18,7 +22,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: results wanted, at least 1; fewer come back where the gallery is smaller.
 
     Returns:
-        (Q, K) float32 scores, and (Q, K) int64 places in the gallery.
+        (Q, K) scores, float32 or, where either side is, float64; and (Q, K) int64 places in the gallery.
 
     Example:
         >>> scores, places = top_k(torch.tensor([[1.0, 0.1]]), torch.eye(2), k=1)
@@ -32,11 +36,36 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if k < 1:
         raise InputError(f"k is {k}; at least 1 is needed")
     k = min(k, len(gallery))
-    queries, gallery = unit(queries), unit(gallery)
-    found = [_top_k_rows(block @ gallery.T, k) for block in queries.split(max(1, BLOCK_ELEMENTS // max(1, len(gallery))))]
+    found = [_top_k_rows(scores, k) for _, scores in score_blocks(queries, gallery, BLOCK_ELEMENTS)]
     if not found:
-        return queries.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries.device)
+        return full_precision(queries).new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries.device)
     return torch.cat([scores for scores, _ in found]), torch.cat([places for _, places in found])
+
+
+def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:
+    """The cosines of every query with the whole gallery, some queries at a time; copies of a vector score the same.
+
+    In float32, or float64 where either side is, inside autocast too.
+
+    Args:
+        queries: (Q, D).
+        gallery: (G, D).
+        n_elements: scores to hold at once, in blocks of at least two queries.
+
+    Yields:
+        Which queries, and their (B, G) scores.
+    """
+    common = torch.promote_types(queries.dtype, gallery.dtype)
+    # A product sums a lone row, and columns left over, in another order: copies would differ in the last bit, and no longer
+    # tie. Zeros fill the edges and are cut off.
+    rows = F.pad(unit(queries.to(common)), (0, 0, 0, -len(queries) % EVEN_ROWS))
+    columns = F.pad(unit(gallery.to(common)), (0, 0, 0, -len(gallery) % EVEN_COLUMNS)).T
+    n_rows = EVEN_ROWS * max(1, n_elements // max(1, EVEN_ROWS * len(gallery)))
+    for start in range(0, len(queries), n_rows):
+        with torch.autocast(rows.device.type, enabled=False):
+            scores = rows[start : start + n_rows] @ columns
+        stop = min(start + n_rows, len(queries))
+        yield slice(start, stop), scores[: stop - start, : len(gallery)]
 
 
 def _top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

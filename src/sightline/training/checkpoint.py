@@ -4,7 +4,6 @@ Random choices are functions of (seed, step) and learning rates of the position,
 position; the rest is the state of encoder, loss and optimizer.
 """
 
-import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +43,11 @@ def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
     """What :func:`save_checkpoint` wrote; tensors on the CPU, nothing executed."""
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
-        found = stored.pop("format", None)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise InputError(f"{file}: not a readable checkpoint: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise InputError(f"{file}: not a readable checkpoint: {error.strerror}") from error
+    except Exception as error:  # a foreign file can make the unpickler raise anything
+        raise InputError(f"{file}: not a readable checkpoint: it was cut short, or something else wrote it") from error
+    found = stored.pop("format", None) if isinstance(stored, dict) else None
     if found != FORMAT:
         raise InputError(f"{file}: a checkpoint of format {found!r}; this version of Sightline reads {FORMAT}")
     return Position(**stored.pop("position")), stored

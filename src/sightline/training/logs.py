@@ -33,7 +33,7 @@ class RunLog:
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Add the values of one step."""
-        self.writer.writerows((step, epoch, name, repr(value)) for name, value in values.items())
+        self.writer.writerows((step, epoch, name, repr(float(value))) for name, value in values.items())
         self.stream.flush()
         self.tensorboard.log_metrics(values, step)
 
@@ -89,4 +89,4 @@ class RunProgress:
     def say(self, line: str) -> None:
         """A line above the bar."""
         if not self.progress.disable:
-            self.progress.console.print(line, highlight=False)
+            self.progress.console.print(line, highlight=False, markup=False)

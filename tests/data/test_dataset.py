@@ -1,0 +1,178 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from sightline.data.dataset import ImageDataset, consecutive, derived_seed, load_batches
+from sightline.data.manifest import read_manifest
+from sightline.data.transforms import Preprocessing, eval_transform, train_transform
+from sightline.errors import InputError
+
+SMALL = Preprocessing(crop=16, resize=18)
+# Python warns where a process with threads makes another; the loader does so by design.
+WORKERS = [0, pytest.param(2, marks=pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"))]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dataset")
+    rng = np.random.default_rng(0)
+    for number in range(7):
+        Image.fromarray(rng.integers(0, 256, (30, 34, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return [folder / f"{number}.png" for number in range(7)]
+
+
+def everything(dataset: ImageDataset, batches, n_workers: int = 0) -> dict[int, torch.Tensor]:
+    """Each image by its place."""
+    loaded = {}
+    for images, places in load_batches(dataset, batches, n_workers):
+        loaded |= dict(zip(places.tolist(), images, strict=True))
+    return loaded
+
+
+def assert_same_images(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for place, image in one.items():
+        assert_close(image, other[place], rtol=0, atol=0)
+
+
+# One by one
+
+
+def test_items_are_the_transformed_images(paths):
+    dataset = ImageDataset(paths, eval_transform(SMALL))
+    assert len(dataset) == 7
+    assert_close(dataset[3], eval_transform(SMALL)(Image.open(paths[3])))
+
+
+def test_images_in_memory_and_files_may_be_mixed(paths):
+    dataset = ImageDataset([Image.open(paths[0]), paths[0]], eval_transform(SMALL))
+    assert torch.equal(dataset[0], dataset[1])
+
+
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_boxes_are_cut_out(paths, from_memory):
+    image = Image.open(paths[0])
+    dataset = ImageDataset([image if from_memory else paths[0]] * 2, eval_transform(SMALL), [(2, 3, 20, 30), None])
+    assert torch.equal(dataset[0], eval_transform(SMALL)(image.crop((2, 3, 20, 30))))
+    assert torch.equal(dataset[1], eval_transform(SMALL)(image))
+
+
+def test_of_a_manifest(paths, tmp_path):
+    (tmp_path / "m.csv").write_text(
+        f"path,split,label,x_1,y_1,x_2,y_2\n{paths[1]},train,x,0,0,9,9\n{paths[0]},train,x,,,,\n"
+    )
+    dataset = ImageDataset.of(read_manifest(tmp_path / "m.csv"), eval_transform(SMALL))
+    assert torch.equal(dataset[0], eval_transform(SMALL)(Image.open(paths[1]).crop((0, 0, 9, 9))))
+    assert torch.equal(dataset[1], eval_transform(SMALL)(Image.open(paths[0])))
+
+
+# Random choices
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_pixels_follow_from_seed_and_place_whatever_the_order_and_workers(paths, n_workers):
+    expected = everything(ImageDataset(paths, train_transform(SMALL), seed=3), [range(7)])
+    for batches in ([[6, 5], [4, 3], [2, 1], [0]], [[2], [0, 1, 3, 4, 5, 6]]):
+        torch.manual_seed(len(batches))  # what was drawn before does not matter either
+        torch.rand(len(batches))
+        assert_same_images(everything(ImageDataset(paths, train_transform(SMALL), seed=3), batches, n_workers), expected)
+
+
+def test_another_seed_and_another_place_draw_otherwise(paths):
+    same = [paths[0]] * 3
+    three, four = (ImageDataset(same, train_transform(SMALL), seed=seed) for seed in (3, 4))
+    views = [three[0], three[1], three[2], four[0], four[1]]
+    for place, view in enumerate(views):
+        assert not any(torch.equal(view, other) for other in views[:place])
+
+
+def test_without_a_seed_the_global_generator_decides(paths):
+    dataset = ImageDataset(paths, train_transform(SMALL))
+    torch.manual_seed(0)
+    first = dataset[0]
+    assert not torch.equal(first, dataset[0])
+    torch.manual_seed(0)
+    assert torch.equal(first, dataset[0])
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_global_generator_is_left_as_it_was(paths, n_workers, seed):
+    transform = eval_transform(SMALL) if seed is None else train_transform(SMALL)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    everything(ImageDataset(paths, transform, seed=seed), consecutive(7, 2), n_workers)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_derived_seeds_differ_for_close_numbers():
+    seeds = [derived_seed(*parts) for parts in [(0,), (1,), *((a, b) for a in range(20) for b in range(20) if b)]]
+    assert len(set(seeds)) == len(seeds)
+    assert derived_seed(5, 6) == derived_seed(5, 6)
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert max(seeds) > 2**62  # all 64 bits are used
+
+
+# In batches
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_batches_come_in_order_with_their_places(paths, n_workers):
+    dataset = ImageDataset(paths, eval_transform(SMALL))
+    asked = [[5, 0, 3], [1], range(2, 5), [6, 6]]
+    loaded = list(load_batches(dataset, asked, n_workers))
+    assert [batch.places.tolist() for batch in loaded] == [list(places) for places in asked]
+    assert all(batch.places.dtype == torch.int64 for batch in loaded)
+    for batch in loaded:
+        assert_close(batch.images, torch.stack([dataset[place] for place in batch.places.tolist()]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_no_batches_are_no_error(paths, n_workers):
+    assert list(load_batches(ImageDataset(paths, eval_transform(SMALL)), [], n_workers)) == []
+
+
+@pytest.fixture
+def partly_broken(paths, tmp_path):
+    """Places 3 and 6 of 8 cannot be read."""
+    (tmp_path / "text.png").write_text("text")
+    return ImageDataset(
+        [*paths[:3], tmp_path / "text.png", *paths[3:5], tmp_path / "none.png", paths[5]], eval_transform(SMALL)
+    )
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_broken_images_are_named_together_and_end_the_batches(partly_broken, tmp_path, n_workers):
+    batches = load_batches(partly_broken, consecutive(8, 2), n_workers)
+    assert next(batches).places.tolist() == [0, 1]
+    with pytest.raises(InputError) as caught:
+        next(batches)  # places 4, 5 come after the broken 3, so they do not come
+    assert str(caught.value).splitlines() == [
+        "images: 2 faults",
+        f"  {tmp_path / 'text.png'}: not a readable image: cannot identify image file '{tmp_path / 'text.png'}'",
+        f"  {tmp_path / 'none.png'}: no such file",
+    ]
+
+
+def test_broken_images_of_one_batch_are_all_named(partly_broken):
+    with pytest.raises(InputError, match=r"^images: 2 faults\n"):
+        list(load_batches(partly_broken, [range(8)]))
+
+
+def test_a_transform_that_fails_is_not_taken_for_a_broken_image(paths):
+    def fail(image):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        list(load_batches(ImageDataset(paths, fail), [[0]]))
+
+
+@pytest.mark.parametrize(
+    ("n_items", "batch_size", "sizes"), [(0, 3, []), (1, 3, [1]), (6, 3, [3, 3]), (7, 3, [3, 3, 1]), (2, 9, [2])]
+)
+def test_consecutive_batches_hold_each_item_once(n_items, batch_size, sizes):
+    batches = consecutive(n_items, batch_size)
+    assert [len(batch) for batch in batches] == sizes
+    assert [item for batch in batches for item in batch] == list(range(n_items))

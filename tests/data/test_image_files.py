@@ -1,0 +1,306 @@
+import io
+import struct
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from sightline.data import images
+from sightline.data.images import as_rgb, check_images, load_image
+from sightline.data.manifest import read_manifest
+from sightline.errors import InputError
+
+ORIENTATION = 0x0112  # the EXIF tag
+
+
+def pixels(image: Image.Image) -> list:
+    assert image.mode == "RGB"
+    return np.asarray(image).tolist()
+
+
+def saved(folder: Path, image: Image.Image, name: str = "a.png", **options) -> Path:
+    image.save(folder / name, **options)
+    return folder / name
+
+
+def complaint(source, box=None) -> str:
+    with pytest.raises(InputError) as caught:
+        load_image(source, box)
+    return str(caught.value)
+
+
+# As it should be seen
+
+
+@pytest.mark.parametrize(
+    ("image", "seen"),
+    [
+        (Image.new("RGB", (1, 1), (1, 2, 3)), (1, 2, 3)),
+        (Image.new("L", (1, 1), 77), (77, 77, 77)),
+        (Image.new("1", (1, 1), 1), (255, 255, 255)),
+        (Image.fromarray(np.array([[0]], np.uint16)), (0, 0, 0)),
+        (Image.fromarray(np.array([[0x80FF]], np.uint16)), (0x80, 0x80, 0x80)),
+        (Image.fromarray(np.array([[0xFFFF]], np.uint16)), (255, 255, 255)),
+        (Image.new("RGBA", (1, 1), (200, 0, 100, 255)), (200, 0, 100)),
+        (Image.new("RGBA", (1, 1), (200, 0, 100, 0)), (255, 255, 255)),
+        (Image.new("RGBA", (1, 1), (0, 0, 0, 51)), (204, 204, 204)),  # a fifth of black, four of white
+        (Image.new("LA", (1, 1), (0, 51)), (204, 204, 204)),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else "",
+)
+def test_every_kind_of_pixel_as_rgb_on_white(tmp_path, image, seen):
+    assert pixels(load_image(saved(tmp_path, image))) == [[list(seen)]]
+    assert pixels(as_rgb(image)) == [[list(seen)]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "transparent"),
+    [("P", (1, 2), 2), ("L", (100, 200), 200), ("RGB", ((9, 8, 7), (1, 2, 3)), (1, 2, 3)), ("1", (0, 1), 1)],
+)
+def test_a_colour_declared_transparent_is_white(tmp_path, mode, values, transparent):
+    image = Image.new(mode, (2, 1))
+    if mode == "P":
+        image.putpalette([0, 0, 0, 50, 60, 70, 80, 90, 100])
+    for place, value in enumerate(values):
+        image.putpixel((place, 0), value)
+    shown = {"P": [50, 60, 70], "L": [100] * 3, "RGB": [9, 8, 7], "1": [0] * 3}[mode]
+    assert pixels(load_image(saved(tmp_path, image, transparency=transparent))) == [[shown, [255] * 3]]
+
+
+@pytest.mark.parametrize(
+    ("ink", "seen"), [((0, 0, 0, 0), (255, 255, 255)), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), (255, 0, 0))]
+)
+def test_printing_inks(tmp_path, ink, seen):
+    assert pixels(load_image(saved(tmp_path, Image.new("CMYK", (1, 1), ink), "a.tif"))) == [[list(seen)]]
+
+
+def test_the_first_picture_of_an_animation(tmp_path):
+    first, second = (Image.new("RGB", (2, 2), colour) for colour in ("red", "blue"))
+    assert pixels(load_image(saved(tmp_path, first, "a.gif", save_all=True, append_images=[second])))[0][0] == [255, 0, 0]
+
+
+# Where the stored image's first row and its first column are seen, by the EXIF standard.
+SIDES = {
+    1: ("top", "left"),
+    2: ("top", "right"),
+    3: ("bottom", "right"),
+    4: ("bottom", "left"),
+    5: ("left", "top"),
+    6: ("right", "top"),
+    7: ("right", "bottom"),
+    8: ("left", "bottom"),
+}
+
+
+@pytest.mark.parametrize("orientation", SIDES)
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+def test_an_image_is_turned_as_its_camera_says(tmp_path, orientation, suffix):
+    stored = Image.new("RGB", (3, 2))
+    stored.putpixel((0, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    options = {"lossless": True} if suffix == "webp" else {}
+    seen = np.asarray(load_image(saved(tmp_path, stored, f"a.{suffix}", exif=exif, **options)))
+    row_side, column_side = SIDES[orientation]
+    assert seen.shape == ((2, 3, 3) if row_side in ("top", "bottom") else (3, 2, 3))
+    vertical, horizontal = (row_side, column_side) if row_side in ("top", "bottom") else (column_side, row_side)
+    corner = seen[0 if vertical == "top" else -1, 0 if horizontal == "left" else -1]
+    assert corner.tolist() == [255, 0, 0]
+    assert seen.sum() == 255  # and nowhere else
+
+
+def test_the_image_given_is_not_changed():
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    exif = image.getexif()
+    exif[ORIENTATION] = 6
+    assert as_rgb(image).size == (1, 2)
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGBA", (2, 1), (0, 0, 0, 0))
+
+
+# Boxes
+
+
+def numbered(width: int = 5, height: int = 4) -> Image.Image:
+    """Red is the column, green the row."""
+    rows, columns = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([columns, rows, 0 * rows], axis=2).astype(np.uint8))
+
+
+def test_a_box_is_left_top_right_bottom_without_its_last_row_and_column(tmp_path):
+    cut = np.asarray(load_image(saved(tmp_path, numbered()), (1, 2, 4, 4)))
+    assert cut.shape == (2, 3, 3)
+    assert cut[0, 0].tolist() == [1, 2, 0]
+    assert cut[-1, -1].tolist() == [3, 3, 0]
+    assert load_image(tmp_path / "a.png", (0, 0, 5, 4)).size == (5, 4)
+
+
+def test_a_box_is_in_the_image_as_it_is_seen(tmp_path):
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6  # 5 x 4 stored is 4 x 5 seen
+    file = saved(tmp_path, numbered(), exif=exif)
+    assert load_image(file, (0, 0, 4, 5)).size == (4, 5)
+    assert "leaves the image, which is 4 x 5" in complaint(file, (0, 0, 5, 4))
+
+
+@pytest.mark.parametrize("box", [(0, 0, 6, 4), (0, 0, 5, 5), (9, 9, 12, 12)])
+def test_a_box_that_leaves_the_image_is_refused(tmp_path, box):
+    file = saved(tmp_path, numbered())
+    assert complaint(file, box) == f"{file}: the box {box} leaves the image, which is 5 x 4"
+
+
+def test_an_image_in_memory_is_cut_too():
+    assert pixels(load_image(numbered(), (1, 2, 2, 3))) == [[[1, 2, 0]]]
+    assert complaint(numbered(), (0, 0, 9, 9)).startswith("an image in memory: the box ")
+
+
+# What cannot be opened
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert complaint(tmp_path / "a.png") == f"{tmp_path / 'a.png'}: no such file"
+
+
+def noise(suffix: str) -> bytes:
+    content = io.BytesIO()
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    picture = np.random.default_rng(0).integers(0, 256, (24, 17, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(content, {"jpg": "JPEG"}.get(suffix, suffix.upper()), exif=exif)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("kept", [0.9, 0.3, 0.01])
+def test_a_truncated_file(tmp_path, suffix, kept):
+    file = tmp_path / f"a.{suffix}"
+    file.write_bytes(noise(suffix)[: int(kept * len(noise(suffix)))])
+    assert complaint(file).startswith(f"{file}: not a readable image: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"hello\n", b"\x89PNG\r\n\x1a\n"], ids=["empty", "zero", "text", "header"])
+def test_a_file_that_is_no_image(tmp_path, content):
+    file = tmp_path / "a.png"
+    file.write_bytes(content)
+    assert complaint(file).startswith(f"{file}: not a readable image: ")
+
+
+def test_a_folder_is_no_image(tmp_path):
+    (tmp_path / "a.png").mkdir()
+    assert complaint(tmp_path / "a.png").startswith(f"{tmp_path / 'a.png'}: not a readable image: ")
+
+
+def test_an_image_too_large_to_be_meant(tmp_path, monkeypatch):
+    file = saved(tmp_path, numbered())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    assert complaint(file).startswith(f"{file}: not a readable image: Image size (20 pixels) exceeds limit")
+
+
+@pytest.mark.parametrize("error", [struct.error("bad"), MemoryError(), KeyError("x"), SyntaxError("broken PNG file")])
+def test_whatever_a_decoder_raises_is_told_of_the_file(tmp_path, monkeypatch, error):
+    def fail(image):
+        raise error
+
+    monkeypatch.setattr(images, "as_rgb", fail)
+    file = saved(tmp_path, numbered())
+    assert complaint(file) == f"{file}: not a readable image: {error if str(error) else 'MemoryError'}"
+
+
+def test_an_interrupt_is_no_broken_image(tmp_path, monkeypatch):
+    def interrupt(image):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(images, "as_rgb", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_image(saved(tmp_path, numbered()))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    suffix=st.sampled_from(["jpg", "png"]),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=20),
+)
+def test_damaged_bytes_give_an_image_or_a_message(tmp_path, suffix, changes):
+    content = bytearray(noise(suffix))
+    for place, value in changes:
+        content[int(place * len(content))] = value
+    (tmp_path / "a").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks about the damage
+        with suppress(InputError):
+            assert load_image(tmp_path / "a").mode == "RGB"
+
+
+def test_an_open_image_that_turns_out_broken_is_named_by_its_file(tmp_path):
+    file = tmp_path / "a.jpg"
+    file.write_bytes(noise("jpg")[:-300])
+    with Image.open(file) as opened:
+        assert complaint(opened).startswith(f"{file}: not a readable image: ")
+
+
+# All of a manifest
+
+
+def checked(source: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        check_images(read_manifest(source))
+    return str(caught.value)
+
+
+def test_all_images_that_cannot_be_opened_are_named_with_their_lines(tmp_path):
+    for name in "abcd":
+        saved(tmp_path, numbered(), f"{name}.png")
+    (tmp_path / "b.png").write_text("text")
+    rows = [
+        "a.png,train,x,,,,",
+        "b.png,train,x,,,,",
+        "c.png,test,x,0,0,6,4",
+        "d.png,train,x,1,1,3,3",
+        "none.png,test,y,,,,",
+    ]
+    (tmp_path / "m.csv").write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]))
+    assert checked(tmp_path / "m.csv").splitlines() == [
+        f"{tmp_path / 'm.csv'}: 3 faults",
+        f"  line 3: {tmp_path / 'b.png'}: not a readable image: cannot identify image file '{tmp_path / 'b.png'}'",
+        f"  line 4: {tmp_path / 'c.png'}: the box (0, 0, 6, 4) leaves the image, which is 5 x 4",
+        f"  line 6: {tmp_path / 'none.png'}: no such file",
+    ]
+
+
+def test_lines_stay_those_of_the_file_when_a_part_is_checked(tmp_path):
+    (tmp_path / "m.csv").write_text("path,split,label\na.png,test,x\nb.png,train,x\n")
+    with pytest.raises(InputError, match=r"1 fault\n  line 3: .*b\.png: no such file$"):
+        check_images(read_manifest(tmp_path / "m.csv").split("train"))
+
+
+def test_an_image_of_a_tree_is_named_by_its_path(tmp_path):
+    (tmp_path / "cat").mkdir()
+    saved(tmp_path / "cat", numbered())
+    (tmp_path / "cat" / "b.png").touch()
+    message = checked(tmp_path)
+    assert message.startswith(f"{tmp_path}: 1 fault\n  {tmp_path / 'cat' / 'b.png'}: not a readable image: ")
+
+
+def test_images_that_can_all_be_opened_are_no_error(image_tree):
+    check_images(read_manifest(image_tree))
+
+
+def test_more_images_than_are_handed_out_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "CHUNK", 3)
+    lines = [f"{number}.png,train,x" for number in range(10)]
+    (tmp_path / "m.csv").write_text("\n".join(["path,split,label", *lines]))
+    faults = checked(tmp_path / "m.csv").splitlines()[1:]
+    assert [fault.split(":")[0].strip() for fault in faults] == [f"line {number + 2}" for number in range(10)]
+
+
+def test_progress_goes_to_standard_error_and_only_if_asked_for(image_tree, capfd):
+    check_images(read_manifest(image_tree))
+    assert capfd.readouterr() == ("", "")
+    check_images(read_manifest(image_tree), show_progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Checking images" in err

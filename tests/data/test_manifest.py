@@ -1,0 +1,571 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sightline.data.manifest import IMAGE_SUFFIXES, Manifest, hold_out_classes, label_columns, read_manifest
+from sightline.errors import InputError
+
+
+def write(folder: Path, text: str, name: str = "m.csv") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def complaint(source: Path, **options) -> str:
+    """What is said of the source, without its name."""
+    with pytest.raises(InputError) as caught:
+        read_manifest(source, **options)
+    message = str(caught.value)
+    assert message.startswith(f"{source}: ")
+    return message.removeprefix(f"{source}: ")
+
+
+def complaint_about(folder: Path, text: str, **options) -> str:
+    return complaint(write(folder, text), **options)
+
+
+def tree(root: Path, *files: str) -> Path:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root
+
+
+def rows(manifest: Manifest, *columns: str) -> list[tuple]:
+    return manifest.table.select(columns).rows()
+
+
+def of_labels(*labels: tuple[str, ...]) -> Manifest:
+    """A manifest of images with these labels, finest first."""
+    paths = [f"{number}.png" for number in range(len(labels))]
+    columns = dict(zip(label_columns(len(labels[0])), zip(*labels, strict=True), strict=True))
+    table = pl.DataFrame({"id": paths, "path": paths, "split": ["train"] * len(labels)} | columns)
+    return Manifest(Path("made"), Path(), table, len(labels[0]))
+
+
+# A table
+
+
+def test_csv_with_one_label(tmp_path):
+    manifest = read_manifest(write(tmp_path, "path,split,label\na.png,train,cat\nb/c.png,test,7\n"))
+    assert manifest.table.columns == ["id", "path", "split", "label_0"]
+    assert manifest.table.rows() == [("a.png", "a.png", "train", "cat"), ("b/c.png", "b/c.png", "test", "7")]
+    assert (manifest.n_levels, len(manifest)) == (1, 2)
+    assert manifest.paths() == [tmp_path / "a.png", tmp_path / "b" / "c.png"]
+    assert manifest.boxes() == [None, None]
+
+
+def test_an_absolute_path_stays_as_it_is(tmp_path):
+    assert read_manifest(write(tmp_path, "path,split,label\n/a/b.png,train,x\n")).paths() == [Path("/a/b.png")]
+
+
+def test_columns_come_in_one_order_and_unknown_ones_last_and_unchanged(tmp_path):
+    header = "note,y_2,label_1,x_1,split,is_gallery,label_0,path,y_1,x_2,id,is_query,other"
+    manifest = read_manifest(write(tmp_path, f"{header}\n 1.50 ,4,g,1,train,0,f,a.png,2,3,k,1,\n"))
+    assert manifest.table.rows(named=True) == [
+        {"id": "k", "path": "a.png", "split": "train", "label_0": "f", "label_1": "g", "is_query": True}
+        | {"is_gallery": False, "x_1": 1, "y_1": 2, "x_2": 3, "y_2": 4, "note": " 1.50 ", "other": None}
+    ]
+    assert manifest.table.columns[-2:] == ["note", "other"]
+    assert manifest.n_levels == 2
+
+
+def test_label_goes_with_coarser_levels(tmp_path):
+    manifest = read_manifest(write(tmp_path, "path,split,label,label_1\na,train,cat,pet\n"))
+    assert rows(manifest, "label_0", "label_1") == [("cat", "pet")]
+
+
+def test_parquet_reads_as_the_csv_of_the_same_table(tmp_path):
+    table = pl.DataFrame(
+        {
+            "path": ["a.png", "b.png"],
+            "split": ["train", "validation"],
+            "label_0": [12, 7],
+            "label_1": pl.Series(["x", "y"], dtype=pl.Categorical),
+            "is_query": [None, True],
+            "x_1": [None, 1],
+            "y_1": [None, 2.0],
+            "x_2": [None, 3],
+            "y_2": [None, 4],
+        }
+    )
+    table.write_csv(tmp_path / "m.csv")
+    table.write_parquet(tmp_path / "m.parquet")
+    from_csv, from_parquet = read_manifest(tmp_path / "m.csv"), read_manifest(tmp_path / "m.parquet")
+    assert from_parquet.table.equals(from_csv.table)
+    assert from_parquet.table.schema == from_csv.table.schema
+    assert from_parquet.boxes() == [None, (1, 2, 3, 4)]
+    assert rows(from_parquet, "label_0", "split") == [("12", "train"), ("7", "val")]
+
+
+@pytest.mark.parametrize("name", ["M.CSV", "m.Csv"])
+def test_the_ending_may_be_in_capitals(tmp_path, name):
+    assert len(read_manifest(write(tmp_path, "path,split,label\na,train,x\n", name))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"path,split,label\r\na.png,train,caf\xc3\xa9\r\n",
+        b"\xef\xbb\xbfpath,split,label\na.png,train,caf\xc3\xa9",
+        b'path,split,label\n"a.png", train ,caf\xc3\xa9 \n',
+        b"path,split,label\n\na.png,train,caf\xc3\xa9\n\n,,\n",
+    ],
+    ids=["windows line ends", "byte order mark", "quotes and spaces", "empty lines"],
+)
+def test_csv_as_other_programs_write_it(tmp_path, text):
+    (tmp_path / "m.csv").write_bytes(text)
+    manifest = read_manifest(tmp_path / "m.csv")
+    assert manifest.table.rows() == [("a.png", "a.png", "train", "café")]
+
+
+def test_validation_is_another_name_of_val(tmp_path):
+    manifest = read_manifest(write(tmp_path, "path,split,label\na,validation,x\nb,val,x\nc,train,x\n"))
+    assert manifest.table["split"].to_list() == ["val", "val", "train"]
+
+
+OPEN_METRIC_LEARNING = """\
+label,path,split,is_query,is_gallery,category,x_1,x_2,y_1,y_2
+0,images/circle_1.jpg,train,,,circle,,,,
+0,images/circle_2.jpg,train,,,circle,10.0,20.0,30.0,45.0
+3,images/cross_1.jpg,validation,True,True,cross,12.0,14.0,0,7
+3,images/cross_2.jpg,validation,False,True,cross,,,,
+"""
+
+
+def test_a_table_of_open_metric_learning_reads_as_it_is(tmp_path):
+    manifest = read_manifest(write(tmp_path, OPEN_METRIC_LEARNING))
+    assert manifest.table.columns == [
+        *("id", "path", "split", "label_0", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2", "category")
+    ]
+    assert rows(manifest, "split", "is_query", "is_gallery") == [
+        *[("train", None, None)] * 2,
+        ("val", True, True),
+        ("val", False, True),
+    ]
+    assert manifest.boxes() == [None, (10, 30, 20, 45), (12, 0, 14, 7), None]  # left, top, right, bottom
+    assert manifest.labels().tolist() == [[0], [0], [1], [1]]
+    assert manifest.table["category"].to_list() == ["circle", "circle", "cross", "cross"]
+
+
+@pytest.mark.parametrize("text", ["True", "true", "TRUE", "1", "1.0"])
+@pytest.mark.parametrize("not_text", ["False", "false", "FALSE", "0", "0.0"])
+def test_every_spelling_of_a_flag(tmp_path, text, not_text):
+    manifest = read_manifest(write(tmp_path, f"path,split,label,is_query\na,test,x,{text}\nb,test,x,{not_text}\n"))
+    assert manifest.table["is_query"].to_list() == [True, False]
+
+
+def test_a_table_without_labels_if_they_are_not_needed(tmp_path):
+    file = write(tmp_path, "path,split\na,train\nb,test\n")
+    manifest = read_manifest(file, labelled=False)
+    assert manifest.n_levels == 0
+    assert manifest.labels().shape == (2, 0)
+    assert complaint(file) == "no column 'label'; the header has 'path', 'split'"
+
+
+# Its faults
+
+
+@pytest.mark.parametrize(
+    ("header", "missing"),
+    [
+        ("path,split", "no column 'label'"),
+        ("split,label", "no column 'path'"),
+        ("name,label_1", "no columns 'path', 'split', 'label_0'"),
+        ("path,split,label_0,label_2", "no column 'label_1'"),
+        ("path,split,label,label_2", "no column 'label_1'"),
+        ("path,split,label,x_1,y_2", "no columns 'y_1', 'x_2'"),
+        ("path;split;label", "no columns 'path', 'split', 'label'"),
+    ],
+)
+def test_missing_columns_are_named_together_with_those_there_are(tmp_path, header, missing):
+    shown = ", ".join(repr(column) for column in header.split(","))
+    row = ",".join("0" for _ in header.split(","))
+    assert complaint_about(tmp_path, f"{header}\n{row}\n") == f"{missing}; the header has {shown}"
+
+
+def test_a_level_left_out_is_refused_where_no_label_is_needed_too(tmp_path):
+    assert complaint_about(tmp_path, "path,split,label_1\na,train,x\n", labelled=False).startswith("no column 'label_0'")
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "fault"),
+    [
+        ("path,split,label", "a,trian,x", "split is 'trian', not one of 'train', 'val', 'test'"),
+        ("path,split,label", "a,Train,x", "split is 'Train', not one of 'train', 'val', 'test'"),
+        ("path,split,label", "a,t{r}ain,x", "split is 't{r}ain', not one of 'train', 'val', 'test'"),
+        ("path,split,label", "a,,x", "split is empty"),
+        ("path,split,label", "a,train,", "label is empty"),
+        ("path,split,label", "a,train,  ", "label is empty"),
+        ("path,split,label_0,label_1", "a,train,x,", "label_1 is empty"),
+        ("path,split,label_0,label_1", "a,train,,x", "label_0 is empty"),
+        ("path,split,label", ",train,x", "path is empty"),
+        ("path,split,label", "a,train", "label is empty"),
+        ("path,split,label,id", "a,train,x,", "id is empty"),
+        ("path,split,label,is_query", "a,test,x,yes", "is_query is 'yes', not true or false"),
+        ("path,split,label,is_gallery", "a,test,x,2", "is_gallery is '2', not true or false"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,one,2,3,4", "x_1 is 'one', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2.5,3,4", "y_1 is '2.5', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,-1,2,3,4", "x_1 is '-1', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,3,inf", "y_2 is 'inf', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,3,nan", "y_2 is 'nan', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,1e30,4", "x_2 is '1e30', no pixel"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,,4", "the box of 'a' has an empty side"),
+        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,,,,4", "the box of 'a' has an empty side"),
+        *(
+            ("path,split,label,x_1,y_1,x_2,y_2", box, "the box of 'a' is empty: x_1 < x_2, y_1 < y_2 is needed")
+            for box in ("a,test,x,3,2,1,4", "a,test,x,1,4,3,2", "a,test,x,1,2,1,4", "a,test,x,1,2,3,2")
+        ),
+    ],
+)
+def test_each_fault_of_a_row_with_its_line(tmp_path, header, row, fault):
+    good = dict.fromkeys(header.split(","), "1") | {"split": "test", "x_1": "0", "y_1": "0"}
+    lines = [",".join(good[column] for column in header.split(",")), row]
+    assert complaint_about(tmp_path, "\n".join([header, *lines]) + "\n") == f"1 fault\n  line 3: {fault}"
+
+
+def test_a_value_twice_is_found_on_each_of_its_lines(tmp_path):
+    assert complaint_about(tmp_path, "id,path,split,label\nk,a,train,x\nm,b,train,x\nk,c,train,x\n") == (
+        "2 faults\n  line 2: id 'k' is there more than once\n  line 4: id 'k' is there more than once"
+    )
+    assert complaint_about(tmp_path, "path,split,label\na,train,x\na,test,x\n") == (
+        "2 faults\n  line 2: path 'a' is there more than once; a column 'id' is needed"
+        "\n  line 3: path 'a' is there more than once; a column 'id' is needed"
+    )
+
+
+def test_one_picture_may_be_in_several_rows_with_ids_of_their_own(tmp_path):
+    text = "id,path,split,label,x_1,y_1,x_2,y_2\nk,a,train,x,0,0,5,5\nm,a,train,x,5,5,9,9\n"
+    assert read_manifest(write(tmp_path, text)).boxes() == [(0, 0, 5, 5), (5, 5, 9, 9)]
+
+
+def test_all_faults_of_a_file_come_in_one_message_in_the_order_of_lines(tmp_path):
+    text = """\
+id,path,split,label,is_query,x_1,y_1,x_2,y_2
+k,a,train,x,,,,,
+k,,tset,,maybe,1,2,,b
+m,c,test,y,True,9,9,1,1
+"""
+    assert complaint_about(tmp_path, text) == (
+        "9 faults"
+        "\n  line 2: id 'k' is there more than once"
+        "\n  line 3: id 'k' is there more than once"
+        "\n  line 3: is_query is 'maybe', not true or false"
+        "\n  line 3: label is empty"
+        "\n  line 3: path is empty"
+        "\n  line 3: split is 'tset', not one of 'train', 'val', 'test'"
+        "\n  line 3: the box of None has an empty side"
+        "\n  line 3: y_2 is 'b', no pixel"
+        "\n  line 4: the box of 'c' is empty: x_1 < x_2, y_1 < y_2 is needed"
+    )
+
+
+def test_a_long_list_of_faults_is_cut(tmp_path):
+    message = complaint_about(tmp_path, "path,split,label\n" + "".join(f"{n},trian,x\n" for n in range(25)))
+    first, *shown = message.split("\n  ")
+    assert first == "25 faults"
+    assert [fault.partition(":")[0] for fault in shown[:-1]] == [f"line {n + 2}" for n in range(20)]
+    assert shown[-1] == "... and 5 more"
+
+
+def test_lines_are_those_an_editor_shows(tmp_path):
+    text = 'path,split,label,note\na,train,x,"two\nlines"\n\nb,trian,x,\n'
+    assert complaint_about(tmp_path, text).startswith("1 fault\n  line 5: split is 'trian'")
+
+
+def test_rows_of_a_parquet_file_count_from_one(tmp_path):
+    pl.DataFrame({"path": ["a", "b"], "split": ["train", "bad"], "label": [1, 2]}).write_parquet(tmp_path / "m.parquet")
+    assert complaint(tmp_path / "m.parquet") == "1 fault\n  row 2: split is 'bad', not one of 'train', 'val', 'test'"
+
+
+def test_a_column_of_any_name_disturbs_nothing(tmp_path):
+    message = complaint_about(tmp_path, "path,split,label,row number,found,literal\na,bad,x,3,4,5\n")
+    assert message.startswith("1 fault\n  line 2: split is 'bad'")
+
+
+@pytest.mark.parametrize("text", ["path,split,label\n", "path,split,label\n\n,,\n"])
+def test_a_table_without_rows(tmp_path, text):
+    assert complaint_about(tmp_path, text) == "the table has no row"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.csv", b""),
+        ("m.csv", bytes(range(256))),
+        ("m.csv", b"path,split,label\ncaf\xe9,train,x\n"),  # another encoding than UTF-8
+        ("m.csv", b"path,split,label\na,train,x,more,fields\n"),
+        ("m.parquet", b""),
+        ("m.parquet", b"path,split,label\na,train,x\n"),
+    ],
+)
+def test_a_file_that_is_no_table(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    message = complaint(tmp_path / name)
+    assert message.startswith("cannot be read as a table: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.99])
+def test_a_truncated_parquet_file(tmp_path, kept):
+    file = tmp_path / "m.parquet"
+    pl.DataFrame({"path": ["a"], "split": ["train"], "label": [1]}).write_parquet(file)
+    file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
+    assert complaint(file).startswith("cannot be read as a table: ")
+
+
+def test_a_parquet_column_of_lists_is_no_label(tmp_path):
+    pl.DataFrame({"path": ["a"], "split": ["train"], "label": [[1]]}).write_parquet(tmp_path / "m.parquet")
+    assert complaint(tmp_path / "m.parquet").startswith("cannot be read as a table: ")
+
+
+def test_a_source_that_is_not_there_or_of_another_kind(tmp_path):
+    assert complaint(tmp_path / "m.csv") == "no such file or folder"
+    assert complaint(write(tmp_path, "", "m.txt")) == "a .csv or .parquet file or a folder is needed"
+
+
+# A tree
+
+
+def test_folders_are_labels(tmp_path):
+    manifest = read_manifest(tree(tmp_path, "dog/b.png", "cat/a.png", "cat/c d.png"))
+    paths = ["cat/a.png", "cat/c d.png", "dog/b.png"]
+    assert rows(manifest, "id", "path", "split", "label_0") == [
+        (path, path, "train", path.partition("/")[0]) for path in paths
+    ]
+    assert manifest.paths() == [tmp_path / path for path in paths]
+    assert manifest.n_levels == 1
+
+
+def test_the_deepest_folder_is_the_finest_label(tmp_path):
+    manifest = read_manifest(tree(tmp_path, "animal/pet/cat/a.png", "plant/tree/oak/b.png"))
+    assert rows(manifest, *label_columns(3)) == [("cat", "pet", "animal"), ("oak", "tree", "plant")]
+
+
+def test_first_folders_named_after_splits_are_the_splits(tmp_path):
+    names = ("train/pet/cat/a.png", "validation/pet/dog/b.png", "val/pet/dog/c.png", "test/wild/fox/d.png")
+    manifest = read_manifest(tree(tmp_path, *names))
+    assert sorted(rows(manifest, "path", "split", "label_0", "label_1")) == [
+        ("test/wild/fox/d.png", "test", "fox", "wild"),
+        ("train/pet/cat/a.png", "train", "cat", "pet"),
+        ("val/pet/dog/c.png", "val", "dog", "pet"),
+        ("validation/pet/dog/b.png", "val", "dog", "pet"),
+    ]
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    manifest = read_manifest(tree(tmp_path, "train/a.png", "bus/b.png"))
+    assert rows(manifest, "split", "label_0") == [("train", "bus"), ("train", "train")]
+
+
+def test_uneven_depth_is_a_fault_of_each_image_off_the_common_one(tmp_path):
+    tree(tmp_path, "pet/cat/a.png", "pet/cat/b.png", "pet/c.png", "d.png", "pet/cat/old/e.png")
+    assert complaint(tmp_path) == (
+        "3 faults\n  d.png: lies 0 folders deep, most images 2"
+        "\n  pet/c.png: lies 1 folders deep, most images 2"
+        "\n  pet/cat/old/e.png: lies 3 folders deep, most images 2"
+    )
+
+
+@pytest.mark.parametrize("names", [("a.png", "b.png"), ("train/a.png", "test/b.png")])
+def test_images_in_no_folder_have_no_label(tmp_path, names):
+    tree(tmp_path, *names)
+    assert complaint(tmp_path).splitlines() == [
+        "2 faults",
+        *(f"  {name}: lies in no folder that could be its label" for name in sorted(names)),
+    ]
+    manifest = read_manifest(tmp_path, labelled=False)
+    assert manifest.n_levels == 0
+    assert manifest.table["path"].to_list() == sorted(names)
+
+
+def test_a_tree_of_any_shape_if_no_label_is_needed(tmp_path):
+    manifest = read_manifest(tree(tmp_path, "a.png", "pet/b.png", "pet/cat/c.png"), labelled=False)
+    assert manifest.n_levels == 0
+    assert rows(manifest, "path", "split") == [("a.png", "train"), ("pet/b.png", "train"), ("pet/cat/c.png", "train")]
+
+
+@pytest.mark.parametrize("names", [(), ("cat/readme.txt", "cat/.a.png"), (".git/cat/a.png",), (".png",)])
+def test_a_folder_without_images_names_the_endings_it_knows(tmp_path, names):
+    message = complaint(tree(tmp_path, *names))
+    assert message.startswith("no image below this folder; known endings: '.bmp', '.gif', ")
+    assert all(repr(suffix) in message for suffix in IMAGE_SUFFIXES)
+
+
+def test_hidden_files_and_folders_and_other_files_are_left_out(tmp_path):
+    tree(tmp_path, "cat/a.png", "cat/.b.png", ".thumbs/cat/c.png", "cat/.checkpoints/d.png", "cat/notes.txt", "list.csv")
+    assert read_manifest(tmp_path).table["path"].to_list() == ["cat/a.png"]
+
+
+def test_a_hidden_folder_can_itself_be_the_source(tmp_path):
+    assert len(read_manifest(tree(tmp_path / ".cache", "cat/a.png"))) == 1
+
+
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
+def test_endings_in_small_letters_and_capitals(tmp_path, suffix):
+    manifest = read_manifest(tree(tmp_path, f"cat/a{suffix}", f"cat/b{suffix.upper()}"))
+    assert manifest.table["path"].to_list() == [f"cat/a{suffix}", f"cat/b{suffix.upper()}"]
+
+
+def test_linked_folders_are_followed(tmp_path):
+    tree(tmp_path / "elsewhere", "a.png")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "cat").symlink_to(tmp_path / "elsewhere")
+    assert read_manifest(tmp_path / "root").table["path"].to_list() == ["cat/a.png"]
+
+
+@pytest.mark.parametrize(("closed", "is_error"), [("dog", True), (".dog", False)])
+def test_a_folder_that_may_not_be_read_is_an_error_unless_it_is_hidden(tmp_path, monkeypatch, closed, is_error):
+    tree(tmp_path, "cat/a.png", f"{closed}/b.png")
+    scandir = os.scandir
+
+    def refuse(folder):
+        if Path(folder).name == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    if is_error:
+        with pytest.raises(InputError, match=r"dog: cannot be read: Permission denied$"):
+            read_manifest(tmp_path)
+    else:
+        assert len(read_manifest(tmp_path)) == 1
+
+
+def test_a_file_name_in_another_encoding_is_named(tmp_path):
+    tree(tmp_path, "cat/a.png")
+    try:
+        Path(os.fsdecode(bytes(tmp_path / "cat") + b"/caf\xe9.png")).touch()
+    except OSError:
+        pytest.skip("this file system has UTF-8 names alone")
+    assert complaint(tmp_path) == "1 fault\n  'cat/caf\\udce9.png': the name is not UTF-8"
+
+
+# Parts of it
+
+
+def mixed(folder: Path) -> Manifest:
+    text = "path,split,label\na,train,x\nb,val,y\nc,train,z\nd,val,x\ne,train,x\n"
+    return read_manifest(write(folder, text))
+
+
+def test_split_keeps_the_order(tmp_path):
+    assert mixed(tmp_path).split("train").table["path"].to_list() == ["a", "c", "e"]
+
+
+def test_a_split_without_images_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"m\.csv: no image in split 'test'; it has 'train', 'val'$"):
+        mixed(tmp_path).split("test")
+
+
+def test_where_takes_a_condition_or_a_mask_and_changes_no_argument(tmp_path):
+    manifest = mixed(tmp_path)
+    assert manifest.where(pl.col("label_0") == "x").table["path"].to_list() == ["a", "d", "e"]
+    mask = pl.lit(pl.Series([False, True, False, None, True]))
+    assert manifest.where(mask).table["path"].to_list() == ["b", "e"]
+    assert len(manifest) == 5
+    assert len(manifest.where(pl.col("label_0") == "no")) == 0
+
+
+def test_rows_know_their_lines_after_they_were_picked(tmp_path):
+    manifest = mixed(tmp_path)
+    assert manifest.places is not None
+    assert manifest.places.to_list() == [f"line {n}" for n in range(2, 7)]
+    part = manifest.split("val").where(pl.col("label_0") == "x")
+    assert part.places is not None
+    assert part.places.to_list() == ["line 5"]
+
+
+# Labels
+
+
+def test_class_numbers_follow_the_names():
+    assert of_labels(("dog",), ("cat",), ("ant",), ("cat",)).labels().tolist() == [[2], [1], [0], [1]]
+    assert of_labels(("dog",), ("cat",), ("ant",), ("cat",)).class_names() == ["ant", "cat", "dog"]
+
+
+def test_a_name_below_two_parents_is_two_classes():
+    manifest = of_labels(("jaguar", "car"), ("jaguar", "cat"), ("lion", "cat"), ("jaguar", "cat"))
+    fine, coarse = manifest.labels().T.tolist()
+    assert (len(set(fine)), coarse) == (3, [0, 1, 1, 1])
+    assert fine[1] == fine[3] != fine[0]
+    assert sorted(manifest.class_names()) == ["jaguar", "jaguar", "lion"]
+
+
+def test_labels_are_int64_and_made_anew_for_a_part():
+    manifest = of_labels(("a",), ("b",), ("c",))
+    assert manifest.labels().dtype == np.int64
+    assert manifest.where(pl.col("label_0") != "b").labels().tolist() == [[0], [1]]
+
+
+label_rows = st.lists(st.tuples(*[st.sampled_from(["1", "2", "10", "b", "é"])] * 3), min_size=1, max_size=12)
+
+
+@given(label_rows)
+def test_two_images_share_a_class_where_they_share_its_whole_path(labels):
+    codes = of_labels(*labels).labels()
+    for level in range(3):
+        assert sorted(set(codes[:, level])) == list(range(codes[:, level].max() + 1))
+        for one, its_code in zip(labels, codes[:, level], strict=True):
+            for other, other_code in zip(labels, codes[:, level], strict=True):
+                assert (its_code == other_code) == (one[level:] == other[level:])
+
+
+@given(label_rows, st.randoms(use_true_random=False))
+def test_class_numbers_do_not_depend_on_the_order_of_rows(labels, random):
+    order = list(range(len(labels)))
+    random.shuffle(order)
+    shuffled = of_labels(*(labels[place] for place in order))
+    assert shuffled.labels().tolist() == of_labels(*labels).labels()[order].tolist()
+    assert shuffled.class_names() == of_labels(*labels).class_names()
+
+
+@given(label_rows)
+def test_class_names_are_in_the_order_of_class_numbers(labels):
+    manifest = of_labels(*labels)
+    called = manifest.class_names()
+    assert [called[code] for code in manifest.labels()[:, 0]] == [row[0] for row in labels]
+
+
+# Classes held out
+
+
+def held_out_names(manifest: Manifest, fraction: float, seed: int) -> set[str]:
+    return set(hold_out_classes(manifest, fraction, seed)[1].table["label_0"])
+
+
+def test_classes_held_out_share_none_with_the_rest():
+    manifest = of_labels(*[(f"class {n % 10}",) for n in range(40)])
+    rest, held_out = hold_out_classes(manifest, 0.3, seed=0)
+    assert not set(rest.table["label_0"]) & set(held_out.table["label_0"])
+    assert sorted(rest.table["id"].to_list() + held_out.table["id"].to_list()) == sorted(manifest.table["id"])
+    assert len(held_out.class_names()) == 3
+    assert len(held_out) == 12
+
+
+def test_a_name_below_two_parents_is_held_out_as_two_classes():
+    manifest = of_labels(("jaguar", "car"), ("jaguar", "cat"))
+    assert [len(part) for part in hold_out_classes(manifest, 0.5, seed=0)] == [1, 1]
+
+
+def test_the_seed_alone_decides_which_classes_are_held_out():
+    manifest = of_labels(*[(f"class {n:02}",) for n in range(30)])
+    chosen = [frozenset(held_out_names(manifest, 0.2, seed)) for seed in range(5)]
+    assert chosen == [frozenset(held_out_names(manifest, 0.2, seed)) for seed in range(5)]
+    assert len(set(chosen)) == 5
+
+
+@pytest.mark.parametrize(("fraction", "n_held_out"), [(0.0, 1), (0.01, 1), (0.5, 2), (0.99, 3), (1.0, 3)])
+def test_each_part_has_at_least_one_class(fraction, n_held_out):
+    manifest = of_labels(("a",), ("b",), ("c",), ("d",))
+    assert len(held_out_names(manifest, fraction, seed=0)) == n_held_out
+
+
+def test_nothing_can_be_held_out_of_one_class():
+    with pytest.raises(InputError, match=r"^made: all its images are of one class: none can be held out$"):
+        hold_out_classes(of_labels(("a",), ("a",)), 0.2, seed=0)

@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from torch.testing import assert_close
+
+from sightline.data.transforms import Preprocessing, eval_transform, train_transform
+
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+def coordinates(width: int, height: int) -> Image.Image:
+    """Red is the place from left to right, green from top to bottom, both 0 to 1."""
+    across, down = np.linspace(0, 255, width), np.linspace(0, 255, height)
+    picture = np.stack([*np.meshgrid(across, down), np.zeros((height, width))], axis=2)
+    return Image.fromarray(picture.round().astype(np.uint8))
+
+
+def drawn(transform, image: Image.Image, seed: int) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return transform(image)
+
+
+def test_defaults_are_those_of_imagenet():
+    assert Preprocessing() == Preprocessing(crop=224, resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize("key", ["crop", "resize"])
+def test_a_size_below_eight_is_refused(key):
+    with pytest.raises(ValidationError, match=key):
+        Preprocessing(**{key: 7})
+
+
+def test_preprocessing_cannot_be_changed_and_refuses_unknown_keys():
+    with pytest.raises(ValidationError, match="frozen"):
+        Preprocessing().crop = 8
+    with pytest.raises(ValidationError, match="size"):
+        Preprocessing(size=8)
+
+
+SIZES = [(1, 1), (2, 300), (300, 2), (31, 33), (500, 499), (8, 8), (32, 1000)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", [eval_transform, train_transform])
+def test_any_image_becomes_a_square(make, size):
+    tensor = make(Preprocessing(crop=24, resize=27))(Image.new("RGB", size))
+    assert tensor.shape == (3, 24, 24)
+    assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [eval_transform, train_transform])
+def test_colours_are_scaled_then_normalised(make):
+    tensor = make(Preprocessing(crop=8, resize=9))(Image.new("RGB", (20, 30), (255, 0, 51)))
+    expected = torch.tensor([(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225])
+    assert_close(tensor, expected[:, None, None].expand(3, 8, 8))
+
+
+def test_the_models_own_colours_are_used():
+    preprocessing = Preprocessing(crop=8, resize=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 1.0))
+    tensor = eval_transform(preprocessing)(Image.new("RGB", (8, 8), (255, 255, 255)))
+    assert_close(tensor[:, 0, 0], torch.tensor([1.0, 2.0, 0.5]))
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 16), (16, 40), (16, 16)])
+def test_the_middle_is_cut_out_without_scaling_if_the_shorter_side_fits(width, height):
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    tensor = eval_transform(Preprocessing(crop=12, resize=16, **PLAIN))(Image.fromarray(picture))
+    top, left = (height - 12) // 2, (width - 12) // 2
+    middle = picture[top : top + 12, left : left + 12]
+    assert_close(tensor, torch.from_numpy(middle).permute(2, 0, 1) / 255)
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 300), (300, 100), (64, 64)])
+def test_the_shorter_side_is_resized_and_the_aspect_kept(width, height):
+    image = coordinates(width, height)
+    tensor = eval_transform(Preprocessing(crop=32, resize=64, **PLAIN))(image)
+    for channel, length, axis in ((0, width, 1), (1, height, 0)):
+        seen = 32 / (length * 64 / min(width, height))  # the share of this side that is inside the square
+        line = tensor[channel].mean(1 - axis)
+        assert (line[-1] - line[0]).item() == pytest.approx(seen * 31 / 32, abs=0.02)
+        assert line.mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_search_sees_the_same_image_the_same_way_and_draws_nothing():
+    image = coordinates(50, 40)
+    before = torch.get_rng_state()
+    transform = eval_transform(Preprocessing(crop=24, resize=27))
+    assert torch.equal(transform(image), transform(image))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_sees_another_part_each_time():
+    transform = train_transform(Preprocessing(crop=16, resize=18))
+    views = [drawn(transform, coordinates(60, 50), seed) for seed in range(6)]
+    assert torch.equal(views[0], drawn(transform, coordinates(60, 50), 0))
+    assert all(not torch.equal(views[0], view) for view in views[1:])
+
+
+def test_mirroring_has_the_stated_probability():
+    image, preprocessing = coordinates(16, 16), Preprocessing(crop=16, resize=16, **PLAIN)
+    plain = drawn(train_transform(preprocessing, crop_area=(1, 1), flip=0), image, 0)
+    assert_close(plain, eval_transform(preprocessing)(image))
+    transform = train_transform(preprocessing, crop_area=(1, 1), flip=0.25)
+    mirrored = 0
+    for seed in range(400):
+        view = drawn(transform, image, seed)
+        mirrored += torch.equal(view, plain.flip(2))
+        assert torch.equal(view, plain) or torch.equal(view, plain.flip(2))
+    assert 65 < mirrored < 135  # 100, four standard deviations either way
+
+
+@pytest.mark.parametrize("area", [0.16, 0.36])
+def test_crop_area_is_a_share_of_the_area_and_not_of_a_side(area):
+    transform = train_transform(Preprocessing(crop=64, resize=64, **PLAIN), crop_area=(area, area), flip=0)
+    seen, centres = [], []
+    for seed in range(60):
+        view = drawn(transform, coordinates(256, 256), seed)
+        across, down = view[0].mean(0), view[1].mean(1)
+        seen.append((across[-1] - across[0]).item() * (down[-1] - down[0]).item() * (64 / 63) ** 2)
+        centres.append((across.mean().item(), down.mean().item()))
+    assert np.mean(seen) == pytest.approx(area, rel=0.05)
+    assert np.std(seen) < 0.1 * area
+    assert np.ptp(np.array(centres), axis=0).min() > 0.3  # from all over the image
+
+
+def test_the_default_area_is_that_of_the_papers():
+    transform = train_transform(Preprocessing(crop=32, resize=32, **PLAIN), flip=0)
+    spans = []
+    for seed in range(150):
+        view = drawn(transform, coordinates(256, 256), seed)
+        across, down = view[0].mean(0), view[1].mean(1)
+        spans.append((across[-1] - across[0]).item() * (down[-1] - down[0]).item() * (32 / 31) ** 2)
+    assert 0.13 < min(spans) < 0.3
+    assert max(spans) > 0.8
+    assert np.mean(spans) == pytest.approx(0.58, abs=0.12)

@@ -1,0 +1,49 @@
+import shutil
+
+import polars as pl
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from sightline.data.manifest import read_manifest
+from sightline.embedding.extract import embed_manifest
+from sightline.errors import InputError
+from sightline.models.encoder import Encoder
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return Encoder.create("tiny", embedding_dim=8, image_size=32)
+
+
+def test_each_image_gets_its_own_vector_in_the_manifests_order(encoder, image_tree):
+    manifest = read_manifest(image_tree)
+    table = embed_manifest(encoder, manifest, batch_size=5)
+    assert table.manifest is manifest
+    assert table.fingerprint == encoder.fingerprint()
+    for place in (0, 17, 71):
+        assert_allclose(table.vectors[place], encoder.encode([manifest.paths()[place]])[0], atol=1e-6)
+
+
+def test_boxes_are_cut_out(encoder, image_tree, tmp_path):
+    source = image_tree / "super0/class00/0.png"
+    rows = ["path,split,label,x_1,y_1,x_2,y_2", f"{source},test,a,,,,", f"{source},test,a,4,4,20,20"]
+    (tmp_path / "set.csv").write_text("\n".join([rows[0] + ",id", rows[1] + ",whole", rows[2] + ",part"]))
+    whole, part = embed_manifest(encoder, read_manifest(tmp_path / "set.csv")).vectors
+    assert_allclose(whole, encoder.encode([source])[0], atol=1e-6)
+    assert abs(whole - part).max() > 1e-3
+
+
+def test_workers_change_nothing(encoder, image_tree):
+    manifest = read_manifest(image_tree).where(pl.col("label_0") == "class03")
+    one, two = (embed_manifest(encoder, manifest, batch_size=2, n_workers=n).vectors for n in (0, 2))
+    assert_array_equal(one, two)
+
+
+def test_all_images_that_cannot_be_read_are_named_at_once(encoder, image_tree, tmp_path):
+    shutil.copytree(image_tree / "super0", tmp_path / "tree")
+    broken = [tmp_path / "tree/class00/2.png", tmp_path / "tree/class06/5.png"]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(InputError, match="2 faults") as caught:
+        embed_manifest(encoder, read_manifest(tmp_path / "tree"), batch_size=4)
+    assert all(str(path) in str(caught.value) for path in broken)

@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_array_equal
+from polars.testing import assert_frame_equal
+
+from sightline.data.manifest import Manifest, read_manifest
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError
+
+CSV = """path,split,label_0,label_1,is_query,is_gallery,x_1,y_1,x_2,y_2,id,note
+a.png,test,001,birds,true,,0,0,5,5,one,ä
+b.png,test,001,birds,false,true,,,,,two,
+c.png,train,2,fish,,false,1,2,3,4,three,"x, y"
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    (tmp_path / "set.csv").write_text(CSV, encoding="utf-8")
+    return read_manifest(tmp_path / "set.csv")
+
+
+@pytest.fixture
+def table(manifest):
+    return EmbeddingTable(manifest, np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), "0123abc")
+
+
+def test_what_is_written_is_read(table, tmp_path):
+    file = table.write(tmp_path / "new" / "table.parquet")
+    again = EmbeddingTable.read(file)
+    assert_array_equal(again.vectors, table.vectors)
+    assert again.vectors.dtype == np.float32
+    assert again.vectors.flags.writeable  # torch has no read-only tensors
+    assert again.fingerprint == "0123abc"
+    assert again.ids == ["one", "two", "three"]
+    assert_frame_equal(again.manifest.table, table.manifest.table)
+    assert again.manifest.n_levels == 2
+    assert again.manifest.source == file
+    assert again.manifest.boxes() == [(0, 0, 5, 5), None, (1, 2, 3, 4)]
+    assert again.manifest.table["is_query"].to_list() == [True, False, None]
+    assert again.manifest.table["label_0"].to_list() == ["001", "001", "2"]  # no number made of a name
+    assert_array_equal(again.manifest.labels(), table.manifest.labels())
+
+
+def test_images_are_found_from_another_folder(table, tmp_path, monkeypatch):
+    # The images' folder is stored whole: relative to where `embed` ran it would mean nothing elsewhere.
+    monkeypatch.chdir(tmp_path)
+    relative = EmbeddingTable(read_manifest(Path("set.csv")), table.vectors, "f")
+    assert relative.manifest.paths()[0] == Path("a.png")
+    file = relative.write(Path("table.parquet")).resolve()
+    monkeypatch.chdir("/")
+    assert EmbeddingTable.read(file).manifest.paths()[0] == tmp_path / "a.png"
+
+
+def test_images_without_labels(tmp_path):
+    (tmp_path / "set.csv").write_text("path,split\na.png,test\n")
+    manifest = read_manifest(tmp_path / "set.csv", labelled=False)
+    file = EmbeddingTable(manifest, np.ones((1, 2), np.float32), "f").write(tmp_path / "table.parquet")
+    assert EmbeddingTable.read(file).manifest.n_levels == 0
+
+
+@pytest.mark.parametrize("view", [np.s_[::-1], np.s_[::2], np.s_[:0]])
+def test_any_layout_of_the_vectors_is_written(view, table, tmp_path):
+    wide = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)[view]
+    rows = table.manifest.table[[0] * len(wide)]
+    kept = EmbeddingTable(Manifest(tmp_path, tmp_path, rows, 2), wide, "f")
+    assert_array_equal(EmbeddingTable.read(kept.write(tmp_path / "table.parquet")).vectors, wide)
+
+
+def test_where_keeps_rows_and_vectors_together(table):
+    part = table.where(pl.col("split") == "test")
+    assert part.ids == ["one", "two"]
+    assert_array_equal(part.vectors, table.vectors[:2])
+    assert part.fingerprint == table.fingerprint
+    assert len(part) == 2
+
+
+def test_where_leaves_out_what_is_unknown(table):
+    part = table.where(pl.col("is_query"))  # empty for the third image
+    assert part.ids == ["one"]
+    assert_array_equal(part.vectors, table.vectors[:1])
+    assert table.where(~pl.col("is_query")).ids == ["two"]
+
+
+@pytest.mark.parametrize(("condition", "n_kept"), [(True, 3), (False, 0)])
+def test_where_all_or_none(condition, n_kept, table):
+    part = table.where(pl.lit(condition))
+    assert len(part) == len(part.manifest) == n_kept
+    assert part.vectors.shape == (n_kept, 5)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (4, 5), (0, 5), (3,), (3, 5, 1)])
+def test_vectors_that_do_not_fit_the_images_are_refused(shape, manifest):
+    with pytest.raises(InputError, match=rf"vectors of shape \({', '.join(map(str, shape))},?\) for 3 images"):
+        EmbeddingTable(manifest, np.zeros(shape, np.float32), "f")
+
+
+def test_a_failed_write_leaves_the_old_table(table, tmp_path, monkeypatch):
+    file = table.write(tmp_path / "tables" / "table.parquet")
+    before = file.read_bytes()
+
+    def broken(self, target, **options):
+        Path(target).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", broken)
+    with pytest.raises(OSError, match="disk full"):
+        table.where(pl.lit(False)).write(file)
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == ["table.parquet"]  # nothing left lying about
+
+
+def test_a_file_that_is_no_table_is_refused(table, tmp_path):
+    file = tmp_path / "table.parquet"
+    with pytest.raises(InputError, match=r"table\.parquet: no such file"):
+        EmbeddingTable.read(file)
+    for stored in (b"", b"a,b\n1,2\n", table.write(file).read_bytes()[:-9]):
+        file.write_bytes(stored)
+        with pytest.raises(InputError, match=r"table\.parquet: not an embedding table: ."):
+            EmbeddingTable.read(file)
+
+
+def test_another_parquet_file_or_format_is_refused(table, tmp_path, monkeypatch):
+    file = tmp_path / "table.parquet"
+    table.manifest.table.write_parquet(file)
+    with pytest.raises(InputError, match=r"table\.parquet: an embedding table of format 1 is needed, found None"):
+        EmbeddingTable.read(file)
+    monkeypatch.setattr("sightline.embedding.table.FORMAT", "2")
+    table.write(file)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="of format 1 is needed, found 2"):
+        EmbeddingTable.read(file)

@@ -1,0 +1,117 @@
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from sightline.evaluation.metrics import average_precision, map_at_r, recall_at_k
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+lists = st.lists(st.booleans(), min_size=1, max_size=12)
+M1 = [1, 0, 1, 1, 0, 0, 1, 0, 0, 1]  # spec/metrics.md, section 3
+M2 = [0, 0, 1, 0]
+
+
+def recall_by_definition(ranked, k):
+    return float(any(ranked[:k]))
+
+
+def precision_sum(ranked, last_place):  # one place at a time: slow, and hard to get wrong
+    total = 0.0
+    for place in range(1, last_place + 1):
+        if place <= len(ranked) and ranked[place - 1]:
+            total += sum(ranked[:place]) / place
+    return total
+
+
+def ap_by_definition(ranked, n_relevant):
+    return precision_sum(ranked, len(ranked)) / n_relevant
+
+
+def map_at_r_by_definition(ranked, n_relevant):
+    return precision_sum(ranked, n_relevant) / n_relevant
+
+
+def of_one(metric, ranked, n_relevant=None, **options):
+    """The metric of one list; its relevant items are those in it unless said otherwise."""
+    found = metric(
+        torch.tensor([ranked]).bool(), torch.tensor([sum(ranked) if n_relevant is None else n_relevant]), **options
+    )
+    assert found.shape == (1,)
+    assert found.dtype == torch.float64
+    return found.item()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("n_missed", [0, 2])  # relevant items that a cut list lacks
+def test_metrics_of_a_table_are_those_of_each_list_by_definition(seed, n_missed):
+    ranked = torch.rand(6, 11, generator=torch.Generator().manual_seed(seed)) < 0.3
+    ranked[:, seed % 11] = True
+    n_relevant = ranked.sum(1) + n_missed
+    rows = list(zip(ranked.tolist(), n_relevant.tolist(), strict=True))
+    expected = torch.tensor([ap_by_definition(*row) for row in rows], dtype=torch.float64)
+    assert_close(average_precision(ranked, n_relevant), expected)
+    expected = torch.tensor([map_at_r_by_definition(*row) for row in rows], dtype=torch.float64)
+    assert_close(map_at_r(ranked, n_relevant), expected)
+    for k in (1, 2, 5, 11, 100):
+        expected = torch.tensor([recall_by_definition(row, k) for row, _ in rows], dtype=torch.float64)
+        assert_close(recall_at_k(ranked, n_relevant, k), expected)
+
+
+def test_the_specifications_lists():
+    assert_close(of_one(average_precision, M1), 0.6976190, rtol=0, atol=1e-6)
+    assert_close(of_one(map_at_r, M1), 0.4833333, rtol=0, atol=1e-6)
+    assert of_one(recall_at_k, M1, k=1) == 1
+    assert_close(of_one(average_precision, M2), 1 / 3)
+    assert of_one(map_at_r, M2) == 0
+    assert [of_one(recall_at_k, M2, k=k) for k in (1, 2, 3)] == [0, 0, 1]
+
+
+def test_a_query_without_a_relevant_item_is_nan_and_spoils_no_other():
+    ranked, n_relevant = torch.tensor([[True, False], [False, False]]), torch.tensor([1, 0])
+    for values in (average_precision(ranked, n_relevant), map_at_r(ranked, n_relevant), recall_at_k(ranked, n_relevant, 1)):
+        assert_close(values, torch.tensor([1.0, torch.nan], dtype=torch.float64), equal_nan=True)
+
+
+def test_an_empty_list_misses_everything():
+    ranked, n_relevant = torch.empty(1, 0, dtype=torch.bool), torch.tensor([3])
+    assert average_precision(ranked, n_relevant).item() == 0
+    assert map_at_r(ranked, n_relevant).item() == 0
+    assert recall_at_k(ranked, n_relevant, 1).item() == 0
+
+
+@reproducible
+@given(lists.filter(any))
+def test_map_at_r_is_never_above_average_precision_and_both_are_fractions(ranked):
+    assert 0 <= of_one(map_at_r, ranked) <= of_one(average_precision, ranked) <= 1
+
+
+@reproducible
+@given(lists.filter(any))
+def test_recall_never_falls_with_k(ranked):
+    values = [of_one(recall_at_k, ranked, k=k) for k in range(1, len(ranked) + 2)]
+    assert values == sorted(values)
+    assert values[-1] == 1
+
+
+@reproducible
+@given(lists.filter(any))
+def test_the_perfect_order_scores_1(ranked):
+    best = sorted(ranked, reverse=True)
+    assert of_one(average_precision, best) == of_one(map_at_r, best) == of_one(recall_at_k, best, k=1) == 1
+
+
+@pytest.mark.parametrize("metric", [average_precision, map_at_r])
+def test_the_perfect_order_backwards_is_the_worst_of_all_orders(metric):
+    ranked = [True, True, False, False, False, True]
+    values = [of_one(metric, list(order)) for order in set(permutations(ranked))]
+    assert of_one(metric, sorted(ranked)) == min(values) < max(values) == 1
+
+
+@reproducible
+@given(lists.filter(any))
+def test_one_more_irrelevant_item_at_the_end_changes_nothing(ranked):
+    for metric in (average_precision, map_at_r):
+        assert_close(of_one(metric, [*ranked, False]), of_one(metric, ranked))

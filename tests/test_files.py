@@ -1,0 +1,69 @@
+import pytest
+
+from sightline.files import replaced
+
+
+def test_a_new_file_is_there_after_the_block_and_not_before(tmp_path):
+    file = tmp_path / "made" / "here" / "a.txt"
+    with replaced(file) as scratch:
+        scratch.write_text("whole")
+        assert not file.exists()
+        assert scratch.parent == file.parent  # on the same disk, or the last step would be a copy
+    assert file.read_text() == "whole"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_the_old_content_stays_until_the_block_ends(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with replaced(file) as scratch:
+        scratch.write_text("new")
+        assert file.read_text() == "old"
+    assert file.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_the_old_content_and_no_scratch(tmp_path, error):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+
+    def write_half():
+        with replaced(file) as scratch:
+            scratch.write_text("hal")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_before_anything_is_written_leaves_nothing(tmp_path):
+    def write_nothing():
+        with replaced(tmp_path / "a.txt"):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_nothing()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_content_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
+    file, synced = tmp_path / "a.txt", []
+
+    def record(descriptor):
+        synced.append(file.exists())
+
+    monkeypatch.setattr("sightline.files.os.fsync", record)
+    with replaced(file) as scratch:
+        scratch.write_text("whole")
+    assert synced == [False]
+
+
+def test_a_block_that_writes_nothing_leaves_the_old_file(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with pytest.raises(FileNotFoundError), replaced(file):
+        pass
+    assert file.read_text() == "old"

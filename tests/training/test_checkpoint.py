@@ -1,0 +1,99 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.training import checkpoint
+from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
+
+STATE = {"encoder": {"weight": torch.arange(6.0).reshape(2, 3)}, "loss": {}, "optimizer": {"state": {0: {"step": 3}}}}
+POSITION = Position(epoch=2, batch=5, step=17, best=0.1 + 0.2)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    for position in (POSITION, Position()):
+        save_checkpoint(tmp_path / "run" / "last.pt", position, STATE)
+        loaded, state = load_checkpoint(tmp_path / "run" / "last.pt")
+        assert loaded == position
+        assert_close(state, STATE, rtol=0, atol=0)
+
+
+def test_a_step_after_loading_is_the_step_without_it(tmp_path):
+    def model():
+        layer = torch.nn.Linear(3, 2, bias=False)
+        layer.load_state_dict({"weight": torch.ones(2, 3)})
+        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def step(layer, optimizer):
+        optimizer.zero_grad()
+        layer(torch.arange(3.0)).square().sum().backward()
+        optimizer.step()
+
+    straight = model()
+    step(*straight)
+    save_checkpoint(
+        tmp_path / "last.pt", Position(step=1), {k: o.state_dict() for k, o in zip("ab", straight, strict=True)}
+    )
+    step(*straight)
+    resumed = model()
+    _, state = load_checkpoint(tmp_path / "last.pt")
+    for key, part in zip("ab", resumed, strict=True):
+        part.load_state_dict(state[key])
+    step(*resumed)
+    assert_close(resumed[0].weight, straight[0].weight, rtol=0, atol=0)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    file = tmp_path / "last.pt"
+    save_checkpoint(file, POSITION, STATE)
+
+    def broken(stored, target):
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint.torch, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(file, Position(step=18), STATE)
+    assert load_checkpoint(file)[0] == POSITION
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+def test_a_cut_file_is_refused(share, tmp_path):
+    file = tmp_path / "last.pt"
+    save_checkpoint(file, POSITION, STATE)
+    stored = file.read_bytes()
+    file.write_bytes(stored[: int(share * len(stored))])
+    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: it was cut short"):
+        load_checkpoint(file)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@given(st.binary(max_size=40))
+def test_any_bytes_are_refused_and_nothing_else_is_raised(tmp_path_factory, stored):
+    file = tmp_path_factory.getbasetemp() / "bytes.pt"
+    file.write_bytes(stored)
+    with pytest.raises(InputError, match=r"bytes\.pt: "):
+        load_checkpoint(file)
+
+
+def test_text_pickles_with_code_and_missing_files_are_refused(tmp_path):
+    file = tmp_path / "last.pt"
+    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: No such file or directory"):
+        load_checkpoint(file)
+    file.write_text("hello world")
+    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: .*something else wrote it"):
+        load_checkpoint(file)
+    torch.save({"format": 1, "position": {}, "encoder": torch.nn.Linear(1, 1)}, file)  # would run code to load
+    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint"):
+        load_checkpoint(file)
+
+
+@pytest.mark.parametrize("stored", [{"weight": torch.ones(1)}, [1, 2], torch.ones(2), {"format": 99, "position": {}}])
+def test_another_programs_file_or_format_is_refused(stored, tmp_path):
+    torch.save(stored, tmp_path / "last.pt")
+    found = 99 if isinstance(stored, dict) and "format" in stored else None
+    with pytest.raises(InputError, match=rf"last\.pt: a checkpoint of format {found}; this version of Sightline reads 1"):
+        load_checkpoint(tmp_path / "last.pt")
