@@ -163,5 +163,6 @@ def test_a_recipe_cannot_be_changed():
     for section, key in ((recipe, "seed"), (recipe.optimizer, "lr"), (recipe.loss, "name"), (recipe.data, "crop_area")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(section, key, getattr(section, key))
+    recipe = read_recipe("images", ["loss.tau=0.5"])
     recipe.loss.options()["tau"] = 5
-    assert recipe.loss.options() == {}
+    assert recipe.loss.options() == {"tau": 0.5}

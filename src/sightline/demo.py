@@ -15,7 +15,7 @@ from sightline.report.gallery import draw_queries, nearest_pictures, picture_of
 from sightline.report.page import Comparison, write_page
 from sightline.training.logs import read_log
 
-N_QUERIES, N_SHOWN = 12, 8
+N_QUERIES, N_SHOWN = 12, 7  # each character has seven other images
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,14 @@ def test_batches_come_in_order_with_their_places(paths, n_workers):
     assert all(batch.places.dtype == torch.int64 for batch in loaded)
     for batch in loaded:
         assert_close(batch.images, torch.stack([dataset[place] for place in batch.places.tolist()]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_worker_processes_read_the_images(paths, n_workers):
+    dataset = ImageDataset(paths, lambda image: torch.tensor([os.getpid()]))
+    readers = {int(images[0]) for images, _ in load_batches(dataset, consecutive(7, 1), n_workers)}
+    assert len(readers) == max(n_workers, 1)
+    assert (os.getpid() in readers) == (n_workers == 0)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

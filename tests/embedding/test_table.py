@@ -82,7 +82,9 @@ def test_where_leaves_out_what_is_unknown(table):
     part = table.where(pl.col("is_query"))  # empty for the third image
     assert part.ids == ["one"]
     assert_array_equal(part.vectors, table.vectors[:1])
-    assert table.where(~pl.col("is_query")).ids == ["two"]
+    other = table.where(~pl.col("is_query"))
+    assert other.ids == ["two"]
+    assert_array_equal(other.vectors, table.vectors[1:2])
 
 
 @pytest.mark.parametrize(("condition", "n_kept"), [(True, 3), (False, 0)])

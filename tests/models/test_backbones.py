@@ -64,6 +64,7 @@ def test_channels_are_moved_where_a_model_puts_them_last():
 
 def test_a_tag_chooses_among_timms_weights():
     assert create_backbone("test_resnet.r160_in1k").num_features == 96
+    assert complaint("test_resnet.nope").startswith("backbone 'test_resnet.nope': Invalid pretrained tag (nope)")
 
 
 @pytest.mark.parametrize(
@@ -235,3 +236,18 @@ def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path, monkeypatch, offl
     assert message.startswith("backbone 'test_resnet': its weights cannot be had from the hub (")
     assert message.endswith("); give a file")
     assert "\n" not in message
+
+
+def test_a_download_that_breaks_off_is_one_message(monkeypatch):
+    class ReadError(Exception):
+        """Of a network library, which shares no base with others."""
+
+    def break_off(*_, **__):
+        raise ReadError("peer closed connection")
+
+    monkeypatch.setattr("timm.create_model", break_off)
+    assert complaint("test_resnet", "hub") == (
+        "backbone 'test_resnet': its weights cannot be had from the hub (peer closed connection); give a file"
+    )
+    with pytest.raises(ReadError):
+        create_backbone("test_resnet")  # a fault of ours is not hidden

@@ -539,3 +539,14 @@ def test_weights_of_another_encoder_are_refused(folder, tmp_path):
     other = Encoder.create("test_resnet", 8, image_size=64).save_pretrained(tmp_path / "other")
     shutil.copy(other / WEIGHTS_FILE, folder / WEIGHTS_FILE)
     assert refused(folder).startswith(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: ")
+
+
+def test_what_a_killed_save_left_behind_is_no_hindrance(tmp_path):
+    encoder = Encoder.create("tiny", 8, image_size=32)
+    left = tmp_path / ".encoder.saving"
+    (left / "new").mkdir(parents=True)
+    (left / "new/model.safetensors").write_bytes(b"half")
+    (left / "old").mkdir()
+    folder = encoder.save_pretrained(tmp_path / "encoder")
+    assert Encoder.from_pretrained(folder).fingerprint() == encoder.fingerprint()
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder"]

@@ -53,13 +53,13 @@ def test_the_nearest_by_cosine_computed_twice_as_precisely(seed, k):
     assert_close(scores.double(), torch.from_numpy(np.take_along_axis(cosines, expected, 1)), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("n_queries", [1, 2, 5])
-def test_copies_of_one_vector_tie_whatever_their_place(seed, n_queries):
-    # A plain matrix product gives the last copies another last bit where there is one query.
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("n_queries", "n_items"), [(1, 33), (2, 33), (5, 33), (1, 10001), (7, 10001)])
+def test_copies_of_one_vector_tie_whatever_their_place(seed, n_queries, n_items):
+    # A plain matrix product gives the last copies another last bit, with one query or on several threads.
     queries, base = draw(seed, n_queries, n_items=2)
-    which = torch.randint(2, (33,), generator=torch.Generator().manual_seed(seed))
-    scores, places = top_k(queries, base[which], k=33)
+    which = torch.randint(2, (n_items,), generator=torch.Generator().manual_seed(seed))
+    scores, places = top_k(queries, base[which], k=n_items)
     assert all(len(row.unique()) <= 2 for row in scores)
     for row in places:
         for number in (0, 1):
@@ -77,7 +77,7 @@ def test_blocks_equal_the_whole(n_elements, monkeypatch):
     assert [range(7)[rows] for rows, _ in blocks] == [
         range(start, min(start + len(blocks[0][1]), 7)) for start in range(0, 7, len(blocks[0][1]))
     ]
-    assert all(scores.numel() <= max(n_elements, 2 * 37) for _, scores in blocks)  # two queries at least
+    assert all(scores.numel() <= max(n_elements, 37) for _, scores in blocks)
     assert_close(torch.cat([scores for _, scores in blocks]), queries @ gallery.T, rtol=0, atol=0)
 
 

@@ -31,7 +31,7 @@ def check(
 def prepare(
     name: Annotated[str, typer.Argument(help="The data set to make: glyphs.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    size: Annotated[str, typer.Option(help="small (about 4,000 images) or full (about 40,000).")] = "small",
+    size: Annotated[str, typer.Option(help="small (about 4,000 images) or full (about 35,000).")] = "small",
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other pictures.")] = 0,
 ) -> None:
     """Make a data set and print its manifest's path."""

@@ -25,8 +25,9 @@ def demo(
         before = outcome.before[name]
         typer.echo(f"{name:<10}{100 * before:>8.1f}{100 * after:>8.1f}{100 * (after - before):>+8.1f}")
     table, encoder = EmbeddingTable.read(outcome.table), Encoder.from_pretrained(outcome.encoder)
-    for query, hits in zip(outcome.queries[:3], search_images(encoder, table, outcome.queries[:3], k=5), strict=False):
-        typer.echo(f"nearest to {query.relative_to(out.resolve()) if query.is_absolute() else query}:")
-        for hit in hits:
+    queries = outcome.queries[:3]
+    for query, hits in zip(queries, search_images(encoder, table, queries, k=6), strict=True):
+        typer.echo(f"nearest to {query}:")
+        for hit in [hit for hit in hits if hit.path.resolve() != query.resolve()][:5]:
             typer.echo(f"  {hit.score:.3f}  {hit.id}  {hit.labels[0]}")
     typer.echo(f"Report: {outcome.report} (took {time.monotonic() - since:.0f} s)")

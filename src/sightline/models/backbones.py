@@ -55,9 +55,10 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
         raise InputError(f"unknown backbone {name!r}: {nearest(name, ['tiny', *timm.list_models()])}")
     if weights == "bundled" and name != BUNDLED:
         raise InputError(f"bundled weights are for {BUNDLED!r}, not for {name!r}; use 'hub', a file, or none")
+    failure = Exception if weights == "hub" else RuntimeError  # what network libraries raise has no base in common
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
-    except (OSError, RuntimeError) as error:
+    except failure as error:
         what = f"its weights cannot be had from the hub ({error}); give a file" if weights == "hub" else error
         raise InputError(f"backbone {name!r}: {what}") from error
     if weights == "bundled":

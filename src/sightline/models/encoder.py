@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -214,14 +213,16 @@ class Encoder(nn.Module):
         if folder.exists() and not (folder / SETTINGS_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        scratch = folder.with_name(f".{folder.name}.saving")
         new, old = scratch / "new", scratch / "old"
+        shutil.rmtree(new, ignore_errors=True)  # of a save that was killed; its old encoder is kept until this one is there
+        new.mkdir(parents=True)
         try:
-            new.mkdir()
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
             described = {"format": FORMAT, "fingerprint": self.fingerprint(), **self.settings.model_dump()}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
             if folder.exists():
+                shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
             new.rename(folder)
         finally:

@@ -10,7 +10,7 @@ from sightline.errors import InputError
 from sightline.ranking.similarity import check_vectors, full_precision, unit
 
 BLOCK_ELEMENTS = 1 << 24  # scores held at once: 64 MB
-EVEN_ROWS, EVEN_COLUMNS = 2, 16  # sides of which a matrix product treats all elements alike
+EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
 
 
 def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -50,22 +50,22 @@ def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[
     Args:
         queries: (Q, D).
         gallery: (G, D).
-        n_elements: scores to hold at once, in blocks of at least two queries.
+        n_elements: scores to hold at once, but at least one query's.
 
     Yields:
         Which queries, and their (B, G) scores.
     """
     common = torch.promote_types(queries.dtype, gallery.dtype)
-    # A product sums a lone row, and columns left over, in another order: copies would differ in the last bit, and no longer
-    # tie. Zeros fill the edges and are cut off.
-    rows = F.pad(unit(queries.to(common)), (0, 0, 0, -len(queries) % EVEN_ROWS))
+    # A matrix product sums the columns left over at its edge in another order: copies there would differ in the last bit,
+    # and no longer tie. Zeros fill the edge and are cut off.
+    rows = unit(queries.to(common))
     columns = F.pad(unit(gallery.to(common)), (0, 0, 0, -len(gallery) % EVEN_COLUMNS)).T
-    n_rows = EVEN_ROWS * max(1, n_elements // max(1, EVEN_ROWS * len(gallery)))
-    for start in range(0, len(queries), n_rows):
+    n_rows = max(1, n_elements // max(1, len(gallery)))
+    for start in range(0, len(rows), n_rows):
+        block = slice(start, start + n_rows)
         with torch.autocast(rows.device.type, enabled=False):
-            scores = rows[start : start + n_rows] @ columns
-        stop = min(start + n_rows, len(queries))
-        yield slice(start, stop), scores[: stop - start, : len(gallery)]
+            scores = rows[block] @ columns
+        yield block, scores[:, : len(gallery)]
 
 
 def _top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class RunProgress:
             console=Console(stderr=True),
             disable=not shown,
         )
-        self.task = self.progress.add_task("Training", total=None, loss=float("nan"), speed=0.0)
+        self.task = self.progress.add_task("", visible=False, loss=0.0, speed=0.0)  # until the first step
         self.since = time.monotonic()
         self.n_images = 0
 
@@ -84,7 +84,9 @@ class RunProgress:
         speed = self.n_images / max(1e-9, time.monotonic() - self.since)
         done, total = position.epoch * n_batches + position.batch, self.n_epochs * n_batches
         title = f"Epoch {position.epoch + 1}/{self.n_epochs}"
-        self.progress.update(self.task, description=title, completed=done, total=total, loss=loss, speed=speed)
+        self.progress.update(
+            self.task, visible=True, description=title, completed=done, total=total, loss=loss, speed=speed
+        )
 
     def say(self, line: str) -> None:
         """A line above the bar."""
