@@ -156,6 +156,8 @@ class TestRefusals:
     def test_an_unknown_loss_or_option_or_metric_or_backbone(self, refused):
         refused("unknown loss 'roadmop': did you mean 'roadmap'", "loss.name=roadmop")
         refused("loss 'roadmap' has no option 'rhoo': did you mean 'rho'", "loss.rhoo=3")
+        refused("loss 'roadmap': tau is 'small'; a number is needed", "loss.tau=small")
+        refused("tau is -1.0; a finite number above 0 is needed", "loss.tau=-1.0")
         refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
         refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
 

@@ -74,10 +74,7 @@ def test_an_unknown_name_is_an_attribute_error_like_any_other():
 def test_the_module_and_the_console_command_give_the_same_help():
     command = Path(sys.executable).parent / "sightline"
     as_module, as_command = run(sys.executable, "-m", "sightline", "--help"), run(command, "--help")
-    assert "Usage: python -m sightline [OPTIONS]" in as_module  # each says how it was called
     assert "Usage: sightline [OPTIONS]" in as_command
-    assert [line.rstrip() for line in as_module.replace("python -m sightline", "sightline").splitlines()] == [
-        line.rstrip() for line in as_command.splitlines()
-    ]
+    assert as_module == as_command
     for verb in ("data", "train", "embed", "evaluate", "search", "demo"):
         assert f" {verb} " in as_command

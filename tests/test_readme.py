@@ -29,7 +29,8 @@ def test_own_images_in_five_lines_and_the_python_after_them(image_tree, tiny_rec
         with pytest.raises(SystemExit) as ended:
             run()
         assert not ended.value.code, words
-    assert "photos/super0/class00" in capsys.readouterr().out.splitlines()[-1]
+    _, first_hit = capsys.readouterr().out.partition("query.jpg\n")[2].split("\n", 1)[0].split("  ", 2)[1:]
+    assert "photos/super0/class00/0.png" in first_hit
 
     python = blocks("python")
     assert len(python) == 2

@@ -85,7 +85,7 @@ class ScheduleSection(Section):
     warmup_epochs: int = Field(default=0, ge=0)  # the backbone is frozen, the schedule waits
     name: Literal["constant", "cosine", "step"] = "cosine"
     final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine: what is left of the rate at the end
-    milestones: tuple[int, ...] = ()  # of step: epochs after which the rate falls
+    milestones: tuple[int, ...] = ()  # of step: epochs after the warm-up at which the rate falls
     gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
 
 
@@ -94,6 +94,7 @@ class ValidationSection(Section):
 
     every: int = Field(default=1, ge=1)  # epochs
     metric: str = "map@r"
+    ks: tuple[int, ...] = (1, 2, 4, 8)  # places for recall@k
 
 
 class Recipe(Section):
@@ -158,13 +159,21 @@ def _lay_over(values: dict[str, Any], override: str) -> None:
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = None if text == "none" else text  # a word without quotes
+        value = None if text == "none" else _number(text)
     *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"override {override!r}: {section!r} is a value, not a section")
     values[last] = value
+
+
+def _number(text: str) -> float | str:
+    """What TOML does not take for a number but people write as one, such as ``.5``; else a word without quotes."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _sentence(fault: ErrorDetails) -> str:

@@ -50,8 +50,8 @@ def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool =
         The folder of the trained encoder.
     """
     _check_run_folder(recipe, out, resume)
-    if recipe.validation.metric not in metric_names():
-        known = nearest(recipe.validation.metric, metric_names())
+    if recipe.validation.metric not in metric_names(recipe.validation.ks):
+        known = nearest(recipe.validation.metric, metric_names(recipe.validation.ks))
         raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
     manifest = read_manifest(recipe.data.manifest)
     train_part, val_part = _parts(manifest, recipe)
@@ -73,7 +73,7 @@ def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool =
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
     out.mkdir(parents=True, exist_ok=True)
     with replaced(out / RECIPE_FILE) as scratch:
-        scratch.write_text(recipe.model_dump_json(indent=2) + "\n")
+        scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _run(recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress)
     return out / ENCODER_FOLDER
 
@@ -85,7 +85,7 @@ def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         raise InputError(f"{out}: exists and is not a run folder; it is left as it is")
     if not resume:
         raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
-    stored = json.loads((out / RECIPE_FILE).read_text())
+    stored = json.loads((out / RECIPE_FILE).read_text(encoding="utf-8"))
     asked = json.loads(recipe.model_dump_json())
     if changed := _differences(stored, asked):
         raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
@@ -130,7 +130,9 @@ def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
 def _loss(recipe: Recipe, **known: int) -> nn.Module:
     """The recipe's loss; what it needs to know of data and model is filled in where it asks for it."""
     taken = loss_options(recipe.loss.name)
-    return create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken}, **recipe.loss.options())
+    loss = create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken}, **recipe.loss.options())
+    loss(torch.eye(2, known["embedding_dim"]), torch.zeros(2, dtype=torch.int64))  # a value that does not fit shows here
+    return loss
 
 
 def _run(
@@ -157,6 +159,7 @@ def _run(
     loss = loss.to(fabric.device)
     all_labels = torch.from_numpy(labels)
     transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip)
+    images = ImageDataset.of(train_part, transform)
     schedule = Schedule(recipe.schedule)
     first_rates = [recipe.optimizer.lr, recipe.optimizer.lr * recipe.optimizer.head_lr_factor]
 
@@ -166,9 +169,9 @@ def _run(
 
     def epoch_from(epoch: int, first: int) -> Epoch:
         batches = sampler.batches(epoch)
-        dataset = ImageDataset.of(train_part, transform, seed=derived_seed(recipe.seed, epoch))
-        loaded = load_batches(dataset, batches[first:], recipe.data.n_workers)
-        return Epoch(len(batches), (Examples(images, all_labels[places]) for images, places in loaded))
+        seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
+        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers)
+        return Epoch(len(batches), (Examples(pixels, all_labels[places]) for pixels, places in loaded))
 
     def before_step(epoch: float) -> None:
         encoder.allow_gradients(backbone=not schedule.is_warmup(epoch))
@@ -189,7 +192,8 @@ def _run(
             is_last = position.epoch == recipe.schedule.epochs
             improved = val_part is None
             if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
-                means = evaluate_table(embed_manifest(encoder, val_part, n_workers=recipe.data.n_workers)).means
+                table = embed_manifest(encoder, val_part, n_workers=recipe.data.n_workers)
+                means = evaluate_table(table, recipe.validation.ks).means
                 log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
                 value = means[recipe.validation.metric]
                 progress.say(f"epoch {position.epoch}: validation {recipe.validation.metric} {100 * value:.1f}")

@@ -54,6 +54,9 @@ def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tm
     stored = json.loads((tmp_path / "result.json").read_text())
     assert f"map@r     {100 * stored['metrics']['map@r']:5.1f}" in out
 
+    status, _, err = sightline("evaluate", table, "--split", "tset")
+    assert (status, "no image in split 'tset'; it has 'train'" in err) == (2, True)
+
     query = image_tree / "super0/class00/0.png"
     status, out, _ = sightline("search", query, "--table", table, "--encoder", run_folder / "encoder", "-k", 3)
     first, *hits = out.splitlines()

@@ -569,3 +569,21 @@ def test_each_part_has_at_least_one_class(fraction, n_held_out):
 def test_nothing_can_be_held_out_of_one_class():
     with pytest.raises(InputError, match=r"^made: all its images are of one class: none can be held out$"):
         hold_out_classes(of_labels(("a",), ("a",)), 0.2, seed=0)
+
+
+def test_several_boxes_of_one_picture_are_several_items(tmp_path):
+    rows = ["x.jpg,train,a,0,0,5,5", "x.jpg,train,b,5.0,0,9,5", "y.jpg,train,a,,,,"]
+    file = tmp_path / "m.csv"
+    file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]) + "\n")
+    assert read_manifest(file).table["id"].to_list() == ["x.jpg 0 0 5 5", "x.jpg 5.0 0 9 5", "y.jpg"]
+    file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows, rows[0]]) + "\n")
+    with pytest.raises(InputError, match="path 'x.jpg 0 0 5 5' is there more than once"):
+        read_manifest(file)
+
+
+def test_split_folders_beside_others_are_refused(tmp_path):
+    for name in ("train/a/1.png", "test/b/1.png", "stray/c/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match="'test', 'train' look like splits, but other folders"):
+        read_manifest(tmp_path)

@@ -364,6 +364,14 @@ def test_an_image_without_a_role_is_query_and_gallery():
     assert_same(result, evaluate(vectors.astype(np.float32), labels).per_query)
 
 
+def test_where_others_have_a_role_an_image_without_one_is_left_out():
+    vectors, labels = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], ["abab"]
+    roles = {"is_query": [True, None, None, True], "is_gallery": [False, True, True, None]}
+    result = evaluate_table(table_of(vectors, labels, **roles))
+    assert (result.n_queries, result["recall@1"]) == (2, 0.0)
+    assert result.per_query["recall@2"].tolist() == [1.0, 1.0]
+
+
 def test_a_table_may_hold_a_view_that_cannot_be_written():
     vectors, labels = draw(0)
     view = vectors.astype(np.float32)[::-1]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import polars as pl
 import typer
 
 
@@ -18,7 +17,7 @@ def evaluate(
     from sightline.evaluation.protocol import DEFAULT_KS, evaluate_table
 
     embedded = EmbeddingTable.read(table)
-    embedded = embedded if split is None else embedded.where(pl.col("split") == split)
+    embedded = embedded if split is None else embedded.split(split)
     result = evaluate_table(embedded, ks=k or DEFAULT_KS)
     typer.echo(result.as_text())
     if json is not None:

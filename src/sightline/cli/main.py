@@ -36,7 +36,7 @@ def main(
 def run() -> None:
     """The console command: a user's mistake is one message and status 2."""
     try:
-        app()
+        app(prog_name="sightline")
     except InputError as error:
         sys.exit(_complain(error))
 

@@ -144,6 +144,9 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
     if all(parts and _split_of(parts[0]) in SPLITS for parts in folders):
         splits = [_split_of(parts[0]) for parts in folders]
         folders = [parts[1:] for parts in folders]
+    first = {parts[0] for parts in folders if parts}
+    if len(beside := {name for name in first if _split_of(name) in SPLITS}) > 1 and splits == ["train"] * len(files):
+        raise InputError(f"{root}: {names(sorted(beside))} look like splits, but other folders or images stand beside them")
     depths = [len(parts) for parts in folders]
     n_levels = max(set(depths), key=lambda depth: (depths.count(depth), depth)) if labelled or len(set(depths)) == 1 else 0
     faults = [] if n_levels or not labelled else [f"{file}: lies in no folder that could be its label" for file in files]
@@ -223,7 +226,9 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
     table = table.with_columns(pl.when(pl.col(c) != "").then(pl.col(c)).alias(c) for c in (*words, *boxes, *flags))
     table = table.with_columns(pl.col("split").replace(SPLIT_ALIASES))
     if not has_ids:
-        table = table.with_columns(id=pl.col("path"))
+        several = pl.col("path").is_duplicated() if boxes else pl.lit(False)
+        marked = pl.concat_str([pl.col("path"), *(pl.col(side) for side in boxes)], separator=" ", ignore_nulls=True)
+        table = table.with_columns(id=pl.when(several).then(marked).otherwise(pl.col("path")))
 
     wrong: list[tuple[pl.Expr, str, str]] = [
         (pl.col(column).is_null(), column, f"{column if column in header else 'label'} is empty") for column in words

@@ -14,7 +14,7 @@ from sightline.files import replaced
 FORMAT = "1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmbeddingTable:
     """A vector for each image of a manifest.
 
@@ -44,6 +44,11 @@ class EmbeddingTable:
         """The table of the rows for which the expression holds."""
         kept = self.manifest.table.select(pl.int_range(pl.len()).filter(rows)).to_series().to_numpy()
         return EmbeddingTable(self.manifest.where(rows), self.vectors[kept], self.fingerprint)
+
+    def split(self, name: str) -> "EmbeddingTable":
+        """The rows of one split; refused if there are none."""
+        self.manifest.split(name)
+        return self.where(pl.col("split") == name)
 
     def write(self, file: Path) -> Path:
         """Write one Parquet file, complete or not at all: the manifest's columns and ``vector``."""

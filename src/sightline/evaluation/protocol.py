@@ -12,8 +12,7 @@ from sightline.errors import InputError
 from sightline.evaluation.metrics import average_precision, map_at_r, recall_at_k
 from sightline.evaluation.result import Result
 from sightline.ranking.relevance import check_labels, shared_levels
-from sightline.ranking.similarity import check_vectors
-from sightline.search.exact import score_blocks
+from sightline.ranking.similarity import check_vectors, score_blocks
 
 DEFAULT_KS = (1, 2, 4, 8)
 BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes for each
@@ -34,7 +33,7 @@ def evaluate(
 
     Args:
         vectors: (Q, D) of the queries, of any length.
-        labels: (Q,) or (Q, L) whole numbers, finest level first; the finest decides what is relevant.
+        labels: (Q,) or (Q, L) whole numbers, finest level first; an item is relevant if it shares them all.
         gallery: (G, D) items to rank instead.
         gallery_labels: (G,) or (G, L), given exactly when ``gallery`` is.
         ks: places for ``recall@k``.
@@ -115,15 +114,15 @@ def rank_lists(scores: Tensor, relevant: Tensor, own: Tensor) -> tuple[Tensor, T
 def evaluate_table(table: EmbeddingTable, ks: Sequence[int] = DEFAULT_KS) -> Result:
     """:func:`evaluate` on an embedding table.
 
-    Where it says which images are queries or gallery (``is_query``, ``is_gallery``), the queries rank the gallery, an image
-    that is both never itself; otherwise every image queries the others.
+    Where it says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries rank
+    the gallery, an image that is both never itself; otherwise every image queries the others.
     """
     if not table.manifest.n_levels:
         raise InputError(f"{table.manifest.source}: its images have no labels to evaluate by")
     vectors, labels = _checked(table.vectors, table.manifest.labels(), str(table.manifest.source), "labels")
     rows = table.manifest.table
     is_query, is_gallery = (
-        rows[role].fill_null(True).to_numpy() if role in rows.columns else np.ones(len(rows), bool)
+        rows[role].fill_null(False).to_numpy() if role in rows.columns and rows[role].count() else np.ones(len(rows), bool)
         for role in ("is_query", "is_gallery")
     )
     place = np.where(is_gallery, is_gallery.cumsum() - 1, -1)

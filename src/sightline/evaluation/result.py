@@ -11,7 +11,7 @@ from sightline.errors import InputError
 from sightline.files import replaced
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """Metrics of a set of rankings.
 

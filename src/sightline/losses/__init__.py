@@ -55,6 +55,10 @@ def create_loss(name: str, **options: object) -> nn.Module:
     known = loss_options(name)
     if unknown := [option for option in options if option not in known]:
         raise InputError(f"loss {name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")
+    parameters = inspect.signature(LOSSES[name]).parameters
+    for option, value in options.items():
+        if isinstance(parameters[option].default, float) and not isinstance(value, int | float):
+            raise InputError(f"loss {name!r}: {option} is {value!r}; a number is needed")
     return LOSSES[name](**options)
 
 

@@ -96,6 +96,8 @@ class Encoder(nn.Module):
             >>> encoder.encode([Image.new("RGB", (40, 30))]).shape
             (1, 8)
         """
+        if resize is not None and resize < image_size:
+            raise InputError(f"resize is {resize}, image_size {image_size}: no such square can be cut out")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = create_backbone(backbone, weights)
@@ -154,8 +156,11 @@ class Encoder(nn.Module):
 
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
-        digest = hashlib.sha256(self.settings.model_dump_json().encode())
+        decisive = self.settings.model_dump_json(include={"backbone", "pooling", "embedding_dim", "preprocessing"})
+        digest = hashlib.sha256(decisive.encode())
         for name, tensor in sorted(self.state_dict().items()):
+            if name.endswith("num_batches_tracked"):  # counts training batches; no vector depends on it
+                continue
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()[:32]

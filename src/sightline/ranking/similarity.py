@@ -1,10 +1,14 @@
-"""Scores between two sets of vectors."""
+"""Scores between two sets of vectors, whole and in blocks."""
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
+
+EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
 
 
 def check_vectors(vectors: Tensor, name: str) -> None:
@@ -54,3 +58,29 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
         return unit(queries.to(wider)) @ unit(gallery.to(wider)).T
+
+
+def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:
+    """The cosines of every query with the whole gallery, some queries at a time; copies of a vector score the same.
+
+    In float32, or float64 where either side is, inside autocast too.
+
+    Args:
+        queries: (Q, D).
+        gallery: (G, D).
+        n_elements: scores to hold at once, but at least one query's.
+
+    Yields:
+        Which queries, and their (B, G) scores.
+    """
+    common = torch.promote_types(queries.dtype, gallery.dtype)
+    # A matrix product sums the columns left over at its edge in another order: copies there would differ in the last bit,
+    # and no longer tie. Zeros fill the edge and are cut off.
+    rows = unit(queries.to(common))
+    columns = F.pad(unit(gallery.to(common)), (0, 0, 0, -len(gallery) % EVEN_COLUMNS)).T
+    n_rows = max(1, n_elements // max(1, len(gallery)))
+    for start in range(0, len(rows), n_rows):
+        block = slice(start, start + n_rows)
+        with torch.autocast(rows.device.type, enabled=False):
+            scores = rows[block] @ columns
+        yield block, scores[:, : len(gallery)]

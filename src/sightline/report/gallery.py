@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.data.images import load_image
+from sightline.data.manifest import BOX
 from sightline.embedding.table import EmbeddingTable
 from sightline.search.exact import top_k
 
@@ -56,10 +57,11 @@ def nearest_pictures(table: EmbeddingTable, queries: NDArray[np.int64], k: int) 
 
 def picture_of(table: EmbeddingTable, place: int, score: float | None = None, right: bool = True) -> Picture:
     """The image at a place of the table, as it stands in a row."""
-    image = load_image(table.manifest.paths()[place], table.manifest.boxes()[place])
+    row = table.manifest.table.row(place, named=True)
+    box = tuple(row[side] for side in BOX) if row.get(BOX[0]) is not None else None
+    image = load_image(table.manifest.root / row["path"], box)
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     encoded = io.BytesIO()
     image.save(encoded, "PNG")
-    row = table.manifest.table.row(place, named=True)
     source = "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
     return Picture(source, str(row.get("name") or row["path"]), row["label_0"], score, right)

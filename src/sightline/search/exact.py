@@ -1,16 +1,12 @@
 """Top-k by brute force in blocks: the oracle of every faster index."""
 
-from collections.abc import Iterator
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ranking.similarity import check_vectors, full_precision, unit
+from sightline.ranking.similarity import check_vectors, full_precision, score_blocks
 
 BLOCK_ELEMENTS = 1 << 24  # scores held at once: 64 MB
-EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
 
 
 def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -40,32 +36,6 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not found:
         return full_precision(queries).new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries.device)
     return torch.cat([scores for scores, _ in found]), torch.cat([places for _, places in found])
-
-
-def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:
-    """The cosines of every query with the whole gallery, some queries at a time; copies of a vector score the same.
-
-    In float32, or float64 where either side is, inside autocast too.
-
-    Args:
-        queries: (Q, D).
-        gallery: (G, D).
-        n_elements: scores to hold at once, but at least one query's.
-
-    Yields:
-        Which queries, and their (B, G) scores.
-    """
-    common = torch.promote_types(queries.dtype, gallery.dtype)
-    # A matrix product sums the columns left over at its edge in another order: copies there would differ in the last bit,
-    # and no longer tie. Zeros fill the edge and are cut off.
-    rows = unit(queries.to(common))
-    columns = F.pad(unit(gallery.to(common)), (0, 0, 0, -len(gallery) % EVEN_COLUMNS)).T
-    n_rows = max(1, n_elements // max(1, len(gallery)))
-    for start in range(0, len(rows), n_rows):
-        block = slice(start, start + n_rows)
-        with torch.autocast(rows.device.type, enabled=False):
-            scores = rows[block] @ columns
-        yield block, scores[:, : len(gallery)]
 
 
 def _top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
