@@ -4,6 +4,7 @@ The folder holds ``recipe.json`` (every value, defaults included), ``log.csv``, 
 reads) and ``encoder/`` (the best so far by the recipe's metric, or the last where nothing validates).
 """
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool =
         freeze_batch_norm=recipe.model.freeze_batch_norm,
         seed=recipe.seed,
     )
-    loss = _loss(recipe, n_classes=int(labels[:, 0].max()) + 1, embedding_dim=encoder.dim)
+    loss = _loss(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
     out.mkdir(parents=True, exist_ok=True)
@@ -127,11 +128,18 @@ def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
     return manifest.where(pl.lit(pl.Series(~np.isin(codes, small))))
 
 
-def _loss(recipe: Recipe, **known: int) -> nn.Module:
+def _loss(recipe: Recipe, embedding_dim: int, class_counts: list[int]) -> nn.Module:
     """The recipe's loss; what it needs to know of data and model is filled in where it asks for it."""
+    known = {
+        "n_classes": class_counts[0],
+        "n_levels": len(class_counts),
+        "class_counts": class_counts,
+        "embedding_dim": embedding_dim,
+    }
     taken = loss_options(recipe.loss.name)
-    loss = create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken}, **recipe.loss.options())
-    loss(torch.eye(2, known["embedding_dim"]), torch.zeros(2, dtype=torch.int64))  # a value that does not fit shows here
+    loss = create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken} | recipe.loss.options())
+    trial = copy.deepcopy(loss)  # shows a value that does not fit; a copy, for a loss may remember what it saw
+    trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
     return loss
 
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.losses.average_precision import sup_ap_loss
-from sightline.losses.combined import RoadmapLoss, roadmap_loss
+from sightline.losses.combined import roadmap, roadmap_loss
 from sightline.losses.pairwise import calibration_loss
 from sightline.ranking.relevance import batch_pairs
 
@@ -64,18 +64,18 @@ def test_gradient_is_the_finite_difference(seed):
 
 def test_single_class_leaves_the_pair_term():
     embeddings = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    assert_close(RoadmapLoss()(embeddings, torch.tensor([4, 4])).item(), 0.5 * 0.3)
-    assert RoadmapLoss(weight=0.0)(embeddings, torch.tensor([4, 4])).item() == 0
+    assert_close(roadmap()(embeddings, torch.tensor([4, 4])).item(), 0.5 * 0.3)
+    assert roadmap(weight=0.0)(embeddings, torch.tensor([4, 4])).item() == 0
 
 
 def test_module_hands_every_option_on():
     embeddings = torch.randn(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
     pairs = batch_pairs(embeddings, labels)
-    default = RoadmapLoss()(embeddings, labels).item()
+    default = roadmap()(embeddings, labels).item()
     assert_close(default, roadmap_loss(pairs.scores, pairs.relevant, pairs.mask).item())
     for option in ({"weight": 0.9}, {"tau": 0.05}, {"rho": 20.0}, {"delta": 0.3}, {"alpha": 0.7}, {"beta": 0.1}):
-        found = RoadmapLoss(**option)(embeddings, labels).item()
+        found = roadmap(**option)(embeddings, labels).item()
         assert_close(found, roadmap_loss(pairs.scores, pairs.relevant, pairs.mask, **option).item())
         assert abs(found - default) > 1e-4
 
@@ -85,7 +85,7 @@ def test_module_with_a_reference_set():
     labels, ref_labels = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1, 0, 3])
     pairs = batch_pairs(embeddings, labels, references, ref_labels)
     expected = roadmap_loss(pairs.scores, labels[:, None] == ref_labels)
-    assert_close(RoadmapLoss()(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
+    assert_close(roadmap()(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan, math.inf])
@@ -93,7 +93,7 @@ def test_weight_outside_zero_to_one_is_refused(weight):
     with pytest.raises(InputError, match=rf"^weight is {weight}; a number from 0 to 1 is needed$"):
         roadmap_loss(double([E1]), E_RELEVANT, weight=weight)
     with pytest.raises(InputError, match=rf"^weight is {weight}; a number from 0 to 1 is needed$"):
-        RoadmapLoss(weight)(torch.eye(2), torch.tensor([0, 0]))
+        roadmap(weight=weight)
 
 
 def test_options_of_both_terms_are_checked():

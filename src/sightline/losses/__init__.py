@@ -7,14 +7,83 @@ from torch import nn
 
 from sightline.errors import InputError, choose, nearest
 from sightline.losses.average_precision import SmoothAPLoss, SupAPLoss, smooth_ap_loss, sup_ap_loss
-from sightline.losses.combined import RoadmapLoss, roadmap_loss
+from sightline.losses.baselines import (
+    ContrastiveLoss,
+    TripletLoss,
+    XBMContrastiveLoss,
+    contrastive_loss,
+    triplet_loss,
+    xbm_contrastive_loss,
+)
+from sightline.losses.blackbox import (
+    BlackBoxAPLoss,
+    BlackBoxRecallLoss,
+    blackbox_ap_loss,
+    blackbox_ranks,
+    blackbox_recall_loss,
+)
+from sightline.losses.combined import Decomposed, happier, happier_f, roadmap, roadmap_loss, rod_ndcg, rod_recall
+from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
+from sightline.losses.graded import (
+    SmoothHAPLoss,
+    SmoothNDCGLoss,
+    SupHAPLoss,
+    SupNDCGLoss,
+    smooth_h_ap_loss,
+    smooth_ndcg_loss,
+    sup_h_ap_loss,
+    sup_ndcg_loss,
+)
+from sightline.losses.histogram import FastAPLoss, SoftBinAPLoss, fast_ap_loss, softbin_ap_loss
+from sightline.losses.levels import (
+    SumOverLevels,
+    norm_softmax_over_levels,
+    proxy_nca_pp_over_levels,
+    sum_over_levels,
+    triplet_over_levels,
+)
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss
+from sightline.losses.proxies import (
+    ArcFaceLoss,
+    CSLLoss,
+    NormSoftmaxLoss,
+    ProxyNCAPPLoss,
+    arcface_loss,
+    csl_loss,
+    norm_softmax_loss,
+    proxy_nca_pp_loss,
+)
+from sightline.losses.recall import SmoothRecallLoss, SupRecallLoss, smooth_recall_loss, sup_recall_loss
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "arcface": ArcFaceLoss,
+    "blackbox_ap": BlackBoxAPLoss,
+    "blackbox_recall": BlackBoxRecallLoss,
     "calibration": CalibrationLoss,
-    "roadmap": RoadmapLoss,
+    "contrastive": ContrastiveLoss,
+    "csl": CSLLoss,
+    "fast_ap": FastAPLoss,
+    "happier": happier,
+    "happier_f": happier_f,
+    "norm_softmax": NormSoftmaxLoss,
+    "proxy_nca_pp": ProxyNCAPPLoss,
+    "roadmap": roadmap,
+    "rod_ndcg": rod_ndcg,
+    "rod_recall": rod_recall,
     "smooth_ap": SmoothAPLoss,
+    "smooth_h_ap": SmoothHAPLoss,
+    "smooth_ndcg": SmoothNDCGLoss,
+    "smooth_recall": SmoothRecallLoss,
+    "softbin_ap": SoftBinAPLoss,
+    "sum_norm_softmax": norm_softmax_over_levels,
+    "sum_proxy_nca_pp": proxy_nca_pp_over_levels,
+    "sum_triplet": triplet_over_levels,
     "sup_ap": SupAPLoss,
+    "sup_h_ap": SupHAPLoss,
+    "sup_ndcg": SupNDCGLoss,
+    "sup_recall": SupRecallLoss,
+    "triplet": TripletLoss,
+    "xbm_contrastive": XBMContrastiveLoss,
 }
 
 
@@ -22,8 +91,8 @@ def list_losses() -> list[str]:
     """The names :func:`create_loss` knows, in alphabetical order.
 
     Example:
-        >>> list_losses()
-        ['calibration', 'roadmap', 'smooth_ap', 'sup_ap']
+        >>> [name for name in list_losses() if name.startswith("sup_")]
+        ['sup_ap', 'sup_h_ap', 'sup_ndcg', 'sup_recall']
     """
     return sorted(LOSSES)
 
@@ -64,15 +133,63 @@ def create_loss(name: str, **options: object) -> nn.Module:
 
 __all__ = [
     "LOSSES",
+    "ArcFaceLoss",
+    "BlackBoxAPLoss",
+    "BlackBoxRecallLoss",
+    "CSLLoss",
     "CalibrationLoss",
-    "RoadmapLoss",
+    "ContrastiveLoss",
+    "Decomposed",
+    "DetectionAPLoss",
+    "FastAPLoss",
+    "NormSoftmaxLoss",
+    "ProxyNCAPPLoss",
     "SmoothAPLoss",
+    "SmoothHAPLoss",
+    "SmoothNDCGLoss",
+    "SmoothRecallLoss",
+    "SoftBinAPLoss",
+    "SumOverLevels",
     "SupAPLoss",
+    "SupHAPLoss",
+    "SupNDCGLoss",
+    "SupRecallLoss",
+    "TripletLoss",
+    "XBMContrastiveLoss",
+    "all_classes_ap_loss",
+    "arcface_loss",
+    "blackbox_ap_loss",
+    "blackbox_ranks",
+    "blackbox_recall_loss",
     "calibration_loss",
+    "class_map_loss",
+    "contrastive_loss",
     "create_loss",
+    "csl_loss",
+    "fast_ap_loss",
+    "happier",
+    "happier_f",
     "list_losses",
     "loss_options",
+    "norm_softmax_loss",
+    "norm_softmax_over_levels",
+    "proxy_nca_pp_loss",
+    "proxy_nca_pp_over_levels",
+    "roadmap",
     "roadmap_loss",
+    "rod_ndcg",
+    "rod_recall",
     "smooth_ap_loss",
+    "smooth_h_ap_loss",
+    "smooth_ndcg_loss",
+    "smooth_recall_loss",
+    "softbin_ap_loss",
+    "sum_over_levels",
     "sup_ap_loss",
+    "sup_h_ap_loss",
+    "sup_ndcg_loss",
+    "sup_recall_loss",
+    "triplet_loss",
+    "triplet_over_levels",
+    "xbm_contrastive_loss",
 ]

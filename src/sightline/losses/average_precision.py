@@ -1,8 +1,10 @@
 """Losses that are one minus average precision, with the rank made smooth."""
 
+import torch
 from torch import Tensor, nn
 
-from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, check_pairs, exact_counts, smooth_counts
+from sightline.ranking.profile import RankProfile, rank_losses
+from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 from sightline.ranking.relevance import batch_pairs
 
 
@@ -12,12 +14,33 @@ def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
     return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
-def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
-    """() one minus AP from the (Q, P) ranks of each query's relevant items."""
-    n_relevant = valid.sum(1)
+def flat_levels(relevance: Tensor, mask: Tensor) -> Tensor:
+    """(Q, G) int8: 1 relevant, 0 not, -1 not in the list."""
+    return (relevance > 0).to(torch.int8).masked_fill(~mask, -1)
+
+
+def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
+    """(Q,) one minus AP from the (Q, P) ranks of each query's relevant items; 1 where there are none."""
     # Clamped, not masked afterwards: the gradient of 0 / 0 is NaN even where it is masked out.
     precision = rank_among_relevant / rank.clamp(min=1)
-    return mean_over_queries(1 - (precision * valid).sum(1) / n_relevant.clamp(min=1), n_relevant)
+    return 1 - (precision * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
+    """() mean of :func:`ap_losses` over the queries that have a relevant item."""
+    return mean_over_queries(ap_losses(rank_among_relevant, rank, valid), valid.sum(1))
+
+
+def sup_ap_objective(profile: RankProfile) -> Tensor:
+    """(Q,) the exact rank among relevant items, which carries no gradient, over the smooth rank."""
+    rank_among_relevant = profile.exact[..., 1]
+    return ap_losses(rank_among_relevant, rank_among_relevant + profile.smooth[..., 0], profile.valid)
+
+
+def smooth_ap_objective(profile: RankProfile) -> Tensor:
+    """(Q,) the smooth rank on both sides of the fraction."""
+    rank_among_relevant = 0.5 + profile.smooth[..., 1]  # the target counts itself with sigmoid(0); its rank starts at 1
+    return ap_losses(rank_among_relevant, rank_among_relevant + profile.smooth[..., 0], profile.valid)
 
 
 def sup_ap_loss(
@@ -31,8 +54,8 @@ def sup_ap_loss(
     """One minus average precision with SupRank: an upper bound of ``1 - AP`` that pushes far mistakes hardest.
 
     The rank among relevant items is exact and carries no gradient; the count of irrelevant items above uses
-    :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item. Time is Q x P x G for P
-    relevant items a query; no Q x G x G tensor is made.
+    :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item. Cost: see
+    :func:`~sightline.ranking.profile.rank_losses`; no Q x G x G tensor is made.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -52,12 +75,9 @@ def sup_ap_loss(
         tensor(0.8723)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    relevant = (relevance > 0) & mask
-    targets = Targets.where(relevant)
-    target_scores = targets.of(scores)
-    above_relevant = exact_counts(scores, target_scores, relevant)  # the target counts itself: rank+ as it stands
-    above_irrelevant = smooth_counts(scores, target_scores, mask & ~relevant, SupStep(tau, rho, delta))
-    return one_minus_ap(above_relevant, above_relevant + above_irrelevant, targets.valid)
+    levels = flat_levels(relevance, mask)
+    losses = rank_losses(scores, levels, 1, SupStep(tau, rho, delta), sup_ap_objective)
+    return mean_over_queries(losses, (levels > 0).sum(1))
 
 
 class SupAPLoss(nn.Module):
@@ -86,8 +106,8 @@ class SupAPLoss(nn.Module):
 def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
     """One minus average precision, its step function softened to a sigmoid on both sides of the fraction.
 
-    Tends to ``1 - AP`` as ``tau`` tends to 0, where no scores are tied. Neither an upper nor a lower bound. Time is
-    Q x P x G for P relevant items a query; no Q x G x G tensor is made.
+    Tends to ``1 - AP`` as ``tau`` tends to 0, where no scores are tied. Neither an upper nor a lower bound. Cost: see
+    :func:`~sightline.ranking.profile.rank_losses`; no Q x G x G tensor is made.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -105,14 +125,8 @@ def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
         tensor(0.4034)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    relevant = (relevance > 0) & mask
-    targets = Targets.where(relevant)
-    target_scores = targets.of(scores)
-    step = SigmoidStep(tau)
-    # The target counts itself with sigmoid(0); its rank starts at 1.
-    rank_among_relevant = 0.5 + smooth_counts(scores, target_scores, relevant, step)
-    rank = rank_among_relevant + smooth_counts(scores, target_scores, mask & ~relevant, step)
-    return one_minus_ap(rank_among_relevant, rank, targets.valid)
+    levels = flat_levels(relevance, mask)
+    return mean_over_queries(rank_losses(scores, levels, 1, SigmoidStep(tau), smooth_ap_objective), (levels > 0).sum(1))
 
 
 class SmoothAPLoss(nn.Module):

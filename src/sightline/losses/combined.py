@@ -1,11 +1,15 @@
 """A rank loss and a decomposability term, weighed against each other."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from sightline.errors import InputError
-from sightline.losses.average_precision import sup_ap_loss
-from sightline.losses.pairwise import calibration_loss
-from sightline.ranking.relevance import batch_pairs
+from sightline.errors import InputError, choose
+from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
+from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
+from sightline.losses.pairwise import CalibrationLoss, calibration_loss
+from sightline.losses.proxies import NormSoftmaxLoss
+from sightline.losses.recall import PLACES, SupRecallLoss
 
 
 def roadmap_loss(
@@ -47,27 +51,142 @@ def roadmap_loss(
     return (1 - weight) * rank_term + weight * calibration_loss(scores, relevance, mask, alpha, beta)
 
 
-class RoadmapLoss(nn.Module):
-    """:func:`roadmap_loss` over a batch in which each item queries all the others, or a reference set.
+PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
 
-    Of labels in levels the finest counts.
+
+class Decomposed(nn.Module):
+    """``(1 - weight) * rank + weight * term``: a rank loss and what makes a batch speak for the whole set.
+
+    Args:
+        rank: the rank loss, on (embeddings, labels, ref_emb, ref_labels).
+        decomposability: ``calibration``, on the same pairs, or ``proxy``, which has a vector for each finest class and
+            needs ``n_classes`` and ``embedding_dim``; it looks at the batch alone.
+        weight: share of the second term, in [0, 1]; None for the papers': 0.5 with ``calibration``, 0.1 with ``proxy``.
+        n_classes: finest classes, for ``proxy``.
+        embedding_dim: D, for ``proxy``.
+        alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
+        beta: what irrelevant scores should stay under.
+        temperature: as in :func:`~sightline.losses.norm_softmax_loss`.
     """
 
     def __init__(
         self,
-        weight: float = 0.5,
-        tau: float = 0.01,
-        rho: float = 100.0,
-        delta: float = 0.05,
+        rank: nn.Module,
+        decomposability: str,
+        weight: float | None,
+        n_classes: int | None,
+        embedding_dim: int | None,
         alpha: float = 0.9,
         beta: float = 0.6,
+        temperature: float = 0.05,
     ) -> None:
         super().__init__()
-        self.weight, self.tau, self.rho, self.delta, self.alpha, self.beta = weight, tau, rho, delta, alpha, beta
+        usual = choose(PAPER_WEIGHTS, decomposability, "decomposability")
+        self.weight = usual if weight is None else weight
+        if not 0 <= self.weight <= 1:
+            raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
+        self.rank = rank
+        self.with_references = decomposability == "calibration"
+        if self.with_references:
+            self.term: nn.Module = CalibrationLoss(alpha, beta)
+        elif n_classes is None or embedding_dim is None:
+            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
+        else:
+            self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        options = (self.weight, self.tau, self.rho, self.delta, self.alpha, self.beta)
-        return roadmap_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
+        references = (ref_emb, ref_labels) if self.with_references else ()
+        rank: Tensor = self.rank(embeddings, labels, ref_emb, ref_labels)
+        term: Tensor = self.term(embeddings, labels, *references)
+        return (1 - self.weight) * rank + self.weight * term
+
+
+def roadmap(
+    decomposability: str = "calibration",
+    weight: float | None = None,
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+    alpha: float = 0.9,
+    beta: float = 0.6,
+    temperature: float = 0.05,
+) -> Decomposed:
+    """ROADMAP: :class:`~sightline.losses.SupAPLoss` with a decomposability term; see :class:`Decomposed`.
+
+    With ``calibration`` it is :func:`roadmap_loss` of a batch (the NeurIPS paper's), with ``proxy`` the later papers'.
+
+    Example:
+        >>> import torch
+        >>> roadmap()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+    rank = SupAPLoss(tau, rho, delta)
+    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, alpha, beta, temperature)
+
+
+def rod_recall(
+    decomposability: str = "calibration",
+    weight: float | None = None,
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    ks: Sequence[int] = PLACES,
+    rank_width: float = 1.0,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+) -> Decomposed:
+    """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`."""
+    return Decomposed(SupRecallLoss(ks, rank_width, tau, rho, delta), decomposability, weight, n_classes, embedding_dim)
+
+
+def happier(
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    decomposability: str = "proxy",
+    weight: float | None = None,
+    relevance: str = "population",
+    alpha: float = 1.0,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+) -> Decomposed:
+    """HAPPIER: :class:`~sightline.losses.SupHAPLoss` on the label levels with a decomposability term on the finest.
+
+    Example:
+        >>> happier(n_classes=120, embedding_dim=128).weight
+        0.1
+    """
+    rank = SupHAPLoss(relevance, alpha, tau, rho, delta)
+    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim)
+
+
+def happier_f(
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    decomposability: str = "proxy",
+    weight: float | None = None,
+    relevance: str = "population",
+    alpha: float = 5.0,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+) -> Decomposed:
+    """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3."""
+    return happier(n_classes, embedding_dim, decomposability, weight, relevance, alpha, tau, rho, delta)
+
+
+def rod_ndcg(
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    decomposability: str = "proxy",
+    weight: float | None = None,
+    tau: float = 0.01,
+    rho: float = 100.0,
+    delta: float = 0.05,
+) -> Decomposed:
+    """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`."""
+    return Decomposed(SupNDCGLoss(tau, rho, delta), decomposability, weight, n_classes, embedding_dim)

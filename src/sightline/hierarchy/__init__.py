@@ -1,0 +1,1 @@
+"""What levels of shared labels are worth."""

@@ -1,0 +1,285 @@
+"""The classical losses on pairs and triplets that rank losses are compared with."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, choose
+from sightline.ranking.ranks import Targets, check_pairs, smooth_counts
+from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
+
+
+def check_finite(**values: float) -> None:
+    """Refuse a named number that is NaN or infinite."""
+    if wrong := [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]:
+        raise InputError(f"{', '.join(wrong)}; a finite number is needed")
+
+
+def mean_of_nonzero(terms: Tensor) -> Tensor:
+    """() mean of the terms above 0, none of which is below; 0, still differentiable, where all are 0."""
+    return terms.sum() / (terms > 0).sum().clamp(min=1)
+
+
+def contrastive_loss(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, pos_margin: float = 0.9, neg_margin: float = 0.6
+) -> Tensor:
+    """How far relevant pairs lie below one mark and irrelevant ones above another, over the pairs that do.
+
+    The mean shortfall of all relevant pairs below ``pos_margin``, plus the mean excess of all irrelevant ones above
+    ``neg_margin``; pairs within their mark are not counted in either mean, so few hard pairs weigh as much as many. Equal
+    to pytorch-metric-learning's ``ContrastiveLoss`` on cosines. :func:`~sightline.losses.calibration_loss` has the same
+    terms, but counts every pair and each query alike.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        pos_margin: what relevant scores should reach.
+        neg_margin: what irrelevant scores should stay under.
+
+    Returns:
+        () sum of the two means; a mean of nothing is 0.
+
+    Example:
+        >>> scores = torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]])
+        >>> contrastive_loss(scores, torch.tensor([[True, True, False, False, False]]))
+        tensor(0.2300)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    check_finite(pos_margin=pos_margin, neg_margin=neg_margin)
+    relevant = (relevance > 0) & mask
+    shortfall = (pos_margin - scores).relu().masked_fill(~relevant, 0.0)
+    excess = (scores - neg_margin).relu().masked_fill(relevant | ~mask, 0.0)
+    return mean_of_nonzero(shortfall) + mean_of_nonzero(excess)
+
+
+class ContrastiveLoss(nn.Module):
+    """:func:`contrastive_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts.
+    """
+
+    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6) -> None:
+        super().__init__()
+        self.pos_margin, self.neg_margin = pos_margin, neg_margin
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return contrastive_loss(pairs.scores, pairs.relevant, pairs.mask, self.pos_margin, self.neg_margin)
+
+
+def xbm_contrastive_loss(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, neg_margin: float = 0.5, epsilon: float = 1e-5
+) -> Tensor:
+    """The contrastive loss of cross-batch memory: what relevant pairs lack to 1, plus irrelevant scores above a mark.
+
+    Sums over each query's list, so it grows with the memory. Relevant scores within ``epsilon`` of 1 are left out: they are
+    mostly the item itself, met in the memory.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        neg_margin: irrelevant scores above it count, with their value and not with what they exceed it by.
+        epsilon: how near to 1 a relevant score is taken for the item itself.
+
+    Returns:
+        () the sum over all pairs divided by Q; 0 of no query.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
+        >>> xbm_contrastive_loss(scores, torch.tensor([[False, True, False, False, True]]))
+        tensor(2.9000)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    check_finite(neg_margin=neg_margin, epsilon=epsilon)
+    relevant = (relevance > 0) & mask
+    pulled = relevant & (scores < 1 - epsilon)
+    pushed = mask & ~relevant & (scores > neg_margin)
+    total = (1 - scores).masked_fill(~pulled, 0.0).sum() + scores.masked_fill(~pushed, 0.0).sum()
+    return total / max(len(scores), 1)
+
+
+class XBMContrastiveLoss(nn.Module):
+    """:func:`xbm_contrastive_loss` over a batch in which each item queries all the others, or a reference set.
+
+    The memory is the reference set; it may hold the batch. Of labels in levels the finest counts.
+    """
+
+    def __init__(self, neg_margin: float = 0.5, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.neg_margin, self.epsilon = neg_margin, epsilon
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return xbm_contrastive_loss(pairs.scores, pairs.relevant, pairs.mask, self.neg_margin, self.epsilon)
+
+
+@dataclass(frozen=True)
+class HingeStep:
+    """``max(0, t + margin)``: a triplet's loss as a smooth stand-in for the step function."""
+
+    margin: float
+
+    def value(self, gap: Tensor) -> Tensor:
+        return (gap + self.margin).relu()
+
+    def slope(self, gap: Tensor) -> Tensor:
+        return (gap + self.margin > 0).to(gap)
+
+
+@dataclass(frozen=True)
+class BrokenStep:
+    """1 where a triplet's loss is above 0, else 0."""
+
+    margin: float
+
+    def value(self, gap: Tensor) -> Tensor:
+        return (gap + self.margin > 0).to(gap)
+
+    def slope(self, gap: Tensor) -> Tensor:
+        return torch.zeros_like(gap)
+
+
+def _all_triplets(scores: Tensor, relevant: Tensor, irrelevant: Tensor, margin: float) -> Tensor:
+    """() mean over every triplet that breaks the margin, in blocks: no Q x P x G tensor is made."""
+    targets = Targets.where(relevant)
+    positives = targets.of(scores)
+    terms = smooth_counts(scores, positives, irrelevant, HingeStep(margin)).masked_fill(~targets.valid, 0.0)
+    broken = smooth_counts(scores.detach(), positives.detach(), irrelevant, BrokenStep(margin))
+    # Counts of a row are exact in float32 up to 2^24 items; their sum may be larger.
+    return terms.sum() / broken.masked_fill(~targets.valid, 0.0).double().sum().clamp(min=1).to(terms)
+
+
+def _hard_triplets(scores: Tensor, relevant: Tensor, irrelevant: Tensor, margin: float) -> Tensor:
+    """() the least similar positive and the most similar negative of each anchor."""
+    highest = torch.finfo(scores.dtype).max
+    positive = scores.masked_fill(~relevant, highest).amin(1)
+    negative = scores.masked_fill(~irrelevant, -highest).amax(1)
+    complete = relevant.any(1) & irrelevant.any(1)
+    return mean_of_nonzero((negative - positive + margin).relu().masked_fill(~complete, 0.0))
+
+
+def _semi_hard_triplets(scores: Tensor, relevant: Tensor, irrelevant: Tensor, margin: float) -> Tensor:
+    """() the most similar positive of each anchor and the most similar negative that is less similar than it."""
+    highest = torch.finfo(scores.dtype).max
+    positive = scores.masked_fill(~relevant, -highest).amax(1)
+    below = irrelevant & (scores < positive[:, None])
+    negative = scores.masked_fill(~below, -highest).amax(1)
+    complete = relevant.any(1) & below.any(1)
+    return mean_of_nonzero((negative - positive + margin).relu().masked_fill(~complete, 0.0))
+
+
+DISTANCE_WEIGHTED = "distance-weighted"
+BY_SCORES = {"all": _all_triplets, "hard": _hard_triplets, "semi-hard": _semi_hard_triplets}
+MINING = (*BY_SCORES, DISTANCE_WEIGHTED)
+
+
+def check_margin(margin: float) -> None:
+    """Refuse a margin that is below 0 or not finite."""
+    if not 0 <= margin < math.inf:
+        raise InputError(f"margin is {margin}; a finite number from 0 up is needed")
+
+
+def triplet_loss(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, margin: float = 0.05, mining: str = "semi-hard"
+) -> Tensor:
+    """How far a query's irrelevant items come within a margin of its relevant ones, over the triplets that do.
+
+    ``max(0, s_n - s_p + margin)`` for a query, a relevant item p and an irrelevant one n. Which triplets are taken:
+
+    - ``"all"``: every one. Equal to pytorch-metric-learning's ``TripletMarginLoss`` on cosines; time is Q x P x G.
+    - ``"hard"``: a query's least similar relevant item and its most similar irrelevant one.
+    - ``"semi-hard"``: a query's most similar relevant item, and its most similar irrelevant one below that.
+
+    Items that tie for a place share the gradient.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        margin: how much more similar relevant items should be, from 0 up.
+        mining: ``"all"``, ``"hard"`` or ``"semi-hard"``; ``"distance-weighted"`` needs embeddings: :class:`TripletLoss`.
+
+    Returns:
+        () mean over the triplets taken whose loss is above 0; 0 where there are none.
+
+    Example:
+        >>> scores = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]])
+        >>> triplet_loss(scores, torch.tensor([[False, True, False, False, True]]))
+        tensor(0.0400)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    check_margin(margin)
+    if mining == DISTANCE_WEIGHTED:
+        raise InputError(f"mining {mining!r} needs embeddings, which scores do not hold: use TripletLoss")
+    mine = choose(BY_SCORES, mining, "mining")
+    if scores.numel() == 0:
+        return scores.sum()
+    relevant = (relevance > 0) & mask
+    return mine(scores, relevant, mask & ~relevant, margin)
+
+
+class TripletLoss(nn.Module):
+    """:func:`triplet_loss` over a batch in which each item queries all the others, or a reference set.
+
+    ``mining="distance-weighted"`` draws, for each item, as many triplets as its class has items: positives evenly,
+    negatives the more likely the rarer their distance is on the sphere, none from 1.4 on, those under 0.5 taken for 0.5. It
+    wraps pytorch-metric-learning's ``DistanceWeightedMiner`` and runs it in float64: in float32, one close pair in a batch
+    of many dimensions leaves most other items without a negative. It draws from torch's global generator.
+
+    Of labels in levels the finest counts.
+
+    Args:
+        margin: how much more similar relevant items should be, from 0 up.
+        mining: ``"all"``, ``"distance-weighted"``, ``"hard"`` or ``"semi-hard"``.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
+        >>> TripletLoss(mining="hard")(embeddings, torch.tensor([0, 0, 1]))
+        tensor(0.2100)
+    """
+
+    def __init__(self, margin: float = 0.05, mining: str = "semi-hard") -> None:
+        super().__init__()
+        choose(dict.fromkeys(MINING), mining, "mining")
+        self.margin, self.mining = margin, mining
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        if self.mining != DISTANCE_WEIGHTED:
+            return triplet_loss(pairs.scores, pairs.relevant, pairs.mask, self.margin, self.mining)
+        check_margin(self.margin)
+        anchors, positives, negatives = _draw_triplets(pairs, embeddings, labels, ref_emb, ref_labels)
+        gap = pairs.scores[anchors, negatives] - pairs.scores[anchors, positives]
+        return mean_of_nonzero((gap + self.margin).relu())
+
+
+def _draw_triplets(
+    pairs: Pairs, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Anchors, positives and negatives, (T,) int64 each, drawn by distance."""
+    # Here, as it loads scipy.stats, which takes a second.
+    from pytorch_metric_learning.miners import DistanceWeightedMiner
+
+    miner = DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=1.4)
+    none = torch.zeros(0, dtype=torch.int64, device=pairs.scores.device)
+    near = pairs.scores > 1 - miner.nonzero_loss_cutoff**2 / 2  # the cosine at that distance
+    if not (near & pairs.mask & ~pairs.relevant).any():
+        return none, none, none  # the miner fails where all references lie opposite to all items
+    tables = [check_labels(labels, len(embeddings), "labels")]
+    if ref_emb is not None and ref_labels is not None:
+        tables.append(check_labels(ref_labels, len(ref_emb), "ref_labels"))
+    classes = torch.cat(tables).unique(dim=0, return_inverse=True)[1].split([len(table) for table in tables])
+    with torch.autocast(embeddings.device.type, enabled=False):
+        vectors = [part.detach().double() for part in (embeddings, ref_emb) if part is not None]
+        anchors, positives, negatives = miner(vectors[0], classes[0], *vectors[1:], *classes[1:])
+    return anchors, positives, negatives

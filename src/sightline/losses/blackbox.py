@@ -1,0 +1,336 @@
+"""Losses on exact ranks, whose backward pass compares them with the ranks of scores moved along the gradient (RaMBO)."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, choose, names
+from sightline.losses.average_precision import mean_over_queries, one_minus_ap
+from sightline.losses.recent import RecentBatches, pairs_with_memory
+from sightline.ranking.ranks import check_pairs, check_positive
+
+
+def best_first(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:
+    """(Q, G) int64 the columns in order: by falling score, irrelevant before relevant where equal, then by column.
+
+    Columns outside the mask come last.
+    """
+    pessimistic = relevant.byte().argsort(dim=1, stable=True)
+    keys = scores.masked_fill(~mask, -math.inf).gather(1, pessimistic)
+    return pessimistic.gather(1, keys.argsort(dim=1, descending=True, stable=True))
+
+
+def _places(order: Tensor) -> Tensor:
+    """(Q, G) the place of each column in ``order``, from 1."""
+    places = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)
+
+
+class _Ranks(torch.autograd.Function):
+    """Ranks from 1, with one strength a row; the gradient is 4.1 of the specification, on ranks that are not divided."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, relevant: Tensor, mask: Tensor, strength: Tensor) -> Tensor:
+        ranks = _places(best_first(scores, relevant, mask)).to(scores)
+        ctx.save_for_backward(scores, relevant, mask, strength, ranks)
+        return ranks
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, relevant, mask, strength, ranks = ctx.saved_tensors
+        moved = _places(best_first(scores + strength * gradients[0], relevant, mask)).to(scores)
+        return ((moved - ranks) / strength).masked_fill(~mask, 0.0), None, None, None
+
+
+def _ranks(scores: Tensor, relevant: Tensor, mask: Tensor, strength: float) -> Tensor:
+    """:func:`blackbox_ranks` times the length of each list: whole numbers, with the same gradient of a loss on them."""
+    check_positive(strength=strength)
+    per_row = mask.sum(1, keepdim=True).clamp(min=1).to(scores) * strength
+    ranks: Tensor = _Ranks.apply(scores, relevant, mask, per_row)  # type: ignore[no-untyped-call]
+    return ranks
+
+
+def blackbox_ranks(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, strength: float = 4.0) -> Tensor:
+    """The exact rank of each item, divided by the length of its list; the gradient is that of an interpolation.
+
+    The ranks are a permutation: equal scores rank the irrelevant item first, then the earlier column. For ``g`` from the
+    loss, the gradient is ``(rank(scores + strength * g) - rank(scores)) / strength``. It sums to 0 over each list.
+    It is not linear in ``g``: a factor on the loss acts on ``strength``; the losses of this module are free of that. Two
+    sorts of each row in either pass.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant. It decides between equal scores only.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        strength: how far the scores are moved, above 0; the papers' lambda.
+
+    Returns:
+        (Q, G) in (0, 1]; 0 outside the mask.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.3, 0.8, 0.5, 0.5]], requires_grad=True)
+        >>> ranks = blackbox_ranks(scores, torch.tensor([[True, False, True, False]]), strength=1.0)
+        >>> ranks
+        tensor([[1.0000, 0.2500, 0.7500, 0.5000]], grad_fn=<MaskedFillBackward0>)
+        >>> ranks[0, 0].backward()
+        >>> scores.grad
+        tensor([[-0.7500,  0.2500,  0.2500,  0.2500]])
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    ranks = _ranks(scores, (relevance > 0) & mask, mask, strength)
+    return (ranks / mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, 0.0)
+
+
+class _WithGradient(torch.autograd.Function):
+    """A loss whose gradient is known: what comes from above scales it."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradients[0] * gradient, None, None
+
+
+def _linear_above(loss_of: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    """``loss_of(scores)``, with the gradient that it has alone, times whatever factor is put on it.
+
+    A blackbox gradient is not linear: the scale of mixed precision (65536) or a weight in a sum would act on the strength.
+    """
+    if not (torch.is_grad_enabled() and scores.requires_grad):
+        return loss_of(scores)
+    leaf = scores.detach().requires_grad_()
+    loss = loss_of(leaf)
+    result: Tensor = _WithGradient.apply(scores, loss.detach(), *torch.autograd.grad(loss, leaf))  # type: ignore[no-untyped-call]
+    return result
+
+
+def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torch.Generator | None = None) -> Tensor:
+    """The scores with irrelevant items half a margin higher and relevant ones half a margin lower.
+
+    Args:
+        scores: (Q, G).
+        relevant: (Q, G) bool.
+        margin: 0 or more, in units of the scores.
+        generator: None for the margin as it is; otherwise each item's is multiplied by the size of a standard normal number
+            from here, as the released code of RaMBO does for average precision.
+    """
+    if not 0 <= margin < math.inf:
+        raise InputError(f"margin is {margin}; a finite number of 0 or more is needed")
+    half = scores.new_tensor(margin / 2)  # a plain number would be rounded to single precision
+    shift = torch.where(relevant, -half, half)
+    if generator is not None:
+        shift = shift * torch.randn(scores.shape, generator=generator, device=generator.device).abs().to(scores)
+    return scores + shift
+
+
+def blackbox_ap_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None = None,
+    strength: float = 4.0,
+    margin: float = 0.02,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One minus exact average precision after a margin, with the gradient of :func:`blackbox_ranks`.
+
+    With ``margin=0`` and no equal scores the value is ``1 - AP``. The rank among relevant items is a constant. Time is that
+    of a few sorts of each row.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        strength: how far scores are moved in the backward pass, above 0; the papers' lambda. They are moved along the
+            gradient of the mean, so more queries need more of it.
+        margin: how far a relevant score must be above an irrelevant one to rank above it.
+        generator: draws the margin of each item, half-normal; None for the same margin everywhere.
+
+    Returns:
+        () mean over the queries that have a relevant item; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.30, 0.80, 0.10, 0.50, 0.62]])
+        >>> blackbox_ap_loss(scores, torch.tensor([[True, False, False, True, False]]), margin=0.1)
+        tensor(0.5833)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    relevant = (relevance > 0) & mask
+    scores = with_margin(scores, relevant, margin, generator)
+    among_relevant = _ranks_among(scores, relevant, mask)
+    return _linear_above(
+        lambda leaf: one_minus_ap(among_relevant, _ranks(leaf, relevant, mask, strength), relevant), scores
+    )
+
+
+def _ranks_among(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:
+    """(Q, G) int64 how many relevant items stand at each item's place or above it."""
+    order = best_first(scores.detach(), relevant, mask)
+    return torch.empty_like(order).scatter_(1, order, relevant.gather(1, order).cumsum(1))
+
+
+PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "log": torch.log1p,
+    "loglog": lambda n_above: torch.log1p(torch.log1p(n_above)),
+}
+REDUCTIONS = ("pairs", "queries")
+
+
+def _penalty(weights: str | Sequence[float]) -> Callable[[Tensor], Tensor]:
+    """The penalty for a number of irrelevant items above: one of the table, or the sum of as many weights."""
+    if isinstance(weights, str):
+        return choose(PENALTIES, weights, "weights")
+    if not weights or not all(0 <= weight < math.inf for weight in weights):
+        raise InputError(f"weights are {list(weights)}; one or more finite numbers of 0 or more are needed")
+
+    def summed(n_above: Tensor) -> Tensor:
+        steps = torch.tensor([*weights, 0.0]).to(n_above)
+        place = n_above.detach().long().clamp(max=len(weights))
+        # Between whole numbers it is straight: the slope at k is the step from k to k + 1.
+        return (steps.cumsum(0) - steps)[place] + steps[place] * (n_above - n_above.detach())
+
+    return summed
+
+
+def blackbox_recall_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None = None,
+    strength: float = 4.0,
+    margin: float = 0.02,
+    weights: str | Sequence[float] = "loglog",
+    reduction: str = "queries",
+) -> Tensor:
+    """A penalty that grows with the number of irrelevant items above each relevant one; RaMBO's refined recall.
+
+    It is the weighted sum over K of the share of relevant items with K or more irrelevant ones above. It is 0 exactly
+    where, after the margin, no irrelevant item is above a relevant one. Time is that of a few sorts of each row.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        strength: as in :func:`blackbox_ap_loss`, like ``margin``.
+        margin: how far a relevant score must be above an irrelevant one to rank above it.
+        weights: of K = 1, 2, ...: ``"log"`` for a penalty of ln(1 + n), ``"loglog"`` for ln(1 + ln(1 + n)), or the weights
+            themselves, not below 0, the rest being 0.
+        reduction: ``"queries"`` for the mean over queries of the mean over their relevant items, ``"pairs"`` for the mean
+            over all relevant items. They are equal where every query has as many.
+
+    Returns:
+        () the mean, over the queries that have a relevant item; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.30, 0.80, 0.10, 0.50, 0.62]])
+        >>> blackbox_recall_loss(scores, torch.tensor([[True, False, False, True, False]]), weights="log")
+        tensor(1.0986)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    penalty = _penalty(weights)
+    if reduction not in REDUCTIONS:
+        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
+    relevant = (relevance > 0) & mask
+    n_relevant = relevant.sum(1)
+    scores = with_margin(scores, relevant, margin)
+    among_relevant = _ranks_among(scores, relevant, mask)
+
+    def loss_of(leaf: Tensor) -> Tensor:
+        n_above = (_ranks(leaf, relevant, mask, strength) - among_relevant) * relevant
+        penalties = penalty(n_above) * relevant
+        if reduction == "pairs":
+            return penalties.sum() / n_relevant.sum().clamp(min=1)
+        return mean_over_queries(penalties.sum(1) / n_relevant.clamp(min=1), n_relevant)
+
+    return _linear_above(loss_of, scores)
+
+
+class BlackBoxAPLoss(nn.Module):
+    """:func:`blackbox_ap_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts. In evaluation mode there is neither margin nor memory. An image that comes again
+    while it is in memory is an easy relevant item of its own list: let an epoch show each once.
+
+    Args:
+        strength: as in :func:`blackbox_ap_loss`, like ``margin``.
+        margin: how far a relevant score must be above an irrelevant one.
+        memory: how many earlier batches lengthen the lists, without a gradient and without being queries; :meth:`reset`
+            forgets them. They are part of the ``state_dict``.
+        margin_noise: True to multiply each item's margin by the size of a standard normal number.
+        seed: of that noise.
+
+    Example:
+        >>> import torch
+        >>> loss = BlackBoxAPLoss(memory=1)
+        >>> loss(torch.eye(2)[[0, 0]], torch.tensor([5, 5])), loss(torch.eye(2)[[0, 0]], torch.tensor([6, 6]))
+        (tensor(0.), tensor(0.6667))
+    """
+
+    n_drawn: Tensor
+
+    def __init__(
+        self, strength: float = 4.0, margin: float = 0.02, memory: int = 0, margin_noise: bool = False, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.strength, self.margin, self.margin_noise, self.seed = strength, margin, margin_noise, seed
+        self.recent = RecentBatches(memory)
+        self.register_buffer("n_drawn", torch.zeros((), dtype=torch.int64))
+
+    def reset(self) -> None:
+        """Empty the memory."""
+        self.recent.reset()
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+        margin, generator = (self.margin if self.training else 0.0), None
+        if self.training and self.margin_noise:
+            state = np.random.SeedSequence([self.seed, int(self.n_drawn)]).generate_state(1, np.uint64)
+            generator = torch.Generator().manual_seed(int(state[0]))
+            self.n_drawn = self.n_drawn + 1
+        return blackbox_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.strength, margin, generator)
+
+
+class BlackBoxRecallLoss(nn.Module):
+    """:func:`blackbox_recall_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Memory and evaluation mode are as in :class:`BlackBoxAPLoss`.
+
+    Example:
+        >>> import torch
+        >>> BlackBoxRecallLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        strength: float = 4.0,
+        margin: float = 0.02,
+        weights: str | Sequence[float] = "loglog",
+        reduction: str = "queries",
+        memory: int = 0,
+    ) -> None:
+        super().__init__()
+        self.strength, self.margin, self.weights, self.reduction = strength, margin, weights, reduction
+        self.recent = RecentBatches(memory)
+
+    def reset(self) -> None:
+        """Empty the memory."""
+        self.recent.reset()
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+        options = (self.strength, self.margin if self.training else 0.0, self.weights, self.reduction)
+        return blackbox_recall_loss(pairs.scores, pairs.relevant, pairs.mask, *options)

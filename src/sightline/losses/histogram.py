@@ -1,0 +1,241 @@
+"""Losses that are one minus average precision of a histogram: scores fall softly into bins, and bins are ranked."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, choose
+from sightline.losses.average_precision import mean_over_queries
+from sightline.ranking.ranks import check_pairs
+from sightline.ranking.relevance import batch_pairs, check_labels
+
+
+def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float = -1.0, high: float = 1.0) -> Tensor:
+    """The weight that falls into each bin, the bin of the highest scores first.
+
+    Centres are evenly spaced from ``high`` down to ``low``. A score is shared between the two centres beside it, the nearer
+    getting the more, so that its shares sum to 1; a score outside the range counts as its end. The slope is 0 on a centre
+    and outside the range. Two additions a score: no Q x G x M tensor is made.
+
+    Args:
+        scores: (Q, G), finite.
+        weights: (Q, G) how much each score counts.
+        n_bins: how many centres, 2 or more.
+        low: the last centre.
+        high: the first centre.
+
+    Returns:
+        (Q, n_bins) in the dtype of ``scores``.
+
+    Example:
+        >>> soft_histogram(torch.tensor([[0.9, 0.25]]), torch.ones(1, 2), n_bins=5)
+        tensor([[0.8000, 0.7000, 0.5000, 0.0000, 0.0000]])
+    """
+    place = (high - scores.clamp(low, high)) * ((n_bins - 1) / (high - low))  # 0 on the first centre
+    upper = place.detach().floor().clamp(0, n_bins - 2)
+    share = (place - upper).clamp(0, 1)  # of the lower of the two bins
+    # On a centre the two sides disagree about the slope: the subgradient there is 0.
+    share = torch.where((share == 0) | (share == 1), share.detach(), share)
+    bins = torch.zeros(len(scores), n_bins, dtype=scores.dtype, device=scores.device)
+    index = upper.long()
+    return bins.scatter_add(1, index, (1 - share) * weights).scatter_add(1, index + 1, share * weights)
+
+
+def _quantised(relevant: Tensor, total: Tensor) -> Tensor:
+    """AP19's mAP_Q: the precision at the end of each bin."""
+    return _ratio(relevant.cumsum(1), total.cumsum(1))
+
+
+def _simplified(relevant: Tensor, total: Tensor) -> Tensor:
+    """AP19's mAP_T: the precision half-way through each bin, its items being tied."""
+    return (1 + 2 * relevant.cumsum(1) - relevant) / (1 + 2 * total.cumsum(1) - total)
+
+
+def _integral(relevant: Tensor, total: Tensor) -> Tensor:
+    """The closed form of the released code of AP19: the mean precision over the places of each bin."""
+    relevant_before, total_before = relevant.cumsum(1) - relevant, total.cumsum(1) - total
+    slope = (relevant - 1).relu() / ((total - 1).relu() + 1e-8)
+    growth = torch.log1p(total / (total_before + 1))
+    return (total * slope + (relevant_before + 1 - slope * (total_before + 1)) * growth) / (total + 1e-8)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """``part / whole``, and 0 with no gradient where both are 0."""
+    return part / whole.clamp(min=torch.finfo(whole.dtype).tiny)
+
+
+TIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "integral": _integral,
+    "quantised": _quantised,
+    "simplified": _simplified,
+}
+
+
+def softbin_ap_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None = None,
+    n_bins: int = 20,
+    low: float = -1.0,
+    high: float = 1.0,
+    ties: str = "quantised",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """One minus average precision of a histogram of the scores: mAP_Q of AP19 (Learning with Average Precision, 2019).
+
+    Time and memory are Q x G, whatever the number of bins. With more bins it does not tend to ``1 - AP``: a score stays
+    shared between two bins. For scores at least two bins apart it lies from 0 to 0.0858 above ``1 - AP``, and equals it
+    where each score is a bin's centre. With ``ties="simplified"`` it equals it there too, and is nearer elsewhere.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        n_bins: how many bin centres, 2 or more.
+        low: the centre of the last bin; lower scores count as this one, without a slope.
+        high: the centre of the first bin; higher scores count as this one.
+        ties: the precision inside a bin: ``"quantised"`` is that at its end, ``"simplified"`` half-way through it (mAP_T),
+            ``"integral"`` the mean over its places as the released code of mAP_T has it, which for a bin of one item is far
+            from AP (a perfect first hit counts as ln 2) and has a very steep slope where a bin holds just over one item.
+        weights: (Q,) how much each query counts, not below 0; None for all alike. See :func:`class_balanced_weights`.
+
+    Returns:
+        () mean over the queries that have a relevant item; 0 where none has, or none has a weight.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.9, 0.8, 0.55, 0.3, -0.2]])
+        >>> softbin_ap_loss(scores, torch.tensor([[True, False, True, False, True]]))
+        tensor(0.2883)
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    precision_in = choose(TIES, ties, "ties")
+    if not isinstance(n_bins, int) or n_bins < 2:
+        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
+    if not -math.inf < low < high < math.inf:
+        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+    relevant = (relevance > 0) & mask
+    n_relevant = relevant.sum(1)
+    positives = soft_histogram(scores, relevant.to(scores), n_bins, low, high)
+    everything = soft_histogram(scores, mask.to(scores), n_bins, low, high)
+    ap = (precision_in(positives, everything) * positives).sum(1) / n_relevant.clamp(min=1)
+    if weights is None:
+        return mean_over_queries(1 - ap, n_relevant)
+    weights = _check_weights(weights, scores) * (n_relevant > 0)
+    whole = weights.sum()
+    return ((1 - ap) * weights).sum() / torch.where(whole > 0, whole, 1)
+
+
+def _check_weights(weights: Tensor, scores: Tensor) -> Tensor:
+    if weights.shape != scores.shape[:1]:
+        raise InputError(f"weights: ({len(scores)},) is needed, one a query, found {tuple(weights.shape)}")
+    weights = weights.to(scores)
+    if not (weights.isfinite() & (weights >= 0)).all():
+        raise InputError("weights hold a number below 0, NaN or infinity")
+    return weights
+
+
+def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
+    """A weight for each query, such that the classes count alike, however many queries each has.
+
+    Args:
+        labels: (Q,) or (Q, L) integers; queries with the same row are of one class.
+        counted: (Q,) bool, True where the query takes part.
+
+    Returns:
+        (Q,) float64, 0 where a query does not take part; they sum to 1, or to 0 where none does.
+
+    Example:
+        >>> class_balanced_weights(torch.tensor([4, 4, 7, 9]), torch.tensor([True, True, True, False]))
+        tensor([0.2500, 0.2500, 0.5000, 0.0000], dtype=torch.float64)
+    """
+    classes = check_labels(labels, len(counted), "labels").unique(dim=0, return_inverse=True)[1]
+    n_queries = torch.zeros(len(counted), dtype=torch.float64, device=counted.device)  # no more classes than queries
+    n_queries = n_queries.scatter_add(0, classes, counted.double())
+    n_classes = (n_queries > 0).sum().clamp(min=1)
+    return counted / (n_queries[classes].clamp(min=1) * n_classes)
+
+
+class SoftBinAPLoss(nn.Module):
+    """:func:`softbin_ap_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts.
+
+    Args:
+        n_bins: as in :func:`softbin_ap_loss`, like ``low``, ``high`` and ``ties``.
+        low: the centre of the last bin.
+        high: the centre of the first bin.
+        ties: the precision inside a bin.
+        class_balanced: True for the mean over classes of the mean inside each; False for the mean over queries.
+
+    Example:
+        >>> import torch
+        >>> embeddings = torch.eye(4)[[0, 0, 1, 1]]
+        >>> SoftBinAPLoss()(embeddings, torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        n_bins: int = 20,
+        low: float = -1.0,
+        high: float = 1.0,
+        ties: str = "quantised",
+        class_balanced: bool = False,
+    ) -> None:
+        super().__init__()
+        self.n_bins, self.low, self.high, self.ties, self.class_balanced = n_bins, low, high, ties, class_balanced
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        weights = None
+        if self.class_balanced:
+            weights = class_balanced_weights(labels, (pairs.relevant & pairs.mask).any(1))
+        options = (self.n_bins, self.low, self.high, self.ties, weights)
+        return softbin_ap_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
+
+
+def fast_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n_bins: int = 10) -> Tensor:
+    """One minus FastAP: average precision of a histogram of squared distances between unit vectors.
+
+    The squared distance is ``2 - 2 * score``, so this is :func:`softbin_ap_loss` with ``n_bins + 1`` centres on [-1, 1].
+
+    Args:
+        scores: (Q, G) cosine of each query with each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        n_bins: steps from one centre to the next, 1 or more: there is one centre more.
+
+    Returns:
+        () mean over the queries that have a relevant item; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
+        >>> fast_ap_loss(scores, torch.tensor([[False, True, False, False, True]]))
+        tensor(0.6167)
+    """
+    if not isinstance(n_bins, int) or n_bins < 1:
+        raise InputError(f"n_bins is {n_bins}; a whole number of 1 or more is needed")
+    return softbin_ap_loss(scores, relevance, mask, n_bins + 1)
+
+
+class FastAPLoss(nn.Module):
+    """:func:`fast_ap_loss` over a batch in which each item queries all the others, or a reference set.
+
+    Of labels in levels the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as many bins.
+    """
+
+    def __init__(self, n_bins: int = 10) -> None:
+        super().__init__()
+        self.n_bins = n_bins
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        return fast_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.n_bins)

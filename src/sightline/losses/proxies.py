@@ -1,0 +1,383 @@
+"""Losses against one learned vector a class, its proxy: they need no other item of the class in the batch."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+from sightline.ranking.ranks import check_positive
+from sightline.ranking.relevance import check_labels, shared_levels
+from sightline.ranking.similarity import check_vectors, cosine_scores
+
+
+def check_counts(**values: int) -> None:
+    """Refuse a named count that is not a whole number above 0."""
+    if wrong := [
+        f"{name} is {value!r}"
+        for name, value in values.items()
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1
+    ]:
+        raise InputError(f"{', '.join(wrong)}; a whole number above 0 is needed")
+
+
+def refuse_references(ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:
+    """Refuse a reference set: a proxy loss compares with its proxies alone."""
+    if ref_emb is not None or ref_labels is not None:
+        raise InputError("ref_emb, ref_labels: a proxy loss compares each item with its proxies, not with other items")
+
+
+def uniform_proxies(n_classes: int, embedding_dim: int, seed: int) -> nn.Parameter:
+    """(C, D) proxies drawn uniformly from ±1 / sqrt(D)."""
+    check_counts(n_classes=n_classes, embedding_dim=embedding_dim)
+    drawn = torch.rand(n_classes, embedding_dim, generator=torch.Generator().manual_seed(seed))
+    return nn.Parameter((2 * drawn - 1) / math.sqrt(embedding_dim))
+
+
+def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
+    """The labels as an int64 (B, L) table; refused where column 0, which numbers the proxies, is not in [0, C)."""
+    labels = check_labels(labels, n_items, "labels")
+    outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
+    if outside.any():
+        found = labels[:, 0][outside].unique().tolist()
+        shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
+        raise InputError(f"labels: there are {n_classes} proxies, for classes 0 to {n_classes - 1}; found {shown}")
+    return labels
+
+
+def proxy_scores(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosine of every item with every proxy, and which proxy is its own.
+
+    Args:
+        embeddings: (B, D), of any length.
+        labels: (B,) or (B, L) integers; the finest level, column 0, numbers the proxies.
+        proxies: (C, D), of any length.
+
+    Returns:
+        (B, C) scores in float32 at least, inside autocast too; and the (B, L) int64 labels.
+    """
+    check_vectors(embeddings, "embeddings")
+    check_vectors(proxies, "proxies")
+    labels = check_classes(labels, len(embeddings), len(proxies))
+    return cosine_scores(embeddings, proxies), labels
+
+
+def mean_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """() mean of ``-log softmax`` at each row's class; 0, still differentiable, of no rows."""
+    return F.cross_entropy(logits, classes, reduction="sum") / max(len(logits), 1)
+
+
+def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 0.05) -> Tensor:
+    """Cross-entropy of the cosines with one proxy a class: the proxy form of decomposability, NormSoftmax.
+
+    A proxy is the same point in every batch, so scores mean the same in all of them. Equal to pytorch-metric-learning's
+    ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its parameter to the type of the
+    batch; :func:`proxy_nca_pp_loss` is this loss at temperature 1/18.
+
+    Args:
+        embeddings: (B, D), of any length; only the direction counts.
+        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies.
+        proxies: (C, D), of any length.
+        temperature: what cosines are divided by.
+
+    Returns:
+        () mean over the batch; 0 of an empty one.
+
+    Example:
+        >>> proxies = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> norm_softmax_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([0]), proxies)
+        tensor(4.0181)
+    """
+    check_positive(temperature=temperature)
+    scores, labels = proxy_scores(embeddings, labels, proxies)
+    return mean_cross_entropy(scores / temperature, labels[:, 0])
+
+
+class NormSoftmaxLoss(nn.Module):
+    """:func:`norm_softmax_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+
+    Of labels in levels the finest counts.
+
+    Args:
+        n_classes: proxies to learn; labels run from 0 to one less.
+        embedding_dim: D.
+        temperature: what cosines are divided by.
+        seed: of the first proxies.
+
+    Example:
+        >>> loss = NormSoftmaxLoss(n_classes=3, embedding_dim=2)
+        >>> loss(torch.randn(4, 2), torch.tensor([0, 1, 1, 2])).shape
+        torch.Size([])
+    """
+
+    def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 0.05, seed: int = 0) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        refuse_references(ref_emb, ref_labels)
+        return norm_softmax_loss(embeddings, labels, self.proxies, self.temperature)
+
+
+def proxy_nca_pp_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 1 / 18) -> Tensor:
+    """ProxyNCA++: cross-entropy of minus the squared distances between items and proxies, both scaled to length 3.
+
+    As ``-|3x - 3p|^2 = 18 cos - 18`` for unit x and p, it is :func:`norm_softmax_loss` at temperature 1/18, and is computed
+    so. pytorch-metric-learning's ``ProxyNCALoss(softmax_scale=9)`` has the same value, but leaves out items whose softmax
+    underflows to 0.
+
+    Args:
+        embeddings: (B, D), of any length; only the direction counts.
+        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies.
+        proxies: (C, D), of any length.
+        temperature: what cosines are divided by; ``1 / (2 r^2)`` for vectors scaled to length r.
+
+    Returns:
+        () mean over the batch; 0 of an empty one.
+
+    Example:
+        >>> proxies = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> proxy_nca_pp_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([0]), proxies)
+        tensor(3.6270)
+    """
+    return norm_softmax_loss(embeddings, labels, proxies, temperature)
+
+
+class ProxyNCAPPLoss(nn.Module):
+    """:func:`proxy_nca_pp_loss` with proxies of its own, drawn from a normal distribution of deviation 1/8.
+
+    Of labels in levels the finest counts.
+
+    Args:
+        n_classes: proxies to learn; labels run from 0 to one less.
+        embedding_dim: D.
+        temperature: what cosines are divided by.
+        seed: of the first proxies.
+
+    Example:
+        >>> loss = ProxyNCAPPLoss(n_classes=3, embedding_dim=2)
+        >>> loss(torch.randn(4, 2), torch.tensor([0, 1, 1, 2])).shape
+        torch.Size([])
+    """
+
+    def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 1 / 18, seed: int = 0) -> None:
+        super().__init__()
+        check_counts(n_classes=n_classes, embedding_dim=embedding_dim)
+        self.temperature = temperature
+        drawn = torch.randn(n_classes, embedding_dim, generator=torch.Generator().manual_seed(seed))
+        self.proxies = nn.Parameter(drawn / 8)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        refuse_references(ref_emb, ref_labels)
+        return proxy_nca_pp_loss(embeddings, labels, self.proxies, self.temperature)
+
+
+def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: float = 0.5, scale: float = 30.0) -> Tensor:
+    """ArcFace: cross-entropy of the cosines, the angle to the item's own proxy first widened by a margin.
+
+    Where the widened angle would pass pi, the cosine less ``margin * sin(margin)`` takes its place, so that the loss never
+    falls as the angle grows. At margin 0 it is :func:`norm_softmax_loss` at temperature ``1 / scale``. Its value is that of
+    pytorch-metric-learning's ``ArcFaceLoss``, whose margin is in degrees, and whose gradient is NaN where an item lies
+    exactly on its proxy or opposite to it; here the target's pull is 0 there.
+
+    Args:
+        embeddings: (B, D), of any length; only the direction counts.
+        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies.
+        proxies: (C, D), of any length.
+        margin: in radians, from 0 to pi.
+        scale: what cosines are multiplied by.
+
+    Returns:
+        () mean over the batch; 0 of an empty one.
+
+    Example:
+        >>> proxies = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> arcface_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1]), proxies)
+        tensor(5.5715)
+    """
+    check_positive(scale=scale)
+    if not 0 <= margin <= math.pi:
+        raise InputError(f"margin is {margin}; an angle in radians from 0 to pi is needed")
+    scores, labels = proxy_scores(embeddings, labels, proxies)
+    own = scores.gather(1, labels[:, :1])  # (B, 1)
+    # The slope of the angle is infinite at cosines of 1 and -1: those stay out of acos, not only out of its result.
+    inside = own.abs() < 1
+    angle = torch.where(inside, own, 0.0).acos()
+    widened = torch.where(angle <= math.pi - margin, (angle + margin).cos(), own - margin * math.sin(margin))
+    at_the_ends = torch.where(own > 0, math.cos(margin), -1 - margin * math.sin(margin)).to(own)
+    return mean_cross_entropy(
+        scale * scores.scatter(1, labels[:, :1], torch.where(inside, widened, at_the_ends)), labels[:, 0]
+    )
+
+
+class ArcFaceLoss(nn.Module):
+    """:func:`arcface_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+
+    Of labels in levels the finest counts.
+
+    Args:
+        n_classes: proxies to learn; labels run from 0 to one less.
+        embedding_dim: D.
+        margin: in radians, from 0 to pi.
+        scale: what cosines are multiplied by.
+        seed: of the first proxies.
+
+    Example:
+        >>> loss = ArcFaceLoss(n_classes=3, embedding_dim=2)
+        >>> loss(torch.randn(4, 2), torch.tensor([0, 1, 1, 2])).shape
+        torch.Size([])
+    """
+
+    def __init__(self, n_classes: int, embedding_dim: int, margin: float = 0.5, scale: float = 30.0, seed: int = 0) -> None:
+        super().__init__()
+        self.margin, self.scale = margin, scale
+        self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        refuse_references(ref_emb, ref_labels)
+        return arcface_loss(embeddings, labels, self.proxies, self.margin, self.scale)
+
+
+def csl_margins(n_levels: int) -> list[float]:
+    """The margins of :func:`csl_loss`, finest level first.
+
+    Those published for 2, 3 and 7 levels; for any other number, even steps from 0.25 to 0.45 as for 2 and 3.
+
+    Example:
+        >>> csl_margins(3)
+        [0.25, 0.35, 0.45]
+    """
+    if n_levels == 7:
+        return [0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75]
+    return [round(0.25 + 0.2 * level / max(n_levels - 1, 1), 6) for level in range(n_levels)]
+
+
+def csl_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    proxies: Tensor,
+    paths: Tensor,
+    gamma: float = 32.0,
+    margins: Sequence[float] | None = None,
+) -> Tensor:
+    """CSL: at each level, proxies outside the item's class of that level stay a margin less similar than its own proxy.
+
+    ``softplus(logsumexp(gamma * s_n) - gamma * s_p + gamma * margin)`` over the proxies n outside the class of the level,
+    summed over the levels; s_p is the score with the proxy of the item's finest class. A level outside which no known class
+    lies adds 0. Classes of a level are compared with everything above them, as in
+    :func:`~sightline.ranking.relevance.shared_levels`.
+
+    Args:
+        embeddings: (B, D), of any length; only the direction counts.
+        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies.
+        proxies: (C, D), of any length.
+        paths: (C, L) int64, the label path of each proxy; -1 in column 0 where it is not known: that proxy does not count.
+        gamma: what cosines are multiplied by.
+        margins: L numbers, finest level first; None for :func:`csl_margins`.
+
+    Returns:
+        () mean over the batch; 0 of an empty one.
+
+    Example:
+        >>> angle = torch.tensor([0.6, 0.8, -0.6]).acos()
+        >>> proxies, paths = torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([[0, 0], [1, 0], [2, 1]])
+        >>> csl_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0, 0]]), proxies, paths)
+        tensor(14.4000)
+    """
+    check_positive(gamma=gamma)
+    scores, labels = proxy_scores(embeddings, labels, proxies)
+    n_levels = labels.shape[1]
+    if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
+        needed = f"int64 {(len(proxies), n_levels)}"
+        raise InputError(f"paths: {needed} is needed, found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}")
+    margins = csl_margins(n_levels) if margins is None else margins
+    if len(margins) != n_levels or not all(map(math.isfinite, margins)):
+        raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
+    check_paths(paths, labels)
+    shared = shared_levels(labels, paths)
+    known = paths[:, 0] >= 0
+    own = scores.gather(1, labels[:, :1])[:, 0]
+    absent = torch.finfo(scores.dtype).min / 4  # finite: the gradient of a logsumexp of nothing is NaN
+    total = scores.new_zeros(len(scores))
+    for level, margin in enumerate(margins):
+        outside = (shared < n_levels - level) & known
+        others = (gamma * scores).masked_fill(~outside, absent).logsumexp(1)
+        total = total + F.softplus(others - gamma * own + gamma * margin)
+    return total.sum() / max(len(scores), 1)
+
+
+def check_paths(paths: Tensor, labels: Tensor) -> None:
+    """Refuse (B, L) labels whose path is not the one the (C, L) table has for their finest class."""
+    differ = (paths[labels[:, 0]] != labels).any(1)
+    if differ.any():
+        label = labels[differ][0].tolist()
+        there = paths[label[0]].tolist()
+        found = f"class {label[0]} has {label} and, elsewhere, {there}"
+        raise InputError(f"labels: {int(differ.sum())} of {len(labels)} do not have the path of their class: {found}")
+
+
+class CSLLoss(nn.Module):
+    """:func:`csl_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+
+    It learns which path each class has from the labels it is trained on, and keeps them in the buffer ``paths``; the proxy
+    of a class not seen yet does not count. A class that shows up with two paths is refused. In evaluation mode nothing is
+    kept.
+
+    Args:
+        n_classes: proxies to learn; labels of the finest level run from 0 to one less.
+        embedding_dim: D.
+        n_levels: L, columns of the labels.
+        gamma: what cosines are multiplied by.
+        margins: L numbers, finest level first; None for :func:`csl_margins`.
+        seed: of the first proxies.
+
+    Example:
+        >>> loss = CSLLoss(n_classes=3, embedding_dim=2, n_levels=2)
+        >>> _ = loss(torch.randn(2, 2), torch.tensor([[0, 0], [2, 1]]))
+        >>> loss.paths
+        tensor([[ 0,  0],
+                [-1, -1],
+                [ 2,  1]])
+    """
+
+    paths: Tensor
+
+    def __init__(
+        self,
+        n_classes: int,
+        embedding_dim: int,
+        n_levels: int,
+        gamma: float = 32.0,
+        margins: Sequence[float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_counts(n_classes=n_classes, embedding_dim=embedding_dim, n_levels=n_levels)
+        self.gamma, self.margins = gamma, margins
+        self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
+        self.register_buffer("paths", torch.full((n_classes, n_levels), -1))
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        refuse_references(ref_emb, ref_labels)
+        check_vectors(embeddings, "embeddings")
+        labels = check_classes(labels, len(embeddings), len(self.proxies))
+        if labels.shape[1] != self.paths.shape[1]:
+            raise InputError(f"labels: {self.paths.shape[1]} levels are needed, found {labels.shape[1]}")
+        new = self.paths[labels[:, 0], 0] < 0
+        paths = self.paths.clone()
+        paths[labels[new, 0]] = labels[new]
+        loss = csl_loss(embeddings, labels, self.proxies, paths, self.gamma, self.margins)
+        if self.training:  # after the checks of the loss: labels it refuses leave no trace
+            self.paths.copy_(paths)
+        return loss

@@ -1,0 +1,88 @@
+"""The last few batches, kept as further items to rank."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
+
+
+class RecentBatches(nn.Module):
+    """The rows of the last few batches with their labels, in training: detached, and in the ``state_dict``.
+
+    Args:
+        n_batches: how many to keep; 0 for none.
+
+    Attributes:
+        rows: (N, D) the rows, oldest batch first.
+        labels: (N, L) their labels.
+        sizes: (n,) int64 rows of each batch kept.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    sizes: Tensor
+
+    def __init__(self, n_batches: int) -> None:
+        super().__init__()
+        if not isinstance(n_batches, int) or n_batches < 0:
+            raise InputError(f"memory is {n_batches}; a whole number of batches, 0 or more, is needed")
+        self.n_batches = n_batches
+        self.reset()
+        self.register_load_state_dict_pre_hook(_fit_buffers)  # type: ignore[no-untyped-call]
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.register_buffer("rows", torch.zeros(0, 0))
+        self.register_buffer("labels", torch.zeros(0, 0, dtype=torch.int64))
+        self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
+
+    def before(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept, on the device of ``rows`` and as wide; nothing in evaluation. Refuses rows of another width."""
+        if not (self.training and self.n_batches and len(self.rows)):
+            return rows[:0].detach(), labels[:0]
+        if self.rows.shape[1] != rows.shape[1]:
+            raise InputError(
+                f"memory holds rows of {self.rows.shape[1]} numbers, found {rows.shape[1]}; reset() empties it"
+            )
+        return self.rows.to(rows.device), self.labels.to(rows.device)
+
+    def push(self, rows: Tensor, labels: Tensor) -> None:
+        """Keep one more batch, and let go of the oldest where there are too many; do nothing in evaluation."""
+        if not (self.training and self.n_batches):
+            return
+        old_rows, old_labels = self.before(rows, labels)
+        sizes = [*self.sizes.tolist(), len(rows)]
+        n_gone = sum(sizes[: -self.n_batches])
+        self.rows = torch.cat([old_rows, rows.detach()])[n_gone:].clone()
+        self.labels = torch.cat([old_labels, labels])[n_gone:].clone()
+        self.sizes = self.sizes.new_tensor(sizes[-self.n_batches :])
+
+
+def _fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Make room for what is about to be loaded: how much is kept is known by the run alone."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if (kept := state.get(prefix + name)) is not None:
+            setattr(module, name, torch.zeros(kept.shape, dtype=kept.dtype, device=buffer.device))
+
+
+def pairs_with_memory(
+    recent: RecentBatches, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
+) -> Pairs:
+    """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
+
+    The batch is kept afterwards; items kept have no gradient and are never queries. A reference set is refused beside a
+    memory in use: the items kept are not of it.
+    """
+    pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+    if not (recent.training and recent.n_batches):
+        return pairs
+    if ref_emb is not None:
+        raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
+    labels = check_labels(labels, len(embeddings), "labels")
+    earlier = batch_pairs(embeddings, labels, *recent.before(embeddings, labels))
+    recent.push(embeddings, labels)
+    scores, levels, mask = (torch.cat(sides, dim=1) for sides in zip(pairs[:3], earlier[:3], strict=True))
+    return Pairs(scores, levels, mask, pairs.n_levels)

@@ -1,0 +1,723 @@
+import copy
+import math
+from functools import partial
+from itertools import pairwise, permutations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.losses.blackbox import (
+    PENALTIES,
+    BlackBoxAPLoss,
+    BlackBoxRecallLoss,
+    blackbox_ap_loss,
+    blackbox_ranks,
+    blackbox_recall_loss,
+    with_margin,
+)
+from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
+from sightline.losses.recent import RecentBatches
+from sightline.ranking.similarity import cosine_scores
+
+
+def double(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def draw(seed, n_queries=5, n_items=9):
+    """Scores in steps of 0.05, so that many are equal; a third relevant; a sixth masked."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-8, 9, (n_queries, n_items), generator=generator).double() / 20
+    relevant = torch.rand(n_queries, n_items, generator=generator) < 0.33
+    return scores, relevant, torch.rand(n_queries, n_items, generator=generator) < 0.83
+
+
+def draw_apart(seed, n_queries=4, n_items=8):
+    """As draw, with scores that are all different."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.stack([torch.randperm(40, generator=generator)[:n_items] for _ in range(n_queries)]).double() / 40
+    relevant = torch.rand(n_queries, n_items, generator=generator) < 0.4
+    return scores, relevant, torch.rand(n_queries, n_items, generator=generator) < 0.83
+
+
+def gradient_of(loss, scores):
+    leaf = scores.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+    return gradient
+
+
+# Oracles: one item at a time.
+
+
+def ranks_of_list(scores, relevant, mask):
+    """Rank of each item of one list, None where it is not in it."""
+    columns = sorted((i for i in range(len(scores)) if mask[i]), key=lambda i: (-scores[i], relevant[i], i))
+    return [columns.index(i) + 1 if mask[i] else None for i in range(len(scores))]
+
+
+def shifted(scores, relevant, margin):
+    return [
+        score + (-margin / 2 if is_relevant else margin / 2) for score, is_relevant in zip(scores, relevant, strict=True)
+    ]
+
+
+def counts_of_list(scores, relevant, mask, margin):
+    """(rank, rank among relevant items) of each relevant item of one list."""
+    ranks = ranks_of_list(shifted(scores, relevant, margin), relevant, mask)
+    hits = sorted(rank for rank, is_relevant in zip(ranks, relevant, strict=True) if rank and is_relevant)
+    return [(rank, place) for place, rank in enumerate(hits, start=1)]
+
+
+def by_query(tables, margin):
+    counts = [counts_of_list(*row, margin) for row in zip(*(table.tolist() for table in tables), strict=True)]
+    return [row for row in counts if row]
+
+
+def ap_loss_by_definition(tables, margin):
+    rows = by_query(tables, margin)
+    return sum(1 - sum(place / rank for rank, place in row) / len(row) for row in rows) / len(rows)
+
+
+def recall_loss_by_definition(tables, margin, weight_of, reduction):
+    """The sum over K of the weight of K and the share of relevant items with K or more irrelevant ones above."""
+    rows = by_query(tables, margin)
+    groups = rows if reduction == "queries" else [[pair for row in rows for pair in row]]
+    total = 0.0
+    for k in range(1, tables[0].shape[1] + 1):
+        missed = [sum(rank - place >= k for rank, place in group) / len(group) for group in groups]
+        total += weight_of(k) * sum(missed) / len(missed)
+    return total
+
+
+def gradient_by_definition(scores, relevant, mask, upstream, strength):
+    """4.1 of the specification with ranks divided by the length of the list, one list."""
+    n = sum(mask)
+    before = ranks_of_list(scores, relevant, mask)
+    after = ranks_of_list([s + strength * g for s, g in zip(scores, upstream, strict=True)], relevant, mask)
+    return [-(b / n - a / n) / strength if b else 0.0 for b, a in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ranks_and_their_gradient_are_their_definition(seed):
+    scores, relevant, mask = draw(seed)
+    upstream = torch.randn(5, 9, generator=torch.Generator().manual_seed(seed)).double()
+    ranks = blackbox_ranks(scores, relevant, mask, 0.3)
+    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, relevant, mask, 0.3) * upstream).sum(), scores)
+    for row in range(5):
+        one = [table[row].tolist() for table in (scores, relevant, mask)]
+        expected = [rank / sum(one[2]) if rank else 0.0 for rank in ranks_of_list(*one)]
+        assert_close(ranks[row], double(expected))
+        assert_close(gradient[row], double(gradient_by_definition(*one, upstream[row].tolist(), 0.3)))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.07])
+@pytest.mark.parametrize("seed", range(10))
+def test_ap_loss_is_its_definition(seed, margin):
+    tables = draw(seed)
+    assert_close(blackbox_ap_loss(*tables, margin=margin).item(), ap_loss_by_definition(tables, margin))
+
+
+WEIGHTS = {
+    "log": lambda k: math.log(1 + 1 / k),
+    "loglog": lambda k: math.log(1 + math.log(1 + 1 / k) / (1 + math.log(k))),
+}
+
+
+@pytest.mark.parametrize("reduction", ["queries", "pairs"])
+@pytest.mark.parametrize("weights", ["log", "loglog", (0.5, 0.0, 2.0), (1.0,), tuple(1 / k for k in range(1, 20))])
+@pytest.mark.parametrize("seed", range(5))
+def test_recall_loss_is_its_definition(seed, weights, reduction):
+    tables = draw(seed)
+    weight_of = WEIGHTS[weights] if isinstance(weights, str) else dict(enumerate(weights, start=1)).get
+    expected = recall_loss_by_definition(tables, 0.07, lambda k: weight_of(k) or 0.0, reduction)
+    assert_close(blackbox_recall_loss(*tables, margin=0.07, weights=weights, reduction=reduction).item(), expected)
+
+
+def test_every_penalty_is_seen():
+    assert PENALTIES.keys() == WEIGHTS.keys()
+
+
+# Worked cases.
+
+V4 = double([[0.30, 0.80, 0.10, 0.50, 0.62]])
+V4_RELEVANT = torch.tensor([[True, False, False, True, False]])
+
+
+def test_worked_ranks():
+    moved = with_margin(V4, V4_RELEVANT, 0.1)
+    assert_close(moved, double([[0.25, 0.85, 0.15, 0.45, 0.67]]))
+    assert_close(blackbox_ranks(moved, V4_RELEVANT) * 5, double([[4, 1, 5, 3, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("raw_strength", "gradient"),
+    [
+        (2, [0, 0, 0, 0, 0]),
+        (4, [0, 0, 0, -0.25, 0.25]),
+        (8, [-0.125, 0.125, 0, -0.25, 0.25]),
+        (20, [-0.1, 0.1, 0, -0.1, 0.1]),
+        (100, [-0.03, 0.02, 0, -0.01, 0.02]),
+    ],
+)
+def test_worked_ap_gradient(raw_strength, gradient):
+    loss = partial(blackbox_ap_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1)
+    assert_close(loss(V4), double(0.5833333333), atol=1e-9, rtol=0)
+    assert_close(gradient_of(loss, V4), double([gradient]))
+    ranks = blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5
+    assert_close(1 - (2 / ranks[0, 0] + 1 / ranks[0, 3]) / 2, double(0.5833333333), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "value", "slope"), [("log", 1.0986122887, 0.1666666667), ("loglog", 0.7412763114, 0.0794175597)]
+)
+def test_worked_recall(weights, value, slope):
+    assert_close(blackbox_recall_loss(V4, V4_RELEVANT, margin=0.1, weights=weights), double(value), atol=1e-9, rtol=0)
+    n_above = torch.tensor([2.0, 2.0], dtype=torch.float64)
+    gradient = gradient_of(lambda leaf: PENALTIES[weights](leaf).mean(), n_above)
+    assert_close(gradient, double([slope] * 2), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "raw_strength", "gradient"),
+    [
+        ("log", 1, [0, 0, 0, 0, 0]),
+        ("log", 4, [-0.5, 0.5, 0, -0.5, 0.5]),
+        ("loglog", 2, [0, 0, 0, 0, 0]),  # moved to .409, .609
+        ("loglog", 4, [0, 0, 0, -0.25, 0.25]),  # moved to .568, .768
+        ((0.0, 0.0, 1 / 3), 4, [-0.5, 0.5, 0, -0.5, 0.5]),  # the slope at 2 is the third weight, here that of log
+        ((5.0, 5.0), 4, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_worked_recall_gradient(weights, raw_strength, gradient):
+    loss = partial(blackbox_recall_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1, weights=weights)
+    assert_close(gradient_of(loss, V4), double([gradient]))
+
+
+V5 = double([[0.9, 0.2, 0.4], [0.3, 0.7, 0.6], [0.5, 0.1, 0.8], [0.2, 0.65, 0.35]])
+V5_TARGETS = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
+V5_EARLIER = double([[0.95, 0.5, 0.3], [0.1, 0.9, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("margin", "by_class", "across", "combined"),
+    [
+        (0.0, [0, 0, 0], 0.0833333333, 0.0277777778),
+        # At .15 the relevant .8 and .5 tie with .65 and .35; a tie goes against them, as a larger margin does.
+        (0.1499, [0, 0.5, 0], 0.2071428571, 0.1801587302),
+        (0.1501, [0, 0.5, 0], 0.3083333333, 0.2138888889),
+    ],
+)
+def test_worked_detection(margin, by_class, across, combined):
+    close = partial(assert_close, atol=1e-9, rtol=0)
+    for number, expected in enumerate(by_class):
+        column = slice(number, number + 1)
+        close(class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
+    close(class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
+    close(all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
+    close(DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
+
+
+def test_worked_detection_at_a_tie():
+    logits = (V5 * 20).round()  # what is tied on paper is tied here
+    close = partial(assert_close, atol=1e-9, rtol=0)
+    close(class_map_loss(logits, V5_TARGETS, margin=3.0), double(1 / 6))
+    close(all_classes_ap_loss(logits, V5_TARGETS, margin=3.0), double(0.3083333333))
+    close(DetectionAPLoss(margin=3.0)(logits, V5_TARGETS), double(0.2138888889))
+
+
+def test_margin_is_as_precise_as_the_scores():
+    assert_close(with_margin(double([[0.0]]), torch.tensor([[True]]), 0.15), double([[-0.075]]), atol=0, rtol=0)
+
+
+def test_worked_detection_with_memory():
+    close = partial(assert_close, atol=1e-9, rtol=0)
+    longer = torch.cat([V5, V5_EARLIER]), torch.cat([V5_TARGETS, torch.zeros(2, 3).bool()])
+    for number, expected in enumerate([0.4166666667, 0.5, 0]):
+        column = slice(number, number + 1)
+        close(class_map_loss(*(table[:, column] for table in longer), margin=0.0), double(expected))
+    close(class_map_loss(*longer, margin=0.0), double(0.3055555556))
+    module = DetectionAPLoss(margin=0.0)
+    assert module(V5_EARLIER, torch.zeros(2, 3)) == 0
+    close(module(V5, V5_TARGETS), double((2 * 0.3055555556 + 0.0833333333) / 3))
+
+
+# Properties of the gradient.
+
+
+@pytest.mark.parametrize("strength", [1e-9, 0.01, 0.1, 1.0, 20.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_of_ranks(seed, strength):
+    scores, relevant, mask = draw_apart(seed)
+    upstream = torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed)).double() * mask
+    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, relevant, mask, strength) * upstream).sum(), scores)
+    assert_close(gradient.sum(1), torch.zeros(4).double())
+    assert (gradient[~mask] == 0).all()
+    assert ((gradient * upstream).sum(1) <= 1e-12).all()
+    assert ((gradient * scores).sum(1) >= -1e-12).all()
+    if strength == 1e-9:
+        assert (gradient == 0).all()
+    assert gradient.abs().max() <= 1 / strength  # ranks are in (0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_is_that_of_the_interpolation(seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores, upstream = torch.randn(2, 6, generator=generator).double()
+    strength, n = 0.7, 6
+
+    def rank_product(values):  # the least of values . ranks over all permutations of the ranks
+        return min(sum(v * p / n for v, p in zip(values, ranks, strict=True)) for ranks in permutations(range(1, n + 1)))
+
+    def interpolation(values):
+        moved = [v + strength * g for v, g in zip(values, upstream.tolist(), strict=True)]
+        return (rank_product(moved) - rank_product(values)) / strength
+
+    none = torch.zeros(1, n)
+    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, none, strength=strength) * upstream).sum(), scores[None])[0]
+    for item in range(n):
+        step = torch.zeros(n).double()
+        step[item] = 1e-6
+        difference = interpolation((scores + step).tolist()) - interpolation((scores - step).tolist())
+        assert_close(gradient[item].item(), difference / 2e-6, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ap", "log", "loglog"])
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_of_the_loss_is_the_definition(seed, name):
+    scores, relevant, mask = draw_apart(seed)
+    relevant[0] = False  # not counted among the queries
+    relevant[1, 0] = mask[1, 0] = True
+    loss = blackbox_ap_loss if name == "ap" else partial(blackbox_recall_loss, weights=name)
+    gradient = gradient_of(lambda leaf: loss(leaf, relevant, mask, strength=1.5, margin=0.0), scores)
+    n_counted = (relevant & mask).any(1).sum().item()
+    for row in range(4):
+        one = [table[row].tolist() for table in (scores, relevant, mask)]
+        ranks = ranks_of_list(*one)
+        hits = sorted(rank for rank, is_relevant in zip(ranks, one[1], strict=True) if rank and is_relevant)
+        upstream = [0.0] * 8
+        for place, rank in enumerate(hits, start=1):
+            above = rank - place
+            slopes = {"ap": place / rank**2, "log": 1 / (1 + above)}
+            slopes["loglog"] = slopes["log"] / (1 + math.log(1 + above))
+            upstream[ranks.index(rank)] = sum(one[2]) * slopes[name] / len(hits) / n_counted
+        assert_close(gradient[row], double(gradient_by_definition(*one, upstream, 1.5)))
+
+
+@pytest.mark.parametrize("factor", [65536.0, 0.25, -3.0])
+def test_a_factor_on_the_loss_is_one_on_the_gradient(factor):
+    scores, relevant, mask = draw_apart(0)
+    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+        plain = gradient_of(lambda leaf: loss(leaf, relevant, mask), scores)  # noqa: B023
+        assert plain.any()
+        assert_close(gradient_of(lambda leaf: factor * loss(leaf, relevant, mask), scores), factor * plain)  # noqa: B023
+
+
+def test_strength_is_that_of_the_whole_detection_loss():
+    class_lists, one_list = V5.T, V5.reshape(1, -1)
+    by_class, across = V5_TARGETS.T, V5_TARGETS.reshape(1, -1)
+    terms = [(class_lists, by_class, 2 / 3), (one_list, across, 1 / 3)]
+
+    def raw(scores, relevant, share, leaf_of):  # one autograd graph, factors and all
+        moved = with_margin(leaf_of(scores), relevant, 0.15)
+        ranks = blackbox_ranks(moved, relevant, strength=0.5) * relevant.shape[1]
+        among = torch.stack([(relevant & (ranks <= ranks[:, [i]])).sum(1) for i in range(relevant.shape[1])], dim=1)
+        aps = (among / ranks * relevant).sum(1) / relevant.sum(1)
+        return share * (1 - aps).mean()
+
+    expected = gradient_of(
+        lambda leaf: (
+            raw(class_lists, by_class, terms[0][2], lambda _: leaf.T)
+            + raw(one_list, across, terms[1][2], lambda _: leaf.reshape(1, -1))
+        ),
+        V5,
+    )
+    assert expected.any()
+    assert_close(gradient_of(lambda leaf: DetectionAPLoss()(leaf, V5_TARGETS), V5), expected)
+
+
+def test_gradient_pushes_the_right_way():
+    scores = double([[0.9, 0.5, 0.4, 0.3]])
+    relevant = torch.tensor([[False, False, True, True]])
+    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+        gradient = gradient_of(lambda leaf: loss(leaf, relevant, strength=1.0), scores)[0]  # noqa: B023
+        assert gradient[2:].sum() < 0 < gradient[:2].sum()
+
+
+def test_descent_puts_relevant_items_first():
+    scores = torch.rand(3, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    relevant = torch.arange(12)[None].expand(3, 12) % 4 == 0
+    optimizer = torch.optim.SGD([scores], lr=0.5)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = blackbox_ap_loss(scores, relevant, strength=20.0, margin=0.1)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 0.4
+    assert losses[-1] == 0
+
+
+# Properties of the value.
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_recall_loss_is_0_exactly_where_no_irrelevant_item_is_above(seed):
+    scores, relevant, mask = draw(seed, 1, 6)
+    lowest = min(
+        (s for s, r, m in zip(*(t[0].tolist() for t in (scores, relevant, mask)), strict=True) if r and m), default=9
+    )
+    highest = max(
+        (s for s, r, m in zip(*(t[0].tolist() for t in (scores, relevant, mask)), strict=True) if not r and m), default=-9
+    )
+    for margin in (0.0, 0.13):
+        loss = blackbox_recall_loss(scores, relevant, mask, margin=margin)
+        assert (loss == 0) == (lowest - margin / 2 > highest + margin / 2)
+
+
+def test_order_of_queries_and_items_does_not_matter():
+    tables = draw(3)
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = torch.randperm(5, generator=generator), torch.randperm(9, generator=generator)
+    moved = [table[rows][:, columns] for table in tables]
+    assert_close(blackbox_ap_loss(*moved), blackbox_ap_loss(*tables))
+    assert_close(blackbox_recall_loss(*moved), blackbox_recall_loss(*tables))
+    scores, relevant, mask = draw_apart(3, 5, 9)
+    moved = [table[rows][:, columns] for table in (relevant, mask)]
+    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+        there = gradient_of(lambda leaf: loss(leaf, *moved), scores[rows][:, columns])  # noqa: B023
+        assert_close(there, gradient_of(lambda leaf: loss(leaf, relevant, mask), scores)[rows][:, columns])  # noqa: B023
+
+
+@pytest.mark.parametrize("loss", [blackbox_ap_loss, blackbox_recall_loss])
+@pytest.mark.parametrize("junk", [9.0, -9.0, math.inf, -math.inf, math.nan])
+def test_masked_items_change_nothing(loss, junk):
+    scores, relevant, mask = draw(1)
+    spoilt = scores.masked_fill(~mask, junk)
+    assert_close(loss(spoilt, relevant ^ ~mask, mask), loss(scores, relevant, mask), atol=0, rtol=0)
+    gradient = gradient_of(lambda leaf: loss(leaf, relevant, mask), spoilt)
+    assert_close(gradient, gradient_of(lambda leaf: loss(leaf, relevant, mask), scores), atol=0, rtol=0)
+    assert (gradient[~mask] == 0).all()
+    row, kept = 0, mask[0]
+    one = loss(scores[[row]], relevant[[row]], mask[[row]])
+    assert_close(loss(scores[[row]][:, kept], relevant[[row]][:, kept]), one)
+
+
+# Edges.
+
+
+def test_equal_scores_rank_irrelevant_items_first_then_earlier_ones():
+    relevant = torch.tensor([[True, False, True, False]])
+    assert_close(blackbox_ranks(torch.zeros(1, 4), relevant) * 4, torch.tensor([[3.0, 1.0, 4.0, 2.0]]))
+    assert_close(blackbox_ap_loss(torch.zeros(1, 4), relevant), torch.tensor(1 - (1 / 3 + 2 / 4) / 2))
+    assert blackbox_ap_loss(torch.zeros(1, 4), torch.ones(1, 4)) == 0  # no precision above 1
+
+
+@pytest.mark.parametrize("loss", [blackbox_ap_loss, blackbox_recall_loss, class_map_loss, all_classes_ap_loss])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (2, 0), (0, 4)])
+@pytest.mark.parametrize("value", [0, 1])
+def test_none_or_all_relevant_is_0_with_a_gradient_of_0(loss, shape, value):
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    result = loss(scores, torch.full(shape, value))
+    assert result == 0
+    assert (torch.autograd.grad(result, scores)[0] == 0).all()
+
+
+def test_queries_without_relevant_items_are_left_out():
+    scores, relevant, mask = draw(0)
+    relevant[2] = False
+    rest = [0, 1, 3, 4]
+    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+        assert_close(loss(scores, relevant, mask), loss(scores[rest], relevant[rest], mask[rest]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_ranks_in_single(dtype):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(2, 5000, generator=generator).to(dtype).requires_grad_()  # 5000 ranks do not fit a half
+    relevant = torch.rand(2, 5000, generator=generator) < 0.2
+    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+        value = loss(scores, relevant, margin=0.0)
+        assert value.dtype == torch.float32
+        assert_close(value.double(), loss(scores.double(), relevant, margin=0.0), atol=1e-5, rtol=0)
+        (gradient,) = torch.autograd.grad(value, scores)
+        assert gradient.dtype == dtype
+        assert gradient.isfinite().all()
+
+
+def test_arguments_are_left_as_they_are_and_no_gradient_is_no_graph():
+    tables = draw(0)
+    copies = [table.clone() for table in tables]
+    leaf = tables[0].requires_grad_()
+    with torch.no_grad():
+        assert not blackbox_ap_loss(leaf, *tables[1:]).requires_grad
+    blackbox_recall_loss(leaf, *tables[1:]).backward()
+    for table, copied in zip(tables, copies, strict=True):
+        assert_close(table.detach(), copied, atol=0, rtol=0)
+
+
+# The margin's noise.
+
+
+def test_margin_noise_is_half_normal_and_seeded():
+    scores, relevant = torch.zeros(200, 100).double(), torch.arange(100).expand(200, 100) % 2 == 0
+    noisy = partial(with_margin, scores, relevant, 0.5)
+    shift = noisy(torch.Generator().manual_seed(1))
+    assert (shift[relevant] <= 0).all()
+    assert (shift[~relevant] >= 0).all()
+    assert_close(shift.abs().mean().item(), 0.25 * math.sqrt(2 / math.pi), atol=5e-3, rtol=0)
+    assert_close(shift.square().mean().item(), 0.0625, atol=3e-3, rtol=0)
+    assert_close(noisy(torch.Generator().manual_seed(1)), shift, atol=0, rtol=0)
+    tables = draw(0)
+    drawn = [blackbox_ap_loss(*tables, margin=0.3, generator=torch.Generator().manual_seed(s)).item() for s in range(8)]
+    assert len(set(drawn)) > 1
+
+
+def draw_batch(seed, n_items=8, n_dimensions=4):
+    embeddings = torch.randn(n_items, n_dimensions, generator=torch.Generator().manual_seed(seed)).double()
+    return embeddings, torch.arange(n_items) % 3
+
+
+def test_noise_of_the_module_goes_on_after_a_resume():
+    batches = [draw_batch(seed) for seed in range(6)]
+    whole, other = (
+        BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3),
+        BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=4),
+    )
+    expected = [whole(*batch).item() for batch in batches]
+    first = BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3)
+    values = [first(*batch).item() for batch in batches[:3]]
+    second = BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3)
+    second.load_state_dict(first.state_dict())
+    assert values + [second(*batch).item() for batch in batches[3:]] == expected
+    assert [other(*batch).item() for batch in batches] != expected
+    same = BlackBoxAPLoss(margin=0.5, margin_noise=True)
+    assert len({same(*batches[0]).item() for _ in range(10)}) > 1
+
+
+# Modules and their memory.
+
+MODULES = {
+    "ap": (BlackBoxAPLoss, blackbox_ap_loss),
+    "recall": (BlackBoxRecallLoss, blackbox_recall_loss),
+}
+every_module = pytest.mark.parametrize(("module", "loss"), MODULES.values(), ids=MODULES)
+
+
+@every_module
+def test_modules_rank_each_item_against_the_others_or_a_reference_set(module, loss):
+    (embeddings, labels), (references, ref_labels) = draw_batch(0), draw_batch(1, 11)
+    others = ~torch.eye(8, dtype=torch.bool)
+    within = loss(cosine_scores(embeddings, embeddings), labels[:, None] == labels, others, 2.0, 0.3)
+    assert_close(module(2.0, 0.3)(embeddings, labels), within)
+    apart = loss(cosine_scores(embeddings, references), labels[:, None] == ref_labels, None, 2.0, 0.3)
+    assert_close(module(2.0, 0.3)(embeddings, labels, references, ref_labels), apart)
+
+
+def test_recall_module_hands_its_options_on():
+    embeddings, labels = draw_batch(0)
+    pairs = cosine_scores(embeddings, embeddings), labels[:, None] == labels, ~torch.eye(8, dtype=torch.bool)
+    for weights, reduction in (("log", "pairs"), ([1.0, 0.5], "queries")):
+        module = BlackBoxRecallLoss(weights=weights, reduction=reduction)
+        assert_close(module(embeddings, labels), blackbox_recall_loss(*pairs, weights=weights, reduction=reduction))
+
+
+@every_module
+def test_evaluation_mode_is_without_margin_and_memory(module, loss):
+    embeddings, labels = draw_batch(0)
+    pairs = cosine_scores(embeddings, embeddings), labels[:, None] == labels, ~torch.eye(8, dtype=torch.bool)
+    one = module(margin=0.4, memory=2)
+    one(*draw_batch(1))
+    before = copy.deepcopy(one.state_dict())
+    one.eval()
+    assert_close(one(embeddings, labels), loss(*pairs, margin=0.0))
+    one(embeddings, labels, *draw_batch(2))
+    assert_close(one.state_dict(), before)
+
+
+@every_module
+@pytest.mark.parametrize("memory", [0, 1, 2, 3])
+def test_memory_lengthens_the_lists_by_the_last_batches(module, loss, memory):
+    batches = [draw_batch(seed, n_items) for seed, n_items in enumerate([8, 5, 6, 7, 8])]
+    one = module(memory=memory)
+    for number, (embeddings, labels) in enumerate(batches):
+        earlier = batches[max(0, number - memory) : number]
+        columns = torch.cat([embeddings, *(e for e, _ in earlier)])
+        column_labels = torch.cat([labels, *(c for _, c in earlier)])
+        mask = torch.arange(len(labels))[:, None] != torch.arange(len(column_labels))
+        leaf, reference = (embeddings.clone().requires_grad_() for _ in range(2))
+        columns = torch.cat([reference, columns[len(labels) :]])
+        expected = loss(cosine_scores(reference, columns), labels[:, None] == column_labels, mask)
+        value = one(leaf, labels)
+        assert_close(value, expected)
+        assert_close(torch.autograd.grad(value, leaf), torch.autograd.grad(expected, reference))
+        assert not one.recent.rows.requires_grad
+        assert one.recent.sizes.tolist() == [len(c) for _, c in batches[max(0, number + 1 - memory) : number + 1] if memory]
+
+
+@every_module
+def test_memory_stopped_and_resumed_equals_never_stopped(module, loss):
+    batches = [(e, torch.stack([c, c % 2], dim=1)) for e, c in (draw_batch(seed, 6) for seed in range(6))]
+    whole = module(memory=2)
+    expected = [whole(*batch).item() for batch in batches]
+    for stop in range(6):
+        first, second = module(memory=2), module(memory=2)
+        values = [first(*batch).item() for batch in batches[:stop]]
+        second(*draw_batch(9, 3))  # what it held goes
+        second.load_state_dict(first.state_dict())
+        assert values + [second(*batch).item() for batch in batches[stop:]] == expected
+        assert_close(second.state_dict(), whole.state_dict())
+    whole.reset()
+    assert_close(whole.state_dict(), module(memory=2).state_dict())
+    assert_close(whole(*batches[0]).item(), expected[0])
+
+
+def test_state_of_another_module_around_it_is_loaded_too():
+    wrapped, fresh = (torch.nn.ModuleDict({"loss": BlackBoxAPLoss(memory=1)}) for _ in range(2))
+    wrapped["loss"](*draw_batch(0))
+    fresh.load_state_dict(wrapped.state_dict())
+    assert_close(fresh.state_dict(), wrapped.state_dict())
+    assert sorted(wrapped.state_dict()) == ["loss.n_drawn", "loss.recent.labels", "loss.recent.rows", "loss.recent.sizes"]
+    assert wrapped.state_dict()["loss.recent.rows"].shape == (8, 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_irrelevant_memory_can_only_raise_the_ap_loss(seed):
+    embeddings, labels = draw_batch(seed)
+    leaf = embeddings.clone().requires_grad_()
+    module = BlackBoxAPLoss(memory=3)
+    values = [module(leaf, labels)]
+    for number in range(3):
+        module.recent.push(draw_batch(100 + number, 10)[0], torch.full((10, 1), 77))
+        leaf, before = embeddings.clone().requires_grad_(), module.recent.rows.clone()
+        fresh = copy.deepcopy(module)
+        values.append(fresh(leaf, labels))
+        values[-1].backward()
+        assert leaf.grad.any()
+        assert_close(module.recent.rows, before)
+    for less, more in pairwise(values[1:]):
+        assert less <= more
+    assert values[-1] > values[0]
+
+
+def test_detection_memory_is_of_the_last_batches():
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.rand(5, 3, generator=generator).double(), torch.rand(5, 3, generator=generator) < 0.4) for _ in range(5)
+    ]
+    whole, first, second = (DetectionAPLoss(20.0, margin=0.05, share=0.25, memory=2) for _ in range(3))
+    values = []
+    for number, (logits, targets) in enumerate(batches):
+        lists = batches[max(0, number - 2) : number + 1]
+        longer = class_map_loss(torch.cat([row for row, _ in lists]), torch.cat([t for _, t in lists]), margin=0.05)
+        leaf = logits.clone().requires_grad_()
+        value = whole(leaf, targets)
+        assert_close(value, 0.75 * longer + 0.25 * all_classes_ap_loss(logits, targets, margin=0.05))
+        assert torch.autograd.grad(value, leaf)[0].any()
+        values.append(value.item())
+    for batch in batches[:3]:
+        first(*batch)
+    second.load_state_dict(first.state_dict())
+    assert [second(*batch).item() for batch in batches[3:]] == values[3:]
+    assert second.recent.labels.dtype == torch.bool
+    second.eval()
+    by_class, across = (loss(*batches[0], margin=0.0) for loss in (class_map_loss, all_classes_ap_loss))
+    assert_close(second(*batches[0]), 0.75 * by_class + 0.25 * across)
+    second.train().reset()
+    assert second(*batches[0]).item() == values[0]
+
+
+@pytest.mark.parametrize("memory", [0, 1])
+def test_a_longer_memory_loaded_into_a_shorter_one_is_cut(memory):
+    batches = [(draw_batch(seed, 6, 3)[0], draw_batch(seed + 9, 6, 3)[0] > 0) for seed in range(4)]
+    long, short = DetectionAPLoss(memory=3), DetectionAPLoss(memory=memory)
+    for batch in batches[:3]:
+        long(*batch)
+    short.load_state_dict(long.state_dict())
+    short(*batches[3])
+    fresh = DetectionAPLoss(memory=memory)
+    fresh(*batches[3])
+    assert_close(short(*batches[0]), fresh(*batches[0]))
+
+
+def test_classes_are_queries():
+    scores, relevant, mask = draw(4)
+    assert_close(class_map_loss(scores.T, relevant.T, mask.T, 2.0, 0.1), blackbox_ap_loss(scores, relevant, mask, 2.0, 0.1))
+    flat = [table.reshape(1, -1) for table in (scores, relevant, mask)]
+    assert_close(all_classes_ap_loss(scores, relevant, mask, 2.0, 0.1), blackbox_ap_loss(*flat, 2.0, 0.1))
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("loss", [blackbox_ap_loss, blackbox_recall_loss, class_map_loss, all_classes_ap_loss])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strength": 0.0}, r"^strength is 0\.0; a finite number above 0 is needed$"),
+        ({"strength": math.nan}, r"^strength is nan; a finite number above 0 is needed$"),
+        ({"margin": -0.1}, r"^margin is -0\.1; a finite number of 0 or more is needed$"),
+        ({"margin": math.inf}, r"^margin is inf; a finite number of 0 or more is needed$"),
+        ({"mask": torch.ones(2, 2)}, r"^mask: bool \(2, 2\) is needed, found torch\.float32 \(2, 2\)$"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(loss, options, message):
+    with pytest.raises(InputError, match=message):
+        loss(torch.eye(2), torch.eye(2), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "lug"}, r"^unknown weights 'lug': did you mean 'log'\?$"),
+        ({"weights": []}, r"^weights are \[\]; one or more finite numbers of 0 or more are needed$"),
+        ({"weights": (1.0, -1.0)}, r"^weights are \[1\.0, -1\.0\]; one or more finite numbers of 0 or more are needed$"),
+        ({"reduction": "sum"}, r"^reduction is 'sum', not one of 'pairs', 'queries'$"),
+    ],
+)
+def test_recall_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        blackbox_recall_loss(torch.eye(2), torch.eye(2), **options)
+
+
+def test_ranks_refuse_a_strength_of_0():
+    with pytest.raises(InputError, match=r"^strength is 0; a finite number above 0 is needed$"):
+        blackbox_ranks(torch.eye(2), torch.eye(2), strength=0)
+
+
+@pytest.mark.parametrize("module", [BlackBoxAPLoss, BlackBoxRecallLoss, DetectionAPLoss])
+@pytest.mark.parametrize("memory", [-1, 1.5])
+def test_memory_is_a_whole_number(module, memory):
+    with pytest.raises(InputError, match=rf"^memory is {memory}; a whole number of batches, 0 or more, is needed$"):
+        module(memory=memory)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, math.nan])
+def test_share_is_between_0_and_1(share):
+    with pytest.raises(InputError, match=rf"^share is {share}; a number between 0 and 1 is needed$"):
+        DetectionAPLoss(share=share)
+
+
+def test_memory_and_a_reference_set_do_not_go_together():
+    message = r"^a reference set and a memory do not go together: leave out ref_emb, or set memory to 0$"
+    with pytest.raises(InputError, match=message):
+        BlackBoxAPLoss(memory=1)(*draw_batch(0), *draw_batch(1))
+
+
+def test_memory_refuses_rows_of_another_width():
+    recent = RecentBatches(2)
+    recent.push(torch.zeros(3, 4), torch.zeros(3, 1))
+    with pytest.raises(InputError, match=r"^memory holds rows of 4 numbers, found 5; reset\(\) empties it$"):
+        recent.push(torch.zeros(3, 5), torch.zeros(3, 1))
+    recent.reset()
+    recent.push(torch.zeros(3, 5), torch.zeros(3, 1))
+    assert recent.rows.shape == (3, 5)
+
+
+def test_shapes_that_do_not_fit_are_refused_as_they_were_given():
+    with pytest.raises(InputError, match=r"^relevance is \(3, 2\), scores are \(2, 3\)$"):
+        class_map_loss(torch.zeros(2, 3), torch.zeros(3, 2))
+    with pytest.raises(InputError, match=r"^relevance is \(3, 2\), scores are \(2, 3\)$"):
+        DetectionAPLoss()(torch.zeros(2, 3), torch.zeros(3, 2))

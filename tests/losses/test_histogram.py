@@ -1,0 +1,475 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from pytorch_metric_learning import losses as metric_learning
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sightline.errors import InputError
+from sightline.losses.histogram import (
+    TIES,
+    FastAPLoss,
+    SoftBinAPLoss,
+    class_balanced_weights,
+    fast_ap_loss,
+    soft_histogram,
+    softbin_ap_loss,
+)
+from sightline.ranking.similarity import cosine_scores
+
+
+def double(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def draw(seed, n_queries=5, n_items=9, step=0.05):
+    """Scores in steps, so that many are equal; a third relevant; a sixth masked."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-26, 27, (n_queries, n_items), generator=generator).double() * step
+    relevant = torch.rand(n_queries, n_items, generator=generator) < 0.33
+    return scores, relevant, torch.rand(n_queries, n_items, generator=generator) < 0.83
+
+
+def gradient_of(loss, scores):
+    leaf = scores.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+    return gradient
+
+
+# Oracles: one item, one bin at a time.
+
+
+def share(score, centre, spacing, low, high):
+    return max(1 - abs(min(max(score, low), high) - centre) / spacing, 0.0)
+
+
+def ap_of_list(items, n_bins, low=-1.0, high=1.0, ties="quantised"):
+    """AP of the (score, relevant) items of one list."""
+    spacing = (high - low) / (n_bins - 1)
+    n_relevant = sum(relevant for _, relevant in items)
+    ap = before = relevant_before = 0.0
+    for number in range(n_bins):
+        shares = [(share(score, high - number * spacing, spacing, low, high), relevant) for score, relevant in items]
+        here, relevant_here = sum(part for part, _ in shares), sum(part for part, relevant in shares if relevant)
+        if ties == "quantised":
+            precision = (relevant_before + relevant_here) / (before + here) if before + here > 0 else 0.0
+        elif ties == "simplified":
+            precision = (1 + relevant_here + 2 * relevant_before) / (1 + here + 2 * before)
+        else:
+            rho = max(relevant_here - 1, 0) / (max(here - 1, 0) + 1e-8)
+            log = math.log((before + here + 1) / (before + 1))
+            precision = (here * rho + (relevant_before + 1 - rho * (before + 1)) * log) / (here + 1e-8)
+        ap += precision * relevant_here / n_relevant
+        before, relevant_before = before + here, relevant_before + relevant_here
+    return ap
+
+
+def lists(scores, relevant, mask):
+    for row in zip(scores.tolist(), relevant.tolist(), mask.tolist(), strict=True):
+        yield [(score, is_relevant) for score, is_relevant, counts in zip(*row, strict=True) if counts]
+
+
+def loss_by_definition(scores, relevant, mask, *options):
+    losses = [1 - ap_of_list(items, *options) for items in lists(scores, relevant, mask) if any(r for _, r in items)]
+    return sum(losses) / len(losses)
+
+
+def exact_ap(items):
+    best_first = [relevant for _, relevant in sorted(items, key=lambda item: -item[0])]
+    hits = [place for place, relevant in enumerate(best_first, start=1) if relevant]
+    return sum(n / place for n, place in enumerate(hits, start=1)) / len(hits)
+
+
+@pytest.mark.parametrize("ties", sorted(TIES))
+@pytest.mark.parametrize(("n_bins", "low", "high"), [(20, -1.0, 1.0), (25, 0.0, 1.0), (2, -1.0, 1.0), (7, -1.3, 0.4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_is_its_definition(seed, n_bins, low, high, ties):
+    pairs = draw(seed, step=0.0473)  # within and beyond the range
+    assert_close(
+        softbin_ap_loss(*pairs, n_bins, low, high, ties).item(), loss_by_definition(*pairs, n_bins, low, high, ties)
+    )
+
+
+def test_every_way_with_ties_is_seen():
+    assert sorted(TIES) == ["integral", "quantised", "simplified"]
+
+
+# Worked cases.
+
+V1 = double([[0.9, 0.8, 0.55, 0.3, -0.2]])
+V2 = double([[0.93, 0.81, 0.57, 0.33, -0.21]])
+V_RELEVANT = torch.tensor([[True, False, True, False, True]])
+
+
+@pytest.mark.parametrize(
+    ("ties", "n_bins", "ap"),
+    [
+        ("quantised", 5, 0.5767471820),
+        ("quantised", 20, 0.7116816953),
+        ("quantised", 21, 0.7444444444),
+        ("quantised", 25, 0.7133426236),
+        ("quantised", 201, 0.7555555556),
+        ("quantised", 2001, 0.7555555556),
+        ("quantised", 2002, 0.7413008463),
+        ("quantised", 20002, 0.7413008463),
+        ("simplified", 5, 0.6671842279),
+        ("simplified", 20, 0.7399370205),
+        ("simplified", 2002, 0.7547330236),
+        ("integral", 20, 0.6408814757),
+        ("integral", 201, 0.6051586592),
+    ],
+)
+def test_worked_example(ties, n_bins, ap):
+    assert_close(1 - softbin_ap_loss(V1, V_RELEVANT, n_bins=n_bins, ties=ties), double(ap), atol=1e-9, rtol=0)
+
+
+def test_worked_histograms():
+    assert_close(soft_histogram(V1, V_RELEVANT.double(), 5), double([[0.9, 1.1, 0.6, 0.4, 0.0]]))
+    assert_close(soft_histogram(V1, torch.ones_like(V1), 5), double([[1.5, 2.1, 1.0, 0.4, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("n_bins", "ap", "gradient"),
+    [
+        (5, 0.5808189763, [0.20472023, -0.25402632, 0.20472023, -0.09953517, 0.01241268]),
+        (20, 0.7090210101, [0.51673640, -1.47464739, 0.31021418, 0.0, 0.01841330]),
+    ],
+)
+def test_worked_gradient(n_bins, ap, gradient):
+    loss = partial(softbin_ap_loss, relevance=V_RELEVANT, n_bins=n_bins)
+    assert_close(1 - loss(V2), double(ap), atol=1e-9, rtol=0)
+    assert_close(-gradient_of(loss, V2), double([gradient]), atol=1e-8, rtol=0)
+
+
+ANGLES = double([0, 20, 50, 90, 110, 170]).deg2rad()
+V3 = torch.stack([ANGLES.cos(), ANGLES.sin()], dim=1)
+V3_LABELS = torch.tensor([0, 0, 1, 1, 0, 2])
+V3_AP = [0.73554947, 0.61153111, 0.42542868, 0.45132363, 0.28495302]
+V3_FAST_AP = [0.70778620, 0.56252956, 0.38569722, 0.46149285, 0.31060402]
+
+
+@pytest.mark.parametrize(("n_bins", "ap"), [(20, V3_AP), (11, V3_FAST_AP)])
+def test_worked_batch_by_query(n_bins, ap):
+    scores, relevant, others = cosine_scores(V3, V3), V3_LABELS[:, None] == V3_LABELS, ~torch.eye(6, dtype=torch.bool)
+    for query, expected in enumerate(ap):
+        row = slice(query, query + 1)
+        loss = softbin_ap_loss(scores[row], relevant[row], others[row], n_bins)
+        assert_close(1 - loss, double(expected), atol=1e-8, rtol=0)
+    assert softbin_ap_loss(scores[5:], relevant[5:], others[5:], n_bins) == 0
+
+
+def test_worked_batch():
+    close = partial(assert_close, atol=1e-9, rtol=0)
+    close(1 - SoftBinAPLoss()(V3, V3_LABELS), double(0.5017571815))
+    close(1 - SoftBinAPLoss(class_balanced=True)(V3, V3_LABELS), double(0.4911936768))
+    close(FastAPLoss()(V3, V3_LABELS), double(0.5143780296))
+    close(FastAPLoss()(V3 * 7, V3_LABELS), double(0.5143780296))
+    kept = softbin_ap_loss(cosine_scores(V3, V3), V3_LABELS[:, None] == V3_LABELS)  # each query in its own list
+    close(1 - kept, double(0.7782330087))
+
+
+def test_worked_class_weights():
+    counted = torch.tensor([True] * 5 + [False])
+    assert_close(class_balanced_weights(V3_LABELS, counted), double([1 / 6, 1 / 6, 1 / 4, 1 / 4, 1 / 6, 0]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "fast", "twenty", "from_zero"),
+    [
+        ([0.9, 0.8, 0.7, 0.6, 0.5], 0.6166667, 0.5993875, 0.5833333),
+        ([0.62, 0.60, 0.59, 0.585, 0.50], 0.6428571, 0.6690102, 0.6709459),
+    ],
+)
+def test_worked_baselines(scores, fast, twenty, from_zero):
+    pairs = double([scores]), torch.tensor([[False, True, False, False, True]])
+    close = partial(assert_close, atol=1e-7, rtol=0)
+    close(fast_ap_loss(*pairs), double(fast))
+    close(softbin_ap_loss(*pairs), double(twenty))
+    close(softbin_ap_loss(*pairs, n_bins=25, low=0.0), double(from_zero))
+
+
+# Properties.
+
+
+@pytest.mark.parametrize("n_bins", [2, 5, 20, 101])
+def test_shares_of_a_score_sum_to_one(n_bins):
+    scores = torch.linspace(-1.2, 1.2, 97, dtype=torch.float64)[:, None]
+    bins = soft_histogram(scores, torch.ones_like(scores), n_bins)
+    assert_close(bins.sum(1), torch.ones(97, dtype=torch.float64))
+    assert bins.min() >= 0
+    assert (bins > 0).sum(1).max() == 2
+
+
+@pytest.mark.parametrize("ties", ["quantised", "simplified"])
+@pytest.mark.parametrize("seed", range(10))
+def test_loss_is_between_0_and_1(seed, ties):
+    assert 0 <= softbin_ap_loss(*draw(seed), n_bins=6, ties=ties) <= 1
+
+
+def test_loss_is_0_where_relevant_items_share_no_bin_with_others():
+    scores = double([[0.93, 0.71, 0.58, 0.44, 0.1, -0.8]])
+    assert_close(softbin_ap_loss(scores, double([[1, 1, 1, 0, 0, 0]]), n_bins=41), double(0.0))
+    assert softbin_ap_loss(scores, double([[1, 1, 1, 0, 0, 0]]), n_bins=5) > 0.05  # 0.58 and 0.44 share the bin of 0.5
+
+
+@pytest.mark.parametrize("ties", sorted(TIES))
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_is_the_finite_difference(seed, ties):
+    _, relevant, mask = draw(seed, 3, 7)
+    generator = torch.Generator().manual_seed(seed)
+    inside = torch.rand(3, 7, generator=generator).double() * 0.08 + 0.01  # centres are multiples of 0.1
+    scores = torch.randint(-10, 10, (3, 7), generator=generator) / 10 + inside
+    assert gradcheck(
+        lambda leaf: softbin_ap_loss(leaf, relevant, mask, 21, ties=ties), scores.requires_grad_(), atol=1e-7, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradient_is_the_closed_form(seed):
+    scores, relevant, _ = draw(seed, 1, 12, step=0.0373)
+    if not relevant.any():
+        relevant[0, 0] = True
+    n_bins, spacing = 20, 2 / 19
+    positives, everything = (
+        soft_histogram(scores, side, n_bins)[0] for side in (relevant.double(), torch.ones_like(scores))
+    )
+    n_relevant = relevant.sum()
+    to_positive, to_all = [], []
+    for first in range(n_bins):
+        later = [m for m in range(first, n_bins) if everything[: m + 1].sum() > 0]
+        below = [everything[: m + 1].sum() for m in later]
+        above = [positives[: m + 1].sum() for m in later]
+        own = above[0] / below[0] if later and later[0] == first else 0.0
+        to_positive.append((own + sum(positives[m] / c for m, c in zip(later, below, strict=True))) / n_relevant)
+        to_all.append(-sum(positives[m] * a / c**2 for m, a, c in zip(later, above, below, strict=True)) / n_relevant)
+    expected = torch.zeros_like(scores)
+    for item, score in enumerate(scores[0].tolist()):
+        for m in range(n_bins):
+            distance = score - (1 - m * spacing)
+            if 0 < abs(distance) < spacing and abs(score) < 1:
+                slope = -math.copysign(1, distance) / spacing
+                expected[0, item] += slope * (to_all[m] + (to_positive[m] if relevant[0, item] else 0))
+    assert_close(-gradient_of(lambda leaf: softbin_ap_loss(leaf, relevant), scores), expected)
+
+
+def test_gradient_is_0_on_a_centre_and_outside_the_range():
+    scores = double([[1.0, 0.5, 0.0, -0.5, -1.0, 1.7, -3.0, 0.3]])
+    relevant = torch.tensor([[False, True, False, True, True, False, True, True]])
+    gradient = gradient_of(lambda leaf: softbin_ap_loss(leaf, relevant, n_bins=5), scores)
+    assert (gradient[0, :7] == 0).all()
+    assert gradient[0, 7] < 0
+
+
+@pytest.mark.parametrize("n_bins", [1, 4, 10, 33])
+def test_fast_ap_is_softbin_ap_with_one_centre_more(n_bins):
+    pairs = draw(n_bins)
+    assert_close(fast_ap_loss(*pairs, n_bins), softbin_ap_loss(*pairs, n_bins + 1), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("n_bins", [5, 10])
+def test_fast_ap_agrees_with_pytorch_metric_learning(n_bins):
+    embeddings = torch.randn(12, 5, generator=torch.Generator().manual_seed(n_bins)).double().requires_grad_()
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4])
+    ours = FastAPLoss(n_bins)(embeddings, labels)
+    theirs = metric_learning.FastAPLoss(num_bins=n_bins)(embeddings, labels)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours, embeddings), torch.autograd.grad(theirs, embeddings))
+
+
+@pytest.mark.parametrize("ties", ["quantised", "simplified"])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_item_on_each_centre_gives_exact_ap(seed, ties):
+    scores = (torch.randperm(21, generator=torch.Generator().manual_seed(seed))[None, :9] / 10 - 1).double()
+    relevant = torch.arange(9)[None] < 4
+    expected = 1 - exact_ap(list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True)))
+    assert_close(softbin_ap_loss(scores, relevant, n_bins=21, ties=ties).item(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_isolated_scores_are_within_the_bound(seed):
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm(60, generator=generator)[None, :8] / 30 - 1 + torch.rand(1, 8, generator=generator) * 0.01
+    scores, relevant = places.double(), torch.arange(8)[None] < 3  # at least 0.023 apart
+    items = list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True))
+    gap = softbin_ap_loss(scores, relevant, n_bins=200).item() - (1 - exact_ap(items))
+    assert -1e-12 <= gap <= 1.5 - math.sqrt(2)
+    expected = 0.0  # the loss by 2.6 of the specification
+    for score, is_relevant in items:
+        if is_relevant:
+            upper = 1 - (1 - score) * 199 / 2 % 1
+            p, n = sum(r for s, r in items if s > score), sum(s > score for s, _ in items)
+            expected += ((p + 1) / (n + 1) - upper * (p + upper) / (n + upper) - (1 - upper) * (p + 1) / (n + 1)) / 3
+    assert_close(gap, expected)
+
+
+def test_the_bound_is_reached():
+    spacing = 0.01
+    scores = double([[0.5, 0.2 - spacing * (2 - math.sqrt(2))]])  # the share of the upper bin is sqrt(2) - 1
+    loss = softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201)
+    assert_close(loss - 0.5, double(1.5 - math.sqrt(2)))
+
+
+@pytest.mark.parametrize("ties", sorted(TIES))
+def test_order_of_queries_and_items_does_not_matter(ties):
+    tables = draw(3)
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = torch.randperm(5, generator=generator), torch.randperm(9, generator=generator)
+    loss = partial(softbin_ap_loss, n_bins=11, ties=ties)
+    assert_close(loss(*(table[rows][:, columns] for table in tables)), loss(*tables))
+
+
+@pytest.mark.parametrize("ties", sorted(TIES))
+@pytest.mark.parametrize("junk", [0.9, -5.0, math.inf, -math.inf, math.nan])
+def test_masked_items_change_nothing(ties, junk):
+    scores, relevant, mask = draw(1, step=0.0373)
+    spoilt = scores.masked_fill(~mask, junk)
+    loss = partial(softbin_ap_loss, mask=mask, ties=ties)
+    assert_close(loss(spoilt, relevant), loss(scores, relevant), atol=0, rtol=0)
+    assert_close(loss(spoilt, relevant ^ ~mask), loss(scores, relevant), atol=0, rtol=0)
+    gradient = gradient_of(lambda leaf: loss(leaf, relevant), spoilt)
+    assert (gradient[~mask] == 0).all()
+    assert gradient.isfinite().all()
+    assert gradient.any()
+
+
+# Edges.
+
+
+def test_tied_items_share_their_bin():
+    pairs = torch.full((1, 4), 0.5).double(), torch.tensor([[True, False, False, True]])
+    assert_close(softbin_ap_loss(*pairs, n_bins=5), double(0.5))  # all in one bin: precision 2 / 4
+    assert_close(softbin_ap_loss(*pairs, n_bins=5, ties="simplified"), double(1 - 3 / 5))
+
+
+@pytest.mark.parametrize("ties", sorted(TIES))
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (2, 0), (0, 4)])
+def test_none_relevant_is_0_with_a_gradient_of_0(shape, ties):
+    scores = torch.zeros(shape, requires_grad=True)
+    for weights in (None, torch.ones(shape[0])):
+        loss = softbin_ap_loss(scores, torch.zeros(shape, dtype=torch.bool), ties=ties, weights=weights)
+        assert loss == 0
+        assert (torch.autograd.grad(loss, scores)[0] == 0).all()
+
+
+@pytest.mark.parametrize("score", [0.93, 0.0, -1.0, 1.0, 4.0])
+def test_all_relevant_is_0(score):
+    scores = double([[score, 0.3, -0.77]])
+    loss = partial(softbin_ap_loss, relevance=torch.ones(1, 3))
+    assert_close(loss(scores), double(0.0))
+    assert_close(gradient_of(loss, scores), torch.zeros_like(scores))
+    assert_close(loss(scores[:, :1], relevance=torch.ones(1, 1)), double(0.0))
+
+
+def test_queries_without_relevant_items_are_left_out():
+    scores, relevant, mask = draw(0)
+    relevant[2] = False
+    rest = [0, 1, 3, 4]
+    assert_close(softbin_ap_loss(scores, relevant, mask), softbin_ap_loss(scores[rest], relevant[rest], mask[rest]))
+
+
+def test_weights_are_shares_of_the_mean():
+    scores, relevant, mask = draw(0, 3)
+    relevant[0, 0] = mask[0, 0] = relevant[1, 0] = mask[1, 0] = True
+    relevant[2] = False
+    first, second = (softbin_ap_loss(scores[[row]], relevant[[row]], mask[[row]]) for row in (0, 1))
+    weighted = partial(softbin_ap_loss, scores, relevant, mask)
+    assert_close(weighted(weights=torch.tensor([1.0, 3.0, 50.0])), 0.25 * first + 0.75 * second)
+    assert_close(weighted(weights=torch.tensor([0, 2, 9])), second)
+    assert weighted(weights=torch.zeros(3)) == 0
+    assert_close(weighted(weights=torch.ones(3)), weighted())
+
+
+def test_class_balance_is_the_mean_over_classes():
+    embeddings = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([[0, 0], [0, 0], [0, 1], [0, 1], [0, 1], [0, 1], [2, 1], [2, 1], [3, 1]])  # a 0 below two parents
+    levels = torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 3])
+    scores, relevant, others = cosine_scores(embeddings, embeddings), levels[:, None] == levels, ~torch.eye(9).bool()
+    means = [softbin_ap_loss(*(t[levels == c] for t in (scores, relevant, others))) for c in range(3)]
+    assert_close(SoftBinAPLoss(class_balanced=True)(embeddings, labels), torch.stack(means).mean())
+    apart = SoftBinAPLoss(class_balanced=True)(embeddings[:3], labels[:3], embeddings[3:], labels[3:])
+    assert_close(apart, softbin_ap_loss(scores[2:3, 3:], relevant[2:3, 3:]))  # only the third has relevant references
+
+
+def test_modules_rank_a_reference_set_whole():
+    embeddings = torch.randn(7, 3, generator=torch.Generator().manual_seed(1)).double()
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+    pairs = cosine_scores(embeddings[:3], embeddings), labels[:3, None] == labels
+    options = {"n_bins": 9, "low": -0.5, "high": 0.9, "ties": "simplified"}
+    batch = embeddings[:3], labels[:3], embeddings, labels
+    assert_close(SoftBinAPLoss(**options)(*batch), softbin_ap_loss(*pairs, **options))
+    assert_close(FastAPLoss(4)(*batch), fast_ap_loss(*pairs, n_bins=4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_in_single(dtype):
+    generator = torch.Generator().manual_seed(0)
+    scores = (torch.rand(2, 5000, generator=generator) * 2 - 1).to(dtype).requires_grad_()
+    relevant = torch.rand(2, 5000, generator=generator) < 0.2
+    loss = softbin_ap_loss(scores, relevant)
+    assert loss.dtype == torch.float32
+    assert_close(loss.double(), softbin_ap_loss(scores.double(), relevant), atol=1e-4, rtol=0)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("tiny", [1e-45, 1e-40, 1e-38, 1e-20])
+def test_bins_of_next_to_nothing_have_finite_gradients(tiny):
+    scores = torch.tensor([[-0.9999999, -tiny, -tiny]])  # negative distances: all but nothing leaks out of the first bin
+    relevant = torch.tensor([[True, True, False]])
+    mask = torch.tensor([[True, True, True]])
+    for low, high in ((-1.0, 0.0), (-tiny - 2.0, -tiny)):
+        assert gradient_of(lambda leaf: softbin_ap_loss(leaf, relevant, mask, 5, low, high), scores).isfinite().all()  # noqa: B023
+
+
+def test_no_tensor_of_queries_by_items_by_bins():
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            self.seen = max([self.seen, *(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))])
+            return made
+
+    with Largest() as largest:
+        gradient_of(lambda leaf: softbin_ap_loss(leaf, leaf > 0.5, n_bins=20), torch.rand(10, 100))
+    assert largest.seen == 1000
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_bins": 1}, r"^n_bins is 1; a whole number of 2 or more is needed$"),
+        ({"n_bins": 5.5}, r"^n_bins is 5\.5; a whole number of 2 or more is needed$"),
+        ({"low": 1.0}, r"^low is 1\.0, high is 1\.0; low must be below high, and both finite$"),
+        ({"high": math.inf}, r"^low is -1\.0, high is inf; low must be below high, and both finite$"),
+        ({"low": math.nan}, r"^low is nan, high is 1\.0; low must be below high, and both finite$"),
+        ({"ties": "simple"}, r"^unknown ties 'simple': did you mean 'simplified'\?$"),
+        ({"weights": torch.ones(3)}, r"^weights: \(2,\) is needed, one a query, found \(3,\)$"),
+        ({"weights": torch.tensor([1.0, -1.0])}, r"^weights hold a number below 0, NaN or infinity$"),
+        ({"weights": torch.tensor([1.0, math.nan])}, r"^weights hold a number below 0, NaN or infinity$"),
+        ({"weights": torch.tensor([1.0, math.inf])}, r"^weights hold a number below 0, NaN or infinity$"),
+        ({"mask": torch.ones(2, 3)}, r"^mask: bool \(2, 2\) is needed"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        softbin_ap_loss(torch.eye(2), torch.eye(2), **options)
+
+
+@pytest.mark.parametrize("n_bins", [0, 2.0])
+def test_fast_ap_refuses_a_number_of_bins(n_bins):
+    with pytest.raises(InputError, match=rf"^n_bins is {n_bins}; a whole number of 1 or more is needed$"):
+        FastAPLoss(n_bins)(torch.eye(2), torch.tensor([0, 0]))
+
+
+def test_scores_that_are_not_numbers_are_refused():
+    with pytest.raises(InputError, match=r"^scores hold NaN or infinity$"):
+        softbin_ap_loss(torch.tensor([[math.nan]]), torch.ones(1, 1))

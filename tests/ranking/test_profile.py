@@ -1,0 +1,109 @@
+"""The compiled way to smooth counts against every pair evaluated in float64: the accuracy that is promised."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.ranking import profile as core
+from sightline.ranking.profile import rank_losses
+from sightline.ranking.ranks import SigmoidStep, SupStep
+
+KINDS = {
+    "spread": lambda g: torch.rand(5, 400, generator=g) * 2 - 1,
+    "concentrated": lambda g: 0.5 + torch.rand(5, 400, generator=g) / 10,
+    "tied": lambda g: (torch.rand(5, 400, generator=g) * 20).round() / 23,  # no gap is exactly delta
+    "constant": lambda g: torch.full((5, 400), 0.3),
+    "wide": lambda g: torch.randn(5, 400, generator=g) * 3,
+    "separated": lambda g: torch.rand(5, 400, generator=g) / 10,  # a positive shift follows
+}
+STEPS = [SupStep(tau, 100.0, 0.05) for tau in (0.001, 0.01, 0.1)] + [SigmoidStep(tau) for tau in (0.001, 0.01, 0.1)]
+
+
+def draw(kind, share, seed=0, n_levels=3):
+    generator = torch.Generator().manual_seed(seed)
+    scores = KINDS[kind](generator).float()
+    levels = torch.randint(1, n_levels + 1, scores.shape, generator=generator)
+    levels = (levels * (torch.rand(scores.shape, generator=generator) < share)).to(torch.int8)
+    if kind == "separated":
+        scores = scores + levels * 0.3
+    levels[torch.rand(scores.shape, generator=generator) < 0.1] = -1
+    return scores, levels
+
+
+def smooth_ranks(kept, both_sides):
+    """An objective that keeps the smooth ranks it was given, and falls where they fall."""
+
+    def objective(profile):
+        smooth = profile.smooth.sum(2) if both_sides else profile.below(profile.smooth)
+        rank = profile.not_below(profile.exact) + smooth
+        kept.append((profile.exact.detach().double() * profile.valid[..., None], rank.detach().double() * profile.valid))
+        return profile.over_targets(-1 / rank.clamp(min=1))
+
+    return objective
+
+
+def run(scores, levels, step):
+    leaf, kept = scores.clone().requires_grad_(), []
+    losses = rank_losses(leaf, levels, 3, step, smooth_ranks(kept, isinstance(step, SigmoidStep)))
+    losses.sum().backward()
+    return losses.detach(), leaf.grad, *kept[0]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{type(step).__name__} {step.tau}")
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
+    scores, levels = draw(kind, share)
+    losses, gradient, exact, rank = run(scores, levels, step)
+    expected_losses, expected_gradient, expected_exact, expected_rank = run(scores.double(), levels, step)
+    assert_close(exact, expected_exact, rtol=0, atol=0)
+    assert_close(rank, expected_rank, rtol=1e-4, atol=0)
+    assert_close(losses.double(), expected_losses, rtol=1e-4, atol=1e-6)
+    norms = expected_gradient.norm(dim=1)
+    assert ((gradient - expected_gradient).norm(dim=1) <= 1e-3 * norms + 1e-12).all()
+    # Translation invariance, to rounding.
+    assert (gradient.double().sum(1).abs() <= 1e-5 * gradient.double().abs().sum(1) + 1e-12).all()
+
+
+def test_blocks_of_rows_equal_the_whole(monkeypatch):
+    scores, levels = draw("spread", 0.3)
+    whole = run(scores, levels, SupStep())
+    monkeypatch.setattr(core, "BLOCK_ELEMENTS", 1)
+    single = run(scores, levels, SupStep())
+    assert_close(single[0], whole[0], rtol=0, atol=0)
+    assert_close(single[1], whole[1], rtol=0, atol=0)
+
+
+def test_the_number_of_threads_changes_no_bit():
+    scores, levels = draw("spread", 0.3)
+    n_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = run(scores, levels, SupStep())
+        torch.set_num_threads(3)
+        three = run(scores, levels, SupStep())
+    finally:
+        torch.set_num_threads(n_threads)
+    assert_close(three[:2], one[:2], rtol=0, atol=0)
+
+
+def test_no_gradient_is_worked_out_where_none_is_asked_for():
+    scores, levels = draw("spread", 0.3)
+    losses = rank_losses(scores, levels, 3, SupStep(), smooth_ranks([], False))
+    assert not losses.requires_grad
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    scores, levels = draw("spread", 0.3)
+    leaf = scores.requires_grad_()
+    (first,) = torch.autograd.grad(
+        rank_losses(leaf, levels, 3, SupStep(), smooth_ranks([], False)).sum(), leaf, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        first.sum().backward()
+
+
+def test_more_levels_than_int8_holds_are_refused():
+    with pytest.raises(InputError, match="200 levels of relevance; at most 126 are supported"):
+        rank_losses(torch.rand(2, 3), torch.zeros(2, 3, dtype=torch.int8), 200, SupStep(), smooth_ranks([], False))
