@@ -17,6 +17,8 @@ The gradient needs the same sums with targets and items exchanged.
 import numpy as np
 from numba import njit, prange
 
+from sightline.ranking.vector8 import add8, dot8, scale8, take_powers8
+
 DEGREE = 8
 # z / (1 + z) = z * (VALUE[0] + VALUE[1] z + ...), the least relative error on [0, 1] among those exact at z = 1: a step
 # upwards, however small, counts at least one half.
@@ -107,36 +109,6 @@ def _decays(x, n, tau, whole, parts, out, powers):
             power = power if power > TINY else np.float32(0.0)
 
 
-@njit(cache=True, error_model="numpy", fastmath=FAST, inline="always")
-def _move(states, n_levels, powers, i):
-    """Take the sums from one item to the next: sum d is multiplied by the decay to the power d + 1."""
-    for m in range(n_levels):
-        for d in range(8):
-            states[8 * m + d] = states[8 * m + d] * powers[8 * i + d] + TINY
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST, inline="always")
-def _add(states, m, amount):
-    for d in range(8):
-        states[8 * m + d] += amount
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST, inline="always")
-def _drop(states, m, amount, z):
-    """Take an item of decay z out of the sums."""
-    for d in range(8):
-        amount *= z
-        states[8 * m + d] -= amount
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST, inline="always")
-def _read(states, m, weights):
-    total = np.float32(0.0)
-    for d in range(8):
-        total += states[8 * m + d] * weights[d]
-    return total
-
-
 @njit(cache=True, error_model="numpy", fastmath=FAST)
 def _counts_by_sort(x, level, slot, powers, n, tau, rho, delta, jump, n_levels, n_sources, row, counts, values, slopes):
     """One row in ascending order: x scores, level, slot the place of a target among the outputs (-1: no target)."""
@@ -151,19 +123,20 @@ def _counts_by_sort(x, level, slot, powers, n, tau, rho, delta, jump, n_levels, 
         while stop < n and x[stop] == x[start]:
             stop += 1
         if start > 0:
-            _move(states, n_sources, powers, start)
+            for m in range(n_sources):
+                scale8(states, 8 * m, powers, 8 * start, TINY)
         for i in range(start, stop):
             k = slot[i]
             if k >= 0:
                 for m in range(n_levels):
                     counts[row, k, m] = -seen[m]
                 for m in range(n_sources):
-                    values[row, k, m] = _read(states, m, VALUE)
-                    slopes[row, k, m] = _read(states, m, SLOPE) / tau
+                    values[row, k, m] = dot8(states, 8 * m, VALUE)
+                    slopes[row, k, m] = dot8(states, 8 * m, SLOPE) / tau
         for i in range(start, stop):
             seen[level[i]] += 1
             if level[i] < n_sources:
-                _add(states, level[i], one)
+                add8(states, 8 * level[i], one)
         start = stop
     # Downwards: ties and what lies above, as far as delta; beyond it a line.
     states[:] = 0.0
@@ -178,14 +151,15 @@ def _counts_by_sort(x, level, slot, powers, n, tau, rho, delta, jump, n_levels, 
         while start > 0 and x[start - 1] == x[start]:
             start -= 1
         if stop < n:
-            _move(states, n_sources, powers, stop)
+            for m in range(n_sources):
+                scale8(states, 8 * m, powers, 8 * stop, TINY)
         if rho > 0:
             while x[edge] - x[start] > delta:
                 m = level[edge]
                 if m < n_sources:
                     far[m] += 1
                     far_sum[m] += x[edge]
-                    _drop(states, m, one, np.exp((x[start] - x[edge]) / np.float32(tau)))
+                    take_powers8(states, 8 * m, one, np.exp((x[start] - x[edge]) / np.float32(tau)))
                 edge -= 1
         for m in range(n_levels):
             tied[m] = 0.0
@@ -200,13 +174,13 @@ def _counts_by_sort(x, level, slot, powers, n, tau, rho, delta, jump, n_levels, 
                     near = above[m] - far[m]
                     line = rho * (far_sum[m] - far[m] * (np.float64(x[start]) + delta))
                     values[row, k, m] += (
-                        0.5 * tied[m] + near - _read(states, m, VALUE) + top * far[m] + line + jump * counts[row, k, m]
+                        0.5 * tied[m] + near - dot8(states, 8 * m, VALUE) + top * far[m] + line + jump * counts[row, k, m]
                     )
-                    slopes[row, k, m] += (0.25 * tied[m] + _read(states, m, SLOPE)) / tau + rho * far[m]
+                    slopes[row, k, m] += (0.25 * tied[m] + dot8(states, 8 * m, SLOPE)) / tau + rho * far[m]
         for i in range(start, stop):
             above[level[i]] += 1
             if level[i] < n_sources:
-                _add(states, level[i], one)
+                add8(states, 8 * level[i], one)
         stop = start
 
 
@@ -224,7 +198,8 @@ def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row
         while stop < n and x[stop] == x[start]:
             stop += 1
         if start > 0:
-            _move(states, n_sources, powers, start)
+            for m in range(n_sources):
+                scale8(states, 8 * m, powers, 8 * start, TINY)
         if rho > 0:
             while x[start] - x[edge] > delta:
                 k = slot[edge]
@@ -232,7 +207,7 @@ def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row
                     z = np.exp((x[edge] - x[start]) / np.float32(tau))
                     for m in range(n_sources):
                         far[m] += weights[row, k, m]
-                        _drop(states, m, np.float32(weights[row, k, m]), z)
+                        take_powers8(states, 8 * m, np.float32(weights[row, k, m]), z)
                 edge += 1
         for m in range(n_sources):
             tied[m] = 0.0
@@ -244,13 +219,13 @@ def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row
             m = level[i]
             gradient[i] = 0.0
             if m < n_sources:
-                gradient[i] = (0.25 * tied[m] + _read(states, m, SLOPE)) / tau + rho * far[m]
+                gradient[i] = (0.25 * tied[m] + dot8(states, 8 * m, SLOPE)) / tau + rho * far[m]
         for i in range(start, stop):
             k = slot[i]
             if k >= 0:
                 for m in range(n_sources):
                     gradient[i] -= weights[row, k, m] * slopes[row, k, m]
-                    _add(states, m, np.float32(weights[row, k, m]))
+                    add8(states, 8 * m, np.float32(weights[row, k, m]))
         start = stop
     # Downwards: targets above an item.
     states[:] = 0.0
@@ -260,15 +235,16 @@ def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row
         while start > 0 and x[start - 1] == x[start]:
             start -= 1
         if stop < n:
-            _move(states, n_sources, powers, stop)
+            for m in range(n_sources):
+                scale8(states, 8 * m, powers, 8 * stop, TINY)
         for i in range(start, stop):
             if level[i] < n_sources:
-                gradient[i] += _read(states, level[i], SLOPE) / tau
+                gradient[i] += dot8(states, 8 * level[i], SLOPE) / tau
         for i in range(start, stop):
             k = slot[i]
             if k >= 0:
                 for m in range(n_sources):
-                    _add(states, m, np.float32(weights[row, k, m]))
+                    add8(states, 8 * m, np.float32(weights[row, k, m]))
         stop = start
 
 
@@ -299,13 +275,12 @@ def _exponentials(first, last, x, pivot, tau, whole, parts, out):
 @njit(cache=True, error_model="numpy", fastmath=FAST)
 def _slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, out):
     """The step's slope at x[i] - x[own] for i in [first, last), 0 for own itself; e the exponentials as a by-product."""
-    pivot = x[own]
+    pivot, one, sharpness = x[own], np.float32(1.0), np.float32(1.0) / tau
+    limit = delta if rho > 0 else np.float32(np.inf)
     _exponentials(first, last, x, pivot, tau, whole, parts, e)
-    one = np.float32(1.0)
     for i in range(first, last):
         r = one / (one + e[i])
-        smooth = e[i] * r * r / tau
-        out[i] = rho if rho > 0 and x[i] - pivot > delta else smooth
+        out[i] = rho if x[i] - pivot > limit else e[i] * r * r * sharpness
     if first <= own < last:  # moves with itself: large, and would have to cancel
         out[own] = 0.0
 
@@ -315,27 +290,26 @@ def _counts_by_pairs(
     x, ends, own, tau, rho, delta, jump, whole, parts, e, slope, n_sources, row, k, counts, values, slopes
 ):
     """One target against a row that is grouped by level: level m in [ends[m], ends[m + 1])."""
-    one, pivot = np.float32(1.0), x[own]
-    top = one / (one + np.exp(-delta / tau)) if rho > 0 else one
+    one, nothing, pivot = np.float32(1.0), np.float32(0.0), x[own]
+    limit = delta if rho > 0 else np.float32(np.inf)
+    top = one / (one + np.exp(-delta / tau)) - rho * delta  # where the line meets gap 0
     for m in range(len(ends) - 1):
         first, last = ends[m], ends[m + 1]
-        if m >= n_sources:
-            for i in range(first, last):
-                counts[row, k, m] += x[i] >= pivot
-            continue
-        _slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, slope)
-        count, value, slope_sum = 0, np.float32(0.0), np.float32(0.0)
+        count = nothing  # whole numbers, exact up to 16 million
         for i in range(first, last):
-            gap = x[i] - pivot
-            r = one / (one + e[i])
-            smooth = r if gap >= 0 else e[i] * r
-            far = rho > 0 and gap > delta
-            value += top + rho * (gap - delta) if far else smooth
-            slope_sum += slope[i]
-            count += gap >= 0
+            count += one if x[i] >= pivot else nothing
         counts[row, k, m] = count
-        values[row, k, m] = value + jump * count
-        slopes[row, k, m] = slope_sum
+        if m < n_sources:
+            _slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, slope)
+            value, slope_sum = nothing, nothing
+            for i in range(first, last):
+                gap = x[i] - pivot
+                r = one / (one + e[i])
+                smooth = r if gap >= nothing else e[i] * r
+                value += top + rho * gap if gap > limit else smooth
+                slope_sum += slope[i]
+            values[row, k, m] = value + jump * count
+            slopes[row, k, m] = slope_sum
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
