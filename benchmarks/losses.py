@@ -1,7 +1,7 @@
 """Time and memory of the rank losses against the product of their own scores and against pytorch-metric-learning.
 
-Forward and backward, in one process, smallest of several runs. `python benchmarks/losses.py --out docs/performance.md` writes
-the table; figures are ratios, for the machine is shared.
+Forward and backward, in one process, smallest of several runs. `python benchmarks/losses.py --out docs/performance.md`
+writes the table; figures are ratios, for the machine is shared.
 """
 
 import argparse
@@ -23,9 +23,9 @@ INTRODUCTION = """# Performance
 
 ## Losses
 
-Classes of 4, {dim} dimensions, forward and backward of the whole module, {threads} threads, smallest of several runs. "Of the
-product" divides by the forward and backward matrix product of the same scores, "extra MB" is how far the process grew. Made by
-`python benchmarks/losses.py --out docs/performance.md`.
+Classes of 4, {dim} dimensions, forward and backward of the whole module, {threads} threads, smallest of several runs.
+"Of the product" divides by the forward and backward matrix product of the same scores, "extra MB" is how far the process
+grew. Made by `python benchmarks/losses.py --out docs/performance.md`.
 
 """
 NAMES = ("sup_ap", "smooth_ap", "sup_h_ap", "sup_ndcg", "sup_recall")
