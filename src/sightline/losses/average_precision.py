@@ -16,7 +16,8 @@ def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
 
 def flat_levels(relevance: Tensor, mask: Tensor) -> Tensor:
     """(Q, G) int8: 1 relevant, 0 not, -1 not in the list."""
-    return (relevance > 0).to(torch.int8).masked_fill(~mask, -1)
+    relevant = (relevance if relevance.dtype == torch.bool else relevance > 0) & mask
+    return relevant.view(torch.int8) + mask.view(torch.int8) - 1
 
 
 def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:

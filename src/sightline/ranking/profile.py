@@ -103,11 +103,12 @@ class _SortedRankLosses(torch.autograd.Function):
         n_rows = max(1, BLOCK_ELEMENTS // max(1, most * (n_levels + 1), n_items))
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
-            block = _Block(scores[rows].detach().contiguous(), levels[rows].contiguous(), n_levels, step)
+            most_here = int(n_targets[rows].max())
+            block = _Block(scores[rows].detach().contiguous(), levels[rows].contiguous(), n_levels, most_here, step)
             valid = torch.arange(block.n_targets) < n_targets[rows, None]
             smooth = torch.from_numpy(block.values).requires_grad_(gradient is not None)
             with torch.enable_grad():
-                profile = RankProfile(rows, valid, block.target_levels(), torch.from_numpy(block.counts), smooth)
+                profile = RankProfile(rows, valid, torch.from_numpy(block.level), torch.from_numpy(block.counts), smooth)
                 block_losses = objective(profile)
                 total = block_losses.sum()
             losses[rows] = block_losses.detach().float()
@@ -128,31 +129,25 @@ class _SortedRankLosses(torch.autograd.Function):
 class _Block:
     """Some rows in the compiled kernels' terms."""
 
-    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep) -> None:
+    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, n_targets: int, step: SupStep | SigmoidStep) -> None:
         sup = isinstance(step, SupStep)
         self.scores, self.levels, self.n_levels = scores.numpy(), levels.numpy(), n_levels + 1
         self.n_sources = n_levels if sup else n_levels + 1  # nothing is above the highest level
         rho, delta = (step.rho, step.delta) if isinstance(step, SupStep) else (0.0, 0.0)
         self.step = np.float32(step.tau), np.float32(rho), np.float32(delta)
-        self.n_targets = int((levels > 0).sum(1).max())
+        self.n_targets = n_targets
         self.place = np.empty(self.scores.shape, np.int32)
+        self.level = np.ones((len(self.scores), n_targets), np.int64)  # 1 in the padding
         self.counts, self.values, self.slopes = (
             np.zeros((len(self.scores), self.n_targets, self.n_levels)) for _ in range(3)
         )
-        out = (self.place, self.counts, self.values, self.slopes)
+        out = (self.place, self.level, self.counts, self.values, self.slopes)
         smooth_count_rows(
             self.scores, self.levels, self.n_levels, self.n_sources, *self.step, 0.5 * sup, self._n_chunks(), *out
         )
 
     def _n_chunks(self) -> int:
         return min(len(self.scores), torch.get_num_threads())
-
-    def target_levels(self) -> Tensor:
-        """(Q, P) level of each target, 1 in the padding."""
-        level = np.ones((len(self.scores), self.n_targets), np.int64)
-        rows, columns = np.nonzero(self.place >= 0)
-        level[rows, self.place[rows, columns]] = self.levels[rows, columns]
-        return torch.from_numpy(level)
 
     def gradient(self, weights: Any) -> Any:
         """(Q, G) gradient in the scores, from that in the smooth counts."""

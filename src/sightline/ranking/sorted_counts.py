@@ -37,7 +37,7 @@ SLOPE = np.array(  # the same for z / (1 + z)**2
     np.float32,
 )  # fmt: skip
 FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN and infinity never reach the kernels
-TINY = np.float32(1e-30)  # keeps sums away from denormal numbers, which are a hundred times slower
+TINY = np.float32(1e-30)  # what is smaller becomes 0: with denormal numbers a matrix product takes ten times as long
 FEW_TARGETS = 10  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
 
 
@@ -313,8 +313,10 @@ def _counts_by_pairs(
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
-def smooth_count_rows(scores, levels, n_levels, n_sources, tau, rho, delta, jump, n_chunks, place, counts, values, slopes):
-    """Fill (Q, P, M) counts, values and slopes, and (Q, G) place: where an item stands among its row's targets, or -1."""
+def smooth_count_rows(
+    scores, levels, n_levels, n_sources, tau, rho, delta, jump, n_chunks, place, own, counts, values, slopes
+):
+    """Fill (Q, P, M) counts, values, slopes, (Q, P) own level, and (Q, G) place: an item's among the targets, or -1."""
     n_rows, n_items = scores.shape
     for chunk in prange(n_chunks):
         x = np.empty(n_items, np.float32)
@@ -333,6 +335,7 @@ def smooth_count_rows(scores, levels, n_levels, n_sources, tau, rho, delta, jump
                 place[row, j] = -1
                 if levels[row, j] > 0:
                     place[row, j] = n_targets
+                    own[row, n_targets] = levels[row, j]
                     n_targets += 1
             if n_targets == 0:
                 continue
@@ -398,7 +401,7 @@ def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, 
                                     moved[i] += w * slope[i]
                                 moved[slot[j]] -= w * slopes[row, k, m]
                 for i in range(ends[n_levels]):
-                    gradient[row, np.int64(keys[i])] = moved[i]
+                    gradient[row, np.int64(keys[i])] = moved[i] if abs(moved[i]) > TINY else 0.0
             else:
                 n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
                 for i in range(n):
@@ -423,7 +426,7 @@ def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, 
                     moved,
                 )
                 for i in range(n):
-                    gradient[row, np.int64(order[i] & np.uint64(0xFFFFFFFF))] = moved[i]
+                    gradient[row, np.int64(order[i] & np.uint64(0xFFFFFFFF))] = moved[i] if abs(moved[i]) > TINY else 0.0
 
 
 @njit(cache=True, error_model="numpy")
