@@ -100,7 +100,7 @@ class TestMistakes:
     """One message, status 2, no traceback, nothing written."""
 
     @pytest.fixture
-    def complains(self, sightline, tmp_path):
+    def assert_complains(self, sightline, tmp_path):
         def complain(words, *phrases):
             before = sorted(tmp_path.rglob("*"))
             status, _, err = sightline(*words)
@@ -123,46 +123,50 @@ class TestMistakes:
 
         return write
 
-    def test_a_missing_column(self, complains, manifest):
-        complains(["data", "check", manifest(header="path,split,name")], "m.csv: no column 'label'; the header has 'path'")
+    def test_a_missing_column(self, assert_complains, manifest):
+        assert_complains(
+            ["data", "check", manifest(header="path,split,name")], "m.csv: no column 'label'; the header has 'path'"
+        )
 
-    def test_an_unknown_split_and_an_empty_label_together(self, complains, manifest):
+    def test_an_unknown_split_and_an_empty_label_together(self, assert_complains, manifest):
         file = manifest("x.png,trian,b", "y.png,test,")
-        complains(["data", "check", file], "2 faults", "line 4: split is 'trian'", "line 5: label is empty")
+        assert_complains(["data", "check", file], "2 faults", "line 4: split is 'trian'", "line 5: label is empty")
 
-    def test_a_path_that_does_not_exist(self, complains, manifest, tiny_recipe, tmp_path):
+    def test_a_path_that_does_not_exist(self, assert_complains, manifest, tiny_recipe, tmp_path):
         file = manifest("gone.png,train,a", "lost.png,train,a")
-        complains(["data", "check", file], "gone.png: no such file", "lost.png: no such file")
+        assert_complains(["data", "check", file], "gone.png: no such file", "lost.png: no such file")
         words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "data.val_fraction=0", "sampler.batch_size=4"]
-        complains([*words, "--out", tmp_path / "run"], "gone.png: no such file")
+        assert_complains([*words, "--out", tmp_path / "run"], "gone.png: no such file")
 
-    def test_an_image_that_does_not_decode(self, complains, encoder, manifest, tmp_path):
+    def test_an_image_that_does_not_decode(self, assert_complains, encoder, manifest, tmp_path):
         (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
         file = manifest("bad.png,train,a")
-        complains(["data", "check", file], "bad.png: not a readable image")
+        assert_complains(["data", "check", file], "bad.png: not a readable image")
         for workers in (0, 1):
             words = ["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers]
-            complains(words, "bad.png: not a readable image")
+            assert_complains(words, "bad.png: not a readable image")
 
-    def test_a_misspelt_key_of_a_recipe(self, complains, tmp_path):
+    def test_a_misspelt_key_of_a_recipe(self, assert_complains, tmp_path):
         recipe = tmp_path / "mine.toml"
         recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
-        complains(["train", recipe], "unknown key 'optimizer.learning_rat'", "unknown key 'los': did you mean 'loss'?")
+        assert_complains(
+            ["train", recipe], "unknown key 'optimizer.learning_rat'", "unknown key 'los': did you mean 'loss'?"
+        )
 
-    def test_a_lonely_class(self, complains, manifest, image_tree, tiny_recipe, tmp_path):
+    def test_a_lonely_class(self, assert_complains, manifest, image_tree, tiny_recipe, tmp_path):
         file = manifest(f"{image_tree}/super1/class01/0.png,train,lonely")
         words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "sampler.per_class=2", "data.val_fraction=0"]
-        complains([*words, "--out", tmp_path / "run"], "1 of 2 training classes are unusable", "'lonely'")
+        assert_complains([*words, "--out", tmp_path / "run"], "1 of 2 training classes are unusable", "'lonely'")
 
-    def test_an_encoder_of_another_version(self, complains, encoder, image_tree, tmp_path):
+    def test_an_encoder_of_another_version(self, assert_complains, encoder, image_tree, tmp_path):
         settings = json.loads((encoder / "encoder.json").read_text())
         (encoder / "encoder.json").write_text(json.dumps(settings | {"format": 99}))
         words = ["embed", encoder, image_tree, "--out", tmp_path / "t.parquet"]
-        complains(words, "an encoder of format 99; this version of Sightline reads 1")
+        assert_complains(words, "an encoder of format 99; this version of Sightline reads 1")
 
-    def test_files_that_are_not_what_they_should_be(self, complains, image_tree, tmp_path):
+    def test_files_that_are_not_what_they_should_be(self, assert_complains, image_tree, tmp_path):
         (tmp_path / "t.parquet").write_text("no table")
-        complains(["evaluate", tmp_path / "t.parquet"], "t.parquet: not an embedding table")
-        complains(["evaluate", tmp_path / "none.parquet"], "none.parquet: no such file")
-        complains(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "not an encoder folder")
-        complains(["train", "imagse"], "neither a .toml file nor a shipped recipe: did you mean 'images'?")
+        assert_complains(["evaluate", tmp_path / "t.parquet"], "t.parquet: not an embedding table")
+        assert_complains(["evaluate", tmp_path / "none.parquet"], "none.parquet: no such file")
+        assert_complains(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "not an encoder folder")
+        assert_complains(["train", "imagse"], "neither a .toml file nor a shipped recipe: did you mean 'images'?")

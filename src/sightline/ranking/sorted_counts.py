@@ -17,6 +17,7 @@ The gradient needs the same sums with targets and items exchanged.
 import numpy as np
 from numba import njit, prange
 
+from sightline.ranking.pair_counts import FAST, counts_by_pairs, group_by_level, slopes_of_pairs
 from sightline.ranking.vector8 import add8, dot8, scale8, take_powers8
 
 DEGREE = 8
@@ -36,7 +37,6 @@ SLOPE = np.array(  # the same for z / (1 + z)**2
     ],
     np.float32,
 )  # fmt: skip
-FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN and infinity never reach the kernels
 TINY = np.float32(1e-30)  # what is smaller becomes 0: with denormal numbers a matrix product takes ten times as long
 FEW_TARGETS = 10  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
 
@@ -248,70 +248,6 @@ def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row
         stop = start
 
 
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _exponentials(first, last, x, pivot, tau, whole, parts, out):
-    """exp(-|x[i] - pivot| / tau) for i in [first, last) in float32, a vector at a time."""
-    bits = out.view(np.int32)
-    scale = np.float32(-1.4426950408889634) / tau
-    for i in range(first, last):
-        y = max(abs(x[i] - pivot) * scale, np.float32(-126.0))
-        k = np.floor(y + np.float32(0.5))
-        whole[i] = np.int32(k) + np.int32(127)
-        parts[i] = (y - k) * np.float32(0.6931471805599453)
-    for i in range(first, last):
-        bits[i] = whole[i] << np.int32(23)
-    for i in range(first, last):
-        f = parts[i]
-        p = np.float32(1.0 / 720.0)
-        p = p * f + np.float32(1.0 / 120.0)
-        p = p * f + np.float32(1.0 / 24.0)
-        p = p * f + np.float32(1.0 / 6.0)
-        p = p * f + np.float32(0.5)
-        p = p * f + np.float32(1.0)
-        p = p * f + np.float32(1.0)
-        out[i] *= p
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, out):
-    """The step's slope at x[i] - x[own] for i in [first, last), 0 for own itself; e the exponentials as a by-product."""
-    pivot, one, sharpness = x[own], np.float32(1.0), np.float32(1.0) / tau
-    limit = delta if rho > 0 else np.float32(np.inf)
-    _exponentials(first, last, x, pivot, tau, whole, parts, e)
-    for i in range(first, last):
-        r = one / (one + e[i])
-        out[i] = rho if x[i] - pivot > limit else e[i] * r * r * sharpness
-    if first <= own < last:  # moves with itself: large, and would have to cancel
-        out[own] = 0.0
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _counts_by_pairs(
-    x, ends, own, tau, rho, delta, jump, whole, parts, e, slope, n_sources, row, k, counts, values, slopes
-):
-    """One target against a row that is grouped by level: level m in [ends[m], ends[m + 1])."""
-    one, nothing, pivot = np.float32(1.0), np.float32(0.0), x[own]
-    limit = delta if rho > 0 else np.float32(np.inf)
-    top = one / (one + np.exp(-delta / tau)) - rho * delta  # where the line meets gap 0
-    for m in range(len(ends) - 1):
-        first, last = ends[m], ends[m + 1]
-        count = nothing  # whole numbers, exact up to 16 million
-        for i in range(first, last):
-            count += one if x[i] >= pivot else nothing
-        counts[row, k, m] = count
-        if m < n_sources:
-            _slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, slope)
-            value, slope_sum = nothing, nothing
-            for i in range(first, last):
-                gap = x[i] - pivot
-                r = one / (one + e[i])
-                smooth = r if gap >= nothing else e[i] * r
-                value += top + rho * gap if gap > limit else smooth
-                slope_sum += slope[i]
-            values[row, k, m] = value + jump * count
-            slopes[row, k, m] = slope_sum
-
-
 @njit(cache=True, error_model="numpy", parallel=True)
 def smooth_count_rows(
     scores, levels, n_levels, n_sources, tau, rho, delta, jump, n_chunks, place, own, counts, values, slopes
@@ -340,11 +276,11 @@ def smooth_count_rows(
             if n_targets == 0:
                 continue
             if n_targets <= FEW_TARGETS:
-                _group_by_level(scores[row], levels[row], ends, x, keys, slot)
+                group_by_level(scores[row], levels[row], ends, x, keys, slot)
                 for j in range(n_items):
                     k = place[row, j]
                     if k >= 0:
-                        _counts_by_pairs(
+                        counts_by_pairs(
                             x, ends, slot[j], tau, rho, delta, jump, whole32, parts32, e, slope, n_sources,
                             row, k, counts, values, slopes,
                         )  # fmt: skip
@@ -386,7 +322,7 @@ def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, 
             if n_targets == 0:
                 continue
             if n_targets <= FEW_TARGETS:
-                _group_by_level(scores[row], levels[row], ends, x, keys, slot)
+                group_by_level(scores[row], levels[row], ends, x, keys, slot)
                 moved[:] = 0.0
                 for j in range(n_items):
                     k = place[row, j]
@@ -394,7 +330,7 @@ def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, 
                         for m in range(n_sources):
                             w = weights[row, k, m]
                             if w != 0.0:
-                                _slopes_of_pairs(
+                                slopes_of_pairs(
                                     ends[m], ends[m + 1], slot[j], x, tau, rho, delta, whole32, parts32, e, slope
                                 )
                                 for i in range(ends[m], ends[m + 1]):
@@ -427,24 +363,3 @@ def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, 
                 )
                 for i in range(n):
                     gradient[row, np.int64(order[i] & np.uint64(0xFFFFFFFF))] = moved[i] if abs(moved[i]) > TINY else 0.0
-
-
-@njit(cache=True, error_model="numpy")
-def _group_by_level(scores, levels, ends, x, columns, places):
-    """The row's items in the list, those of one level side by side; columns: where each was, places: where it is."""
-    ends[:] = 0
-    for j in range(len(scores)):
-        if levels[j] >= 0:
-            ends[levels[j] + 1] += 1
-    for m in range(1, len(ends)):
-        ends[m] += ends[m - 1]
-    for j in range(len(scores)):
-        if levels[j] >= 0:
-            i = ends[levels[j]]
-            x[i] = scores[j]
-            columns[i] = j
-            places[j] = i
-            ends[levels[j]] += 1
-    for m in range(len(ends) - 1, 0, -1):
-        ends[m] = ends[m - 1]
-    ends[0] = 0
