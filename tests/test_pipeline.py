@@ -133,7 +133,7 @@ class TestRefusals:
     """Each is found before the run folder is made."""
 
     @pytest.fixture
-    def refused(self, image_tree, tiny_recipe, tmp_path):
+    def assert_refused(self, image_tree, tiny_recipe, tmp_path):
         def refuse(message, *overrides, manifest=image_tree):
             with pytest.raises(InputError, match=message):
                 train(recipe_for(manifest, tiny_recipe, *overrides), tmp_path / "run")
@@ -141,31 +141,33 @@ class TestRefusals:
 
         return refuse
 
-    def test_a_class_too_small_for_its_part_of_a_batch(self, image_tree, tmp_path, refused, tiny_recipe):
+    def test_a_class_too_small_for_its_part_of_a_batch(self, image_tree, tmp_path, assert_refused, tiny_recipe):
         rows = read_manifest(image_tree).table.with_columns(path=str(image_tree) + "/" + pl.col("path"))
         lonely = rows.filter(pl.col("label_0") != "class03").vstack(rows.filter(pl.col("label_0") == "class03")[:1])
         lonely.write_csv(tmp_path / "lonely.csv")
         message = r"lonely.csv: 1 of 12 training classes are unusable: .*per_class=4 images \('class03'\)"
-        refused(message, "data.val_fraction=0", manifest=tmp_path / "lonely.csv")
+        assert_refused(message, "data.val_fraction=0", manifest=tmp_path / "lonely.csv")
         skipping = ("data.val_fraction=0", "sampler.skip_small_classes=true")
         train(recipe_for(tmp_path / "lonely.csv", tiny_recipe, *skipping), tmp_path / "skipping")
 
-    def test_fewer_classes_than_a_batch_needs(self, refused):
-        refused("a batch of 64 needs 16 classes of at least 4 images, there are 10", "sampler.batch_size=64")
+    def test_fewer_classes_than_a_batch_needs(self, assert_refused):
+        assert_refused("a batch of 64 needs 16 classes of at least 4 images, there are 10", "sampler.batch_size=64")
 
-    def test_an_unknown_loss_or_option_or_metric_or_backbone(self, refused):
-        refused("unknown loss 'roadmop': did you mean 'roadmap'", "loss.name=roadmop")
-        refused("loss 'roadmap' has no option 'rhoo': did you mean 'rho'", "loss.rhoo=3")
-        refused("loss 'roadmap': tau is 'small'; a number is needed", "loss.tau=small")
-        refused("tau is -1.0; a finite number above 0 is needed", "loss.tau=-1.0")
-        refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
-        refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
+    def test_an_unknown_loss_or_option_or_metric_or_backbone(self, assert_refused):
+        assert_refused("unknown loss 'roadmop': did you mean 'roadmap'", "loss.name=roadmop")
+        assert_refused("loss 'roadmap' has no option 'rhoo': did you mean 'rho'", "loss.rhoo=3")
+        assert_refused("loss 'roadmap': tau is 'small'; a number is needed", "loss.tau=small")
+        assert_refused("tau is -1.0; a finite number above 0 is needed", "loss.tau=-1.0")
+        assert_refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
+        assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
 
-    def test_broken_images_are_all_named(self, image_tree, tmp_path, refused):
+    def test_broken_images_are_all_named(self, image_tree, tmp_path, assert_refused):
         broken = shutil.copytree(image_tree, tmp_path / "tree")
         for name in ("super0/class00/0.png", "super1/class04/5.png"):
             (broken / name).write_bytes(b"no image")
-        refused(r"2 faults\n.*class00/0.png: not a readable image.*\n.*class04/5.png: not a readable", manifest=broken)
+        assert_refused(
+            r"2 faults\n.*class00/0.png: not a readable image.*\n.*class04/5.png: not a readable", manifest=broken
+        )
 
     def test_a_folder_that_is_no_run(self, image_tree, tiny_recipe, tmp_path):
         (tmp_path / "run").mkdir()

@@ -170,3 +170,8 @@ class TestMistakes:
         assert_complains(["evaluate", tmp_path / "none.parquet"], "none.parquet: no such file")
         assert_complains(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "not an encoder folder")
         assert_complains(["train", "imagse"], "neither a .toml file nor a shipped recipe: did you mean 'images'?")
+
+    def test_a_place_that_cannot_be_written_to(self, assert_complains, encoder, image_tree, tmp_path):
+        (tmp_path / "file").write_text("mine")
+        words = ["embed", encoder, image_tree, "--workers", 0, "--out", tmp_path / "file/t.parquet"]
+        assert_complains(words, f"sightline: {tmp_path}/file: ")

@@ -210,21 +210,21 @@ V5_EARLIER = double([[0.95, 0.5, 0.3], [0.1, 0.9, 0.2]])
     ],
 )
 def test_worked_detection(margin, by_class, across, combined):
-    close = partial(assert_close, atol=1e-9, rtol=0)
+    assert_near = partial(assert_close, atol=1e-9, rtol=0)
     for number, expected in enumerate(by_class):
         column = slice(number, number + 1)
-        close(class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
-    close(class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
-    close(all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
-    close(DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
+        assert_near(class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
+    assert_near(class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
+    assert_near(all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
+    assert_near(DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
 
 
 def test_worked_detection_at_a_tie():
     logits = (V5 * 20).round()  # what is tied on paper is tied here
-    close = partial(assert_close, atol=1e-9, rtol=0)
-    close(class_map_loss(logits, V5_TARGETS, margin=3.0), double(1 / 6))
-    close(all_classes_ap_loss(logits, V5_TARGETS, margin=3.0), double(0.3083333333))
-    close(DetectionAPLoss(margin=3.0)(logits, V5_TARGETS), double(0.2138888889))
+    assert_near = partial(assert_close, atol=1e-9, rtol=0)
+    assert_near(class_map_loss(logits, V5_TARGETS, margin=3.0), double(1 / 6))
+    assert_near(all_classes_ap_loss(logits, V5_TARGETS, margin=3.0), double(0.3083333333))
+    assert_near(DetectionAPLoss(margin=3.0)(logits, V5_TARGETS), double(0.2138888889))
 
 
 def test_margin_is_as_precise_as_the_scores():
@@ -232,15 +232,15 @@ def test_margin_is_as_precise_as_the_scores():
 
 
 def test_worked_detection_with_memory():
-    close = partial(assert_close, atol=1e-9, rtol=0)
+    assert_near = partial(assert_close, atol=1e-9, rtol=0)
     longer = torch.cat([V5, V5_EARLIER]), torch.cat([V5_TARGETS, torch.zeros(2, 3).bool()])
     for number, expected in enumerate([0.4166666667, 0.5, 0]):
         column = slice(number, number + 1)
-        close(class_map_loss(*(table[:, column] for table in longer), margin=0.0), double(expected))
-    close(class_map_loss(*longer, margin=0.0), double(0.3055555556))
+        assert_near(class_map_loss(*(table[:, column] for table in longer), margin=0.0), double(expected))
+    assert_near(class_map_loss(*longer, margin=0.0), double(0.3055555556))
     module = DetectionAPLoss(margin=0.0)
     assert module(V5_EARLIER, torch.zeros(2, 3)) == 0
-    close(module(V5, V5_TARGETS), double((2 * 0.3055555556 + 0.0833333333) / 3))
+    assert_near(module(V5, V5_TARGETS), double((2 * 0.3055555556 + 0.0833333333) / 3))
 
 
 # Properties of the gradient.

@@ -34,13 +34,17 @@ def main(
 
 
 def run() -> None:
-    """The console command: a user's mistake is one message and status 2."""
+    """The console command: a user's mistake, or a file that cannot be written, is one message and status 2."""
     try:
         app(prog_name="sightline")
     except InputError as error:
-        sys.exit(_complain(error))
+        sys.exit(_complain(str(error)))
+    except OSError as error:
+        if error.filename is None:  # not about a file of the user's
+            raise
+        sys.exit(_complain(f"{error.filename}: {error.strerror}"))
 
 
-def _complain(error: InputError) -> int:
-    typer.echo(f"sightline: {error}", err=True)
+def _complain(message: str) -> int:
+    typer.echo(f"sightline: {message}", err=True)
     return 2
