@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: int = 3, seed: int = 0) -> Path:
@@ -40,3 +43,23 @@ def tiny_recipe() -> list[str]:
         "schedule.epochs=3",
         "optimizer.lr=0.01",
     ]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor any operator returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.n_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.n_elements = max([self.n_elements, *sizes])
+        return result
+
+
+@pytest.fixture
+def largest_tensor() -> LargestTensor:
+    """A context that watches the tensors made in it."""
+    return LargestTensor()

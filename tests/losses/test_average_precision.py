@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sightline.losses.average_precision import (
     SmoothAPLoss,
@@ -462,26 +460,14 @@ def test_blocks_equal_the_whole(monkeypatch, loss, workspace):
     assert_close(value_and_gradient(), whole, rtol=1e-12, atol=1e-12)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor any operator returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.n_elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.n_elements = max([self.n_elements, *sizes])
-        return result
-
-
 @pytest.mark.parametrize("module", [SupAPLoss(), SmoothAPLoss()])
 @pytest.mark.parametrize(("n_classes", "largest_allowed"), [(64, 256 * 3 * 256), (4, ranks.WORKSPACE_ELEMENTS)])
-def test_no_tensor_of_queries_by_items_by_items(module, n_classes, largest_allowed):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # compiled, and by operators
+def test_no_tensor_of_queries_by_items_by_items(module, n_classes, largest_allowed, dtype, largest_tensor):
     """16.8 million elements for a batch of 256. Four items a class need 3 targets a query, 64 are done in blocks."""
-    embeddings = torch.randn(256, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    with LargestTensor() as largest:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(256, 8, generator=generator, dtype=dtype, requires_grad=True)
+    with largest_tensor as largest:
         module(embeddings, torch.arange(256) % n_classes).backward()
     assert embeddings.grad.abs().sum() > 0
     assert 256 * 256 <= largest.n_elements <= largest_allowed  # it saw the scores, and nothing too large

@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sightline.errors import InputError
 from sightline.ranking import ranks
@@ -60,20 +58,6 @@ def counts_by_definition(scores, targets, counted, step):
         [sum(step(score - target) for score, counts in zip(row, use, strict=True) if counts) for target in wanted]
         for row, wanted, use in zip(scores.tolist(), targets.tolist(), counted.tolist(), strict=True)
     ]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor any operator returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.n_elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.n_elements = max([self.n_elements, *sizes])
-        return result
 
 
 # The kernels.
@@ -308,14 +292,14 @@ def test_blocks_cover_every_target_once_and_fit_the_workspace(monkeypatch, works
 
 
 @pytest.mark.parametrize("n_targets", [3, 200])
-def test_no_tensor_outgrows_the_workspace(n_targets):
+def test_no_tensor_outgrows_the_workspace(n_targets, largest_tensor):
     """Q x G x G would be 16.8 million elements, and Q x P x G is 13.1 million for 200 targets."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(256, 256, generator=generator, requires_grad=True)
     targets = torch.rand(256, n_targets, generator=generator, requires_grad=True)
     saved = []
     with (
-        LargestTensor() as largest,
+        largest_tensor as largest,
         torch.autograd.graph.saved_tensors_hooks(lambda kept: saved.append(kept.numel()) or kept, lambda kept: kept),
     ):
         smooth_counts(scores, targets, torch.ones(256, 256, dtype=torch.bool), SupStep()).sum().backward()
