@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
     from sightline.evaluation.protocol import evaluate, evaluate_table
-    from sightline.evaluation.result import Result
+    from sightline.evaluation.result import Result, compare
     from sightline.losses import create_loss, list_losses
     from sightline.models.encoder import Encoder
     from sightline.pipeline import train
@@ -27,6 +27,7 @@ _MODULES = {
     "Manifest": "data.manifest",
     "Recipe": "config",
     "Result": "evaluation.result",
+    "compare": "evaluation.result",
     "create_loss": "losses",
     "embed_manifest": "embedding.extract",
     "evaluate": "evaluation.protocol",
@@ -59,6 +60,7 @@ __all__ = [
     "Recipe",
     "Result",
     "__version__",
+    "compare",
     "create_loss",
     "embed_manifest",
     "evaluate",

@@ -7,6 +7,7 @@ import typer
 
 from sightline import __version__
 from sightline.cli import data
+from sightline.cli.compare import compare
 from sightline.cli.demo import demo
 from sightline.cli.embed import embed
 from sightline.cli.evaluate import evaluate
@@ -16,7 +17,7 @@ from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data.app, name="data")
-for command in (train, embed, evaluate, search, demo):
+for command in (train, embed, evaluate, compare, search, demo):
     app.command()(command)
 
 

@@ -1,0 +1,60 @@
+import sys
+
+import numpy as np
+import pytest
+
+from sightline import Result
+from sightline.cli.main import run
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def files(tmp_path):
+    rng = np.random.default_rng(0)
+    base, labels = rng.random(200), np.arange(200) // 4
+    a = {"map": base, "recall@1": (base < 0.5) * 1.0}
+    b = {"map": base + rng.normal(0.05, 0.1, 200), "recall@1": (rng.random(200) < 0.5) * 1.0}
+    return [Result(side, labels=labels).write_json(tmp_path / f"{name}.json") for name, side in (("a", a), ("b", b))]
+
+
+@pytest.mark.parametrize("by", ["queries", "classes"])
+def test_prints_which_differences_are_real(sightline, files, by):
+    status, out, err = sightline("compare", *files, "--by", by)
+    assert (status, err) == (0, "")
+    header, first, second, how = out.splitlines()
+    assert header.split()[:3] == ["metric", "a", "b"]
+    assert first.split()[0] == "map"
+    assert first.endswith("b is higher")
+    assert second.split()[0] == "recall@1"
+    assert second.endswith("may be chance")
+    assert how.startswith(f"200 queries; intervals and p over {by};")
+
+
+def test_mistakes_are_one_message(sightline, files, tmp_path):
+    def complains(*words):
+        status, out, err = sightline("compare", *words)
+        assert (status, out) == (2, "")
+        assert err.startswith("sightline: ")
+        assert len(err.splitlines()) == 1
+        return err
+
+    (tmp_path / "no.json").write_text("no JSON")
+    assert "no.json: not a result of sightline evaluate" in complains(files[0], tmp_path / "no.json")
+    assert "none.json: not a result of sightline evaluate" in complains(tmp_path / "none.json", files[1])
+    assert "unknown unit 'class': did you mean 'classes'?" in complains(*files, "--by", "class")
+    assert "level is 95.0; between 0 and 1 is needed" in complains(*files, "--level", 95)
+    short = Result({"map": np.array([1.0])}).write_json(tmp_path / "short.json")
+    assert "results of 200 and 1 queries cannot be compared" in complains(files[0], short)
+    plain = Result(Result.read_json(files[0]).per_query).write_json(tmp_path / "plain.json")
+    assert "does not say which class each query is of" in complains(plain, plain, "--by", "classes")
