@@ -1,0 +1,167 @@
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from sightline.errors import InputError
+from sightline.evaluation import interchange
+from sightline.evaluation.interchange import (
+    judgements,
+    rankings,
+    ranx_qrels,
+    ranx_run,
+    read_qrels,
+    read_run,
+    write_qrels,
+    write_run,
+)
+from sightline.evaluation.protocol import evaluate
+
+RUN = {"q1": {"x": 0.1 + 0.2, "y": -1e-17, "z": 0.25}, "q2": {"z": 1.0}}
+JUDGED = {"q1": {"x": 2, "z": 1}, "q2": {"y": 1}}
+
+
+def draw(seed, n=30):  # 6 classes below 2 parents, and an item alone in its class
+    vectors = torch.randn(n, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    fine = torch.arange(n) % 6
+    labels = torch.stack([fine, fine % 2], 1)
+    labels[-1] = 99
+    return vectors, labels, [f"image{i}" for i in range(n)]
+
+
+def ndcg_by_definition(items, judged, gain):  # one place at a time
+    best_first = sorted(items, key=lambda item: -items[item])
+    found = sum(gain(judged.get(item, 0)) / math.log2(1 + place) for place, item in enumerate(best_first, start=1))
+    ideal = sorted(map(gain, judged.values()), reverse=True)
+    return found / sum(value / math.log2(1 + place) for place, value in enumerate(ideal, start=1))
+
+
+BY_RANX = """
+import json, ranx, sys
+from sightline.evaluation.interchange import ranx_qrels, ranx_run
+run, binary, graded, run_file, qrels_file = json.load(sys.stdin)
+found = ranx.evaluate(ranx_qrels(binary), ranx_run(run), ["map", "ndcg"])
+found["graded"] = ranx.evaluate(ranx_qrels(graded), ranx_run(run), "ndcg_burges")
+files = ranx.Qrels.from_file(qrels_file, kind="trec"), ranx.Run.from_file(run_file, kind="trec")
+found["from files"] = ranx.evaluate(*files, "map")
+assert ranx_run(run).to_dict() == run and ranx_qrels(graded).to_dict() == graded
+assert ranx_run(run, name="mine").name == "mine"
+print(json.dumps(found))
+"""
+
+
+def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path):
+    vectors, labels, ids = draw(0)
+    run = rankings(vectors, vectors, ids, ids)
+    binary, graded = (judgements(columns, columns, ids, ids) for columns in (labels[:, 0], labels))
+    assert len(binary) == 29  # the lonely query is not judged
+    run = {query: run[query] for query in binary}
+    files = write_run(tmp_path / "run.trec", run), write_qrels(tmp_path / "qrels.trec", binary)
+    done = subprocess.run(
+        [sys.executable, "-c", BY_RANX],
+        input=json.dumps([run, binary, graded, *map(str, files)]),
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},  # ranx takes half a minute to compile
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    ours = evaluate(vectors, labels[:, 0])
+    assert ours.n_skipped == 1
+    assert_allclose([found["map"], found["from files"]], ours["map"])
+    expected = [ndcg_by_definition(run[query], binary[query], gain=lambda level: level) for query in binary]
+    assert_allclose(found["ndcg"], sum(expected) / len(expected))
+    expected = [ndcg_by_definition(run[query], graded[query], gain=lambda level: 2**level - 1) for query in graded]
+    assert_allclose(found["graded"], sum(expected) / len(expected))
+
+
+def test_without_ranx_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ranx", None)
+    for make in (ranx_run, ranx_qrels):
+        with pytest.raises(InputError, match=r"ranx is not installed: pip install ranx"):
+            make({})
+
+
+@pytest.mark.parametrize("k", [None, 1, 7, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_rankings_are_the_sorted_scores_without_the_query(seed, k):
+    vectors, _, ids = draw(seed)
+    run = rankings(vectors[:10], vectors, ids[:10], ids, k)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    for place, query in enumerate(ids[:10]):
+        others = {item: float(unit[place] @ unit[other]) for other, item in enumerate(ids) if item != query}
+        expected = sorted(others, key=lambda item: -others[item])[:k]
+        assert list(run[query]) == expected
+        assert_allclose(list(run[query].values()), [others[item] for item in expected], atol=1e-12)
+
+
+def test_judgements_are_the_shared_levels_in_blocks_as_in_one(monkeypatch):
+    _, labels, ids = draw(0)
+    whole = judgements(labels, labels, ids, ids)
+    assert whole["image0"] == {f"image{i}": 2 if i % 6 == 0 else 1 for i in range(2, 30, 2)}
+    assert "image29" not in whole
+    monkeypatch.setattr(interchange, "BLOCK_ELEMENTS", 70)
+    assert judgements(labels, labels, ids, ids) == whole
+
+
+def test_trec_files_bring_back_what_was_written(tmp_path):
+    assert read_run(write_run(tmp_path / "new" / "run.txt", RUN)) == RUN
+    assert read_qrels(write_qrels(tmp_path / "qrels.txt", JUDGED)) == JUDGED
+    assert (tmp_path / "new" / "run.txt").read_text().splitlines() == [
+        "q1 Q0 x 1 0.30000000000000004 sightline",
+        "q1 Q0 z 2 0.25 sightline",
+        "q1 Q0 y 3 -1e-17 sightline",
+        "q2 Q0 z 1 1.0 sightline",
+    ]
+    assert (tmp_path / "qrels.txt").read_text() == "q1 0 x 2\nq1 0 z 1\nq2 0 y 1\n"
+    assert read_run(write_run(tmp_path / "empty.txt", {})) == {}
+
+
+def test_names_that_a_trec_file_cannot_hold_are_refused(tmp_path):
+    for broken in ("two words", "", "tab\t", "line\nbreak"):
+        with pytest.raises(
+            InputError, match=r"run\.txt: TREC files take no empty names and no white space in them, found "
+        ):
+            write_run(tmp_path / "run.txt", {"q": {broken: 1.0}})
+        with pytest.raises(InputError, match=r"qrels\.txt: TREC files take no empty names"):
+            write_qrels(tmp_path / "qrels.txt", {broken: {"x": 1}})
+    with pytest.raises(InputError, match=r"found 'my run'"):
+        write_run(tmp_path / "run.txt", RUN, name="my run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_faults_of_a_trec_file_at_once(tmp_path):
+    file = tmp_path / "run.txt"
+    file.write_text("q Q0 x 1 0.5 a\n\nq Q0 y 2 high a\nq Q0 x 3 0.1 a\nq Q0\nq Q0 z 4 nan a\n")
+    with pytest.raises(InputError) as raised:
+        read_run(file)
+    assert str(raised.value).splitlines() == [
+        f"{file}: 4 faults",
+        "  line 3: score is 'high', not a number",
+        "  line 4: query 'q' has item 'x' twice",
+        "  line 5: 2 columns, not 'query Q0 item rank score name'",
+        "  line 6: score is 'nan', not a number",
+    ]
+    file.write_text("q 0 x 0.5\n")
+    with pytest.raises(InputError, match=r"line 1: level is '0\.5', not a number"):
+        read_qrels(file)
+    with pytest.raises(InputError, match=r"none\.txt: not a TREC file: .*No such file"):
+        read_qrels(tmp_path / "none.txt")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"run\.txt: not a TREC file"):
+        read_run(file)
+
+
+def test_ids_that_do_not_fit_are_refused():
+    vectors, labels, ids = draw(0)
+    with pytest.raises(InputError, match=r"query_ids: one for each of 30 is needed, found 29"):
+        rankings(vectors, vectors, ids[1:], ids)
+    with pytest.raises(InputError, match=r"gallery_ids: 1 occur more than once, such as 'image1'"):
+        judgements(labels, labels, ids, ["image1", *ids[1:]])
+    with pytest.raises(InputError, match=r"k is 0; at least 1 is needed, or None for all"):
+        rankings(vectors, vectors, ids, ids, k=0)
