@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sightline.embedding.extract import embed_manifest
     from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
+    from sightline.evaluation.decomposability import decomposability_gap
     from sightline.evaluation.protocol import evaluate, evaluate_table
     from sightline.evaluation.result import Result, compare
     from sightline.losses import create_loss, list_losses
@@ -29,6 +30,7 @@ _MODULES = {
     "Result": "evaluation.result",
     "compare": "evaluation.result",
     "create_loss": "losses",
+    "decomposability_gap": "evaluation.decomposability",
     "embed_manifest": "embedding.extract",
     "evaluate": "evaluation.protocol",
     "evaluate_table": "evaluation.protocol",
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "compare",
     "create_loss",
+    "decomposability_gap",
     "embed_manifest",
     "evaluate",
     "evaluate_table",

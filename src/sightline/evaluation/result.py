@@ -17,7 +17,7 @@ from sightline.files import replaced
 
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
-IN_LEVELS = ("severity", "distance")  # metrics whose names begin so are numbers of label levels, not shares
+IN_LEVELS = ("severity", "distance", "hierarchical_distance")  # names that begin so count label levels: no shares
 
 
 class Interval(NamedTuple):

@@ -1,0 +1,251 @@
+from itertools import chain, permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from sightline import decomposability_gap
+from sightline.errors import InputError
+from sightline.evaluation import decomposability
+from sightline.evaluation.decomposability import (
+    calibrated_gap_bound,
+    class_balanced_partition,
+    gap_bound,
+    gap_bound_in_order,
+    tightest_gap_bound,
+)
+from sightline.evaluation.metrics import map_at_r
+from sightline.evaluation.protocol import evaluate
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=300)
+
+
+def ap_by_definition(scored):  # (score, is relevant) pairs, no two scores alike; one place at a time
+    best_first = [relevant for _, relevant in sorted(scored, reverse=True)]
+    hits = [place for place, relevant in enumerate(best_first, start=1) if relevant]
+    return sum(n / place for n, place in enumerate(hits, start=1)) / len(hits)
+
+
+def draw(seed, n=48):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(6, size=n)
+    labels[0] = 77  # alone in its class
+    return rng.normal(size=(n, 3)) + rng.normal(size=(100, 3))[labels], labels
+
+
+def gap_by_definition(vectors, labels, batches):
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    gaps, n_counted, n_skipped = [], 0, 0
+    for query in range(len(vectors)):
+
+        def value(items, query=query):
+            scored = [(unit[query] @ unit[item], labels[item] == labels[query]) for item in items if item != query]
+            return ap_by_definition(scored) if any(relevant for _, relevant in scored) else None
+
+        whole = value(range(len(vectors)))
+        if whole is not None:
+            inside = [found for found in map(value, batches) if found is not None]
+            gaps.append(sum(inside) / len(inside) - whole)
+            n_counted += len(inside)
+            n_skipped += len(batches) - len(inside)
+    return sum(gaps) / len(gaps), n_counted, n_skipped
+
+
+class TestMeasuredGap:
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(("batch_size", "per_class"), [(8, 2), (12, 4), (7, 3), (2, 1), (40, 4)])
+    def test_is_its_definition_on_the_partition(self, seed, batch_size, per_class):
+        vectors, labels = draw(seed)
+        classes = np.unique(labels, return_inverse=True)[1]
+        batches = class_balanced_partition(classes, batch_size, per_class, seed)
+        found = decomposability_gap(vectors, labels, batch_size, per_class=per_class, seeds=[seed])
+        expected, n_counted, n_skipped = gap_by_definition(vectors, labels, batches)
+        assert_allclose(found.mean, expected, atol=1e-12)
+        assert (found.n_counted, found.n_skipped) == (n_counted, n_skipped)
+        assert found.deviation == 0
+
+    def test_mean_and_deviation_are_over_the_seeds(self):
+        vectors, labels = draw(0)
+        found = decomposability_gap(vectors, labels, 8, seeds=[3, 4, 5])
+        alone = [decomposability_gap(vectors, labels, 8, seeds=[seed]) for seed in (3, 4, 5)]
+        assert found.per_seed == tuple(gap.mean for gap in alone)
+        assert_allclose(found.mean, np.mean(found.per_seed))
+        assert_allclose(found.deviation, np.std(found.per_seed, ddof=1))
+        assert found.n_counted == sum(gap.n_counted for gap in alone)
+        assert found.deviation > 0
+
+    @pytest.mark.parametrize("batch_size", [48, 1000])
+    def test_is_exactly_0_where_one_batch_is_the_whole_set(self, batch_size):
+        vectors, labels = draw(1)
+        found = decomposability_gap(vectors.astype(np.float32), labels, batch_size)
+        assert found.per_seed == (0.0,) * 5
+        assert (found.n_counted, found.n_skipped) == (5 * 47, 0)
+
+    def test_falls_as_batches_grow(self):
+        vectors, labels = draw(2, n=240)
+        gaps = [decomposability_gap(vectors, labels, size).mean for size in (8, 24, 80, 240)]
+        assert gaps == sorted(gaps, reverse=True)
+        assert gaps[0] > 0.1
+
+    def test_takes_another_metric_levels_tensors_and_a_known_whole(self):
+        vectors, labels = draw(3)
+        plain = decomposability_gap(vectors, labels, 12)
+        known = decomposability_gap(vectors, labels, 12, whole=evaluate(vectors, labels).per_query["map"])
+        assert_allclose(known.per_seed, plain.per_seed)
+        two_levels = torch.from_numpy(np.stack([labels, labels % 2], 1))
+        assert decomposability_gap(torch.from_numpy(vectors), two_levels, 12) == plain
+        inside = decomposability_gap(vectors, labels, 12, metric=map_at_r, whole=np.zeros(48))
+        whole = np.nanmean(evaluate(vectors, labels).per_query["map@r"])
+        assert_allclose(decomposability_gap(vectors, labels, 12, metric=map_at_r).mean, inside.mean - whole)
+
+    def test_blocks_change_nothing(self, monkeypatch):
+        vectors, labels = draw(4)
+        whole = decomposability_gap(vectors, labels, 12)
+        monkeypatch.setattr(decomposability, "BLOCK_ELEMENTS", 60)
+        assert_allclose(decomposability_gap(vectors, labels, 12).per_seed, whole.per_seed, atol=1e-12)
+
+    def test_what_does_not_fit_is_refused(self):
+        vectors, labels = draw(0)
+        with pytest.raises(InputError, match=r"batch_size is 1, per_class 4, with 5 seeds; at least 2, 1 and 1 are needed"):
+            decomposability_gap(vectors, labels, 1)
+        with pytest.raises(InputError, match=r"with 0 seeds"):
+            decomposability_gap(vectors, labels, 8, seeds=[])
+        with pytest.raises(InputError, match=r"none of the 48 items has a positive: no two labels agree"):
+            decomposability_gap(vectors, np.arange(48), 8)
+        with pytest.raises(InputError, match=r"whole: one value for each of the 48 items is needed, found \(3,\)"):
+            decomposability_gap(vectors, labels, 8, whole=np.zeros(3))
+        with pytest.raises(InputError, match=r"labels: not a table of numbers"):
+            decomposability_gap(vectors, [f"class{i}" for i in labels], 8)
+        with pytest.raises(InputError, match=r"vectors: 1 of 48 rows hold NaN or infinity: 5"):
+            decomposability_gap(np.where(np.arange(48)[:, None] == 5, np.nan, vectors), labels, 8)
+
+
+class TestPartition:
+    @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(2, 12), st.integers(1, 5), st.integers(0, 9))
+    @reproducible
+    def test_every_item_is_in_one_batch_of_the_size(self, labels, batch_size, per_class, seed):
+        classes = np.unique(labels, return_inverse=True)[1]
+        batches = class_balanced_partition(classes, batch_size, per_class, seed)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(labels)))
+        assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+        assert 1 <= len(batches[-1]) <= batch_size
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_where_sizes_are_multiples_classes_come_in_whole_groups_spread_evenly(self, seed):
+        batches = class_balanced_partition(np.arange(160) % 10, 40, 4, seed)  # 4 groups a class, 4 batches of 10 groups
+        counts = np.stack([np.bincount(batch % 10, minlength=10) for batch in batches])
+        assert_array_equal(counts, 4)
+
+    def test_the_seed_decides(self):
+        def parts(seed):
+            return [batch.tolist() for batch in class_balanced_partition(np.arange(60) % 6, 12, 4, seed)]
+
+        assert parts(0) == parts(0) != parts(1)
+
+
+@st.composite
+def perfect_batches(draw, max_batches=4):
+    """Batches of (score, is relevant), in each the relevant items first; and thresholds alpha >= beta."""
+    sizes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=max_batches))
+    if not any(n_positives for n_positives, _ in sizes):
+        sizes[0] = (1, sizes[0][1])
+    scores = draw(st.permutations(range(sum(map(sum, sizes)))))
+    batches, first = [], 0
+    for n_positives, n_negatives in sizes:
+        best_first = sorted(scores[first : first + n_positives + n_negatives], reverse=True)
+        batches.append([(score, place < n_positives) for place, score in enumerate(best_first)])
+        first += n_positives + n_negatives
+    beta, alpha = sorted(draw(st.tuples(*[st.integers(-1, len(scores))] * 2)))
+    return batches, alpha, beta
+
+
+def counts(batches, alpha, beta):
+    """Positives, negatives, positives from alpha on and negatives above beta, of each batch."""
+    return (
+        [sum(relevant for _, relevant in batch) for batch in batches],
+        [sum(not relevant for _, relevant in batch) for batch in batches],
+        [sum(relevant and score >= alpha for score, relevant in batch) for batch in batches],
+        [sum(not relevant and score > beta for score, relevant in batch) for batch in batches],
+    )
+
+
+def largest_by_orders(*columns):
+    rows = list(zip(*columns, strict=True))
+    return max(gap_bound_in_order(*zip(*order, strict=True)) for order in permutations(rows))
+
+
+class TestBounds:
+    def test_vectors_of_the_specification(self):
+        assert_allclose(gap_bound([2, 2], [2, 2]), 0.1833333, atol=5e-8)
+        assert_allclose(gap_bound([4] * 4, [60] * 4), 0.6868997, atol=5e-8)
+        assert_allclose(gap_bound_in_order([4] * 4, [60] * 4), 0.6868997, atol=5e-8)
+        assert_allclose(gap_bound_in_order([2, 2], [2, 2], [2, 1], [1, 0]), 0.1458333, atol=5e-8)
+        assert_allclose(gap_bound_in_order([2, 2], [2, 2], [1, 2], [0, 1]), 0, atol=1e-15)
+        assert_allclose(calibrated_gap_bound([2, 2], [2, 2], [1, 2], [0, 1]), 0.1458333, atol=5e-8)
+
+    def test_the_counter_example_breaks_the_printed_order_and_not_the_maximum(self):
+        batches = [[(0.50, True), (0.40, False)], [(0.95, True), (0.80, False)]]
+        found = counts(batches, alpha=0.9, beta=0.6)
+        gap = 1 - ap_by_definition(chain(*batches))
+        assert_allclose(gap, 1 / 6)
+        assert_allclose(gap_bound_in_order(*found), 0, atol=1e-15)
+        assert_allclose(gap_bound_in_order(*(column[::-1] for column in found)), 1 / 6)
+        assert_allclose(calibrated_gap_bound(*found), 1 / 6)
+
+    @given(perfect_batches())
+    @reproducible
+    def test_hold_where_each_batch_is_perfect_and_are_the_maximum_over_orders(self, case):
+        found = counts(*case)
+        gap = 1 - ap_by_definition(chain(*case[0]))
+        plain, calibrated = gap_bound(*found[:2]), calibrated_gap_bound(*found)
+        assert gap <= min(plain, calibrated) + 1e-12
+        assert tightest_gap_bound(*found) == min(plain, calibrated)
+        assert_allclose(plain, largest_by_orders(*found[:2]), atol=1e-12)
+        assert_allclose(calibrated, largest_by_orders(*found), atol=1e-12)
+
+    @given(perfect_batches(max_batches=6))
+    @reproducible
+    def test_for_many_batches_hold_as_well(self, case):
+        found = counts(*case)
+        gap = 1 - ap_by_definition(chain(*case[0]))
+        largest = gap_bound(*found[:2])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decomposability, "MOST_STEPS", 0)
+            assert gap <= tightest_gap_bound(*found) + 1e-12
+            assert largest <= gap_bound(*found[:2]) + 1e-12
+
+    def test_for_many_batches_alike_both_ways_agree(self, monkeypatch):
+        exhaustive = gap_bound([4] * 50, [60] * 50)
+        monkeypatch.setattr(decomposability, "MOST_STEPS", 0)
+        assert_allclose(gap_bound([4] * 50, [60] * 50), exhaustive)
+
+    def test_many_different_batches_take_no_search(self):
+        rng = np.random.default_rng(0)
+        positives, negatives = rng.integers(1, 9, 200), rng.integers(0, 100, 200)
+        found = tightest_gap_bound(positives, negatives, positives // 2, negatives // 3)
+        assert 0 < found < gap_bound(positives, negatives) < 1
+
+    def test_neither_bound_is_always_the_tighter(self):
+        few_high_positives = ([2, 2], [2, 2], [0, 1], [2, 2])
+        assert calibrated_gap_bound(*few_high_positives) > gap_bound(*few_high_positives[:2])
+        assert calibrated_gap_bound([2, 2], [2, 2], [2, 1], [1, 0]) < gap_bound([2, 2], [2, 2])
+
+    def test_one_batch_and_batches_without_negatives_have_no_gap(self):
+        assert gap_bound([3], [7]) == 0
+        assert gap_bound([3, 2], [0, 0]) == 0
+        assert_allclose(gap_bound([0, 1], [3, 0]), 3 / 4)  # negatives of a batch without a positive may all come first
+
+    def test_what_does_not_fit_is_refused(self):
+        with pytest.raises(InputError, match=r"as many of each kind, are needed, found int64 \(2,\), int64 \(1,\)"):
+            gap_bound([1, 2], [1])
+        with pytest.raises(InputError, match=r"whole numbers, .* found float64 \(1,\)"):
+            gap_bound([1.5], [1])
+        with pytest.raises(InputError, match=r"none below 0"):
+            gap_bound([1, -1], [1, 1])
+        with pytest.raises(InputError, match=r"no more high ones than there are"):
+            calibrated_gap_bound([1], [1], [2], [0])
+        with pytest.raises(InputError, match=r"no batch has a positive"):
+            gap_bound([0, 0], [1, 1])
