@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.evaluation.metrics import average_precision
+from sightline.evaluation.protocol import evaluate
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
 
@@ -53,8 +54,8 @@ def decomposability_gap(
     """The mean of a metric inside batches minus its value over the whole set, mean over the queries that have a positive.
 
     The set is cut into class-balanced batches at random; every item ranks the others of every batch that holds a positive
-    of it. 0 where one batch is the whole set; it may be negative. Without ``whole`` the full lists are sorted, N x N scores
-    in blocks.
+    of it. 0 where one batch is the whole set; it may be negative. For metrics other than average precision the full lists
+    are sorted, in blocks of queries, which takes long for many items: give ``whole`` if it is known.
 
     Args:
         vectors: (N, D), of any length; scores are cosines, equal ones count against the query.
@@ -86,12 +87,14 @@ def decomposability_gap(
     n_queries = int((sizes[classes] > 1).sum())
     if not n_queries:
         raise InputError(f"none of the {len(table)} items has a positive: no two labels agree")
-    if whole is None:
-        values, _ = _batch_means(table, classes, [np.arange(len(table))], metric)
-    else:
+    if whole is not None:
         values = np.asarray(whole, np.float64)
         if values.shape != classes.shape:
             raise InputError(f"whole: one value for each of the {len(table)} items is needed, found {values.shape}")
+    elif metric is average_precision and batch_size < len(table):
+        values = evaluate(table, checked).per_query["map"]
+    else:
+        values, _ = _batch_means(table, classes, [np.arange(len(table))], metric)
     gaps, n_counted, n_pairs = [], 0, 0
     for seed in seeds:
         batches = class_balanced_partition(classes, batch_size, per_class, seed)
