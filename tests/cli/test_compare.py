@@ -38,7 +38,7 @@ def test_prints_which_differences_are_real(sightline, files, by):
     assert first.endswith("b is higher")
     assert second.split()[0] == "recall@1"
     assert second.endswith("may be chance")
-    assert how.startswith(f"200 queries; intervals and p over {by};")
+    assert how.startswith(f"200 queries; over {by};")
 
 
 def test_mistakes_are_one_message(sightline, files, tmp_path):

@@ -127,7 +127,7 @@ def test_csv_of_the_means_and_of_every_query(full, tmp_path):
 def test_intervals_in_text_and_markdown_where_asked():
     result = Result({"map": np.linspace(0, 1, 101), "severity@1": np.linspace(0, 2, 101)}, labels=np.arange(101) // 2)
     assert result.as_text(level=0.95) == (
-        "map          50.0  [44.4, 55.6]\nseverity@1   1.00  [0.89, 1.11]\n101 queries; 95 % intervals over queries"
+        "map          50.0 [44.4, 55.6]\nseverity@1   1.00 [0.89, 1.11]\n101 queries; 95 % intervals over queries"
     )
     assert "| 50.0 [44.4, 55.6] | 1.00 [0.89, 1.11] |\n\n101 queries; 95 %" in result.as_markdown(level=0.95)
     assert result.as_text(0.9, by="classes").endswith("90 % intervals over classes")
@@ -196,7 +196,7 @@ class TestCompare:
             "metric         a     b  b - a   95 % interval       p",
             "map         25.0  50.0  +25.0  [+25.0, +25.0]  0.0002  b is higher",
             "severity@1  0.25  0.25  +0.00  [+0.00, +0.00]  1.0000  may be chance",
-            "101 queries; intervals and p over classes; p raised for 2 metrics (Holm)",
+            "101 queries; over classes; each interval by itself, p raised for 2 metrics (Holm)",
         ]
         assert "0.0002  a is higher" in compare(b, a).as_text()
 

@@ -17,7 +17,7 @@ from sightline.files import replaced
 
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
-IN_LEVELS = ("severity", "distance", "hierarchical_distance")  # names that begin so count label levels: no shares
+IN_LEVELS = ("severity", "distance")  # metrics whose names begin so count label levels; the others are shares
 
 
 class Interval(NamedTuple):
@@ -89,10 +89,9 @@ class Result:
             >>> f"{low:.2f} {high:.2f}"
             '0.44 0.56'
         """
-        low, high = bootstrap_interval(choose(self.per_query, name, "metric")[:, None], self.groups(by), level, seed=seed)[
-            :, 0
-        ]
-        return Interval(float(low), float(high))
+        values = choose(self.per_query, name, "metric")[:, None]
+        low, high = bootstrap_interval(values, self.groups(by), level, seed=seed)[:, 0].tolist()
+        return Interval(low, high)
 
     def groups(self, by: Unit) -> NDArray[np.generic] | None:
         """What to resample by: None for queries, the class of each query for classes."""
@@ -105,19 +104,13 @@ class Result:
     def as_text(self, level: float | None = None, by: Unit = "queries") -> str:
         """A table for a terminal, shares in percent, with intervals if a level is given."""
         width = max(map(len, self.per_query))
-        lines = []
-        for name, mean in self.means.items():
-            ends = "" if level is None else f"  [{', '.join(shown(name, end) for end in self.interval(name, level, by))}]"
-            lines.append(f"{name:<{width}}  {shown(name, mean):>5}{ends}")
+        lines = [f"{name:<{width}}  {self._cell(name, level, by, width=5)}" for name in self.per_query]
         return "\n".join([*lines, self._counts(level, by)])
 
     def as_markdown(self, level: float | None = None, by: Unit = "queries") -> str:
         """A Markdown table of one row, shares in percent, with intervals if a level is given."""
-        row = []
-        for name, mean in self.means.items():
-            ends = "" if level is None else f" [{', '.join(shown(name, end) for end in self.interval(name, level, by))}]"
-            row.append(shown(name, mean) + ends)
-        rows = [list(self.per_query), ["---:"] * len(row), row]
+        cells = [self._cell(name, level, by) for name in self.per_query]
+        rows = [list(self.per_query), ["---:"] * len(cells), cells]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows) + f"\n\n{self._counts(level, by)}\n"
 
     def as_csv(self, level: float | None = None, by: Unit = "queries") -> str:
@@ -136,6 +129,12 @@ class Result:
         with replaced(Path(file)) as scratch:
             scratch.write_text(_csv([list(columns), *zip(*columns.values(), strict=True)]), encoding="utf-8")
         return Path(file)
+
+    def _cell(self, name: str, level: float | None, by: Unit, width: int = 0) -> str:
+        mean = f"{shown(name, self[name]):>{width}}"
+        return (
+            mean if level is None else f"{mean} [{', '.join(shown(name, end) for end in self.interval(name, level, by))}]"
+        )
 
     def _counts(self, level: float | None, by: Unit) -> str:
         skipped = f", {self.n_skipped} without a relevant item left out" if self.n_skipped else ""
@@ -225,7 +224,7 @@ class Comparison:
         ]
         counts = sorted({difference.n_queries for difference in self.differences.values()})
         n_queries = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
-        how = f"{n_queries} queries; intervals and p over {self.by}; p raised for {len(rows)} metrics (Holm)"
+        how = f"{n_queries} queries; over {self.by}; each interval by itself, p raised for {len(rows)} metrics (Holm)"
         return "\n".join([*lines, how])
 
 
