@@ -77,10 +77,11 @@ def judgements(labels: Tensor, gallery_labels: Tensor, query_ids: Sequence[str],
     n_rows = max(1, BLOCK_ELEMENTS // max(1, len(gallery_ids)))
     for first, block in zip(range(0, len(labels), n_rows), labels.split(n_rows), strict=False):
         shared = shared_levels(block, gallery_labels)
-        for row, place in shared.nonzero().tolist():
+        rows, places = shared.nonzero(as_tuple=True)
+        for row, place, level in zip(rows.tolist(), places.tolist(), shared[rows, places].tolist(), strict=True):
             query, item = query_ids[first + row], gallery_ids[place]
             if item != query:
-                judged.setdefault(query, {})[item] = int(shared[row, place])
+                judged.setdefault(query, {})[item] = level
     return judged
 
 
