@@ -8,6 +8,7 @@ import pytest
 
 from sightline import Encoder, __version__
 from sightline.cli.main import run
+from sightline.evaluation.protocol import metric_names
 
 
 @pytest.fixture
@@ -50,9 +51,9 @@ def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tm
 
     status, out, _ = sightline("evaluate", table, "-k", 1, "-k", 3, "--json", tmp_path / "result.json")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["recall@1", "recall@3", "map@r", "map", "72"]
+    assert [line.split()[0] for line in out.splitlines()] == [*metric_names([1, 3], n_levels=2), "72"]
     stored = json.loads((tmp_path / "result.json").read_text())
-    assert f"map@r     {100 * stored['metrics']['map@r']:5.1f}" in out
+    assert f"map@r        {100 * stored['metrics']['map@r']:5.1f}" in out
 
     status, _, err = sightline("evaluate", table, "--split", "tset")
     assert (status, "no image in split 'tset'; it has 'train'" in err) == (2, True)

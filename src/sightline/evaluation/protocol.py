@@ -1,90 +1,224 @@
 """Who queries whom, which pairs are left out, and the metrics of the rankings that follow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.embedding.table import EmbeddingTable
-from sightline.errors import InputError
-from sightline.evaluation.metrics import average_precision, map_at_r, recall_at_k
+from sightline.errors import InputError, choose
+from sightline.evaluation.catalogue import metric_names, places, read_name, value
+from sightline.evaluation.graded import Relevance, as_relevance
 from sightline.evaluation.result import Result
-from sightline.ranking.relevance import check_labels, shared_levels
-from sightline.ranking.similarity import check_vectors, score_blocks
+from sightline.evaluation.statistics import Counts, ranked_levels
+from sightline.evaluation.streaming import Lists, Vectors, statistics
+from sightline.ranking.relevance import check_labels
+
+__all__ = ["DEFAULT_KS", "evaluate", "evaluate_table", "metric_names", "rank_lists"]
 
 DEFAULT_KS = (1, 2, 4, 8)
-BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes for each
+NEVER = -1  # the label of an item that is relevant to nothing
+MOST_LEVELS = 127
+Levels = NDArray[np.int8]
+Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
+TIES = {"worst": False, "counting": True}
 
 
 def evaluate(
     vectors: ArrayLike | Tensor,
-    labels: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor | None = None,
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
     ks: Sequence[int] = DEFAULT_KS,
+    *,
+    metrics: Sequence[str] | None = None,
+    judgements: Judgements | None = None,
+    ids: Sequence[object] | None = None,
+    gallery_ids: Sequence[object] | None = None,
+    exclude: ArrayLike | Tensor | None = None,
+    gallery_exclude: ArrayLike | Tensor | None = None,
+    relevance: str | Relevance = "population",
+    gain: str | Relevance = "exponential",
+    ties: Literal["worst", "counting"] = "worst",
 ) -> Result:
     """Rank the gallery for every query by cosine and measure the rankings.
 
     Without a gallery every item queries the others, itself left out by its place. Equal scores count against the query:
-    irrelevant items first. Queries without a relevant item are left out of the means and counted in the result. Works in
-    blocks of queries.
+    lower levels first. Queries without a relevant item are left out of the means and counted in the result. Works in
+    blocks, on a CPU in about the time of the product of queries and gallery; where ``torch.distributed`` has joined several
+    processes, given the same arguments each does a part of the queries and all get the result.
 
     Args:
-        vectors: (Q, D) of the queries, of any length.
-        labels: (Q,) or (Q, L) whole numbers, finest level first; an item is relevant if it shares them all.
+        vectors: (Q, D) of the queries, of any length; an array may be mapped from a file.
+        labels: (Q,) or (Q, L) whole numbers, finest level first: an item's level is how many it shares with the query,
+            from the coarsest on, and it is relevant if it shares them all. -1 is shared by none. Or (Q, C) bool, a set of
+            labels for each: the level is how many are in both sets, and one makes it relevant.
         gallery: (G, D) items to rank instead.
-        gallery_labels: (G,) or (G, L), given exactly when ``gallery`` is.
+        gallery_labels: like ``labels``, given exactly when ``gallery`` is; -1 for items that are never relevant.
         ks: places for ``recall@k``.
+        metrics: names of those wanted; None for :func:`metric_names`.
+        judgements: instead of labels, (Q, G) worth of each item for each query, bool, whole or real; 0 is irrelevant, below
+            0 in no list. Or a function that gives the rows of some queries.
+        ids: of the queries; a gallery item of the same id is the query itself and left out.
+        gallery_ids: given exactly when ``ids`` is and there is a gallery.
+        exclude: (Q,) group of each query: items of the same group are in no list of it. -1 is no group.
+        gallery_exclude: (G,), given exactly when ``exclude`` is and there is a gallery.
+        relevance: worth of each level for ``h_ap``.
+        gain: worth of each level for ``ndcg``.
+        ties: ``worst``, or ``counting``: in ``map``, ``h_ap`` and ``ndcg`` items of equal score all take the last place.
 
     Returns:
-        ``recall@k`` for each k, ``map@r`` and ``map``.
+        ``recall@k`` for each k, ``map@r`` and ``map`` of the finest level; with several, also ``map_label_1`` and so on,
+        ``h_ap``, ``ndcg``, ``asi`` and ``severity@1``.
 
     Example:
         >>> result = evaluate([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], [0, 0, 1])
         >>> result["recall@1"], result.n_skipped
         (1.0, 1)
     """
-    if (gallery is None) != (gallery_labels is None):
+    if (gallery is None) != (gallery_labels is None) and judgements is None:
         raise InputError("gallery and gallery_labels go together: one was given without the other")
-    queries, query_labels = _checked(vectors, labels, "vectors", "labels")
-    if gallery is None or gallery_labels is None:
-        return _evaluate(queries, query_labels, queries, query_labels, torch.arange(len(queries)), ks)
-    items, item_labels = _checked(gallery, gallery_labels, "gallery", "gallery_labels")
-    return _evaluate(queries, query_labels, items, item_labels, torch.full((len(queries),), -1), ks)
+    if (labels is None) == (judgements is None):
+        raise InputError("either labels or judgements are needed, not both")
+    queries = Vectors(_as_table(vectors, "vectors"), "vectors")
+    items = queries if gallery is None else Vectors(_as_table(gallery, "gallery"), "gallery")
+    own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
+    groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
+    if judgements is not None:
+        return _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
+    label_table = _as_table(labels, "labels")
+    item_table = label_table if gallery is None else _as_table(gallery_labels, "gallery_labels")
+    if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
+        shared = _shared_sets(label_table, item_table, len(queries), len(items))
+        return _of_judgements(queries, items, shared, own, groups, ks, metrics, relevance, gain, ties)
+    tables = _label_tables(label_table, item_table, len(queries), len(items))
+    result = _measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
+    return Result(result.per_query, None if ids is None else [str(name) for name in ids], tables[0][:, 0])
 
 
-def _evaluate(
-    queries: Tensor, query_labels: Tensor, items: Tensor, item_labels: Tensor, own: Tensor, ks: Sequence[int]
+def _of_judgements(
+    queries: Vectors,
+    items: Vectors,
+    judgements: Judgements,
+    own: Counts,
+    groups: tuple[Counts, Counts] | None,
+    ks: Sequence[int],
+    metrics: Sequence[str] | None,
+    relevance: str | Relevance,
+    gain: str | Relevance,
+    ties: str,
 ) -> Result:
-    if queries.shape[1] != items.shape[1]:
-        raise InputError(f"vectors have {queries.shape[1]} dimensions, the gallery {items.shape[1]}")
+    rows, values, are_levels = _judged(judgements, len(queries), len(items))
+    lists = by_levels(queries, items, rows, len(values), own, groups)
+    worth = None if are_levels else Relevance(values=values)
+    wanted = metrics
+    if wanted is None:
+        wanted = metric_names(ks) if len(values) == 1 else [*metric_names(ks), "h_ap", "ndcg", "asi"]
+    return _measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1)
+
+
+def _measured(
+    lists: Lists,
+    ks: Sequence[int],
+    metrics: Sequence[str] | None,
+    relevance: str | Relevance,
+    gain: str | Relevance,
+    ties: str,
+    relevant: int | None = None,
+) -> Result:
+    if lists.queries.dim != lists.gallery.dim:
+        raise InputError(f"vectors have {lists.queries.dim} dimensions, the gallery {lists.gallery.dim}")
     if not ks or min(ks) < 1:
         raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
-    ks, own = list(dict.fromkeys(ks)), own.to(queries.device)
-    values: dict[str, list[Tensor]] = {name: [] for name in metric_names(ks)}
-    for rows, scores in score_blocks(queries, items, BLOCK_ELEMENTS):
-        relevant = shared_levels(query_labels[rows], item_labels) == query_labels.shape[1]
-        ranked, n_relevant = rank_lists(scores, relevant, own[rows])
-        for k in ks:
-            values[f"recall@{k}"].append(recall_at_k(ranked, n_relevant, k))
-        values["map@r"].append(map_at_r(ranked, n_relevant))
-        values["map"].append(average_precision(ranked, n_relevant))
-    per_query = {name: torch.cat(parts).cpu().numpy() for name, parts in values.items() if parts}
-    if not per_query or np.isnan(per_query["map"]).all():
-        raise InputError(f"none of the {len(queries)} queries has a relevant item: no two labels agree")
-    return Result(per_query)
+    names = list(dict.fromkeys(metric_names(ks, lists.n_levels) if metrics is None else metrics))
+    relevant = relevant or lists.n_levels
+    asked = [read_name(name, relevant) for name in names]
+    worth, gains = as_relevance(relevance), as_relevance(gain)
+    stats = statistics(lists, places(asked), choose(TIES, ties, "tie rule"))
+    if not stats.counts[:, relevant - 1 :].any():
+        raise InputError(f"none of the {len(lists.queries)} queries has a relevant item: no two labels agree")
+    return Result({name: value(one, stats, worth, gains, relevant) for name, one in zip(names, asked, strict=True)})
 
 
-def metric_names(ks: Sequence[int] = DEFAULT_KS) -> list[str]:
-    """The metrics :func:`evaluate` gives for these places.
+def by_labels(
+    queries: Vectors,
+    items: Vectors,
+    labels: Counts,
+    item_labels: Counts,
+    own: Counts,
+    groups: tuple[Counts, Counts] | None = None,
+) -> Lists:
+    """Lists whose items are relevant by their path of labels: sorted by it, those of a level are side by side."""
+    n_queries, n_levels = labels.shape
+    code = np.zeros(n_queries + len(item_labels), np.int64)
+    never = np.zeros(n_queries, bool)
+    codes = np.empty((len(code), n_levels), np.int64)
+    for level, column in enumerate(np.concatenate([labels, item_labels]).T[::-1]):
+        numbers = np.unique(column, return_inverse=True)[1]
+        code = np.unique(code * (numbers.max(initial=0) + 1) + numbers, return_inverse=True)[1]
+        codes[:, level] = code
+    query_order, item_order = code[:n_queries].argsort(kind="stable"), code[n_queries:].argsort(kind="stable")
+    begin, end = np.empty((n_queries, n_levels), np.int64), np.empty((n_queries, n_levels), np.int64)
+    for level in range(n_levels):
+        never |= labels[query_order, n_levels - 1 - level] == NEVER
+        known, wanted = codes[n_queries:, level][item_order], codes[:n_queries, level][query_order]
+        begin[:, level], end[:, level] = np.searchsorted(known, wanted), np.searchsorted(known, wanted, side="right")
+        end[never, level] = begin[never, level]
+    column = np.empty(len(items), np.int64)
+    column[item_order] = np.arange(len(items))
+    own = np.where(own >= 0, column[own], -1) if len(items) else own
+    by_group, group_start, group_stop = _group_columns(groups, n_queries, len(items))
+    if groups is not None:
+        left_out = (own >= 0) & (groups[0] == groups[1][item_order[own]]) & (groups[0] != NEVER)
+        own = np.where(left_out, -1, own)
+    return Lists(
+        queries,
+        items,
+        n_levels,
+        query_order,
+        item_order,
+        begin,
+        end,
+        own[query_order],
+        column[by_group],
+        group_start[query_order],
+        group_stop[query_order],
+    )
 
-    Example:
-        >>> metric_names([1, 10])
-        ['recall@1', 'recall@10', 'map@r', 'map']
-    """
-    return [*(f"recall@{k}" for k in ks), "map@r", "map"]
+
+def _group_columns(groups: tuple[Counts, Counts] | None, n_queries: int, n_items: int) -> tuple[Counts, Counts, Counts]:
+    if groups is None:
+        nothing = np.zeros(n_queries, np.int64)
+        return np.zeros(0, np.int64), nothing, nothing
+    order = groups[1].argsort(kind="stable")
+    start, stop = (np.searchsorted(groups[1][order], groups[0], side=side) for side in ("left", "right"))
+    return order, start, np.where(groups[0] == NEVER, start, stop)
+
+
+def by_levels(
+    queries: Vectors,
+    items: Vectors,
+    rows: Callable[[Counts], Levels],
+    n_levels: int,
+    own: Counts,
+    groups: tuple[Counts, Counts] | None = None,
+) -> Lists:
+    """Lists whose items have the levels that ``rows`` gives for some queries, (B, G)."""
+
+    def levels(numbers: Counts) -> Levels:
+        found = np.array(rows(numbers))
+        found[np.flatnonzero(own[numbers] >= 0), own[numbers][own[numbers] >= 0]] = -1
+        if groups is not None:
+            found[(groups[0][numbers, None] == groups[1]) & (groups[0][numbers, None] != NEVER)] = -1
+        return found
+
+    nothing, empty = np.zeros(len(queries), np.int64), np.zeros((len(queries), n_levels), np.int64)
+    orders = np.arange(len(queries)), np.arange(len(items))
+    none = np.full(len(queries), -1)
+    return Lists(queries, items, n_levels, *orders, empty, empty, none, nothing[:0], nothing, nothing, levels)
 
 
 def rank_lists(scores: Tensor, relevant: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,43 +237,181 @@ def rank_lists(scores: Tensor, relevant: Tensor, own: Tensor) -> tuple[Tensor, T
         >>> rank_lists(scores, relevant, own=torch.tensor([-1]))
         (tensor([[False, False,  True]]), tensor([1]))
     """
-    # An irrelevant item after all others changes no metric.
     itself = torch.arange(scores.shape[1], device=scores.device) == own[:, None]
-    scores, relevant = scores.masked_fill(itself, -torch.inf), relevant & ~itself
-    irrelevant_first = relevant.byte().argsort(dim=1, stable=True)
-    order = scores.gather(1, irrelevant_first).argsort(dim=1, descending=True, stable=True)
-    return relevant.gather(1, irrelevant_first.gather(1, order)), relevant.sum(1)
+    ranked = ranked_levels(scores, relevant.to(torch.int8).masked_fill(itself, -1)) > 0
+    return ranked, ranked.sum(1)
 
 
-def evaluate_table(table: EmbeddingTable, ks: Sequence[int] = DEFAULT_KS) -> Result:
-    """:func:`evaluate` on an embedding table.
+def evaluate_table(
+    table: EmbeddingTable,
+    ks: Sequence[int] = DEFAULT_KS,
+    gallery: EmbeddingTable | None = None,
+    metrics: Sequence[str] | None = None,
+) -> Result:
+    """:func:`evaluate` on an embedding table, or on one that queries another.
 
-    Where it says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries rank
-    the gallery, an image that is both never itself; otherwise every image queries the others.
+    Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
+    rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list.
     """
-    if not table.manifest.n_levels:
-        raise InputError(f"{table.manifest.source}: its images have no labels to evaluate by")
-    vectors, labels = _checked(table.vectors, table.manifest.labels(), str(table.manifest.source), "labels")
+    if gallery is not None and gallery.fingerprint != table.fingerprint:
+        raise InputError(
+            f"{table.manifest.source} and {gallery.manifest.source}: vectors of two different encoders, "
+            f"{table.fingerprint} and {gallery.fingerprint}, cannot be compared"
+        )
+    other = gallery or table
+    for one in (table, other):
+        if not one.manifest.n_levels:
+            raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
+    is_query, is_gallery = _role(table, "is_query"), _role(other, "is_gallery")
+    queries = Vectors(table.vectors, str(table.manifest.source))
+    items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
+    labels, item_labels = _table_labels(table, gallery)
+    ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
+    sides = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
+    lists = by_labels(*sides, labels[is_query], item_labels[is_gallery], _places(ids, item_ids))
+    result = _measured(lists, ks, metrics, "population", "exponential", "worst")
+    return Result(result.per_query, ids.tolist(), labels[is_query][:, 0], table.fingerprint)
+
+
+def _role(table: EmbeddingTable, role: str) -> NDArray[np.bool_]:
     rows = table.manifest.table
-    is_query, is_gallery = (
-        rows[role].fill_null(False).to_numpy() if role in rows.columns and rows[role].count() else np.ones(len(rows), bool)
-        for role in ("is_query", "is_gallery")
-    )
-    place = np.where(is_gallery, is_gallery.cumsum() - 1, -1)
-    sides = (vectors[is_query], labels[is_query], vectors[is_gallery], labels[is_gallery])
-    return _evaluate(*sides, torch.from_numpy(place[is_query]), ks)
+    told = role in rows.columns and rows[role].count()
+    return rows[role].fill_null(False).to_numpy() if told else np.ones(len(rows), bool)
 
 
-def _checked(vectors: ArrayLike | Tensor, labels: ArrayLike | Tensor, name: str, label_name: str) -> tuple[Tensor, Tensor]:
-    table = _as_tensor(vectors, name)
-    check_vectors(table, name)
-    return table, check_labels(_as_tensor(labels, label_name).to(table.device), len(table), label_name)
+def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
+    """The labels of both, numbered alike."""
+    if gallery is None:
+        return (table.manifest.labels(),) * 2
+    if table.manifest.n_levels != gallery.manifest.n_levels:
+        raise InputError(f"labels of {table.manifest.n_levels} and {gallery.manifest.n_levels} levels cannot be compared")
+    columns = [f"label_{level}" for level in range(table.manifest.n_levels)]
+    both = [[*table.manifest.table[name], *gallery.manifest.table[name]] for name in columns]
+    numbers = np.stack([np.unique(np.array(names, str), return_inverse=True)[1] for names in both], 1)
+    return numbers[: len(table)], numbers[len(table) :]
 
 
-def _as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+def _own(
+    n_queries: int, n_items: int, among_themselves: bool, ids: Sequence[object] | None, gallery_ids: Sequence[object] | None
+) -> Counts:
+    """(Q,) where each query is in the gallery; -1: nowhere."""
+    if among_themselves:
+        if gallery_ids is not None:
+            raise InputError("gallery_ids were given without a gallery")
+        return np.arange(n_queries)
+    if (ids is None) != (gallery_ids is None):
+        raise InputError("ids and gallery_ids go together: one was given without the other")
+    if ids is None or gallery_ids is None:
+        return np.full(n_queries, -1)
+    for name, given, n in (("ids", ids, n_queries), ("gallery_ids", gallery_ids, n_items)):
+        if len(given) != n:
+            raise InputError(f"{name}: {n} are needed, found {len(given)}")
+    return _places(np.array(list(map(str, ids))), np.array(list(map(str, gallery_ids))))
+
+
+def _places(ids: NDArray[np.str_], gallery_ids: NDArray[np.str_]) -> Counts:
+    place = {name: column for column, name in enumerate(gallery_ids.tolist())}
+    if len(place) < len(gallery_ids):
+        raise InputError(f"gallery_ids: {len(gallery_ids) - len(place)} of {len(gallery_ids)} are there twice")
+    return np.array([place.get(name, -1) for name in ids.tolist()], np.int64)
+
+
+def _groups(
+    n_queries: int,
+    n_items: int,
+    among_themselves: bool,
+    exclude: ArrayLike | Tensor | None,
+    gallery_exclude: ArrayLike | Tensor | None,
+) -> tuple[Counts, Counts] | None:
+    if (exclude is None) != (gallery_exclude is None) and not (among_themselves and gallery_exclude is None):
+        raise InputError("exclude and gallery_exclude go together, with a gallery: one was given without the other")
+    if exclude is None:
+        return None
+    groups = _whole(_as_table(exclude, "exclude"), n_queries, "exclude")[:, 0]
+    if gallery_exclude is None:
+        return groups, groups
+    return groups, _whole(_as_table(gallery_exclude, "gallery_exclude"), n_items, "gallery_exclude")[:, 0]
+
+
+def _label_tables(
+    labels: Tensor | NDArray[np.generic], item_labels: Tensor | NDArray[np.generic], n_queries: int, n_items: int
+) -> tuple[Counts, Counts]:
+    tables = _whole(labels, n_queries, "labels"), _whole(item_labels, n_items, "gallery_labels")
+    if tables[0].shape[1] != tables[1].shape[1]:
+        raise InputError(f"labels of {tables[0].shape[1]} and {tables[1].shape[1]} levels cannot be compared")
+    return tables
+
+
+def _whole(table: Tensor | NDArray[np.generic], n_items: int, name: str) -> Counts:
+    found: Counts = check_labels(torch.as_tensor(np.array(_numpy(table))), n_items, name).numpy()
+    return found
+
+
+def _shared_sets(
+    sets: Tensor | NDArray[np.generic], item_sets: Tensor | NDArray[np.generic], n_queries: int, n_items: int
+) -> Callable[[Counts], NDArray[np.float32]]:
+    """How many labels each query shares with each item."""
+    sides = []
+    for name, table, n in (("labels", sets, n_queries), ("gallery_labels", item_sets, n_items)):
+        if table.dtype not in (bool, torch.bool) or tuple(table.shape) != (n, sets.shape[1]):
+            found = f"{table.dtype} {tuple(table.shape)}"
+            raise InputError(f"{name}: ({n}, {sets.shape[1]}) bool is needed, found {found}")
+        sides.append(_numpy(table).astype(np.float32))
+    return lambda rows: np.minimum(sides[0][rows] @ sides[1].T, MOST_LEVELS).astype(np.int8)
+
+
+def _judged(
+    judgements: Judgements, n_queries: int, n_items: int
+) -> tuple[Callable[[Counts], Levels], tuple[float, ...], bool]:
+    """What gives the levels of some queries, the worth of each level, and whether that is the level itself."""
+    if callable(judgements):
+        source = judgements
+    else:
+        table = _as_table(judgements, "judgements")
+        if tuple(table.shape) != (n_queries, n_items):
+            raise InputError(f"judgements: ({n_queries}, {n_items}) is needed, found {tuple(table.shape)}")
+        source = table.__getitem__
+    known: set[float] = set()
+    are_levels = True
+    for first in range(0, n_queries, 128):  # one pass for the values that there are
+        rows = _judged_rows(source, np.arange(first, min(first + 128, n_queries)), n_items)
+        known.update(np.unique(rows[rows > 0]).tolist())
+        are_levels &= rows.dtype.kind in "biu"
+        if len(known) > MOST_LEVELS:
+            raise InputError(f"judgements: more than {MOST_LEVELS} different values above 0")
+    if are_levels:
+        known = set(range(1, int(max(known, default=1)) + 1))
+        if len(known) > MOST_LEVELS:
+            raise InputError(f"judgements: levels up to {MOST_LEVELS} are possible, found {len(known)}")
+    values = np.array(sorted(known))
+
+    def levels(rows: Counts) -> Levels:
+        found = _judged_rows(source, rows, n_items)
+        return np.where(found < 0, -1, np.searchsorted(values, found, side="right")).astype(np.int8)
+
+    return levels, tuple(values.tolist()) or (1.0,), are_levels
+
+
+def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
+    found = _numpy(_as_table(source(rows), "judgements"))
+    if found.shape != (len(rows), n_items):
+        raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise InputError(f"judgements: NaN in the rows of queries {rows[0]} to {rows[-1]}")
+    return found
+
+
+def _numpy(table: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
+    return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
+
+
+def _as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
     if isinstance(values, Tensor):
         return values
-    try:  # torch has no read-only tensors and none that run backwards: such arrays are copied
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
-    except (TypeError, ValueError) as error:
+    try:
+        table = np.asanyarray(values)
+    except ValueError as error:
         raise InputError(f"{name}: not a table of numbers: {error}") from error
+    if table.dtype.kind not in "biuf":
+        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
+    return table

@@ -1,0 +1,440 @@
+"""Places of the relevant items in every query's list, without sorting the rest; compiled.
+
+No metric needs the order of the irrelevant items among themselves, only how many of them precede each relevant one. So the
+relevant items of a row are sorted, and each irrelevant item is counted into the gap between two of them that it falls in.
+Both steps go through buckets, ``bucket(score)``, which never decrease as the score falls: items of different buckets are in
+order, and inside one their scores are compared. A bucket that holds many gets buckets of its own. Buckets can thus cost
+time, never exactness.
+
+A row's scores are finite; minus infinity marks an item that is in no list. Functions work on a tile: some queries against
+the columns from ``first`` on. Each row of the state belongs to one query:
+
+* ``n_found``: relevant items gathered; ``found``, ``level``: their scores and levels less 1, after sorting the best first,
+  of equal scores the lower level; ``found`` ends in minus infinity;
+* ``gap``: irrelevant items that precede item i but not item i - 1;
+* ``start``: the first item of each bucket, or ``-1 - child`` where it has buckets of its own; ``scale``: center, factor,
+  limit and 1, which make a score a bucket number, of the row and then of each child; ``span``: [0] how many children,
+  then where the buckets of each begin in ``start``.
+"""
+
+import numpy as np
+from numba import njit
+
+FEW = 24  # up to so many relevant items, counting for each of them is cheaper than buckets
+SMALL_BUCKET = 32
+MOST_BUCKETS = 1 << 16
+LARGEST_FACTOR = 1e30  # beyond it an overflow would break the order
+CHUNK = 1024
+
+
+def state_widths(n_most):
+    """Entries a query with so many relevant items needs in ``start``, and children at most."""
+    n_children = n_most // SMALL_BUCKET + 1
+    return min(MOST_BUCKETS, 6 * n_most + 256) + 3 + 2 * n_most + 3 * n_children, n_children
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def leave_out(tile, first, own, by_group, group_start, group_stop):
+    """Mark the query itself (column ``own``, -1: none) and ``by_group[group_start:group_stop]`` as in no list."""
+    width = tile.shape[1]
+    for q in range(len(own)):
+        if first <= own[q] < first + width:
+            tile[q, own[q] - first] = -np.inf
+        for g in range(group_start[q], group_stop[q]):
+            if first <= by_group[g] < first + width:
+                tile[q, by_group[g] - first] = -np.inf
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def gather_intervals(tile, first, begin, end, n_found, found, level):
+    """Append the relevant items: those of level l + 1 and above are the columns from ``begin[q, l]`` to ``end[q, l]``."""
+    n_levels = begin.shape[1]
+    last = first + tile.shape[1]
+    for q in range(len(begin)):
+        n = n_found[q]
+        for j in range(max(first, begin[q, 0]), min(last, end[q, 0])):
+            x = tile[q, j - first]
+            if x > -np.inf:
+                shared = 1
+                while shared < n_levels and begin[q, shared] <= j < end[q, shared]:
+                    shared += 1
+                found[q, n] = x
+                level[q, n] = shared - 1
+                n += 1
+        n_found[q] = n
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def gather_levels(tile, levels, n_found, found, level):
+    """Append the items whose level is above 0; then mark all but those of level 0 as in no list: they are not counted."""
+    for q in range(len(levels)):
+        n = n_found[q]
+        for j in range(levels.shape[1]):
+            if levels[q, j] != 0:
+                if levels[q, j] > 0 and tile[q, j] > -np.inf:
+                    found[q, n] = tile[q, j]
+                    level[q, n] = levels[q, j] - 1
+                    n += 1
+                tile[q, j] = -np.inf
+        n_found[q] = n
+
+
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def _precedes(x, level_x, y, level_y):
+    return x > y or (x == y and level_x < level_y)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _sink(found, level, first, root, n):
+    while 2 * root + 1 < n:
+        child = 2 * root + 1
+        if child + 1 < n and _precedes(
+            found[first + child], level[first + child], found[first + child + 1], level[first + child + 1]
+        ):
+            child += 1
+        if not _precedes(found[first + root], level[first + root], found[first + child], level[first + child]):
+            return
+        found[first + root], found[first + child] = found[first + child], found[first + root]
+        level[first + root], level[first + child] = level[first + child], level[first + root]
+        root = child
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _heap_sort(found, level, first, last):
+    """Sort a range in place; no order of the items can make it slow."""
+    n = last - first
+    for root in range(n // 2 - 1, -1, -1):
+        _sink(found, level, first, root, n)
+    for size in range(n - 1, 0, -1):
+        found[first], found[first + size] = found[first + size], found[first]
+        level[first], level[first + size] = level[first + size], level[first]
+        _sink(found, level, first, 0, size)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def _bucket(x, center, factor, limit, one):
+    """From 0, above the range, to limit + 1, below it; never falls with x. One and the same expression for all items."""
+    t = (center - x) * factor
+    t = t if t < limit else limit  # minus infinity, even times 0, comes last
+    t = t if t > -one else -one
+    return np.int32(t + one)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})
+def _choose_scale(found, first, last, n_most, scale):
+    """Buckets for a range of items: a power of two, over the mean and three deviations, inside the extremes."""
+    low = high = found[first]
+    total = squares = 0.0
+    for i in range(first, last):
+        low, high = min(low, found[i]), max(high, found[i])
+        total += found[i]
+    mean = total / (last - first)
+    for i in range(first, last):
+        squares += (found[i] - mean) ** 2
+    reach = 3 * np.sqrt(squares / (last - first))
+    n_buckets = 2
+    while 2 * n_buckets <= n_most:
+        n_buckets *= 2
+    scale[0] = min(np.float64(high), mean + reach)
+    width = np.float64(scale[0]) - max(np.float64(low), mean - reach)
+    scale[1] = n_buckets / width if width > 0 and n_buckets / width < LARGEST_FACTOR else 0.0
+    scale[2] = n_buckets
+    scale[3] = 1.0
+    return n_buckets
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _distribute(found, level, first, last, scale, start, spare, spare_level, buckets):
+    """Put a range of items in the order of their buckets, start[b] the first item of bucket b; the size of the fullest."""
+    center, factor, limit, one = scale[0], scale[1], scale[2], scale[3]
+    start[:] = 0
+    for i in range(first, last):
+        spare[i], spare_level[i] = found[i], level[i]
+    for i in range(first, last):
+        buckets[i] = _bucket(found[i], center, factor, limit, one)
+    for i in range(first, last):
+        start[buckets[i]] += 1
+    total, most = first, 0
+    for b in range(len(start)):
+        most = max(most, start[b])
+        total += start[b]
+        start[b] = total
+    for i in range(first, last):
+        place = start[buckets[i]] - 1
+        found[place], level[place] = spare[i], spare_level[i]
+        start[buckets[i]] = place
+    return most
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _insert(found, level, first, last):
+    """Sort a range whose items are near their places, in place."""
+    for i in range(first + 1, last):
+        x, m, j = found[i], level[i], i
+        while j > first and _precedes(x, m, found[j - 1], level[j - 1]):
+            found[j], level[j] = found[j - 1], level[j - 1]
+            j -= 1
+        found[j], level[j] = x, m
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buckets):
+    """Sort each query's relevant items, and keep the buckets for :func:`count_tile`."""
+    for q in range(len(n_found)):
+        n = n_found[q]
+        found[q, n] = -np.inf
+        span[q, 0] = 0  # children
+        if n > FEW:
+            n_buckets = _choose_scale(found[q], 0, n, min(MOST_BUCKETS, max(256, 6 * n)), scale[q, 0])
+            used = n_buckets + 3
+            most = _distribute(found[q], level[q], 0, n, scale[q, 0], start[q, :used], spare, spare_level, buckets)
+            if most > SMALL_BUCKET:
+                _divide(n, n_buckets, found[q], level[q], start[q], scale[q], span[q], spare, spare_level, buckets)
+        _insert(found[q], level[q], 0, n)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _divide(n, n_buckets, found, level, start, scale, span, spare, spare_level, buckets):
+    """Give each full bucket buckets of its own; a full one among those is sorted."""
+    used, n_children, stop = n_buckets + 3, 0, n
+    for b in range(n_buckets + 1, -1, -1):
+        begin = start[b]
+        if stop - begin > SMALL_BUCKET:
+            n_children += 1
+            n_parts = _choose_scale(found, begin, stop, 2 * (stop - begin), scale[n_children])
+            parts = start[used : used + n_parts + 3]
+            most = _distribute(found, level, begin, stop, scale[n_children], parts, spare, spare_level, buckets)
+            for part in range(n_parts + 2 if most > SMALL_BUCKET else 0):
+                if parts[part + 1] - parts[part] > SMALL_BUCKET:
+                    _heap_sort(found, level, parts[part], parts[part + 1])
+            span[n_children] = used
+            used += n_parts + 3
+            start[b] = -1 - n_children
+        stop = begin
+    span[0] = n_children
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
+def _count_at_least(row, value, one, nothing):
+    """How many reach the value, a vector at a time; in chunks, for the sum of a float32 is whole up to 16 million only."""
+    total = 0
+    for first in range(0, len(row), CHUNK * CHUNK):
+        count = nothing
+        for j in range(first, min(len(row), first + CHUNK * CHUNK)):
+            count += one if row[j] >= value else nothing
+        total += int(count)
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _count_few(row, found, n, gap, scale):
+    before = 0
+    for i in range(n):
+        total = before
+        if i == 0 or found[i] != found[i - 1]:
+            total = _count_at_least(row, found[i], scale[3], scale[2])
+            gap[i] += total - before
+            before = total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _search(x, found, i, last):
+    """The first item from i on that is not above x: steps that double, then halves."""
+    step = 1
+    while i + step < last and found[i + step] > x:
+        i += step
+        step *= 2
+    after = min(i + step, last)
+    while i < after:
+        middle = (i + after) // 2
+        if found[middle] > x:
+            i = middle + 1
+        else:
+            after = middle
+    return i
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _count_many(row, found, n_found, gap, start, scale, span, shares, crowd, buckets, waiting):
+    """Items of a bucket that no relevant item shares are counted as one crowd; only the others are compared."""
+    center, factor, limit, one = scale[0, 0], scale[0, 1], scale[0, 2], scale[0, 3]
+    lowest, beyond = found[n_found - 1], np.int32(limit) + np.int32(2)
+    for first in range(0, len(row), CHUNK):
+        part = row[first : first + CHUNK]
+        for j in range(len(part)):
+            b = _bucket(part[j], center, factor, limit, one)
+            buckets[j] = b if part[j] >= lowest else beyond
+        n_waiting = 0
+        for j in range(len(part)):
+            b = np.uint32(buckets[j])
+            crowd[b] += 1
+            waiting[n_waiting] = j
+            n_waiting += shares[b]
+        for w in range(n_waiting):
+            j = waiting[w]
+            x, i = part[j], np.int64(start[buckets[j]])
+            if i < 0:
+                h = -1 - i
+                i = np.int64(start[span[h] + _bucket(x, scale[h, 0], scale[h, 1], scale[h, 2], scale[h, 3])])
+            i += found[i] > x
+            i += found[i] > x
+            if found[i] > x:
+                i = _search(x, found, i, n_found)
+            gap[i] += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _note_shared(n_buckets, start, shares, crowd):
+    """shares[b]: 1 where bucket b holds relevant items."""
+    for b in range(n_buckets + 2):
+        crowd[b] = 0
+        shares[b] = start[b] != start[b + 1]  # also before a child, where comparing is not needed but does no harm
+    crowd[n_buckets + 2] = shares[n_buckets + 2] = 0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_crowds(n_buckets, found, n_found, gap, scale, shares, crowd):
+    """Each relevant item is preceded by the crowds of all buckets before its own."""
+    total = 0
+    for b in range(n_buckets + 2):
+        count = crowd[b] if shares[b] == 0 else 0
+        crowd[b] = total
+        total += count
+    before = 0
+    for i in range(n_found):
+        total = crowd[_bucket(found[i], scale[0], scale[1], scale[2], scale[3])]
+        gap[i] += total - before
+        before = total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span, shares, crowd, buckets, waiting):
+    """Count the irrelevant items, those outside ``begin[q]`` to ``end[q]``, into the gaps between the relevant ones."""
+    width = tile.shape[1]
+    for q in range(len(n_found)):
+        left = min(max(begin[q] - first, 0), width)
+        right = min(max(end[q] - first, left), width)
+        n = n_found[q]
+        if n > FEW:
+            n_buckets = np.int64(scale[q, 0, 2])
+            _note_shared(n_buckets, start[q], shares, crowd)
+            for part in (tile[q, :left], tile[q, right:]):
+                _count_many(part, found[q], n, gap[q], start[q], scale[q], span[q], shares, crowd, buckets, waiting)
+            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], shares, crowd)
+        elif n > 0:
+            scale[q, 0, 2], scale[q, 0, 3] = 0.0, 1.0
+            for part in (tile[q, :left], tile[q, right:]):
+                _count_few(part, found[q], n, gap[q], scale[q, 0])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, first_place, at_ks, counts):
+    """The statistics of each query from its relevant items and gaps: :class:`~sightline.evaluation.statistics.Statistics`.
+
+    ``tables`` (2, G + 1): at [r], 1 / log2(1 + r) and the sum of 1 / i up to r. ``table`` (Q, L + 5, L): rows 0 to L - 1
+    are ``precision``, then ``discount``, ``precision_at_r``, ``set_precision``, ``found_at_r`` and ``asi`` by level.
+    ``gap`` becomes the places.
+    """
+    n_levels = table.shape[2]
+    discount, harmonic = tables[0], tables[1]
+    seen = np.zeros(n_levels, np.int64)  # of this very level
+    above = np.zeros(n_levels, np.int64)  # of this level and finer
+    n_above = np.zeros(n_levels + 1, np.int64)
+    running = np.zeros(n_levels)
+    for q in range(len(n_found)):
+        n, k, before = n_found[q], 0, 0
+        seen[:], above[:], running[:] = 0, 0, 0.0
+        sums, levels, places, firsts = table[q], level[q], gap[q], first_place[q]
+        for i in range(n):
+            counts[q, levels[i]] += 1
+        for m in range(n_levels - 1, -1, -1):
+            n_above[m] = n_above[m + 1] + counts[q, m]
+        for i in range(n):
+            before += places[i]
+            r = i + 1 + before
+            places[i] = r
+            a = levels[i]
+            share = 1.0 / r
+            while k < len(ks) and ks[k] < r:
+                at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
+                k += 1
+            seen[a] += 1
+            if k < len(ks) or r <= n:
+                for m in range(a + 1):
+                    above[m] += 1
+                    running[m] += above[m] * share
+                    if r <= n_above[m]:
+                        sums[n_levels + 1, m] += above[m] * share
+                        sums[n_levels + 2, m] += harmonic[n_above[m]] - harmonic[r - 1]
+                        sums[n_levels + 3, m] += 1
+                # The ideal list holds so many of its level from this place on.
+                ideal = max(r, n_above[a + 1] + seen[a])
+                if ideal <= n:
+                    sums[n_levels + 4, a] += harmonic[n] - harmonic[ideal - 1]
+            for m in range(n_levels):
+                sums[a, m] += seen[m] * share
+            sums[n_levels, a] += discount[r]
+            if firsts[a] == 0:
+                firsts[a] = r
+        while k < len(ks):
+            at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
+            k += 1
+        if by_counting:
+            _count_ties(n, found[q], levels, places, discount, sums)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _count_ties(n, found, level, place, discount, table):
+    """``precision`` and ``discount`` again, each item of a tie at the place of its last and with all of them seen."""
+    n_levels = table.shape[1]
+    table[: n_levels + 1] = 0.0
+    seen = np.zeros(n_levels, np.int64)
+    start = 0
+    while start < n:
+        stop = start
+        while stop < n and found[stop] == found[start]:
+            seen[level[stop]] += 1
+            stop += 1
+        r = place[stop - 1]
+        for i in range(start, stop):
+            a = level[i]
+            table[n_levels, a] += discount[r]
+            for m in range(n_levels):
+                table[a, m] += seen[m] / r
+        start = stop
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def rank_tile(
+    tile, levels, begin, end, n_found, found, level, gap, start, scale, span, spare, spare_level, shares, crowd, buckets,
+    waiting, tables, ks, by_counting, table, first_place, at_ks, counts,
+):  # fmt: skip
+    """All steps for a tile of whole rows, query by query: one row of state, which stays in the cache, serves all."""
+    for q in range(len(begin)):
+        n_found[0] = 0
+        one = slice(q, q + 1)
+        if len(levels) > 0:
+            gather_levels(tile[one], levels[one], n_found, found, level)
+        else:
+            gather_intervals(tile[one], 0, begin[one], end[one], n_found, found, level)
+        gap[0, : n_found[0] + 1] = 0
+        sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buckets)
+        count_tile(
+            tile[one],
+            0,
+            begin[one, 0],
+            end[one, 0],
+            n_found,
+            found,
+            gap,
+            start,
+            scale,
+            span,
+            shares,
+            crowd,
+            buckets,
+            waiting,
+        )
+        finish_rows(
+            n_found, found, level, gap, tables, ks, by_counting, table[one], first_place[one], at_ks[one], counts[one]
+        )
