@@ -579,7 +579,12 @@ def test_state_of_another_module_around_it_is_loaded_too():
     wrapped["loss"](*draw_batch(0))
     fresh.load_state_dict(wrapped.state_dict())
     assert_close(fresh.state_dict(), wrapped.state_dict())
-    assert sorted(wrapped.state_dict()) == ["loss.n_drawn", "loss.recent.labels", "loss.recent.rows", "loss.recent.sizes"]
+    assert sorted(wrapped.state_dict()) == [
+        "loss.draws.n_drawn",
+        "loss.recent.labels",
+        "loss.recent.rows",
+        "loss.recent.sizes",
+    ]
     assert wrapped.state_dict()["loss.recent.rows"].shape == (8, 4)
 
 

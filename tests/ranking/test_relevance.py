@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.ranking.relevance import Pairs, batch_pairs, check_labels, shared_levels
+from sightline.ranking.levels import shared_levels
+from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 
@@ -44,11 +45,7 @@ def test_shared_levels_stop_where_the_paths_part(tables):
 def test_fine_label_below_two_parents_is_not_the_same_class():
     labels = torch.tensor([[7, 0], [7, 1], [7, 0]])  # "tees" for women, for men, for women
     assert shared_levels(labels, labels).tolist() == [[2, 0, 2], [0, 2, 0], [2, 0, 2]]
-    assert batch_pairs(draw(0, 3), labels).relevant.tolist() == [
-        [True, False, True],
-        [False, True, False],
-        [True, False, True],
-    ]
+    assert batch_pairs(draw(0, 3), labels).levels.tolist() == [[-1, 0, 2], [0, -1, 0], [2, 0, -1]]
 
 
 def test_tables_of_unequal_depth_are_refused():
@@ -108,9 +105,10 @@ def test_batch_scores_and_levels():
     embeddings = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 4.0]])
     pairs = batch_pairs(embeddings, labels)
     assert_close(pairs.scores, torch.tensor([[1.0, 0.0, 0.6], [0.0, 1.0, 0.8], [0.6, 0.8, 1.0]]))
-    assert pairs.levels.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    assert pairs.levels.tolist() == [[-1, 0, 1], [0, -1, 0], [1, 0, -1]]
     assert pairs.n_levels == 1
-    assert pairs.relevant.tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    assert pairs.relevant.tolist() == [[False, False, True], [False, False, False], [True, False, False]]
+    assert batch_pairs(embeddings, labels, include_self=True).levels.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
 
 
 def test_flat_labels_are_labels_of_one_level():
@@ -122,9 +120,34 @@ def test_flat_labels_are_labels_of_one_level():
 
 def test_of_labels_in_levels_the_finest_makes_an_item_relevant():
     pairs = batch_pairs(draw(0, 3), torch.tensor([[0, 8], [1, 8], [0, 8]]))
-    assert pairs.levels[0].tolist() == [2, 1, 2]
+    assert pairs.levels[0].tolist() == [-1, 1, 2]
     assert pairs.n_levels == 2
-    assert pairs.relevant[0].tolist() == [True, False, True]
+    assert pairs.relevant[0].tolist() == [False, False, True]
+    assert pairs.flat[0].tolist() == [-1, 0, 1]
+
+
+def test_sets_of_labels_are_worth_the_share_of_the_querys_labels():
+    sets = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1]]).bool()
+    pairs = batch_pairs(draw(0, 4), sets)
+    assert pairs.levels.tolist() == [[-1, 1, 0, 2], [1, -1, 0, 1], [0, 0, -1, 1], [2, 1, 1, -1]]
+    worth = pairs.worth.gather(1, pairs.levels.long().clamp(min=0))
+    assert worth[0].tolist() == [0.0, 0.5, 0.0, 1.0]
+    assert worth[3].tolist() == [0.5, 0.25, 0.25, 0.0]
+    assert pairs.relevant[0].tolist() == [False, True, False, True]
+    of_references = batch_pairs(draw(0, 4), sets, draw(1, 2), sets[:2])
+    assert of_references.levels[3].tolist() == [2, 1]
+
+
+def test_a_relevance_matrix_stands_for_labels():
+    relevance = torch.tensor([[0.0, 0.5, 2.0], [0.5, 0.0, 0.0], [2.0, 0.0, 0.0]])
+    pairs = batch_pairs(draw(0, 3), relevance)
+    assert pairs.levels.tolist() == [[-1, 1, 2], [1, -1, 0], [2, 0, -1]]
+    assert pairs.worth[0].tolist() == [0.0, 0.5, 2.0]
+    assert batch_pairs(draw(0, 3), relevance[:, :2], draw(1, 2)).mask.all()
+    with pytest.raises(InputError, match=r"labels: relevance of \(3, 3\) is needed, found \(3, 2\)"):
+        batch_pairs(draw(0, 3), relevance[:, :2])
+    with pytest.raises(InputError, match="label sets of 4 labels are needed"):
+        batch_pairs(draw(0, 2), torch.ones(2, 4).bool(), draw(1, 2), torch.tensor([0, 1]))
 
 
 def test_reference_set_counts_whole():

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sightline.errors import InputError, names, raise_faults
 from sightline.files import replaced
-from sightline.ranking.relevance import check_labels, shared_levels
+from sightline.ranking.levels import shared_levels
+from sightline.ranking.relevance import check_labels
 from sightline.search.exact import top_k
 
 Run = dict[str, dict[str, float]]

@@ -12,17 +12,6 @@ from torch import Tensor
 from sightline.errors import InputError
 
 
-def level_counts(levels: Tensor, n_levels: int) -> Tensor:
-    """(Q, M) how many items of each level each row of (Q, G) levels has; -1 is not counted.
-
-    Example:
-        >>> level_counts(torch.tensor([[2, 0, -1, 0]], dtype=torch.int8), n_levels=2)
-        tensor([[2, 0, 1]])
-    """
-    counts = torch.zeros(len(levels), n_levels + 2, dtype=torch.int64, device=levels.device)
-    return counts.scatter_add_(1, levels.long() + 1, torch.ones_like(levels, dtype=torch.int64))[:, 1:]
-
-
 def weight_relevance(counts: Tensor, alpha: float = 1.0) -> Tensor:
     """``(l / L) ** alpha``, whatever the counts."""
     n_levels = counts.shape[1] - 1

@@ -1,23 +1,18 @@
 """Losses that are one minus average precision, with the rank made smooth."""
 
-import torch
 from torch import Tensor, nn
 
-from sightline.ranking.profile import RankProfile, rank_losses
+from sightline.losses.presets import preset_named, sup_step
+from sightline.ranking.levels import flat_levels, level_counts
+from sightline.ranking.profile import Objective, RankProfile, rank_losses
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.relevance import Pairs, batch_pairs
 
 
 def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
     """() mean of one loss a query over the queries that have a relevant item; 0, still differentiable, where none has."""
     counted = n_relevant > 0
     return (losses * counted).sum() / counted.sum().clamp(min=1)
-
-
-def flat_levels(relevance: Tensor, mask: Tensor) -> Tensor:
-    """(Q, G) int8: 1 relevant, 0 not, -1 not in the list."""
-    relevant = (relevance if relevance.dtype == torch.bool else relevance > 0) & mask
-    return relevant.view(torch.int8) + mask.view(torch.int8) - 1
 
 
 def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
@@ -44,13 +39,20 @@ def smooth_ap_objective(profile: RankProfile) -> Tensor:
     return ap_losses(rank_among_relevant, rank_among_relevant + profile.smooth[..., 0], profile.valid)
 
 
+def flat_rank_loss(scores: Tensor, levels: Tensor, step: SupStep | SigmoidStep, objective: Objective) -> Tensor:
+    """() mean of one loss a query for levels that are 1, 0 and -1: relevant, not, and not in the list."""
+    counts = level_counts(levels, 1)
+    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1])
+
+
 def sup_ap_loss(
     scores: Tensor,
     relevance: Tensor,
     mask: Tensor | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Tensor:
     """One minus average precision with SupRank: an upper bound of ``1 - AP`` that pushes far mistakes hardest.
 
@@ -64,7 +66,8 @@ def sup_ap_loss(
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         tau: width of the sigmoid, in units of the scores.
         rho: slope for an irrelevant item more than ``delta`` above a relevant one.
-        delta: where that slope starts.
+        delta: where that slope starts; None for where the sigmoid comes to 0.99.
+        preset: ``paper``, ``released-code`` or ``released-code-inaturalist``; only the paper's step gives an upper bound.
 
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
@@ -76,9 +79,7 @@ def sup_ap_loss(
         tensor(0.8723)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    levels = flat_levels(relevance, mask)
-    losses = rank_losses(scores, levels, 1, SupStep(tau, rho, delta), sup_ap_objective)
-    return mean_over_queries(losses, (levels > 0).sum(1))
+    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), sup_step(tau, rho, delta, preset), sup_ap_objective)
 
 
 class SupAPLoss(nn.Module):
@@ -93,15 +94,18 @@ class SupAPLoss(nn.Module):
         tensor(0.)
     """
 
-    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float = 0.05) -> None:
+    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float | None = 0.05, preset: str = "paper") -> None:
         super().__init__()
-        self.tau, self.rho, self.delta = tau, rho, delta
+        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return sup_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.tau, self.rho, self.delta)
+        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand."""
+        return flat_rank_loss(pairs.scores, pairs.flat, self.step, sup_ap_objective)
 
 
 def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
@@ -126,8 +130,7 @@ def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
         tensor(0.4034)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    levels = flat_levels(relevance, mask)
-    return mean_over_queries(rank_losses(scores, levels, 1, SigmoidStep(tau), smooth_ap_objective), (levels > 0).sum(1))
+    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), SigmoidStep(tau), smooth_ap_objective)
 
 
 class SmoothAPLoss(nn.Module):
@@ -140,10 +143,10 @@ class SmoothAPLoss(nn.Module):
 
     def __init__(self, tau: float = 0.01) -> None:
         super().__init__()
-        self.tau = tau
+        self.step = SigmoidStep(tau)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return smooth_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.tau)
+        return flat_rank_loss(pairs.scores, pairs.flat, self.step, smooth_ap_objective)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
+from sightline.losses.pairwise import mean_of_nonzero
 from sightline.ranking.ranks import Targets, check_pairs, smooth_counts
 from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
 
@@ -15,11 +16,6 @@ def check_finite(**values: float) -> None:
     """Refuse a named number that is NaN or infinite."""
     if wrong := [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]:
         raise InputError(f"{', '.join(wrong)}; a finite number is needed")
-
-
-def mean_of_nonzero(terms: Tensor) -> Tensor:
-    """() mean of the terms above 0, none of which is below; 0, still differentiable, where all are 0."""
-    return terms.sum() / (terms > 0).sum().clamp(min=1)
 
 
 def contrastive_loss(

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose, names
 from sightline.losses.average_precision import mean_over_queries, one_minus_ap
+from sightline.losses.draws import SeededDraws
 from sightline.losses.recent import RecentBatches, pairs_with_memory
 from sightline.ranking.ranks import check_pairs, check_positive
 
@@ -275,15 +275,13 @@ class BlackBoxAPLoss(nn.Module):
         (tensor(0.), tensor(0.6667))
     """
 
-    n_drawn: Tensor
-
     def __init__(
         self, strength: float = 4.0, margin: float = 0.02, memory: int = 0, margin_noise: bool = False, seed: int = 0
     ) -> None:
         super().__init__()
-        self.strength, self.margin, self.margin_noise, self.seed = strength, margin, margin_noise, seed
+        self.strength, self.margin, self.margin_noise = strength, margin, margin_noise
         self.recent = RecentBatches(memory)
-        self.register_buffer("n_drawn", torch.zeros((), dtype=torch.int64))
+        self.draws = SeededDraws(seed)
 
     def reset(self) -> None:
         """Empty the memory."""
@@ -295,9 +293,7 @@ class BlackBoxAPLoss(nn.Module):
         pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
         margin, generator = (self.margin if self.training else 0.0), None
         if self.training and self.margin_noise:
-            state = np.random.SeedSequence([self.seed, int(self.n_drawn)]).generate_state(1, np.uint64)
-            generator = torch.Generator().manual_seed(int(state[0]))
-            self.n_drawn = self.n_drawn + 1
+            generator = self.draws.next()
         return blackbox_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.strength, margin, generator)
 
 

@@ -1,5 +1,6 @@
 """A rank loss and a decomposability term, weighed against each other."""
 
+import inspect
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -8,8 +9,10 @@ from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss
+from sightline.losses.presets import preset_named
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
+from sightline.ranking.relevance import batch_pairs
 
 
 def roadmap_loss(
@@ -19,9 +22,10 @@ def roadmap_loss(
     weight: float = 0.5,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
     alpha: float = 0.9,
     beta: float = 0.6,
+    preset: str = "paper",
 ) -> Tensor:
     """``(1 - weight) * sup_ap_loss + weight * calibration_loss``: ROADMAP with the pair form of decomposability.
 
@@ -35,6 +39,7 @@ def roadmap_loss(
         delta: where that slope starts.
         alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
         beta: what irrelevant scores should stay under.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`; that of the released code also sets ``reduction``.
 
     Returns:
         () the weighted sum of the two means.
@@ -47,23 +52,26 @@ def roadmap_loss(
     """
     if not 0 <= weight <= 1:
         raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
-    rank_term = sup_ap_loss(scores, relevance, mask, tau, rho, delta)
-    return (1 - weight) * rank_term + weight * calibration_loss(scores, relevance, mask, alpha, beta)
+    rank_term = sup_ap_loss(scores, relevance, mask, tau, rho, delta, preset)
+    reduction = preset_named(preset).reduction
+    return (1 - weight) * rank_term + weight * calibration_loss(scores, relevance, mask, alpha, beta, reduction)
 
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
+RankLoss = SupAPLoss | SupHAPLoss | SupNDCGLoss | SupRecallLoss
 
 
 class Decomposed(nn.Module):
     """``(1 - weight) * rank + weight * term``: a rank loss and what makes a batch speak for the whole set.
 
     Args:
-        rank: the rank loss, on (embeddings, labels, ref_emb, ref_labels).
+        rank: the rank loss.
         decomposability: ``calibration``, on the same pairs, or ``proxy``, which has a vector for each finest class and
             needs ``n_classes`` and ``embedding_dim``; it looks at the batch alone.
         weight: share of the second term, in [0, 1]; None for the papers': 0.5 with ``calibration``, 0.1 with ``proxy``.
         n_classes: finest classes, for ``proxy``.
         embedding_dim: D, for ``proxy``.
+        preset: that of the rank loss; it sets the reduction of ``calibration`` too.
         alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
         beta: what irrelevant scores should stay under.
         temperature: as in :func:`~sightline.losses.norm_softmax_loss`.
@@ -71,11 +79,12 @@ class Decomposed(nn.Module):
 
     def __init__(
         self,
-        rank: nn.Module,
+        rank: RankLoss,
         decomposability: str,
         weight: float | None,
         n_classes: int | None,
         embedding_dim: int | None,
+        preset: str = "paper",
         alpha: float = 0.9,
         beta: float = 0.6,
         temperature: float = 0.05,
@@ -86,9 +95,8 @@ class Decomposed(nn.Module):
         if not 0 <= self.weight <= 1:
             raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
         self.rank = rank
-        self.with_references = decomposability == "calibration"
-        if self.with_references:
-            self.term: nn.Module = CalibrationLoss(alpha, beta)
+        if decomposability == "calibration":
+            self.term: CalibrationLoss | NormSoftmaxLoss = CalibrationLoss(alpha, beta, preset_named(preset).reduction)
         elif n_classes is None or embedding_dim is None:
             raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
         else:
@@ -97,10 +105,32 @@ class Decomposed(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        references = (ref_emb, ref_labels) if self.with_references else ()
-        rank: Tensor = self.rank(embeddings, labels, ref_emb, ref_labels)
-        term: Tensor = self.term(embeddings, labels, *references)
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
+        rank = self.rank.of_pairs(pairs)
+        if isinstance(self.term, NormSoftmaxLoss):
+            term: Tensor = self.term(embeddings, labels)
+        elif self.rank.include_self:  # the term's pairs are of two items
+            term = self.term(embeddings, labels, ref_emb, ref_labels)
+        else:
+            term = self.term.of_pairs(pairs)
         return (1 - self.weight) * rank + self.weight * term
+
+
+class WeightedSum(nn.Module):
+    """The sum of losses, each times its weight."""
+
+    def __init__(self, losses: Sequence[nn.Module], weights: Sequence[float]) -> None:
+        super().__init__()
+        self.losses, self.weights = nn.ModuleList(losses), tuple(weights)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        total = embeddings.sum() * 0.0
+        for loss, weight in zip(self.losses, self.weights, strict=True):
+            references = (ref_emb, ref_labels) if "ref_emb" in inspect.signature(loss.forward).parameters else ()
+            total = total + weight * loss(embeddings, labels, *references)
+        return total
 
 
 def roadmap(
@@ -110,10 +140,11 @@ def roadmap(
     embedding_dim: int | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
     alpha: float = 0.9,
     beta: float = 0.6,
     temperature: float = 0.05,
+    preset: str = "paper",
 ) -> Decomposed:
     """ROADMAP: :class:`~sightline.losses.SupAPLoss` with a decomposability term; see :class:`Decomposed`.
 
@@ -124,8 +155,8 @@ def roadmap(
         >>> roadmap()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
         tensor(0.)
     """
-    rank = SupAPLoss(tau, rho, delta)
-    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, alpha, beta, temperature)
+    rank = SupAPLoss(tau, rho, delta, preset)
+    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, preset, alpha, beta, temperature)
 
 
 def rod_recall(
@@ -137,10 +168,12 @@ def rod_recall(
     rank_width: float = 1.0,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Decomposed:
     """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`."""
-    return Decomposed(SupRecallLoss(ks, rank_width, tau, rho, delta), decomposability, weight, n_classes, embedding_dim)
+    rank = SupRecallLoss(ks, rank_width, tau, rho, delta, preset)
+    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, preset)
 
 
 def happier(
@@ -152,7 +185,8 @@ def happier(
     alpha: float = 1.0,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Decomposed:
     """HAPPIER: :class:`~sightline.losses.SupHAPLoss` on the label levels with a decomposability term on the finest.
 
@@ -160,8 +194,8 @@ def happier(
         >>> happier(n_classes=120, embedding_dim=128).weight
         0.1
     """
-    rank = SupHAPLoss(relevance, alpha, tau, rho, delta)
-    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim)
+    rank = SupHAPLoss(relevance, alpha, tau, rho, delta, preset)
+    return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, preset)
 
 
 def happier_f(
@@ -173,10 +207,11 @@ def happier_f(
     alpha: float = 5.0,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Decomposed:
     """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3."""
-    return happier(n_classes, embedding_dim, decomposability, weight, relevance, alpha, tau, rho, delta)
+    return happier(n_classes, embedding_dim, decomposability, weight, relevance, alpha, tau, rho, delta, preset)
 
 
 def rod_ndcg(
@@ -186,7 +221,8 @@ def rod_ndcg(
     weight: float | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Decomposed:
     """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`."""
-    return Decomposed(SupNDCGLoss(tau, rho, delta), decomposability, weight, n_classes, embedding_dim)
+    return Decomposed(SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim, preset)

@@ -6,39 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
-from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance, level_counts
+from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance
 from sightline.losses.average_precision import mean_over_queries
-from sightline.ranking.profile import MOST_LEVELS, RankProfile, rank_losses
+from sightline.losses.presets import preset_named, sup_step
+from sightline.ranking.levels import graded_levels, level_counts
+from sightline.ranking.profile import RankProfile, rank_losses
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.relevance import Pairs, batch_pairs
 
 Relevance = Callable[[Tensor], Tensor]
 
 
-def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Any non-negative relevance as levels: its distinct values in order.
-
-    Returns:
-        (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (M,) float64, the relevance of each level.
-    """
-    if not (relevance >= 0).all() or not relevance.isfinite().all():
-        raise InputError("relevance: numbers from 0 on are needed")
-    values, places = torch.unique(torch.cat([relevance.new_zeros(1), relevance.flatten()]), return_inverse=True)
-    if len(values) > MOST_LEVELS:
-        raise InputError(f"relevance has {len(values) - 1} grades, at most {MOST_LEVELS - 1} are supported: round them")
-    levels = places[1:].reshape(relevance.shape).to(torch.int8).masked_fill(~mask, -1)
-    return levels, values.double()
-
-
-def _h_ap(scores: Tensor, levels: Tensor, table: Tensor, step: SupStep | SigmoidStep) -> Tensor:
-    """() one minus H-AP; ``table`` (Q, M) is the relevance of each level for each query."""
+def _h_ap(scores: Tensor, levels: Tensor, counts: Tensor, table: Tensor, step: SupStep | SigmoidStep) -> Tensor:
+    """() one minus H-AP; ``table`` (Q, M) is the relevance of each level for each query, ``counts`` its items."""
+    table = table.to(scores)
 
     def objective(profile: RankProfile) -> Tensor:
-        relevance = table[profile.rows].to(profile.smooth)
+        relevance = table[profile.rows]
         own = profile.own(relevance)
         shared = torch.minimum(own[..., None], relevance[:, None])  # (Q, P, M): 0 at level 0
         if isinstance(step, SupStep):
-            rank = profile.not_below(profile.exact) + profile.below(profile.smooth)
+            rank = profile.not_below(profile.exact) + profile.smooth[..., 0]
             graded_rank = (shared * profile.exact).sum(2)
         else:  # a target counts itself with one half
             rank = 0.5 + profile.smooth.sum(2)
@@ -47,29 +35,37 @@ def _h_ap(scores: Tensor, levels: Tensor, table: Tensor, step: SupStep | Sigmoid
         gained = profile.over_targets(graded_rank / rank.clamp(min=1))
         return 1 - gained / total.where(total > 0, 1.0)
 
-    losses = rank_losses(scores, levels, table.shape[1] - 1, step, objective)
-    return mean_over_queries(losses, (levels > 0).sum(1))
+    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1:].sum(1))
 
 
-def _ndcg(scores: Tensor, levels: Tensor, gains: Tensor, step: SupStep | SigmoidStep) -> Tensor:
-    """() one minus NDCG; ``gains`` (M,) grow with the level."""
-    counts = level_counts(levels, len(gains) - 1)
+def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: SupStep | SigmoidStep) -> Tensor:
+    """() one minus NDCG; ``gains`` (Q, M) grow with the level."""
     at_least = counts.flip(1).cumsum(1).flip(1)  # (Q, M)
     places = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
     discounts = torch.cat([places.new_zeros(1), (1 / torch.log2(1 + places)).cumsum(0)])  # of the first n places
     share = discounts[at_least] - discounts[at_least - counts]  # (Q, M): the places of a level in the ideal order
-    ideal = (share * gains).sum(1)
+    ideal, gains = (share * gains).sum(1).to(scores), gains.to(scores)
 
     def objective(profile: RankProfile) -> Tensor:
         if isinstance(step, SupStep):
-            rank = profile.not_below(profile.exact) + profile.below(profile.smooth)
+            rank = profile.not_below(profile.exact) + profile.smooth[..., 0]
         else:
             rank = 0.5 + profile.smooth.sum(2)
-        gained = profile.over_targets(profile.own(gains.to(profile.smooth)[None]) / torch.log2(1 + rank.clamp(min=1)))
-        best = ideal[profile.rows].to(profile.smooth)
+        gained = profile.over_targets(profile.own(gains[profile.rows]) / torch.log2(1 + rank.clamp(min=1)))
+        best = ideal[profile.rows]
         return 1 - gained / best.where(best > 0, 1.0)
 
-    return mean_over_queries(rank_losses(scores, levels, len(gains) - 1, step, objective), (levels > 0).sum(1))
+    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1:].sum(1))
+
+
+def _by_relevance(
+    formula: Callable[..., Tensor], scores: Tensor, relevance: Tensor, mask: Tensor | None, step: SupStep | SigmoidStep
+) -> Tensor:
+    """The formula on a relevance table: its distinct values are the levels."""
+    scores, mask = check_pairs(scores, relevance, mask)
+    levels, values = graded_levels(relevance, mask)
+    counts = level_counts(levels, len(values) - 1)
+    return formula(scores, levels, counts, values.expand(len(scores), -1), step)
 
 
 def sup_h_ap_loss(
@@ -78,7 +74,8 @@ def sup_h_ap_loss(
     mask: Tensor | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Tensor:
     """One minus hierarchical AP with SupRank: an upper bound of ``1 - H-AP`` for relevance of any grades.
 
@@ -93,6 +90,7 @@ def sup_h_ap_loss(
         tau: width of the sigmoid, in units of the scores.
         rho: slope for a less relevant item more than ``delta`` above.
         delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
 
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
@@ -102,9 +100,7 @@ def sup_h_ap_loss(
         >>> sup_h_ap_loss(scores, torch.tensor([[2, 3, 0, 1, 3]]) / 3)
         tensor(0.6523)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels, values = graded_levels(relevance, mask)
-    return _h_ap(scores, levels, values.expand(len(scores), -1), SupStep(tau, rho, delta))
+    return _by_relevance(_h_ap, scores, relevance, mask, sup_step(tau, rho, delta, preset))
 
 
 def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
@@ -119,9 +115,7 @@ def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels, values = graded_levels(relevance, mask)
-    return _h_ap(scores, levels, values.expand(len(scores), -1), SigmoidStep(tau))
+    return _by_relevance(_h_ap, scores, relevance, mask, SigmoidStep(tau))
 
 
 def sup_ndcg_loss(
@@ -130,7 +124,8 @@ def sup_ndcg_loss(
     mask: Tensor | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Tensor:
     """One minus NDCG with SupRank: an upper bound of ``1 - NDCG``; relevance is the gain.
 
@@ -141,6 +136,7 @@ def sup_ndcg_loss(
         tau: as in :func:`sup_h_ap_loss`, like ``rho`` and ``delta``.
         rho: slope for far mistakes.
         delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
 
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
@@ -150,9 +146,7 @@ def sup_ndcg_loss(
         >>> sup_ndcg_loss(scores, 2.0 ** torch.tensor([[2, 3, 0, 1, 3]]) - 1)
         tensor(0.4953)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels, values = graded_levels(relevance, mask)
-    return _ndcg(scores, levels, values, SupStep(tau, rho, delta))
+    return _by_relevance(_ndcg, scores, relevance, mask, sup_step(tau, rho, delta, preset))
 
 
 def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
@@ -167,23 +161,24 @@ def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels, values = graded_levels(relevance, mask)
-    return _ndcg(scores, levels, values, SigmoidStep(tau))
+    return _by_relevance(_ndcg, scores, relevance, mask, SigmoidStep(tau))
 
 
 class SupHAPLoss(nn.Module):
     """:func:`sup_h_ap_loss` over a batch, relevance from the label levels that query and item share.
 
     Which items count as better is decided by the level, what they are worth by the relevance, worked out on the list at
-    hand.
+    hand. Sets of labels and a relevance matrix (:func:`~sightline.ranking.relevance.batch_pairs`) say themselves what an
+    item is worth.
 
     Args:
-        relevance: ``population`` (the papers'), ``weight`` or ``sum_wap``; see :mod:`sightline.hierarchy.relevance`.
+        relevance: ``population`` (the papers'), ``weight``, ``sum_wap`` or ``exponential``; see
+            :mod:`sightline.hierarchy.relevance`.
         alpha: exponent of ``population`` and ``weight``: above 1 favours the finest level.
-        tau: as in the function, like ``rho`` and ``delta``.
+        tau: as in the function, like ``rho``, ``delta`` and ``preset``.
         rho: slope for far mistakes.
         delta: where that slope starts.
+        preset: the paper's step or the released code's.
     """
 
     def __init__(
@@ -192,19 +187,21 @@ class SupHAPLoss(nn.Module):
         alpha: float = 1.0,
         tau: float = 0.01,
         rho: float = 100.0,
-        delta: float = 0.05,
+        delta: float | None = 0.05,
+        preset: str = "paper",
     ) -> None:
         super().__init__()
         self.relevance = level_relevance(relevance, alpha)
-        self.tau, self.rho, self.delta = tau, rho, delta
+        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        levels = pairs.levels.masked_fill(~pairs.mask, -1)
-        table = self.relevance(level_counts(levels, pairs.n_levels))
-        return _h_ap(pairs.scores, levels, table, SupStep(self.tau, self.rho, self.delta))
+        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand."""
+        return _by_levels(_h_ap, pairs, self.relevance, self.step)
 
 
 class SmoothHAPLoss(nn.Module):
@@ -212,29 +209,32 @@ class SmoothHAPLoss(nn.Module):
 
     def __init__(self, relevance: str = "population", alpha: float = 1.0, tau: float = 0.01) -> None:
         super().__init__()
-        self.relevance, self.tau = level_relevance(relevance, alpha), tau
+        self.relevance, self.step = level_relevance(relevance, alpha), SigmoidStep(tau)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        levels = pairs.levels.masked_fill(~pairs.mask, -1)
-        return _h_ap(pairs.scores, levels, self.relevance(level_counts(levels, pairs.n_levels)), SigmoidStep(self.tau))
+        return _by_levels(_h_ap, batch_pairs(embeddings, labels, ref_emb, ref_labels), self.relevance, self.step)
 
 
 class SupNDCGLoss(nn.Module):
-    """:func:`sup_ndcg_loss` over a batch, with the gain ``2 ** l - 1`` for l shared label levels."""
+    """:func:`sup_ndcg_loss` over a batch, with the gain ``2 ** l - 1`` for l shared label levels.
 
-    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float = 0.05) -> None:
+    Of sets of labels and of a relevance matrix the gain is the relevance itself.
+    """
+
+    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float | None = 0.05, preset: str = "paper") -> None:
         super().__init__()
-        self.tau, self.rho, self.delta = tau, rho, delta
+        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        levels = pairs.levels.masked_fill(~pairs.mask, -1)
-        return _ndcg(pairs.scores, levels, _gains(levels, pairs.n_levels), SupStep(self.tau, self.rho, self.delta))
+        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand."""
+        return _by_levels(_ndcg, pairs, exponential_relevance, self.step)
 
 
 class SmoothNDCGLoss(nn.Module):
@@ -242,18 +242,20 @@ class SmoothNDCGLoss(nn.Module):
 
     def __init__(self, tau: float = 0.01) -> None:
         super().__init__()
-        self.tau = tau
+        self.step = SigmoidStep(tau)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        levels = pairs.levels.masked_fill(~pairs.mask, -1)
-        return _ndcg(pairs.scores, levels, _gains(levels, pairs.n_levels), SigmoidStep(self.tau))
+        return _by_levels(_ndcg, pairs, exponential_relevance, self.step)
 
 
-def _gains(levels: Tensor, n_levels: int) -> Tensor:
-    return exponential_relevance(torch.zeros(1, n_levels + 1, device=levels.device))[0]
+def _by_levels(formula: Callable[..., Tensor], pairs: Pairs, relevance: Relevance, step: SupStep | SigmoidStep) -> Tensor:
+    """The formula on pairs, with the relevance of their labels or, of a label tree, that of its levels."""
+    counts = level_counts(pairs.levels, pairs.n_levels)
+    worth = relevance(counts) if pairs.worth is None else pairs.worth
+    return formula(pairs.scores, pairs.levels, counts, worth, step)
 
 
 def level_relevance(name: str, alpha: float) -> Relevance:

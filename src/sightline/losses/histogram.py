@@ -194,7 +194,7 @@ class SoftBinAPLoss(nn.Module):
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
         weights = None
         if self.class_balanced:
-            weights = class_balanced_weights(labels, (pairs.relevant & pairs.mask).any(1))
+            weights = class_balanced_weights(labels, pairs.relevant.any(1))
         options = (self.n_bins, self.low, self.high, self.ties, weights)
         return softbin_ap_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
 

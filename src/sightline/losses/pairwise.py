@@ -4,14 +4,33 @@ import math
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError
+from sightline.errors import InputError, choose
 from sightline.losses.average_precision import mean_over_queries
 from sightline.ranking.ranks import check_pairs
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.relevance import Pairs, batch_pairs
+
+REDUCTIONS = ("mean", "nonzero")
+
+
+def check_calibration(alpha: float, beta: float, reduction: str) -> None:
+    """Refuse settings that make no sense together."""
+    if not -math.inf < beta < alpha < math.inf:
+        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
+    choose(dict.fromkeys(REDUCTIONS), reduction, "reduction")
+
+
+def mean_of_nonzero(terms: Tensor) -> Tensor:
+    """() mean of the terms above 0, none of which is below; 0, still differentiable, where all are 0."""
+    return terms.sum() / (terms > 0).sum().clamp(min=1)
 
 
 def calibration_loss(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, alpha: float = 0.9, beta: float = 0.6
+    scores: Tensor,
+    relevance: Tensor,
+    mask: Tensor | None = None,
+    alpha: float = 0.9,
+    beta: float = 0.6,
+    reduction: str = "mean",
 ) -> Tensor:
     """How far relevant scores lie below ``alpha`` and irrelevant ones above ``beta``: the pair form of decomposability.
 
@@ -24,9 +43,11 @@ def calibration_loss(
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         alpha: what relevant scores should reach.
         beta: what irrelevant scores should stay under, below ``alpha``.
+        reduction: ``mean`` as above (the paper's), or ``nonzero`` (the released code's): the mean of all shortfalls above 0
+            in the table plus the mean of all such excesses.
 
     Returns:
-        () mean over the queries that have any item in their list; 0 where none has.
+        () with ``mean``, over the queries that have any item in their list; 0 where none has.
 
     Example:
         >>> import torch
@@ -35,10 +56,11 @@ def calibration_loss(
         tensor(0.1200)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    if not -math.inf < beta < alpha < math.inf:
-        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
+    check_calibration(alpha, beta, reduction)
     relevant = (relevance > 0) & mask
     irrelevant = mask & ~relevant
+    if reduction == "nonzero":
+        return mean_of_nonzero((alpha - scores[relevant]).relu()) + mean_of_nonzero((scores[irrelevant] - beta).relu())
     shortfall = (alpha - scores.masked_fill(~relevant, alpha)).relu().sum(1) / relevant.sum(1).clamp(min=1)
     excess = (scores.masked_fill(~irrelevant, beta) - beta).relu().sum(1) / irrelevant.sum(1).clamp(min=1)
     return mean_over_queries(shortfall + excess, mask.sum(1))
@@ -47,12 +69,16 @@ def calibration_loss(
 class CalibrationLoss(nn.Module):
     """:func:`calibration_loss` over a batch in which each item queries all the others, or a reference set."""
 
-    def __init__(self, alpha: float = 0.9, beta: float = 0.6) -> None:
+    def __init__(self, alpha: float = 0.9, beta: float = 0.6, reduction: str = "mean") -> None:
         super().__init__()
-        self.alpha, self.beta = alpha, beta
+        check_calibration(alpha, beta, reduction)
+        self.alpha, self.beta, self.reduction = alpha, beta, reduction
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return calibration_loss(pairs.scores, pairs.relevant, pairs.mask, self.alpha, self.beta)
+        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand."""
+        return calibration_loss(pairs.scores, pairs.relevant, pairs.mask, self.alpha, self.beta, self.reduction)

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
+from sightline.ranking.levels import shared_levels
 from sightline.ranking.ranks import check_positive
-from sightline.ranking.relevance import check_labels, shared_levels
+from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
@@ -274,7 +275,7 @@ def csl_loss(
     ``softplus(logsumexp(gamma * s_n) - gamma * s_p + gamma * margin)`` over the proxies n outside the class of the level,
     summed over the levels; s_p is the score with the proxy of the item's finest class. A level outside which no known class
     lies adds 0. Classes of a level are compared with everything above them, as in
-    :func:`~sightline.ranking.relevance.shared_levels`.
+    :func:`~sightline.ranking.levels.shared_levels`.
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.

@@ -5,36 +5,41 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError
-from sightline.losses.average_precision import flat_levels, mean_over_queries
-from sightline.ranking.profile import RankProfile, rank_losses
-from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs, check_positive
-from sightline.ranking.relevance import batch_pairs
+from sightline.errors import InputError, choose
+from sightline.losses.average_precision import flat_rank_loss
+from sightline.losses.draws import SeededDraws
+from sightline.losses.presets import preset_named, sup_step
+from sightline.ranking.levels import flat_levels
+from sightline.ranking.profile import Objective, RankProfile
+from sightline.ranking.ranks import SigmoidStep, check_pairs, check_positive
+from sightline.ranking.relevance import Pairs, batch_pairs
+from sightline.ranking.similarity import unit
 
 PLACES = (1, 2, 4, 8, 16)
+NORMALISERS = {"capped": True, "positives": False}
 
 
-def _recall(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None, ks: Sequence[int], width: float, step: SupStep | SigmoidStep
-) -> Tensor:
+def recall_objective(
+    ks: Sequence[int], width: float, sup: bool, normalise: str = "capped", offset: float = 0.0
+) -> Objective:
+    """The formula on the ranks; with SupRank the rank among relevant items is exact and carries no gradient."""
     if not ks or min(ks) < 1:
         raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
     check_positive(rank_width=width)
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels = flat_levels(relevance, mask)
-    clipped = isinstance(step, SigmoidStep)
+    capped = choose(NORMALISERS, normalise, "normalise")
 
     def objective(profile: RankProfile) -> Tensor:
-        among_relevant = profile.exact[..., 1] if isinstance(step, SupStep) else 0.5 + profile.smooth[..., 1]
+        among_relevant = profile.exact[..., 1] if sup else 0.5 + profile.smooth[..., 1]
         rank = among_relevant + profile.smooth[..., 0]
-        n_relevant = profile.valid.sum(1)
+        n_relevant = profile.valid.sum(1).clamp(min=1)
         recalls = []
         for k in ks:
-            found = profile.over_targets(torch.sigmoid((k - rank) / width))
-            recalls.append((found.clamp(max=k) if clipped else found) / n_relevant.clamp(min=1, max=k))
+            found = profile.over_targets(torch.sigmoid((k - rank + offset) / width))
+            found = found if sup or not capped else found.clamp(max=k)
+            recalls.append(found / (n_relevant.clamp(max=k) if capped else n_relevant))
         return 1 - torch.stack(recalls).mean(0)
 
-    return mean_over_queries(rank_losses(scores, levels, 1, step, objective), (levels > 0).sum(1))
+    return objective
 
 
 def sup_recall_loss(
@@ -45,7 +50,8 @@ def sup_recall_loss(
     rank_width: float = 1.0,
     tau: float = 0.01,
     rho: float = 100.0,
-    delta: float = 0.05,
+    delta: float | None = 0.05,
+    preset: str = "paper",
 ) -> Tensor:
     """One minus the share of ``min(k, relevant items)`` among the first k, mean over several k, with SupRank.
 
@@ -61,6 +67,7 @@ def sup_recall_loss(
         tau: as in :func:`~sightline.losses.sup_ap_loss`, like ``rho`` and ``delta``.
         rho: slope for far mistakes.
         delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
 
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
@@ -70,7 +77,9 @@ def sup_recall_loss(
         >>> sup_recall_loss(scores, torch.tensor([[True, False, False]]), ks=[1])
         tensor(0.9316)
     """
-    return _recall(scores, relevance, mask, ks, rank_width, SupStep(tau, rho, delta))
+    objective, step = recall_objective(ks, rank_width, sup=True), sup_step(tau, rho, delta, preset)
+    scores, mask = check_pairs(scores, relevance, mask)
+    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), step, objective)
 
 
 def smooth_recall_loss(
@@ -80,6 +89,8 @@ def smooth_recall_loss(
     ks: Sequence[int] = PLACES,
     rank_width: float = 1.0,
     tau: float = 0.01,
+    normalise: str = "capped",
+    offset: float = 0.0,
 ) -> Tensor:
     """One minus recall at several places with a sigmoid for every step; what is found counts at most k.
 
@@ -90,11 +101,16 @@ def smooth_recall_loss(
         ks: the places.
         rank_width: width of the outer sigmoid, in ranks.
         tau: width of the inner one, in units of the scores.
+        normalise: ``capped`` divides what is found, at most k, by ``min(k, relevant items)``; ``positives`` divides all of
+            it by the relevant items.
+        offset: added to each k; with 0.5 the limit of narrow sigmoids is the true recall.
 
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    return _recall(scores, relevance, mask, ks, rank_width, SigmoidStep(tau))
+    objective, step = recall_objective(ks, rank_width, False, normalise, offset), SigmoidStep(tau)
+    scores, mask = check_pairs(scores, relevance, mask)
+    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), step, objective)
 
 
 class SupRecallLoss(nn.Module):
@@ -106,28 +122,84 @@ class SupRecallLoss(nn.Module):
         rank_width: float = 1.0,
         tau: float = 0.01,
         rho: float = 100.0,
-        delta: float = 0.05,
+        delta: float | None = 0.05,
+        preset: str = "paper",
     ) -> None:
         super().__init__()
-        self.ks, self.rank_width, self.tau, self.rho, self.delta = tuple(ks), rank_width, tau, rho, delta
+        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
+        self.objective = recall_objective(tuple(ks), rank_width, sup=True)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        options = (self.ks, self.rank_width, self.tau, self.rho, self.delta)
-        return sup_recall_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
+        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand."""
+        return flat_rank_loss(pairs.scores, pairs.flat, self.step, self.objective)
 
 
 class SmoothRecallLoss(nn.Module):
-    """:func:`smooth_recall_loss` over a batch in which each item queries all the others, or a reference set."""
+    """:func:`smooth_recall_loss` over a batch in which each item queries all the others, or a reference set.
 
-    def __init__(self, ks: Sequence[int] = PLACES, rank_width: float = 1.0, tau: float = 0.01) -> None:
+    Args:
+        ks: as in the function, like the next four.
+        rank_width: width of the outer sigmoid.
+        tau: width of the inner one.
+        normalise: ``capped`` or ``positives``.
+        offset: added to each k.
+        mixup: in training, add to the batch a random point between every two items of a class, as queries and as items
+            (SiMix); their similarities are those of the unscaled mean. Not with a reference set.
+        include_query: count the query as an irrelevant item of its own list, as the authors' code does: every rank is about
+            one larger.
+        seed: of the mixing weights.
+    """
+
+    def __init__(
+        self,
+        ks: Sequence[int] = PLACES,
+        rank_width: float = 1.0,
+        tau: float = 0.01,
+        normalise: str = "capped",
+        offset: float = 0.0,
+        mixup: bool = False,
+        include_query: bool = False,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        self.ks, self.rank_width, self.tau = tuple(ks), rank_width, tau
+        self.step, self.mixup, self.include_query = SigmoidStep(tau), mixup, include_query
+        self.objective = recall_objective(tuple(ks), rank_width, False, normalise, offset)
+        self.draws = SeededDraws(seed)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return smooth_recall_loss(pairs.scores, pairs.relevant, pairs.mask, self.ks, self.rank_width, self.tau)
+        scores, levels = pairs.scores, pairs.flat
+        if self.mixup and self.training:
+            if ref_emb is not None:
+                raise InputError("mixup works within a batch: leave out ref_emb, or set mixup to false")
+            scores, levels = mixed_pairs(embeddings, levels, self.draws.next())
+        if self.include_query and ref_emb is None:
+            levels = levels.clone().fill_diagonal_(0)
+        return flat_rank_loss(scores, levels, self.step, self.objective)
+
+
+def mixed_pairs(embeddings: Tensor, levels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Scores and flat levels of a batch and a random point between every two of its items that are relevant to each other.
+
+    Args:
+        embeddings: (B, D).
+        levels: (B, B) int8: 1 relevant, 0 not, -1 on the diagonal.
+        generator: draws the weights, uniform in [0, 1).
+    """
+    first, second = (levels > 0).triu(1).nonzero(as_tuple=True)
+    weight = torch.rand(len(first), 1, generator=generator).to(embeddings)
+    real = unit(embeddings)
+    points = torch.cat([real, weight * real[first] + (1 - weight) * real[second]])
+    kin = (levels != 0).float()  # of a class, itself included
+    rows = torch.cat([kin, kin[first] * kin[second]])
+    related = torch.cat([rows, rows[:, first] * rows[:, second]], 1) > 0
+    with torch.autocast(embeddings.device.type, enabled=False):
+        scores = points @ points.T
+    return scores, related.to(torch.int8).fill_diagonal_(-1)

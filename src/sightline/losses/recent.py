@@ -84,5 +84,5 @@ def pairs_with_memory(
     labels = check_labels(labels, len(embeddings), "labels")
     earlier = batch_pairs(embeddings, labels, *recent.before(embeddings, labels))
     recent.push(embeddings, labels)
-    scores, levels, mask = (torch.cat(sides, dim=1) for sides in zip(pairs[:3], earlier[:3], strict=True))
-    return Pairs(scores, levels, mask, pairs.n_levels)
+    scores, levels = (torch.cat(sides, dim=1) for sides in zip(pairs[:2], earlier[:2], strict=True))
+    return Pairs(scores, levels, pairs.n_levels, pairs.relevant_from)

@@ -1,89 +1,161 @@
-"""Smooth counts pair by pair, a vector at a time, compiled: for rows with few targets."""
+"""Smooth counts of a row with few targets, compiled: every pair, a vector of items at a time, in float32."""
+
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
+from numba.core import cgutils
 
-FAST = {"reassoc", "contract", "nsz", "arcp"}  # sums may be reordered; NaN and infinity never reach the kernels
+from sightline.ranking.vectors import LANES, Vectors, vector_kernel
+
+NEGLIGIBLE = np.float32(1e-30)
+
+
+def _offset(v: Vectors, index: Any) -> Any:
+    return v.builder.mul(index, ir.Constant(index.type, LANES))
+
+
+def _describe_step(v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, top: Any,
+                   smooth: Any | None, steep: Any) -> None:  # fmt: skip
+    """The step without its jump, and its slope, at the gap of each item to the pivot; a ``rho`` of 0 means no line."""
+    builder = v.builder
+    one, zero = v.number(1.0), v.number(0.0)
+    scale = v.multiply(v.spread(sharpness), v.number(1.4426950408889634))
+    pivots, sharp, slope, edge, level = (v.spread(number) for number in (pivot, sharpness, rho, delta, top))
+    with cgutils.for_range(builder, n_vectors) as loop:
+        place = _offset(v, loop.index)
+        gap = builder.fsub(v.load(x, place), pivots)
+        upwards = builder.fcmp_ordered(">=", gap, zero)
+        e = v.exponential(v.multiply(v.where(upwards, builder.fsub(zero, gap), gap), scale))
+        r = builder.fdiv(one, v.add(one, e))
+        far = builder.fcmp_ordered(">", gap, edge)
+        if smooth is not None:
+            near = v.where(upwards, r, v.multiply(e, r))
+            line = v.multiply_add(slope, v.subtract(gap, edge), level)
+            v.store(v.where(far, line, near), smooth, place)
+        v.store(v.where(far, slope, v.multiply(v.multiply(v.multiply(e, r), r), sharp)), steep, place)
+
+
+def _describe_slope(
+    v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, steep: Any
+) -> None:
+    _describe_step(v, x, n_vectors, pivot, sharpness, rho, delta, rho, None, steep)
+
+
+def _match(v: Vectors, lower: bool, kinds: Any, level: Any) -> Any:
+    """Lanes whose item counts: of lower level but in the list, or of this level."""
+    builder = v.builder
+    if not lower:
+        return builder.icmp_signed("==", kinds, level)
+    present = builder.icmp_signed(">=", kinds, ir.Constant(kinds.type, [0] * LANES))
+    return builder.and_(present, builder.icmp_signed("<", kinds, level))
+
+
+def _describe_sum(lower: bool) -> Any:
+    def describe(v: Vectors, values: Any, kinds: Any, n_vectors: Any, level: Any) -> Any:
+        wanted, zero = v.spread(v.builder.trunc(level, ir.IntType(8))), v.number(0.0)
+        total = v.variable(zero)
+        with cgutils.for_range(v.builder, n_vectors) as loop:
+            place = _offset(v, loop.index)
+            match = _match(v, lower, v.load(kinds, place), wanted)
+            v.builder.store(v.add(v.builder.load(total), v.where(match, v.load(values, place), zero)), total)
+        return v.total(v.builder.load(total))
+
+    return vector_kernel(describe, returns_float=True)
+
+
+def _describe_count(v: Vectors, x: Any, kinds: Any, n_vectors: Any, level: Any, pivot: Any, equal: Any) -> Any:
+    """Items of one level that score at least as much as the pivot, or just as much; whole numbers, exact to 16 million."""
+    builder = v.builder
+    wanted, pivots, zero, one = v.spread(builder.trunc(level, ir.IntType(8))), v.spread(pivot), v.number(0.0), v.number(1.0)
+    total = v.variable(zero)
+    only_equal = v.spread(builder.trunc(equal, ir.IntType(1)))
+    with cgutils.for_range(builder, n_vectors) as loop:
+        place = _offset(v, loop.index)
+        score = v.load(x, place)
+        above = builder.fcmp_ordered(">=", score, pivots)
+        not_above = builder.fcmp_ordered("<=", score, pivots)
+        chosen = builder.and_(above, builder.or_(not_above, builder.not_(only_equal)))
+        match = builder.and_(_match(v, False, v.load(kinds, place), wanted), chosen)
+        builder.store(v.add(builder.load(total), v.where(match, one, zero)), total)
+    return v.total(builder.load(total))
+
+
+def _describe_spread(lower: bool) -> Any:
+    def describe(v: Vectors, slopes: Any, kinds: Any, n_vectors: Any, level: Any, weight: Any, moved: Any) -> None:
+        wanted, zero, weights = v.spread(v.builder.trunc(level, ir.IntType(8))), v.number(0.0), v.spread(weight)
+        with cgutils.for_range(v.builder, n_vectors) as loop:
+            place = _offset(v, loop.index)
+            match = _match(v, lower, v.load(kinds, place), wanted)
+            amount = v.where(match, v.load(slopes, place), zero)
+            v.store(v.multiply_add(amount, weights, v.load(moved, place)), moved, place)
+
+    return vector_kernel(describe)
+
+
+fill_step, fill_slope = vector_kernel(_describe_step), vector_kernel(_describe_slope)
+sum_lower, sum_equal = _describe_sum(lower=True), _describe_sum(lower=False)
+count_above = vector_kernel(_describe_count, returns_float=True)
+spread_lower, spread_equal = _describe_spread(lower=True), _describe_spread(lower=False)
 
 
 @njit(cache=True, error_model="numpy")
-def group_by_level(scores, levels, ends, x, columns, places):
-    """The row's items in the list, those of one level side by side; columns: where each was, places: where it is."""
-    ends[:] = 0
+def _copy_row(scores, levels, x, kinds):
+    """The row with room for whole vectors; what is added or not in the list has level -1."""
+    n = len(scores)
+    x[:n] = scores
+    kinds[:n] = levels
+    x[n:] = 0.0
+    kinds[n:] = -1
+
+
+@njit(cache=True, error_model="numpy")
+def counts_by_pairs(
+    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, x, kinds, smooth, steep, place, own, exact, values,
+    slopes,
+):  # fmt: skip
+    """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
+    _copy_row(scores, levels, x, kinds)
+    n_vectors, sharpness, t = len(x) // LANES, np.float32(1.0) / tau, 0
     for j in range(len(scores)):
-        if levels[j] >= 0:
-            ends[levels[j] + 1] += 1
-    for m in range(1, len(ends)):
-        ends[m] += ends[m - 1]
+        level = np.int64(levels[j])
+        if level <= 0:
+            continue
+        place[t], own[t], pivot = j, level, x[j]
+        fill_step(x, n_vectors, pivot, sharpness, rho, delta, top, smooth, steep)
+        steep[j] = 0.0  # moves with itself: large, and would have to cancel
+        jumps = np.float32(0.0)
+        for m in range(n_levels):
+            exact[t, m] = count_above(x, kinds, n_vectors, m, pivot, False)
+            if m < level:
+                jumps += exact[t, m] - (count_above(x, kinds, n_vectors, m, pivot, True) if strict else np.float32(0.0))
+            if not sup:
+                values[t, m] = sum_equal(smooth, kinds, n_vectors, m)
+                slopes[t, m] = sum_equal(steep, kinds, n_vectors, m)
+        if sup:
+            values[t, 0] = sum_lower(smooth, kinds, n_vectors, level) + jump * jumps
+            slopes[t, 0] = sum_lower(steep, kinds, n_vectors, level)
+        t += 1
+
+
+@njit(cache=True, error_model="numpy")
+def gradient_by_pairs(
+    scores, levels, n_levels, sup, tau, rho, delta, x, kinds, steep, moved, n_targets, place, own, weights, slopes, gradient
+):
+    """As :func:`~sightline.ranking.sorted_counts.smooth_count_gradient`, for one row."""
+    _copy_row(scores, levels, x, kinds)
+    n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
+    moved[: len(x)] = 0.0
+    for t in range(n_targets):
+        fill_slope(x, n_vectors, x[place[t]], sharpness, rho, delta, steep)
+        steep[place[t]] = 0.0
+        for m in range(weights.shape[1]):
+            w = np.float32(weights[t, m])
+            if sup:
+                spread_lower(steep, kinds, n_vectors, own[t], w, moved)
+            else:
+                spread_equal(steep, kinds, n_vectors, m, w, moved)
+            moved[place[t]] -= w * slopes[t, m]
     for j in range(len(scores)):
-        if levels[j] >= 0:
-            i = ends[levels[j]]
-            x[i] = scores[j]
-            columns[i] = j
-            places[j] = i
-            ends[levels[j]] += 1
-    for m in range(len(ends) - 1, 0, -1):
-        ends[m] = ends[m - 1]
-    ends[0] = 0
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def exponentials(first, last, x, pivot, tau, whole, parts, out):
-    """exp(-|x[i] - pivot| / tau) for i in [first, last) in float32, a vector at a time."""
-    bits = out.view(np.int32)
-    scale = np.float32(-1.4426950408889634) / tau
-    for i in range(first, last):
-        y = max(abs(x[i] - pivot) * scale, np.float32(-126.0))
-        k = np.floor(y + np.float32(0.5))
-        whole[i] = np.int32(k) + np.int32(127)
-        parts[i] = (y - k) * np.float32(0.6931471805599453)
-    for i in range(first, last):
-        bits[i] = whole[i] << np.int32(23)
-    for i in range(first, last):
-        f = parts[i]
-        p = np.float32(1.0 / 720.0)
-        p = p * f + np.float32(1.0 / 120.0)
-        p = p * f + np.float32(1.0 / 24.0)
-        p = p * f + np.float32(1.0 / 6.0)
-        p = p * f + np.float32(0.5)
-        p = p * f + np.float32(1.0)
-        p = p * f + np.float32(1.0)
-        out[i] *= p
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, out):
-    """The step's slope at x[i] - x[own] for i in [first, last), 0 for own itself; e the exponentials as a by-product."""
-    pivot, one, sharpness = x[own], np.float32(1.0), np.float32(1.0) / tau
-    limit = delta if rho > 0 else np.float32(np.inf)
-    exponentials(first, last, x, pivot, tau, whole, parts, e)
-    for i in range(first, last):
-        r = one / (one + e[i])
-        out[i] = rho if x[i] - pivot > limit else e[i] * r * r * sharpness
-    if first <= own < last:  # moves with itself: large, and would have to cancel
-        out[own] = 0.0
-
-
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def counts_by_pairs(x, ends, own, tau, rho, delta, jump, whole, parts, e, slope, n_sources, row, k, counts, values, slopes):
-    """One target against a row that is grouped by level: level m in [ends[m], ends[m + 1])."""
-    one, nothing, pivot = np.float32(1.0), np.float32(0.0), x[own]
-    limit = delta if rho > 0 else np.float32(np.inf)
-    top = one / (one + np.exp(-delta / tau)) - rho * delta  # where the line meets gap 0
-    for m in range(len(ends) - 1):
-        first, last = ends[m], ends[m + 1]
-        count = nothing  # whole numbers, exact up to 16 million
-        for i in range(first, last):
-            count += one if x[i] >= pivot else nothing
-        counts[row, k, m] = count
-        if m < n_sources:
-            slopes_of_pairs(first, last, own, x, tau, rho, delta, whole, parts, e, slope)
-            value, slope_sum = nothing, nothing
-            for i in range(first, last):
-                gap = x[i] - pivot
-                r = one / (one + e[i])
-                smooth = r if gap >= nothing else e[i] * r
-                value += top + rho * gap if gap > limit else smooth
-                slope_sum += slope[i]
-            values[row, k, m] = value + jump * count
-            slopes[row, k, m] = slope_sum
+        gradient[j] = moved[j] if abs(moved[j]) > NEGLIGIBLE else np.float32(0.0)

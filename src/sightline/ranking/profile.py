@@ -12,22 +12,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
+from sightline.ranking.levels import MOST_LEVELS, n_chunks, torch_threads
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
-from sightline.ranking.sorted_counts import smooth_count_gradient, smooth_count_rows
+from sightline.ranking.sorted_counts import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 
-MOST_LEVELS = 127  # levels are int8
-BLOCK_ELEMENTS = 1 << 22  # of (rows, P, levels) and (rows, G) tables held at once: 32 MB each in float64
+BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
 
 
 class RankProfile(NamedTuple):
-    """For each relevant item (target) of each query, how many items of each level stand above it.
+    """For each relevant item (target) of each query, in any order, how many items of each level stand above it.
 
     Attributes:
         rows: which queries these are.
         valid: (Q, P) bool; queries have different numbers of targets.
         level: (Q, P) int64, the target's own level, from 1; 1 in the padding.
         exact: (Q, P, M) items of each level that score at least as much, the target itself included.
-        smooth: (Q, P, M) the same with a smooth step, differentiable. The target counts itself with the step's value at 0.
+        smooth: the same with a smooth step, differentiable. With :class:`SigmoidStep` (Q, P, M), and the target counts
+            itself with one half; with :class:`SupStep` (Q, P, 1), the items of all levels below the target's own.
     """
 
     rows: slice
@@ -44,10 +45,6 @@ class RankProfile(NamedTuple):
         """(Q, P) sum of (Q, P, M) counts over the levels at or above the target's own."""
         return (counts * (torch.arange(counts.shape[2], device=counts.device) >= self.level[..., None])).sum(2)
 
-    def below(self, counts: Tensor) -> Tensor:
-        """(Q, P) sum of (Q, P, M) counts over the levels below the target's own."""
-        return (counts * (torch.arange(counts.shape[2], device=counts.device) < self.level[..., None])).sum(2)
-
     def over_targets(self, values: Tensor) -> Tensor:
         """(Q,) sum of (Q, P) values over each query's targets."""
         return (values * self.valid).sum(1)
@@ -56,7 +53,9 @@ class RankProfile(NamedTuple):
 Objective = Callable[[RankProfile], Tensor]
 
 
-def rank_losses(scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep, objective: Objective) -> Tensor:
+def rank_losses(
+    scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective
+) -> Tensor:
     """One loss a query: a formula on the ranks of its relevant items.
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
@@ -65,8 +64,8 @@ def rank_losses(scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | S
 
     Args:
         scores: (Q, G) similarity, finite.
-        levels: (Q, G) int8: 0 irrelevant, up to ``n_levels`` more and more relevant, -1 not in the query's list.
-        n_levels: the highest level.
+        levels: (Q, G) int8: 0 irrelevant, up to M - 1 more and more relevant, -1 not in the query's list.
+        counts: (Q, M) int64, how many items of each level a row has: :func:`~sightline.ranking.levels.level_counts`.
         step: stands for the step function in the smooth counts. With :class:`SupStep` only levels below a target's own are
             counted smoothly.
         objective: a profile to (Q,) losses; one query's loss depends on its own row alone.
@@ -74,17 +73,22 @@ def rank_losses(scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | S
     Returns:
         (Q,) losses, differentiable in ``scores``.
     """
-    if n_levels + 1 > MOST_LEVELS:
-        raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS - 1} are supported: round them to fewer")
-    if scores.device.type == "cpu" and scores.dtype == torch.float32:
-        result: Tensor = _SortedRankLosses.apply(scores, levels, n_levels, step, objective)  # type: ignore[no-untyped-call]
+    n_levels = counts.shape[1] - 1
+    if n_levels > MOST_LEVELS:
+        raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS} are supported: round them to fewer")
+    if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
+        result: Tensor = _SortedRankLosses.apply(scores, levels, counts, step, objective)  # type: ignore[no-untyped-call]
         return result
     targets = Targets.where(levels > 0)
     own = targets.of(scores)
-    each = range(n_levels + 1)
-    exact = torch.stack([exact_counts(scores, own, levels == level) for level in each], 2).to(scores.dtype)
-    smooth = torch.stack([smooth_counts(scores, own, levels == level, step) for level in each], 2)
     own_level = targets.of(levels.long()).where(targets.valid, 1)
+    each = range(max(n_levels, 1) + 1)
+    exact = torch.stack([exact_counts(scores, own, levels == level) for level in each], 2).to(scores.dtype)
+    if isinstance(step, SupStep):
+        lower = [smooth_counts(scores, own, (levels >= 0) & (levels < level), step) for level in each[1:]]
+        smooth = torch.stack(lower, 2).gather(2, own_level[..., None] - 1)
+    else:
+        smooth = torch.stack([smooth_counts(scores, own, levels == level, step) for level in each], 2)
     return objective(RankProfile(slice(0, len(scores)), targets.valid, own_level, exact, smooth))
 
 
@@ -93,28 +97,25 @@ class _SortedRankLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep, objective: Objective
+        ctx: Any, scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective
     ) -> Tensor:
         n_queries, n_items = scores.shape
-        losses = torch.zeros(n_queries)
-        gradient = torch.zeros(n_queries, n_items) if ctx.needs_input_grad[0] else None
-        n_targets = (levels > 0).sum(1)
+        scores, levels = scores.detach().contiguous(), levels.contiguous()
+        losses = torch.empty(n_queries)
+        gradient = torch.empty(n_queries, n_items) if ctx.needs_input_grad[0] else None
+        n_levels, n_targets = counts.shape[1] - 1, counts[:, 1:].sum(1)
         most = int(n_targets.max()) if n_queries else 0
         n_rows = max(1, BLOCK_ELEMENTS // max(1, most * (n_levels + 1), n_items))
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
-            most_here = int(n_targets[rows].max())
-            block = _Block(scores[rows].detach().contiguous(), levels[rows].contiguous(), n_levels, most_here, step)
-            valid = torch.arange(block.n_targets) < n_targets[rows, None]
-            smooth = torch.from_numpy(block.values).requires_grad_(gradient is not None)
-            with torch.enable_grad():
-                profile = RankProfile(rows, valid, torch.from_numpy(block.level), torch.from_numpy(block.counts), smooth)
-                block_losses = objective(profile)
-                total = block_losses.sum()
-            losses[rows] = block_losses.detach().float()
+            block = _Block(scores[rows], levels[rows], n_levels, n_targets[rows], step)
+            with torch.set_grad_enabled(gradient is not None):
+                smooth = block.values.requires_grad_(gradient is not None)
+                block_losses = objective(RankProfile(rows, block.valid, block.level, block.exact, smooth))
+            losses[rows] = block_losses.detach()
             if gradient is not None:
-                (weights,) = torch.autograd.grad(total, smooth)
-                gradient[rows] = torch.from_numpy(block.gradient(weights.contiguous().numpy()))
+                (weights,) = torch.autograd.grad(block_losses, smooth, torch.ones_like(block_losses))
+                block.fill_gradient(weights, gradient[rows])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return losses
@@ -129,31 +130,41 @@ class _SortedRankLosses(torch.autograd.Function):
 class _Block:
     """Some rows in the compiled kernels' terms."""
 
-    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, n_targets: int, step: SupStep | SigmoidStep) -> None:
+    def __init__(
+        self, scores: Tensor, levels: Tensor, n_levels: int, n_targets: Tensor, step: SupStep | SigmoidStep
+    ) -> None:
+        n_rows, n_items = scores.shape
+        most = int(n_targets.max())
         sup = isinstance(step, SupStep)
-        self.scores, self.levels, self.n_levels = scores.numpy(), levels.numpy(), n_levels + 1
-        self.n_sources = n_levels if sup else n_levels + 1  # nothing is above the highest level
-        rho, delta = (step.rho, step.delta) if isinstance(step, SupStep) else (0.0, 0.0)
-        self.step = np.float32(step.tau), np.float32(rho), np.float32(delta)
-        self.n_targets = n_targets
-        self.place = np.empty(self.scores.shape, np.int32)
-        self.level = np.ones((len(self.scores), n_targets), np.int64)  # 1 in the padding
-        self.counts, self.values, self.slopes = (
-            np.zeros((len(self.scores), self.n_targets, self.n_levels)) for _ in range(3)
+        rho, delta, jump, top, strict = (
+            (step.rho, step.edge, step.jump, step.top, step.strict)
+            if isinstance(step, SupStep)
+            else (0, np.inf, 0, 0, False)
         )
-        out = (self.place, self.level, self.counts, self.values, self.slopes)
-        smooth_count_rows(
-            self.scores, self.levels, self.n_levels, self.n_sources, *self.step, 0.5 * sup, self._n_chunks(), *out
-        )
-
-    def _n_chunks(self) -> int:
-        return min(len(self.scores), torch.get_num_threads())
-
-    def gradient(self, weights: Any) -> Any:
-        """(Q, G) gradient in the scores, from that in the smooth counts."""
-        result = np.empty_like(self.scores)
-        smooth_count_gradient(
-            self.scores, self.levels, self.n_levels, self.n_sources, *self.step, self._n_chunks(),
-            self.place, weights, self.slopes, result,
+        single = np.float32
+        self.rows = (scores.numpy(), levels.numpy(), n_levels + 1, int(sup), single(step.tau), single(rho), single(delta))
+        self.n_chunks = n_chunks(n_rows)
+        self.n_targets = n_targets.numpy()
+        n_places, n_lanes = room(n_items, most)
+        self.layout = (  # of the sorted rows; rows with few targets leave most of it untouched
+            np.empty((n_rows, n_places), np.float32), np.empty((n_rows, n_places), np.int8),
+            np.empty((n_rows, n_lanes), np.float32), np.empty((n_rows, n_places), np.int32),
+            np.empty((n_rows, 2), np.int64), np.empty((n_rows, most), np.int32), np.empty((n_rows, most), np.int32),
         )  # fmt: skip
-        return result
+        self.valid = torch.arange(most) < n_targets[:, None]
+        self.level = torch.ones(n_rows, most, dtype=torch.int64)  # 1 in the padding
+        self.exact = torch.zeros(n_rows, most, n_levels + 1)
+        self.values = torch.zeros(n_rows, most, 1 if sup else n_levels + 1)
+        self.slopes = np.zeros(self.values.shape, np.float32)
+        with torch_threads():
+            smooth_count_rows(
+                *self.rows, single(jump), single(top), strict, self.n_chunks, self.n_targets, *self.layout,
+                self.level.numpy(), self.exact.numpy(), self.values.numpy(), self.slopes,
+            )  # fmt: skip
+
+    def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
+        """Fill (Q, G) with the gradient in the scores, from that in the smooth counts."""
+        smooth_count_gradient(
+            *self.rows, self.n_chunks, self.n_targets, *self.layout, self.level.numpy(), weights.contiguous().numpy(),
+            self.slopes, gradient.numpy(),
+        )  # fmt: skip

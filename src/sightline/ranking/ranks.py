@@ -30,7 +30,10 @@ def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple
     if relevance.shape != scores.shape:
         raise InputError(f"relevance is {tuple(relevance.shape)}, scores are {tuple(scores.shape)}")
     if mask is None:
-        mask = torch.ones_like(scores, dtype=torch.bool)
+        whole = torch.ones_like(scores, dtype=torch.bool)
+        if not scores.detach().sum().isfinite() and not scores.isfinite().all():
+            raise InputError("scores hold NaN or infinity")
+        return full_precision(scores), whole
     if mask.shape != scores.shape or mask.dtype != torch.bool:
         raise InputError(f"mask: bool {tuple(scores.shape)} is needed, found {mask.dtype} {tuple(mask.shape)}")
     # The sum first: it is quick, and finite only where all are; if not, the one at fault may be outside the list.
@@ -80,7 +83,10 @@ class SupStep:
     Attributes:
         tau: width of the sigmoid, in units of the scores.
         rho: slope beyond ``delta``.
-        delta: where the line starts.
+        delta: where the line starts; None for where the sigmoid comes to 0.99, 4.6 times ``tau``.
+        jump: what is added from a gap of 0 on; below 0.5 the step is not above the true one.
+        offset: the value just beyond ``delta``; None for no break there.
+        strict: a gap of 0 gets no jump.
 
     Example:
         >>> SupStep().value(torch.tensor([-0.01, 0.0, 0.01, 0.1], dtype=torch.float64))
@@ -89,19 +95,34 @@ class SupStep:
 
     tau: float = 0.01
     rho: float = 100.0
-    delta: float = 0.05
+    delta: float | None = 0.05
+    jump: float = 0.5
+    offset: float | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(tau=self.tau, rho=self.rho, delta=self.delta)
+        check_positive(tau=self.tau, rho=self.rho, delta=self.edge)
+        if not 0 <= self.jump < math.inf:
+            raise InputError(f"jump is {self.jump}; a finite number from 0 on is needed")
+
+    @property
+    def edge(self) -> float:
+        """Where the line starts."""
+        return self.tau * math.log(99) if self.delta is None else self.delta
+
+    @property
+    def top(self) -> float:
+        """The value just beyond the edge, without the jump."""
+        return 1 / (1 + math.exp(-self.edge / self.tau)) if self.offset is None else self.offset - self.jump
 
     def value(self, gap: Tensor) -> Tensor:
-        # The line continues the sigmoid from delta on; clamping the gap gives both without a branch.
-        smooth = torch.sigmoid(gap.clamp(max=self.delta) / self.tau)
-        return smooth + 0.5 * (gap >= 0) + self.rho * (gap - self.delta).clamp(min=0)
+        line = self.top + self.rho * (gap - self.edge)
+        jump = self.jump * (gap > 0 if self.strict else gap >= 0)
+        return torch.where(gap > self.edge, line, torch.sigmoid(gap / self.tau)) + jump
 
     def slope(self, gap: Tensor) -> Tensor:
         smooth = torch.sigmoid(gap / self.tau)
-        return torch.where(gap > self.delta, self.rho, smooth * (1 - smooth) / self.tau)
+        return torch.where(gap > self.edge, self.rho, smooth * (1 - smooth) / self.tau)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Labels, flat or in levels, to a relevance matrix; and which pairs count."""
+"""Labels, flat, in levels or in sets, to levels of relevance; and which pairs count."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.ranking.levels import MOST_LEVELS, flat_levels, graded_levels, shared_levels
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
@@ -14,20 +15,33 @@ class Pairs(NamedTuple):
 
     Attributes:
         scores: (Q, G) similarity.
-        levels: (Q, G) int8, how many label levels the pair shares; 0 means nothing in common.
-        mask: (Q, G) bool, True where the item is in the query's list.
-        n_levels: the level of a pair with the same finest label.
+        levels: (Q, G) int8: 0 nothing in common, more for more, -1 not in the query's list.
+        n_levels: the highest level there can be.
+        relevant_from: the level from which on an item is relevant where that is all that counts.
+        worth: (Q, M) float64, the relevance of each level 0 to ``n_levels`` where the labels say it; None where they are
+            levels of a tree.
     """
 
     scores: Tensor
     levels: Tensor
-    mask: Tensor
     n_levels: int
+    relevant_from: int
+    worth: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """(Q, G) bool, True where the item is in the query's list."""
+        return self.levels >= 0
 
     @property
     def relevant(self) -> Tensor:
-        """(Q, G) bool, True where query and item share the finest label."""
-        return self.levels == self.n_levels
+        """(Q, G) bool, True where the item answers the query: of a tree, where they share the finest label."""
+        return self.levels >= self.relevant_from
+
+    @property
+    def flat(self) -> Tensor:
+        """(Q, G) int8: 1 relevant, 0 not, -1 not in the list."""
+        return self.levels if self.n_levels == 1 else flat_levels(self.relevant, self.mask)
 
 
 def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
@@ -45,34 +59,12 @@ def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
     return labels.long() if labels.ndim == 2 else labels.long()[:, None]
 
 
-def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
-    """How many levels each pair shares, counted from the coarsest for as long as they match.
-
-    A fine label that recurs below two parents is thus not the same class.
-
-    Args:
-        labels: (Q, L) int64, column 0 the finest level.
-        ref_labels: (G, L) int64.
-
-    Returns:
-        (Q, G) int8 in [0, L].
-
-    Example:
-        >>> shared_levels(torch.tensor([[7, 1]]), torch.tensor([[7, 1], [8, 1], [7, 2]]))
-        tensor([[2, 1, 0]], dtype=torch.int8)
-    """
-    if labels.shape[1] != ref_labels.shape[1]:
-        raise InputError(f"labels of {labels.shape[1]} and {ref_labels.shape[1]} levels cannot be compared")
-    shared = torch.zeros(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
-    matching = torch.ones_like(shared, dtype=torch.bool)
-    for level in reversed(range(labels.shape[1])):
-        matching &= labels[:, level, None] == ref_labels[None, :, level]
-        shared += matching
-    return shared
-
-
 def batch_pairs(
-    embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    include_self: bool = False,
 ) -> Pairs:
     """Every item of the batch as a query against the rest of the batch, or against a reference set.
 
@@ -81,18 +73,52 @@ def batch_pairs(
 
     Args:
         embeddings: (B, D), of any length; scores are cosines.
-        labels: (B,) or (B, L) integers, finest level first.
+        labels: what the items are, by type. Integers, (B,) or (B, L): classes, or levels of a tree, finest first. Bool,
+            (B, C): sets of labels; an item is relevant if it shares one, and worth the share of the query's labels it has.
+            Floating point, (B, G): the relevance of each item of the list itself, 0 for irrelevant.
         ref_emb: (G, D) items to rank instead of the batch.
-        ref_labels: (G,) or (G, L), given exactly when ``ref_emb`` is.
+        ref_labels: as ``labels``, (G,), (G, L) or (G, C); given exactly when ``ref_emb`` is, unless ``labels`` says all.
+        include_self: keep the query in its own list, as the first and most relevant item, as some public code does.
     """
     check_vectors(embeddings, "embeddings")
-    labels = check_labels(labels, len(embeddings), "labels")
-    if (ref_emb is None) != (ref_labels is None):
+    if ref_emb is not None:
+        check_vectors(ref_emb, "ref_emb")
+    relevance_given = labels.is_floating_point() and labels.ndim == 2
+    if (ref_emb is None) != (ref_labels is None) and not (relevance_given and ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
-    if ref_emb is None or ref_labels is None:
-        mask = ~torch.eye(len(embeddings), dtype=torch.bool, device=embeddings.device)
-        return Pairs(cosine_scores(embeddings, embeddings), shared_levels(labels, labels), mask, labels.shape[1])
-    check_vectors(ref_emb, "ref_emb")
-    ref_labels = check_labels(ref_labels, len(ref_emb), "ref_labels")
-    levels = shared_levels(labels, ref_labels)
-    return Pairs(cosine_scores(embeddings, ref_emb), levels, torch.ones_like(levels, dtype=torch.bool), labels.shape[1])
+    n_items = len(embeddings if ref_emb is None else ref_emb)
+    worth = None
+    if relevance_given:
+        if labels.shape != (len(embeddings), n_items):
+            raise InputError(f"labels: relevance of ({len(embeddings)}, {n_items}) is needed, found {tuple(labels.shape)}")
+        levels, values = graded_levels(labels, torch.ones_like(labels, dtype=torch.bool))
+        n_levels, relevant_from, worth = len(values) - 1, 1, values.expand(len(levels), -1)
+    elif labels.dtype == torch.bool and labels.ndim == 2:
+        levels, worth = _shared_labels(labels, labels if ref_labels is None else ref_labels, len(embeddings), n_items)
+        n_levels, relevant_from = worth.shape[1] - 1, 1
+    else:
+        table = check_labels(labels, len(embeddings), "labels")
+        others = table if ref_labels is None else check_labels(ref_labels, n_items, "ref_labels")
+        levels, n_levels = shared_levels(table, others), table.shape[1]
+        relevant_from = n_levels
+    if ref_emb is None and not include_self:
+        levels.fill_diagonal_(-1)
+    scores = cosine_scores(embeddings, embeddings if ref_emb is None else ref_emb)
+    return Pairs(scores, levels, n_levels, relevant_from, worth)
+
+
+def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> tuple[Tensor, Tensor]:
+    """(Q, G) int8 how many labels each pair shares, and (Q, M) what share of the query's labels that is."""
+    if ref_sets.dtype != torch.bool or ref_sets.ndim != 2 or ref_sets.shape[1] != sets.shape[1]:
+        raise InputError(f"ref_labels: label sets of {sets.shape[1]} labels are needed, found {tuple(ref_sets.shape)}")
+    if len(sets) != n_queries or len(ref_sets) != n_items:
+        raise InputError(
+            f"labels: sets of {n_queries} and {n_items} items are needed, found {len(sets)} and {len(ref_sets)}"
+        )
+    n_labels = sets.sum(1)
+    n_levels = max(1, int(n_labels.max()) if len(sets) else 1)
+    if n_levels > MOST_LEVELS:
+        raise InputError(f"labels: an item has {n_levels} labels, at most {MOST_LEVELS} are supported")
+    shared = (sets.float() @ ref_sets.float().T).to(torch.int8)
+    each = torch.arange(n_levels + 1, dtype=torch.float64, device=sets.device)
+    return shared, each / n_labels[:, None].clamp(min=1)

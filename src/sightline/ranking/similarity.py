@@ -57,7 +57,8 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
         raise InputError(f"vectors of {queries.shape[1]} and {gallery.shape[1]} dimensions cannot be compared")
     wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
-        return unit(queries.to(wider)) @ unit(gallery.to(wider)).T
+        rows = unit(queries.to(wider))
+        return rows @ (rows if gallery is queries else unit(gallery.to(wider))).T
 
 
 def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:

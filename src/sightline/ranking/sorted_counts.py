@@ -1,15 +1,15 @@
 """Smooth counts on a CPU without the cubic cost, compiled.
 
-For each target k of a row and each level m: how many items of level m score at least as much (exact), the sum of
-``step(score j - score k)`` over them and the sum of its slopes. Two ways, chosen row by row:
+For each target k of a row: how many items of each level score at least as much (exact), the sum of
+``step(score j - score k)`` over the items j that count, and the sum of its slopes. With SupRank's step the items of lower
+levels count, one number a target (R = 1); with the sigmoid there is a number for each level (R = M). Two ways, chosen row
+by row:
 
-* few targets: every pair is evaluated, in float32, a vector at a time;
-* many: one sort of the row, then sums that move along it. With ``z = exp(-gap / tau)`` the sigmoid of a negative gap is
-  ``z / (1 + z)`` and its slope ``z / (1 + z)**2``, both polynomials in z without constant term, to 1.6e-6 and 1.4e-5 of
-  their value. So all that is needed are the sums of ``z, z**2 ... z**8`` over the items below (and above) a target, and
-  moving to the next target multiplies them by powers of one number. What lies beyond ``delta`` is taken out of these
-  sums and counted as a line. Cost: one sort and O(levels) an item, whatever the number of targets, the width of the
-  sigmoid and the range of the scores.
+* few targets: every pair is evaluated, a vector at a time (:mod:`~sightline.ranking.pair_counts`);
+* many: one sort of the row, then sums that move along it (:mod:`~sightline.ranking.lane_sums`). What lies beyond ``delta``
+  is taken out of these sums, exactly where it lies, and counted as a line: each target has a second place in the list,
+  ``delta`` above it, that holds no item. Cost: one sort and O(levels) an item, whatever the number of targets, the width of
+  the sigmoid and the range of the scores.
 
 The gradient needs the same sums with targets and items exchanged.
 """
@@ -17,349 +17,386 @@ The gradient needs the same sums with targets and items exchanged.
 import numpy as np
 from numba import njit, prange
 
-from sightline.ranking.pair_counts import FAST, counts_by_pairs, group_by_level, slopes_of_pairs
-from sightline.ranking.vector8 import add8, dot8, scale8, take_powers8
+from sightline.ranking.lane_sums import (
+    DEGREE,
+    NOT_AN_ITEM,
+    carry,
+    end_downwards,
+    end_dropping,
+    end_upwards,
+    fill_decays,
+    fill_equal,
+    fill_lower,
+    read_above,
+    read_above_and_far,
+    read_below,
+    read_slope_above,
+    read_slope_and_line,
+    read_slope_below,
+)
+from sightline.ranking.pair_counts import counts_by_pairs, gradient_by_pairs
+from sightline.ranking.vectors import LANES
 
-DEGREE = 8
-# z / (1 + z) = z * (VALUE[0] + VALUE[1] z + ...), the least relative error on [0, 1] among those exact at z = 1: a step
-# upwards, however small, counts at least one half.
-VALUE = np.array(
-    [
-        0.9999984140683411, -0.9997973572597808, 0.9956156969334018, -0.9624837095595331,
-        0.8335726254833036, -0.5612041616977891, 0.24240645814467207, -0.04810796611261554,
-    ],
-    np.float32,
-)  # fmt: skip
-SLOPE = np.array(  # the same for z / (1 + z)**2
-    [
-        0.9999861943492291, -1.998376210771728, 2.966697774589413, -3.724211551188805,
-        3.7934913999306046, -2.7948206211194933, 1.263177505245626, -0.25594449103484557,
-    ],
-    np.float32,
-)  # fmt: skip
-TINY = np.float32(1e-30)  # what is smaller becomes 0: with denormal numbers a matrix product takes ten times as long
-FEW_TARGETS = 10  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
+FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
+LONGEST_PIECE = 32
+COLUMN_BITS = 25  # of a sort key; 7 more hold the level
+MOST_ITEMS = 1 << COLUMN_BITS
+NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 
 @njit(cache=True, error_model="numpy")
-def _sort_row(scores, levels, keys, spare, counts):
-    """Ascending order of the items in the list: keys hold the order-preserving bits of the score above its column."""
+def _sort_row(scores, levels, keys, spare, buckets):
+    """Ascending order of the items in the list; a key holds the score, in bits that keep its order, level and column."""
     bits = scores.view(np.uint32)
     n = 0
+    buckets[:] = 0
     for j in range(len(scores)):
+        b = bits[j]
+        if b == np.uint32(0x80000000):  # -0.0 is 0.0
+            b = np.uint32(0)
+        b = ~b if b & np.uint32(0x80000000) else b | np.uint32(0x80000000)
+        keys[n] = (np.uint64(b) << np.uint64(32)) | np.uint64(np.uint8(levels[j])) << np.uint64(COLUMN_BITS) | np.uint64(j)
         if levels[j] >= 0:
-            b = bits[j]
-            if b == np.uint32(0x80000000):  # -0.0 is 0.0
-                b = np.uint32(0)
-            b = ~b if b & np.uint32(0x80000000) else b | np.uint32(0x80000000)
-            keys[n] = (np.uint64(b) << np.uint64(32)) | np.uint64(j)
+            buckets[0, b & np.uint32(2047)] += 1
+            buckets[1, (b >> np.uint32(11)) & np.uint32(2047)] += 1
+            buckets[2, b >> np.uint32(22)] += 1
             n += 1
     source, target = keys, spare
     for digit in range(3):
         shift = np.uint64(32 + 11 * digit)
-        counts[:] = 0
-        for i in range(n):
-            counts[(source[i] >> shift) & np.uint64(2047)] += 1
         total = 0
         for d in range(2048):
-            c = counts[d]
-            counts[d] = total
+            c = buckets[digit, d]
+            buckets[digit, d] = total
             total += c
         for i in range(n):
-            d = (source[i] >> shift) & np.uint64(2047)
-            target[counts[d]] = source[i]
-            counts[d] += 1
+            key = source[i]
+            d = (key >> shift) & np.uint64(2047)
+            target[buckets[digit, d]] = key
+            buckets[digit, d] += 1
         source, target = target, source
     return n, source
 
 
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _decays(x, n, tau, whole, parts, out, powers):
-    """powers[8 i + d] = exp(-(x[i] - x[i - 1]) / tau)**(d + 1) for i = 1..n-1; the exponential in float64."""
-    bits = out.view(np.int64)
-    for i in range(1, n):
-        y = (np.float64(x[i - 1]) - np.float64(x[i])) / tau * 1.4426950408889634
-        y = max(y, -1020.0)
-        k = np.floor(y + 0.5)
-        whole[i] = np.int64(k) + 1023
-        parts[i] = (y - k) * 0.6931471805599453
-    for i in range(1, n):
-        bits[i] = whole[i] << 52
-    for i in range(1, n):
-        f = parts[i]
-        p = 1.0 / 39916800.0
-        p = p * f + 1.0 / 3628800.0
-        p = p * f + 1.0 / 362880.0
-        p = p * f + 1.0 / 40320.0
-        p = p * f + 1.0 / 5040.0
-        p = p * f + 1.0 / 720.0
-        p = p * f + 1.0 / 120.0
-        p = p * f + 1.0 / 24.0
-        p = p * f + 1.0 / 6.0
-        p = p * f + 0.5
-        p = p * f + 1.0
-        p = p * f + 1.0
-        out[i] *= p
-    for i in range(1, n):
-        z = np.float32(out[i])
-        power = z
-        for d in range(8):
-            powers[8 * i + d] = power
-            power *= z
-            power = power if power > TINY else np.float32(0.0)
+@njit(cache=True, error_model="numpy", inline="always")
+def _score_bits(key):
+    """The bits of the score in a key."""
+    b = np.uint32(key >> np.uint64(32))
+    return b & np.uint32(0x7FFFFFFF) if b & np.uint32(0x80000000) else ~b
 
 
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _counts_by_sort(x, level, slot, powers, n, tau, rho, delta, jump, n_levels, n_sources, row, counts, values, slopes):
-    """One row in ascending order: x scores, level, slot the place of a target among the outputs (-1: no target)."""
-    states = np.zeros(8 * n_sources, np.float32)
-    one = np.float32(1.0)
-    seen = np.zeros(n_levels)
-    top = 1.0 / (1.0 + np.exp(-delta / tau)) if rho > 0 else 1.0
-    # Upwards: what lies below each target.
-    start = 0
-    while start < n:
-        stop = start + 1
-        while stop < n and x[stop] == x[start]:
-            stop += 1
-        if start > 0:
-            for m in range(n_sources):
-                scale8(states, 8 * m, powers, 8 * start, TINY)
-        for i in range(start, stop):
-            k = slot[i]
-            if k >= 0:
+@njit(cache=True, error_model="numpy")
+def _shape(n_all):
+    """Lanes and steps that hold so many places."""
+    n_lanes = LANES * max(1, n_all // (LANES * LONGEST_PIECE))
+    return n_lanes, -(-n_all // n_lanes)
+
+
+@njit(cache=True, error_model="numpy")
+def room(n_items, n_targets):
+    """Places and lanes that a row needs at most."""
+    n_lanes, n_steps = _shape(n_items + n_targets)
+    return n_lanes * (n_steps + 1), n_lanes
+
+
+@njit(cache=True, error_model="numpy")
+def _untie(values, jump, own, first, last, n_tied, seen, before):
+    """Take the jump back from the items of lower levels that tie with the targets of a group."""
+    for t in range(first, last):
+        values[t, 0] -= jump * (n_tied - seen[own[t]] + before[own[t]])
+
+
+@njit(cache=True, error_model="numpy")
+def _lay_out(
+    order, scores, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted, gaps, kinds, columns,
+    place, far_place, own, exact, values, slopes, own_scores, far,
+):  # fmt: skip
+    """The sorted row and the targets' second places as lanes, and for each target in order what can be counted exactly.
+
+    ``totals[m]`` counts the items of level m and above. The smooth part remains to be added to ``values`` and ``slopes``.
+    """
+    bits = scores.view(np.uint32)  # in order
+    for i in range(n):
+        bits[i] = _score_bits(order[i])
+    n_second = 0
+    if sup:
+        for i in range(n):
+            if scores[n - 1] - scores[i] <= delta:
+                break
+            n_second += (order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127) > 0
+    n_lanes, n_steps = _shape(n + n_second)
+    counted[:] = 0.0
+    seen, before, sums = counted[0], counted[1], counted[2]  # of level m and above: so far, below this score; their sum
+    step, at, lane = 0, 0, 0  # at is the place: row `step` of column `lane`
+    t, v, first_tied, group, sum_so_far = 0, 0, 0, 0, 0.0
+    last = last_item = scores[0]
+    i = 0
+    while lane < n_lanes:
+        x = scores[min(i, n - 1)]
+        if i == n:
+            gaps[at], kinds[at], columns[at] = 0.0, NOT_AN_ITEM, -1
+        elif v < t and sup and x - own_scores[v] > delta:
+            edge = max(own_scores[v] + delta, last)
+            gaps[at], kinds[at], columns[at] = edge - last, NOT_AN_ITEM, -1
+            far_place[v] = at
+            far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
+            last = edge
+            v += 1
+        else:
+            level = np.int64((order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127))
+            column = np.int32(order[i] & np.uint64(MOST_ITEMS - 1))
+            gaps[at], kinds[at], columns[at] = max(x - last, np.float32(0.0)), level, column
+            if x != last_item:
+                if strict:
+                    _untie(values, jump, own, first_tied, t, i - group, seen, before)
+                group, last_item, first_tied = i, x, t
+            if level > 0:
+                if t == first_tied:
+                    before[:] = seen
+                place[t], far_place[t], own[t], own_scores[t] = at, -1, level, x
+                at_least = np.float64(n - group)
                 for m in range(n_levels):
-                    counts[row, k, m] = -seen[m]
-                for m in range(n_sources):
-                    values[row, k, m] = dot8(states, 8 * m, VALUE)
-                    slopes[row, k, m] = dot8(states, 8 * m, SLOPE) / tau
-        for i in range(start, stop):
-            seen[level[i]] += 1
-            if level[i] < n_sources:
-                add8(states, 8 * level[i], one)
-        start = stop
-    # Downwards: ties and what lies above, as far as delta; beyond it a line.
-    states[:] = 0.0
-    tied = np.zeros(n_levels)
-    above = np.zeros(n_levels)
-    far = np.zeros(n_levels)
-    far_sum = np.zeros(n_levels)
-    edge = n - 1
-    stop = n
-    while stop > 0:
-        start = stop - 1
-        while start > 0 and x[start - 1] == x[start]:
-            start -= 1
-        if stop < n:
-            for m in range(n_sources):
-                scale8(states, 8 * m, powers, 8 * stop, TINY)
-        if rho > 0:
-            while x[edge] - x[start] > delta:
-                m = level[edge]
-                if m < n_sources:
-                    far[m] += 1
-                    far_sum[m] += x[edge]
-                    take_powers8(states, 8 * m, one, np.exp((x[start] - x[edge]) / np.float32(tau)))
-                edge -= 1
-        for m in range(n_levels):
-            tied[m] = 0.0
-        for i in range(start, stop):
-            tied[level[i]] += 1
-        for i in range(start, stop):
-            k = slot[i]
-            if k >= 0:
-                for m in range(n_levels):
-                    counts[row, k, m] += seen[m]
-                for m in range(n_sources):
-                    near = above[m] - far[m]
-                    line = rho * (far_sum[m] - far[m] * (np.float64(x[start]) + delta))
-                    values[row, k, m] += (
-                        0.5 * tied[m] + near - dot8(states, 8 * m, VALUE) + top * far[m] + line + jump * counts[row, k, m]
-                    )
-                    slopes[row, k, m] += (0.25 * tied[m] + dot8(states, 8 * m, SLOPE)) / tau + rho * far[m]
-        for i in range(start, stop):
-            above[level[i]] += 1
-            if level[i] < n_sources:
-                add8(states, 8 * level[i], one)
-        stop = start
+                    higher = totals[m + 1] - before[m + 1]
+                    exact[t, m] = at_least - higher
+                    at_least = higher
+                if sup:
+                    higher = totals[level] - before[level]
+                    values[t, 0] = n - i - totals[level] + seen[level] + jump * (n - group - higher)
+                    slopes[t, 0] = 0.0
+                else:
+                    rest = n - 1 - i
+                    for m in range(n_levels - 1, 0, -1):
+                        beyond = totals[m] - totals[m + 1] - seen[m] + seen[m + 1] - (m == level)
+                        values[t, m] = beyond + 0.5 * (m == level)
+                        rest -= beyond
+                        slopes[t, m] = 0.0
+                    values[t, 0] = rest
+                    slopes[t, 0] = 0.0
+                for m in range(1, level + 1):
+                    seen[m] += 1.0
+                    sums[m] += x
+                t += 1
+            sum_so_far += x
+            last = max(x, last)
+            i += 1
+        step += 1
+        at += n_lanes
+        if step == n_steps:
+            step, lane = 0, lane + 1
+            at = lane
+    if strict:
+        _untie(values, jump, own, first_tied, t, n - group, seen, before)
+    for k in range(v):
+        n_far, far_sum = far[k, 0], sum_so_far - sums[own[k]] - far[k, 1]
+        values[k, 0] += (top - 1.0) * n_far + rho * (far_sum - n_far * (np.float64(own_scores[k]) + delta))
+        slopes[k, 0] = rho * n_far
+    return n_lanes, n_steps
 
 
-@njit(cache=True, error_model="numpy", fastmath=FAST)
-def _gradient_by_sort(x, level, slot, powers, n, tau, rho, delta, n_sources, row, weights, slopes, gradient):
-    """Gradient of one row in ascending order; weights (P, M) is that of the loss with respect to the values."""
-    states = np.zeros(8 * n_sources, np.float32)
-    tied = np.zeros(n_sources)
-    far = np.zeros(n_sources)
-    # Upwards: targets below an item, as far as delta; beyond it the line's slope.
-    edge = 0
-    start = 0
-    while start < n:
-        stop = start + 1
-        while stop < n and x[stop] == x[start]:
-            stop += 1
-        if start > 0:
-            for m in range(n_sources):
-                scale8(states, 8 * m, powers, 8 * start, TINY)
-        if rho > 0:
-            while x[start] - x[edge] > delta:
-                k = slot[edge]
-                if k >= 0:
-                    z = np.exp((x[edge] - x[start]) / np.float32(tau))
-                    for m in range(n_sources):
-                        far[m] += weights[row, k, m]
-                        take_powers8(states, 8 * m, np.float32(weights[row, k, m]), z)
-                edge += 1
-        for m in range(n_sources):
-            tied[m] = 0.0
-        for i in range(start, stop):
-            if slot[i] >= 0:
-                for m in range(n_sources):
-                    tied[m] += weights[row, slot[i], m]
-        for i in range(start, stop):
-            m = level[i]
-            gradient[i] = 0.0
-            if m < n_sources:
-                gradient[i] = (0.25 * tied[m] + dot8(states, 8 * m, SLOPE)) / tau + rho * far[m]
-        for i in range(start, stop):
-            k = slot[i]
-            if k >= 0:
-                for m in range(n_sources):
-                    gradient[i] -= weights[row, k, m] * slopes[row, k, m]
-                    add8(states, 8 * m, np.float32(weights[row, k, m]))
-        start = stop
-    # Downwards: targets above an item.
-    states[:] = 0.0
-    stop = n
-    while stop > 0:
-        start = stop - 1
-        while start > 0 and x[start - 1] == x[start]:
-            start -= 1
-        if stop < n:
-            for m in range(n_sources):
-                scale8(states, 8 * m, powers, 8 * stop, TINY)
-        for i in range(start, stop):
-            if level[i] < n_sources:
-                gradient[i] += dot8(states, 8 * level[i], SLOPE) / tau
-        for i in range(start, stop):
-            k = slot[i]
-            if k >= 0:
-                for m in range(n_sources):
-                    add8(states, 8 * m, np.float32(weights[row, k, m]))
-        stop = start
+@njit(cache=True, error_model="numpy")
+def _fill_wholes(gaps, n_lanes, n_steps, tau, sums, wholes):
+    """The decay over each piece."""
+    sums[:n_lanes] = 0.0
+    for step in range(n_steps):
+        for lane in range(n_lanes):
+            sums[lane] += gaps[step * n_lanes + lane]
+    fill_decays(sums, n_lanes // LANES, np.float32(1.0) / tau, wholes)
+
+
+@njit(cache=True, error_model="numpy")
+def _add_smooth_counts(
+    decays, kinds, wholes, fades, n_lanes, n_steps, sup, tau, totals, n_levels, gains, states, value, slope, place,
+    far_place, own, values, slopes,
+):  # fmt: skip
+    """The sums along the list, read at each target's two places."""
+    n_targets = np.int64(totals[1])
+    table = states[: (DEGREE + 1) * n_lanes].reshape(DEGREE + 1, n_lanes)
+    sharpness = np.float64(1.0) / tau
+    n_vectors = n_lanes * n_steps // LANES
+    for level in range(sup, n_levels):
+        if totals[level] == totals[level + 1]:  # no target of this level, or no source
+            continue
+        if sup:
+            fill_lower(kinds, n_vectors, level, gains)
+        else:
+            fill_equal(kinds, n_vectors, level, gains)
+        for tile in range(0, n_lanes, LANES):
+            end_upwards(decays, gains, gains, fades, n_steps, n_lanes, tile, states)
+        carry(table, wholes, n_lanes, True, False)
+        for tile in range(0, n_lanes, LANES):
+            read_below(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope)
+        for tile in range(0, n_lanes, LANES):
+            end_downwards(decays, gains, gains, fades, n_steps, n_lanes, tile, states)
+        carry(table, wholes, n_lanes, False, False)
+        for tile in range(0, n_lanes, LANES):
+            if sup:
+                read_above_and_far(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope, fades, kinds)
+            else:
+                read_above(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope)
+        for t in range(n_targets):
+            if not sup:
+                values[t, level] += value[place[t]]
+                slopes[t, level] += slope[place[t]] * sharpness
+            elif own[t] == level:
+                smooth, steep = np.float64(value[place[t]]), np.float64(slope[place[t]])
+                if far_place[t] >= 0:
+                    smooth += value[far_place[t]]
+                    steep -= slope[far_place[t]]
+                values[t, 0] += smooth
+                slopes[t, 0] += steep * sharpness
+
+
+@njit(cache=True, error_model="numpy")
+def _gradient_by_sort(
+    decays, kinds, wholes, fades, columns, n_lanes, n_steps, sup, tau, rho, n_targets, n_levels, gains, drops, sources,
+    states, moved, place, far_place, own, weights, slopes, gradient,
+):  # fmt: skip
+    """Gradient of one row; weights (P, R) is that of the loss with respect to the values."""
+    n_vectors = n_lanes * n_steps // LANES
+    n_places = n_lanes * n_steps
+    table = states[: (DEGREE + 1) * n_lanes].reshape(DEGREE + 1, n_lanes)
+    sharpness = np.float32(1.0) / tau
+    line = np.float32(rho * tau)
+    moved[:n_places] = 0.0
+    for level in range(sup, n_levels):
+        gains[:n_places] = 0.0
+        drops[:n_places] = 0.0
+        found = False
+        for t in range(n_targets):
+            if not sup or own[t] == level:
+                w = np.float32(weights[t, 0 if sup else level])
+                found |= w != 0.0
+                gains[place[t]] = w
+                if far_place[t] >= 0:
+                    drops[far_place[t]] = -w
+        if not found:
+            continue
+        if sup:
+            fill_lower(kinds, n_vectors, level, sources)
+        else:
+            fill_equal(kinds, n_vectors, level, sources)
+        for tile in range(0, n_lanes, LANES):
+            if sup:
+                end_dropping(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
+            else:
+                end_upwards(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
+        carry(table, wholes, n_lanes, True, sup)
+        for tile in range(0, n_lanes, LANES):
+            if sup:
+                read_slope_and_line(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved, line)
+            else:
+                read_slope_below(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved)
+        for tile in range(0, n_lanes, LANES):
+            end_downwards(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
+        carry(table, wholes, n_lanes, False, False)
+        for tile in range(0, n_lanes, LANES):
+            read_slope_above(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved)
+    for t in range(n_targets):
+        own_share = np.float32(0.0)
+        for m in range(weights.shape[1]):
+            own_share += weights[t, m] * slopes[t, m]
+        moved[place[t]] -= own_share * tau
+    for i in range(n_places):
+        if columns[i] >= 0:
+            g = moved[i] * sharpness
+            gradient[columns[i]] = g if abs(g) > NEGLIGIBLE else np.float32(0.0)
+
+
+@njit(cache=True, error_model="numpy")
+def _fades(tau, delta):
+    """``exp(-delta / tau)`` to the powers 1 ... DEGREE."""
+    fades = np.zeros(DEGREE, np.float32)
+    for d in range(DEGREE):
+        fades[d] = np.exp(-np.float64(delta) / tau * (d + 1))
+        if fades[d] < NEGLIGIBLE:
+            fades[d] = 0.0
+    return fades
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
 def smooth_count_rows(
-    scores, levels, n_levels, n_sources, tau, rho, delta, jump, n_chunks, place, own, counts, values, slopes
-):
-    """Fill (Q, P, M) counts, values, slopes, (Q, P) own level, and (Q, G) place: an item's among the targets, or -1."""
+    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, n_chunks, n_targets,
+    decays, kinds, wholes, columns, shapes, place, far_place, own, exact, values, slopes,
+):  # fmt: skip
+    """Fill (Q, P, M) exact counts, (Q, P, R) values and slopes, (Q, P) own level and column; and what the gradient needs.
+
+    Args:
+        top: the step's value just beyond ``delta``, without the jump.
+        strict: an equal score gets no jump.
+    """
     n_rows, n_items = scores.shape
+    n_room, n_lanes_most = room(n_items, place.shape[1])
+    fades = _fades(tau, delta)
     for chunk in prange(n_chunks):
-        x = np.empty(n_items, np.float32)
-        level = np.empty(n_items, np.int64)
-        slot = np.empty(n_items, np.int64)
-        decay, powers = np.empty(n_items), np.empty(8 * n_items, np.float32)
-        whole, parts = np.empty(n_items, np.int64), np.empty(n_items)
+        x = np.empty(-(-n_items // LANES) * LANES, np.float32)
+        kind = np.empty(len(x), np.int8)
+        smooth, steep = np.empty(max(n_room, len(x)), np.float32), np.empty(max(n_room, len(x)), np.float32)
         keys, spare = np.empty(n_items, np.uint64), np.empty(n_items, np.uint64)
-        buckets = np.empty(2048, np.int64)
-        whole32, parts32 = np.empty(n_items, np.int32), np.empty(n_items, np.float32)
-        e, slope = np.empty(n_items, np.float32), np.empty(n_items, np.float32)
-        ends = np.empty(n_levels + 1, np.int64)
+        buckets = np.empty((3, 2048), np.int32)
+        totals = np.zeros(n_levels + 1)
+        counted = np.empty((3, n_levels + 1))
+        gaps, gains, sums = np.empty(n_room, np.float32), np.empty(n_room, np.float32), np.empty(n_room, np.float32)
+        states = np.empty((DEGREE + 1) * n_lanes_most, np.float32)
+        own_scores, far = np.empty(place.shape[1], np.float32), np.empty((place.shape[1], 2))
         for row in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
-            n_targets = 0
-            for j in range(n_items):
-                place[row, j] = -1
-                if levels[row, j] > 0:
-                    place[row, j] = n_targets
-                    own[row, n_targets] = levels[row, j]
-                    n_targets += 1
-            if n_targets == 0:
+            if n_targets[row] == 0:
                 continue
-            if n_targets <= FEW_TARGETS:
-                group_by_level(scores[row], levels[row], ends, x, keys, slot)
-                for j in range(n_items):
-                    k = place[row, j]
-                    if k >= 0:
-                        counts_by_pairs(
-                            x, ends, slot[j], tau, rho, delta, jump, whole32, parts32, e, slope, n_sources,
-                            row, k, counts, values, slopes,
-                        )  # fmt: skip
-            else:
-                n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
-                for i in range(n):
-                    column = np.int64(order[i] & np.uint64(0xFFFFFFFF))
-                    x[i] = scores[row, column]
-                    level[i] = levels[row, column]
-                    slot[i] = place[row, column]
-                _decays(x, n, np.float64(tau), whole, parts, decay, powers)
-                _counts_by_sort(
-                    x, level, slot, powers, n, np.float64(tau), np.float64(rho), delta, jump,
-                    n_levels, n_sources, row, counts, values, slopes,
+            if n_targets[row] <= FEW_TARGETS:
+                counts_by_pairs(
+                    scores[row], levels[row], n_levels, sup, tau, rho, delta, jump, top, strict, x, kind, smooth, steep,
+                    place[row], own[row], exact[row], values[row], slopes[row],
                 )  # fmt: skip
+                continue
+            totals[:] = 0.0
+            for j in range(n_items):
+                if levels[row, j] > 0:
+                    totals[levels[row, j]] += 1.0
+            for m in range(n_levels - 2, 0, -1):
+                totals[m] += totals[m + 1]
+            n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
+            totals[0] = n
+            n_lanes, n_steps = _lay_out(
+                order, x, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted,
+                gaps, kinds[row], columns[row], place[row], far_place[row], own[row], exact[row], values[row],
+                slopes[row], own_scores, far,
+            )  # fmt: skip
+            shapes[row, 0], shapes[row, 1] = n_lanes, n_steps
+            fill_decays(gaps, n_lanes * n_steps // LANES, np.float32(1.0) / tau, decays[row])
+            _fill_wholes(gaps, n_lanes, n_steps, tau, sums, wholes[row])
+            _add_smooth_counts(
+                decays[row], kinds[row], wholes[row], fades, n_lanes, n_steps, sup, tau, totals, n_levels, gains, states,
+                smooth, steep, place[row], far_place[row], own[row], values[row], slopes[row],
+            )  # fmt: skip
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
-def smooth_count_gradient(scores, levels, n_levels, n_sources, tau, rho, delta, n_chunks, place, weights, slopes, gradient):
-    """Fill (Q, G) gradient of a loss whose gradient with respect to the values is ``weights``, (Q, P, M)."""
+def smooth_count_gradient(
+    scores, levels, n_levels, sup, tau, rho, delta, n_chunks, n_targets,
+    decays, kinds, wholes, columns, shapes, place, far_place, own, weights, slopes, gradient,
+):  # fmt: skip
+    """Fill (Q, G) gradient of a loss whose gradient with respect to the values is ``weights``, (Q, P, R)."""
     n_rows, n_items = scores.shape
+    n_room, n_lanes_most = room(n_items, place.shape[1])
+    fades = _fades(tau, delta)
     for chunk in prange(n_chunks):
-        x = np.empty(n_items, np.float32)
-        level = np.empty(n_items, np.int64)
-        slot = np.empty(n_items, np.int64)
-        decay, powers = np.empty(n_items), np.empty(8 * n_items, np.float32)
-        moved = np.empty(n_items)
-        whole, parts = np.empty(n_items, np.int64), np.empty(n_items)
-        keys, spare = np.empty(n_items, np.uint64), np.empty(n_items, np.uint64)
-        buckets = np.empty(2048, np.int64)
-        whole32, parts32 = np.empty(n_items, np.int32), np.empty(n_items, np.float32)
-        e, slope = np.empty(n_items, np.float32), np.empty(n_items, np.float32)
-        ends = np.empty(n_levels + 1, np.int64)
+        x = np.empty(-(-n_items // LANES) * LANES, np.float32)
+        kind = np.empty(len(x), np.int8)
+        steep = np.empty(len(x), np.float32)
+        moved = np.empty(max(n_room, len(x)), np.float32)
+        gains, drops, sources = np.empty(n_room, np.float32), np.empty(n_room, np.float32), np.empty(n_room, np.float32)
+        states = np.empty((DEGREE + 1) * n_lanes_most, np.float32)
         for row in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
-            n_targets = 0
-            for j in range(n_items):
-                n_targets += place[row, j] >= 0
-                gradient[row, j] = 0.0
-            if n_targets == 0:
+            gradient[row] = 0.0
+            if n_targets[row] == 0:
                 continue
-            if n_targets <= FEW_TARGETS:
-                group_by_level(scores[row], levels[row], ends, x, keys, slot)
-                moved[:] = 0.0
-                for j in range(n_items):
-                    k = place[row, j]
-                    if k >= 0:
-                        for m in range(n_sources):
-                            w = weights[row, k, m]
-                            if w != 0.0:
-                                slopes_of_pairs(
-                                    ends[m], ends[m + 1], slot[j], x, tau, rho, delta, whole32, parts32, e, slope
-                                )
-                                for i in range(ends[m], ends[m + 1]):
-                                    moved[i] += w * slope[i]
-                                moved[slot[j]] -= w * slopes[row, k, m]
-                for i in range(ends[n_levels]):
-                    gradient[row, np.int64(keys[i])] = moved[i] if abs(moved[i]) > TINY else 0.0
-            else:
-                n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
-                for i in range(n):
-                    column = np.int64(order[i] & np.uint64(0xFFFFFFFF))
-                    x[i] = scores[row, column]
-                    level[i] = levels[row, column]
-                    slot[i] = place[row, column]
-                _decays(x, n, np.float64(tau), whole, parts, decay, powers)
-                _gradient_by_sort(
-                    x,
-                    level,
-                    slot,
-                    powers,
-                    n,
-                    np.float64(tau),
-                    np.float64(rho),
-                    delta,
-                    n_sources,
-                    row,
-                    weights,
-                    slopes,
-                    moved,
-                )
-                for i in range(n):
-                    gradient[row, np.int64(order[i] & np.uint64(0xFFFFFFFF))] = moved[i] if abs(moved[i]) > TINY else 0.0
+            if n_targets[row] <= FEW_TARGETS:
+                gradient_by_pairs(
+                    scores[row], levels[row], n_levels, sup, tau, rho, delta, x, kind, steep, moved,
+                    n_targets[row], place[row], own[row], weights[row], slopes[row], gradient[row],
+                )  # fmt: skip
+                continue
+            _gradient_by_sort(
+                decays[row], kinds[row], wholes[row], fades, columns[row], shapes[row, 0], shapes[row, 1], sup, tau, rho,
+                n_targets[row], n_levels, gains, drops, sources, states, moved, place[row], far_place[row], own[row],
+                weights[row], slopes[row], gradient[row],
+            )  # fmt: skip

@@ -1,0 +1,123 @@
+"""Levels of relevance: 0 irrelevant, up to the highest, -1 not in the query's list. int8 tables of (Q, G)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numba import njit, prange
+from torch import Tensor
+
+from sightline.errors import InputError
+
+MOST_LEVELS = 126  # of int8, one of whose values a compiled kernel needs
+
+
+@njit(cache=True, error_model="numpy", parallel=True)
+def _fill_shared(labels, ref_labels, n_chunks, shared):  # type: ignore[no-untyped-def]
+    n_levels, n_queries = labels.shape
+    for chunk in prange(n_chunks):
+        for i in range(chunk * n_queries // n_chunks, (chunk + 1) * n_queries // n_chunks):
+            row = shared[i]
+            row[:] = 0
+            for depth in range(n_levels):
+                own, others = labels[n_levels - 1 - depth, i], ref_labels[n_levels - 1 - depth]
+                for j in range(len(row)):
+                    row[j] += np.int8(row[j] == depth) & np.int8(others[j] == own)
+
+
+@njit(cache=True, error_model="numpy", parallel=True)
+def _fill_counts(levels, n_chunks, counts):  # type: ignore[no-untyped-def]
+    n_rows, n_levels = counts.shape
+    for chunk in prange(n_chunks):
+        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
+            row = levels[i]
+            for level in range(n_levels):
+                n = np.int32(0)
+                for j in range(len(row)):
+                    n += np.int32(row[j] == level)
+                counts[i, level] = n
+
+
+@contextmanager
+def torch_threads() -> Iterator[None]:
+    """Leave torch as many threads as it had: numba's first parallel call sets the pool they share to all cores."""
+    n_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(n_threads)
+
+
+def n_chunks(n_rows: int) -> int:
+    """Parts in which a compiled kernel works on so many rows."""
+    return max(1, min(n_rows, torch.get_num_threads()))
+
+
+def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
+    """How many levels each pair shares, counted from the coarsest for as long as they match.
+
+    A fine label that recurs below two parents is thus not the same class.
+
+    Args:
+        labels: (Q, L) int64, column 0 the finest level.
+        ref_labels: (G, L) int64.
+
+    Returns:
+        (Q, G) int8 in [0, L].
+
+    Example:
+        >>> shared_levels(torch.tensor([[7, 1]]), torch.tensor([[7, 1], [8, 1], [7, 2]]))
+        tensor([[2, 1, 0]], dtype=torch.int8)
+    """
+    if labels.shape[1] != ref_labels.shape[1]:
+        raise InputError(f"labels of {labels.shape[1]} and {ref_labels.shape[1]} levels cannot be compared")
+    shared = torch.empty(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
+    if labels.device.type == "cpu":
+        columns, ref_columns = labels.T.contiguous().numpy(), ref_labels.T.contiguous().numpy()
+        with torch_threads():
+            _fill_shared(columns, ref_columns, n_chunks(len(labels)), shared.numpy())
+        return shared
+    matching = torch.ones_like(shared, dtype=torch.bool)
+    shared.zero_()
+    for level in reversed(range(labels.shape[1])):
+        matching &= labels[:, level, None] == ref_labels[None, :, level]
+        shared += matching
+    return shared
+
+
+def level_counts(levels: Tensor, n_levels: int) -> Tensor:
+    """(Q, M) int64: how many items of each level 0 to ``n_levels`` each row of (Q, G) levels has; -1 is not counted.
+
+    Example:
+        >>> level_counts(torch.tensor([[2, 0, -1, 0]], dtype=torch.int8), n_levels=2)
+        tensor([[2, 0, 1]])
+    """
+    counts = torch.empty(len(levels), n_levels + 1, dtype=torch.int64, device=levels.device)
+    if levels.device.type == "cpu":
+        with torch_threads():
+            _fill_counts(levels.contiguous().numpy(), n_chunks(len(levels)), counts.numpy())
+        return counts
+    for level in range(n_levels + 1):
+        counts[:, level] = (levels == level).sum(1)
+    return counts
+
+
+def flat_levels(relevant: Tensor, mask: Tensor) -> Tensor:
+    """(Q, G) int8: 1 relevant, 0 not, -1 not in the list; from (Q, G) bool."""
+    return (relevant & mask).view(torch.int8) + mask.view(torch.int8) - 1
+
+
+def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Any relevance from 0 on as levels: its distinct values in order.
+
+    Returns:
+        (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (M,) float64, the relevance of each level.
+    """
+    if not (relevance >= 0).all() or not relevance.isfinite().all():
+        raise InputError("relevance: finite numbers from 0 on are needed")
+    values, places = torch.unique(torch.cat([relevance.new_zeros(1), relevance.flatten()]), return_inverse=True)
+    if len(values) > MOST_LEVELS + 1:
+        raise InputError(
+            f"relevance has {len(values) - 1} grades, at most {MOST_LEVELS} are supported: round them to fewer"
+        )
+    levels = places[1:].reshape(relevance.shape).to(torch.int8).masked_fill(~mask, -1)
+    return levels, values.double()
