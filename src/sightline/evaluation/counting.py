@@ -10,7 +10,7 @@ A row's scores are finite; minus infinity marks an item that is in no list. Func
 the columns from ``first`` on. Each row of the state belongs to one query:
 
 * ``n_found``: relevant items gathered; ``found``, ``level``: their scores and levels less 1, after sorting the best first,
-  of equal scores the lower level; ``found`` ends in minus infinity;
+  of equal scores the lower level; ``found`` ends in minus infinities;
 * ``gap``: irrelevant items that precede item i but not item i - 1;
 * ``start``: the first item of each bucket, or ``-1 - child`` where it has buckets of its own; ``scale``: center, factor,
   limit and 1, which make a score a bucket number, of the row and then of each child; ``span``: [0] how many children,
@@ -25,6 +25,8 @@ SMALL_BUCKET = 32
 MOST_BUCKETS = 1 << 16
 LARGEST_FACTOR = 1e30  # beyond it an overflow would break the order
 CHUNK = 1024
+FAR_BELOW = -(1 << 30)
+SENTINELS = 4
 
 
 def state_widths(n_most):
@@ -122,7 +124,10 @@ def _bucket(x, center, factor, limit, one):
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})
 def _choose_scale(found, first, last, n_most, scale):
-    """Buckets for a range of items: a power of two, over the mean and three deviations, inside the extremes."""
+    """Buckets for a range of items: a power of two, from 3 deviations above the mean to 6 below, inside the extremes.
+
+    Further down than up: irrelevant items are many there, and those of a bucket that is open to one side cost the most.
+    """
     low = high = found[first]
     total = squares = 0.0
     for i in range(first, last):
@@ -131,12 +136,12 @@ def _choose_scale(found, first, last, n_most, scale):
     mean = total / (last - first)
     for i in range(first, last):
         squares += (found[i] - mean) ** 2
-    reach = 3 * np.sqrt(squares / (last - first))
+    deviation = np.sqrt(squares / (last - first))
     n_buckets = 2
     while 2 * n_buckets <= n_most:
         n_buckets *= 2
-    scale[0] = min(np.float64(high), mean + reach)
-    width = np.float64(scale[0]) - max(np.float64(low), mean - reach)
+    scale[0] = min(np.float64(high), mean + 3 * deviation)
+    width = np.float64(scale[0]) - max(np.float64(low), mean - 6 * deviation)
     scale[1] = n_buckets / width if width > 0 and n_buckets / width < LARGEST_FACTOR else 0.0
     scale[2] = n_buckets
     scale[3] = 1.0
@@ -154,9 +159,9 @@ def _distribute(found, level, first, last, scale, start, spare, spare_level, buc
         buckets[i] = _bucket(found[i], center, factor, limit, one)
     for i in range(first, last):
         start[buckets[i]] += 1
-    total, most = first, 0
+    most = start.max()
+    total = np.int32(first)
     for b in range(len(start)):
-        most = max(most, start[b])
         total += start[b]
         start[b] = total
     for i in range(first, last):
@@ -182,7 +187,7 @@ def sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buc
     """Sort each query's relevant items, and keep the buckets for :func:`count_tile`."""
     for q in range(len(n_found)):
         n = n_found[q]
-        found[q, n] = -np.inf
+        found[q, n : n + SENTINELS] = -np.inf
         span[q, 0] = 0  # children
         if n > FEW:
             n_buckets = _choose_scale(found[q], 0, n, min(MOST_BUCKETS, max(256, 6 * n)), scale[q, 0])
@@ -255,7 +260,7 @@ def _search(x, found, i, last):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _count_many(row, found, n_found, gap, start, scale, span, shares, crowd, buckets, waiting):
+def _count_many(row, found, n_found, gap, start, scale, span, crowd, buckets, waiting):
     """Items of a bucket that no relevant item shares are counted as one crowd; only the others are compared."""
     center, factor, limit, one = scale[0, 0], scale[0, 1], scale[0, 2], scale[0, 3]
     lowest, beyond = found[n_found - 1], np.int32(limit) + np.int32(2)
@@ -267,37 +272,38 @@ def _count_many(row, found, n_found, gap, start, scale, span, shares, crowd, buc
         n_waiting = 0
         for j in range(len(part)):
             b = np.uint32(buckets[j])
-            crowd[b] += 1
-            waiting[n_waiting] = j
-            n_waiting += shares[b]
+            count = crowd[b]
+            crowd[b] = count + 1
+            waiting[np.uint32(n_waiting)] = j
+            n_waiting += count < 0
         for w in range(n_waiting):
             j = waiting[w]
             x, i = part[j], np.int64(start[buckets[j]])
             if i < 0:
                 h = -1 - i
                 i = np.int64(start[span[h] + _bucket(x, scale[h, 0], scale[h, 1], scale[h, 2], scale[h, 3])])
-            i += found[i] > x
-            i += found[i] > x
-            if found[i] > x:
+            # Four comparisons at once, without a branch to guess: what follows is rare.
+            late = found[i + 3] > x
+            i += (found[i] > x) + (found[i + 1] > x) + (found[i + 2] > x) + late
+            if late:
                 i = _search(x, found, i, n_found)
             gap[i] += 1
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _note_shared(n_buckets, start, shares, crowd):
-    """shares[b]: 1 where bucket b holds relevant items."""
-    for b in range(n_buckets + 2):
-        crowd[b] = 0
-        shares[b] = start[b] != start[b + 1]  # also before a child, where comparing is not needed but does no harm
-    crowd[n_buckets + 2] = shares[n_buckets + 2] = 0
+def _empty_crowds(n_buckets, start, crowd):
+    """Crowds from 0 on; that of a bucket which holds relevant items stays below 0, for its items are to be compared."""
+    for b in range(n_buckets + 2):  # also before a child, where comparing is not needed but does no harm
+        crowd[b] = 0 if start[b] == start[b + 1] else FAR_BELOW
+    crowd[n_buckets + 2] = 0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_crowds(n_buckets, found, n_found, gap, scale, shares, crowd):
+def _add_crowds(n_buckets, found, n_found, gap, scale, crowd):
     """Each relevant item is preceded by the crowds of all buckets before its own."""
     total = 0
     for b in range(n_buckets + 2):
-        count = crowd[b] if shares[b] == 0 else 0
+        count = max(crowd[b], 0)
         crowd[b] = total
         total += count
     before = 0
@@ -308,7 +314,7 @@ def _add_crowds(n_buckets, found, n_found, gap, scale, shares, crowd):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span, shares, crowd, buckets, waiting):
+def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span, crowd, buckets, waiting):
     """Count the irrelevant items, those outside ``begin[q]`` to ``end[q]``, into the gaps between the relevant ones."""
     width = tile.shape[1]
     for q in range(len(n_found)):
@@ -317,10 +323,10 @@ def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span,
         n = n_found[q]
         if n > FEW:
             n_buckets = np.int64(scale[q, 0, 2])
-            _note_shared(n_buckets, start[q], shares, crowd)
+            _empty_crowds(n_buckets, start[q], crowd)
             for part in (tile[q, :left], tile[q, right:]):
-                _count_many(part, found[q], n, gap[q], start[q], scale[q], span[q], shares, crowd, buckets, waiting)
-            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], shares, crowd)
+                _count_many(part, found[q], n, gap[q], start[q], scale[q], span[q], crowd, buckets, waiting)
+            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], crowd)
         elif n > 0:
             scale[q, 0, 2], scale[q, 0, 3] = 0.0, 1.0
             for part in (tile[q, :left], tile[q, right:]):
@@ -337,8 +343,8 @@ def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, firs
     """
     n_levels = table.shape[2]
     discount, harmonic = tables[0], tables[1]
-    seen = np.zeros(n_levels, np.int64)  # of this very level
-    above = np.zeros(n_levels, np.int64)  # of this level and finer
+    seen = np.zeros(n_levels)  # of this very level
+    above = np.zeros(n_levels)  # of this level and finer
     n_above = np.zeros(n_levels + 1, np.int64)
     running = np.zeros(n_levels)
     for q in range(len(n_found)):
@@ -351,31 +357,40 @@ def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, firs
             n_above[m] = n_above[m + 1] + counts[q, m]
         for i in range(n):
             before += places[i]
-            r = i + 1 + before
-            places[i] = r
-            a = levels[i]
+            places[i] = i + 1 + before
+        # Up to the last place that cut metrics look at.
+        i = 0
+        while i < n and (k < len(ks) or places[i] <= n):
+            r, a = places[i], levels[i]
             share = 1.0 / r
             while k < len(ks) and ks[k] < r:
                 at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
                 k += 1
             seen[a] += 1
-            if k < len(ks) or r <= n:
-                for m in range(a + 1):
-                    above[m] += 1
-                    running[m] += above[m] * share
-                    if r <= n_above[m]:
-                        sums[n_levels + 1, m] += above[m] * share
-                        sums[n_levels + 2, m] += harmonic[n_above[m]] - harmonic[r - 1]
-                        sums[n_levels + 3, m] += 1
-                # The ideal list holds so many of its level from this place on.
-                ideal = max(r, n_above[a + 1] + seen[a])
-                if ideal <= n:
-                    sums[n_levels + 4, a] += harmonic[n] - harmonic[ideal - 1]
+            for m in range(a + 1):
+                above[m] += 1
+                running[m] += above[m] * share
+                if r <= n_above[m]:
+                    sums[n_levels + 1, m] += above[m] * share
+                    sums[n_levels + 2, m] += harmonic[n_above[m]] - harmonic[r - 1]
+                    sums[n_levels + 3, m] += 1
+            # The ideal list holds so many of its level from this place on.
+            ideal = max(r, n_above[a + 1] + int(seen[a]))
+            if ideal <= n:
+                sums[n_levels + 4, a] += harmonic[n] - harmonic[ideal - 1]
             for m in range(n_levels):
                 sums[a, m] += seen[m] * share
             sums[n_levels, a] += discount[r]
-            if firsts[a] == 0:
-                firsts[a] = r
+            i += 1
+        for rest in range(i, n):
+            r, a = places[rest], levels[rest]
+            share = 1.0 / r
+            seen[a] += 1
+            for m in range(n_levels):
+                sums[a, m] += seen[m] * share
+            sums[n_levels, a] += discount[r]
+        for i in range(n - 1, -1, -1):
+            firsts[levels[i]] = places[i]
         while k < len(ks):
             at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
             k += 1
@@ -406,7 +421,7 @@ def _count_ties(n, found, level, place, discount, table):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def rank_tile(
-    tile, levels, begin, end, n_found, found, level, gap, start, scale, span, spare, spare_level, shares, crowd, buckets,
+    tile, levels, begin, end, n_found, found, level, gap, start, scale, span, spare, spare_level, crowd, buckets,
     waiting, tables, ks, by_counting, table, first_place, at_ks, counts,
 ):  # fmt: skip
     """All steps for a tile of whole rows, query by query: one row of state, which stays in the cache, serves all."""
@@ -430,7 +445,6 @@ def rank_tile(
             start,
             scale,
             span,
-            shares,
             crowd,
             buckets,
             waiting,

@@ -248,20 +248,20 @@ class _State:
         self.n_most = n_most
         self.tile = torch.empty(n_rows, n_columns, dtype=dtype)
         self.n_found = np.zeros(n_ranked, np.int64)
-        self.found, self.spare = np.empty((n_ranked, n_most + 1), kind), np.empty(n_most, kind)
+        self.found, self.spare = np.empty((n_ranked, n_most + counting.SENTINELS), kind), np.empty(n_most, kind)
         self.level, self.spare_level = np.empty((n_ranked, n_most), np.uint8), np.empty(n_most, np.uint8)
         self.gap = np.zeros((n_ranked, n_most + 1), np.int32)
         self.start = np.empty((n_ranked, n_starts), np.int32)
         self.scale = np.empty((n_ranked, n_children + 1, 4), kind)
         self.span = np.empty((n_ranked, n_children + 1), np.int64)
         self.buckets = np.empty(max(n_most, counting.CHUNK), np.int32)
-        self.crowd, self.shares = np.empty(n_starts, np.int32), np.empty(n_starts, np.uint8)
+        self.crowd = np.empty(n_starts, np.int32)
         self.waiting = np.empty(counting.CHUNK + 1, np.int32)
 
     def one_row(self) -> tuple[NDArray[np.generic], ...]:
         """What :func:`counting.rank_tile` takes."""
         rows = (self.n_found, self.found, self.level, self.gap, self.start, self.scale, self.span)
-        spare = (self.spare, self.spare_level, self.shares, self.crowd, self.buckets, self.waiting)
+        spare = (self.spare, self.spare_level, self.crowd, self.buckets, self.waiting)
         return (*(row[:1] for row in rows), *spare)
 
 
@@ -347,7 +347,7 @@ def _rank_rows(
         else:
             counting.gather_levels(tile, levels[:, left : left + tile.shape[1]], *found)
     counting.sort_rows(*found, *buckets, state.spare, state.spare_level, state.buckets)
-    spare = state.shares, state.crowd, state.buckets, state.waiting
+    spare = state.crowd, state.buckets, state.waiting
     for left, tile in tiles(0, scores.width):
         if levels is not None:
             tile[:n][levels[:, left : left + tile.shape[1]] != 0] = -np.inf
