@@ -5,10 +5,14 @@ import torch
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline.config import read_recipe
 from sightline.errors import InputError
-from sightline.losses.average_precision import sup_ap_loss
+from sightline.losses import create_loss, weighted_sum
+from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.combined import roadmap, roadmap_loss
 from sightline.losses.pairwise import calibration_loss
+from sightline.losses.proxies import NormSoftmaxLoss
+from sightline.pipeline import _loss
 from sightline.ranking.relevance import batch_pairs
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]
@@ -101,3 +105,107 @@ def test_options_of_both_terms_are_checked():
         roadmap_loss(double([E1]), E_RELEVANT, tau=-1)
     with pytest.raises(InputError, match=r"^alpha is 0\.1, beta is 0\.6; alpha must be above beta"):
         roadmap_loss(double([E1]), E_RELEVANT, alpha=0.1)
+
+
+# Any weighted sum.
+
+LABELS = torch.tensor([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 1], [3, 1]])
+TERMS = [{"name": "sup_ap", "weight": 0.9, "tau": 0.02}, {"name": "norm_softmax", "weight": 0.1, "temperature": 0.1}]
+
+
+def draw_batch(seed=0, n_items=8):
+    return torch.randn(n_items, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_weighted_sum_is_the_sum_of_its_terms():
+    embeddings = draw_batch().requires_grad_()
+    loss = create_loss("weighted_sum", terms=TERMS, n_classes=4, embedding_dim=6)
+    value = loss(embeddings, LABELS)
+    expected = 0.9 * SupAPLoss(0.02)(embeddings, LABELS) + 0.1 * NormSoftmaxLoss(4, 6, 0.1)(embeddings, LABELS)
+    assert_close(value, expected)
+    assert_close(*(torch.autograd.grad(one, embeddings)[0] for one in (value, expected)))
+    assert [name for name, _ in loss.named_parameters()] == ["losses.1.proxies"]
+
+
+@pytest.mark.parametrize("preset", ["paper", "released-code"])
+def test_roadmap_is_a_weighted_sum(preset):
+    reduction = "mean" if preset == "paper" else "nonzero"
+    terms = [
+        {"name": "sup_ap", "weight": 0.7, "preset": preset},
+        {"name": "calibration", "weight": 0.3, "reduction": reduction},
+    ]
+    embeddings = draw_batch()
+    expected = roadmap(weight=0.3, preset=preset)(embeddings, LABELS)
+    assert_close(weighted_sum(terms)(embeddings, LABELS), expected)
+
+
+def test_weighted_sum_gives_the_references_to_the_terms_that_take_them():
+    embeddings, references = draw_batch(), draw_batch(1, 5)
+    names = ("calibration", "csl", "arcface", "proxy_nca_pp", "sum_norm_softmax", "sum_triplet")
+    known = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
+    loss = weighted_sum([{"name": name, "weight": 2} for name in names], **known)
+    against = (references, LABELS[:5])
+    parts = [
+        part(embeddings, LABELS, *(against if name in ("calibration", "sum_triplet") else ()))
+        for name, part in zip(names, loss.losses, strict=True)
+    ]
+    assert_close(loss(embeddings, LABELS, *against), 2 * sum(parts))
+
+
+def test_a_term_of_a_sum_may_be_a_sum_and_has_its_own_options():
+    inner = {"name": "weighted_sum", "weight": 0.5, "terms": [{"name": "norm_softmax", "weight": 3, "n_classes": 9}]}
+    loss = weighted_sum([inner, {"name": "calibration", "weight": 0}], n_classes=4, embedding_dim=6)
+    assert loss.losses[0].losses[0].proxies.shape == (9, 6)
+    assert_close(loss(draw_batch(), LABELS), 1.5 * loss.losses[0].losses[0](draw_batch(), LABELS))
+
+
+def test_weighted_sum_by_recipe(tmp_path):
+    (tmp_path / "sum.toml").write_text(
+        """
+        [data]
+        manifest = "photos"
+        [loss]
+        name = "weighted_sum"
+        [[loss.terms]]
+        name = "sup_h_ap"
+        weight = 0.9
+        [[loss.terms]]
+        name = "sum_norm_softmax"
+        weight = 0.1
+        temperature = 0.1
+        """
+    )
+    loss = _loss(read_recipe(str(tmp_path / "sum.toml")), embedding_dim=6, class_counts=[4, 2])
+    assert loss.weights == (0.9, 0.1)
+    assert [tuple(table.shape) for table in loss.parameters()] == [(4, 6), (2, 6)]
+    assert loss(draw_batch(), LABELS).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ([], r"^terms is \[\]; a list of losses is needed, each with its name, weight and options$"),
+        ("sup_ap", r"^terms is 'sup_ap'; a list of losses is needed"),
+        (["sup_ap"], r"^term 1 is 'sup_ap'; a name and a weight are needed$"),
+        ([{"name": "sup_ap"}], r"^term 1 is \{'name': 'sup_ap'\}; a name and a weight are needed$"),
+        ([*TERMS, {"name": "sup_pa", "weight": 1}], r"^term 3: unknown loss 'sup_pa': did you mean 'sup_ap'\?$"),
+        ([{"name": "sup_ap", "weight": 1, "rh0": 3}], r"^term 1: loss 'sup_ap' has no option 'rh0': did you mean 'rho'"),
+        ([{"name": "sup_ap", "weight": 1, "tau": -1}], r"^term 1: tau is -1; a finite number above 0 is needed$"),
+        ([{"name": "arcface", "weight": 1}], r"^term 1: loss 'arcface' needs n_classes and embedding_dim$"),
+        ([{"name": "sup_ap", "weight": "1"}], r"^term 1: weight is '1'; a finite number of 0 or more is needed$"),
+        ([{"name": "sup_ap", "weight": -1}], r"^term 1: weight is -1; a finite number"),
+        ([{"name": "sup_ap", "weight": math.nan}], r"^term 1: weight is nan; a finite number"),
+    ],
+)
+def test_bad_terms_are_refused(terms, message):
+    known = {} if terms and "arcface" in str(terms) else {"n_classes": 4, "embedding_dim": 6}
+    with pytest.raises(InputError, match=message):
+        create_loss("weighted_sum", terms=terms, **known)
+
+
+def test_saved_and_loaded_is_never_stopped():
+    terms = [{"name": "blackbox_ap", "weight": 1.0, "memory": 1}, {"name": "norm_softmax", "weight": 0.5}]
+    whole, resumed = (weighted_sum(terms, n_classes=4, embedding_dim=6) for _ in range(2))
+    whole(draw_batch(), LABELS)
+    resumed.load_state_dict(whole.state_dict())
+    assert_close(resumed(draw_batch(1), LABELS), whole(draw_batch(1), LABELS), rtol=0, atol=0)

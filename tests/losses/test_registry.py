@@ -52,15 +52,16 @@ def value_and_gradient(loss, scores, *rest):
 
 def test_every_loss_is_seen():
     assert list_losses() == sorted(LOSSES)
-    assert len(LOSSES) == 28
+    assert len(LOSSES) == 29
     assert len(FUNCTIONS) == 3
 
 
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
+KNOWN["terms"] = [{"name": "sup_ap", "weight": 0.9}, {"name": "csl", "weight": 0.1}]
 
 
-def create_with_what_it_asks_for(name):
-    return create_loss(name, **{key: value for key, value in KNOWN.items() if key in loss_options(name)})
+def create_with_what_it_asks_for(name, **options):
+    return create_loss(name, **{key: value for key, value in KNOWN.items() if key in loss_options(name)} | options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -150,6 +151,33 @@ def test_unknown_option_suggests_the_nearest():
         create_loss("sup_ap", tau=0.1, rh0=3.0)
     with pytest.raises(InputError, match=r"^loss 'smooth_ap' has no option 'margin': known: 'tau'$"):
         create_loss("smooth_ap", margin=1)
+
+
+def test_missing_options_are_named():
+    with pytest.raises(InputError, match=r"^loss 'csl' needs n_classes and n_levels$"):
+        create_loss("csl", embedding_dim=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "kind"),
+    [
+        ("sup_ap", "tau", "small", "a number"),
+        ("sup_ap", "tau", None, "a number"),
+        ("sup_ap", "delta", True, "a number"),
+        ("roadmap", "weight", "much", "a number"),
+        ("fast_ap", "n_bins", 2.5, "a whole number"),
+        ("smooth_recall", "mixup", "yes", "true or false"),
+        ("smooth_recall", "mixup", 1, "true or false"),
+    ],
+)
+def test_options_of_another_kind_are_refused(name, option, value, kind):
+    with pytest.raises(InputError, match=rf"^loss '{name}': {option} is {value!r}; {kind} is needed$"):
+        create_loss(name, **{option: value})
+
+
+def test_whole_numbers_and_none_stand_for_numbers_where_they_may():
+    assert create_loss("sup_ap", tau=1, delta=None).step.edge == math.log(99)
+    assert create_loss("roadmap", weight=None).weight == 0.5
 
 
 # Invariances.

@@ -1,7 +1,8 @@
 """Ranking losses: functions on ``(scores, relevance)``, modules on ``(embeddings, labels)``, and both by name."""
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -22,7 +23,16 @@ from sightline.losses.blackbox import (
     blackbox_ranks,
     blackbox_recall_loss,
 )
-from sightline.losses.combined import Decomposed, happier, happier_f, roadmap, roadmap_loss, rod_ndcg, rod_recall
+from sightline.losses.combined import (
+    Decomposed,
+    WeightedSum,
+    happier,
+    happier_f,
+    roadmap,
+    roadmap_loss,
+    rod_ndcg,
+    rod_recall,
+)
 from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
 from sightline.losses.graded import (
     SmoothHAPLoss,
@@ -55,6 +65,50 @@ from sightline.losses.proxies import (
 )
 from sightline.losses.recall import SmoothRecallLoss, SupRecallLoss, smooth_recall_loss, sup_recall_loss
 
+
+def weighted_sum(
+    terms: Sequence[Mapping[str, object]],
+    n_classes: int | None = None,
+    embedding_dim: int | None = None,
+    n_levels: int | None = None,
+    class_counts: Sequence[int] | None = None,
+) -> WeightedSum:
+    """The sum of any losses of the table, each with its own options and times its weight.
+
+    Args:
+        terms: for each loss its ``name``, its ``weight``, 0 or more, and its options; one of them may be a sum again.
+        n_classes: handed to each term that takes it and does not give it, like the next three.
+        embedding_dim: D.
+        n_levels: L.
+        class_counts: classes of each level, finest first.
+
+    Example:
+        >>> terms = [{"name": "sup_ap", "weight": 0.9}, {"name": "norm_softmax", "weight": 0.1, "temperature": 0.1}]
+        >>> weighted_sum(terms, n_classes=3, embedding_dim=2).weights
+        (0.9, 0.1)
+    """
+    if isinstance(terms, str) or not isinstance(terms, Sequence) or not terms:
+        raise InputError(f"terms is {terms!r}; a list of losses is needed, each with its name, weight and options")
+    known = {"n_classes": n_classes, "embedding_dim": embedding_dim, "n_levels": n_levels, "class_counts": class_counts}
+    made = [_term(place, term, known) for place, term in enumerate(terms, start=1)]
+    return WeightedSum(*zip(*made, strict=True))
+
+
+def _term(place: int, term: Mapping[str, object], known: Mapping[str, object]) -> tuple[nn.Module, float]:
+    """One loss of a sum, and its weight."""
+    if not isinstance(term, Mapping) or not {"name", "weight"} <= term.keys():
+        raise InputError(f"term {place} is {term!r}; a name and a weight are needed")
+    options = dict(term)
+    name, weight = str(options.pop("name")), options.pop("weight")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise InputError(f"term {place}: weight is {weight!r}; a finite number of 0 or more is needed")
+    try:
+        taken = {key: value for key, value in known.items() if value is not None and key in loss_options(name)}
+        return create_loss(name, **taken | options), float(weight)
+    except InputError as error:
+        raise InputError(f"term {place}: {error}") from error
+
+
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "arcface": ArcFaceLoss,
     "blackbox_ap": BlackBoxAPLoss,
@@ -83,6 +137,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "sup_ndcg": SupNDCGLoss,
     "sup_recall": SupRecallLoss,
     "triplet": TripletLoss,
+    "weighted_sum": weighted_sum,
     "xbm_contrastive": XBMContrastiveLoss,
 }
 
@@ -125,10 +180,26 @@ def create_loss(name: str, **options: object) -> nn.Module:
     if unknown := [option for option in options if option not in known]:
         raise InputError(f"loss {name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")
     parameters = inspect.signature(LOSSES[name]).parameters
+    required = [option for option, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+    if missing := [option for option in required if option not in options]:
+        raise InputError(f"loss {name!r} needs {' and '.join(missing)}")
     for option, value in options.items():
-        if isinstance(parameters[option].default, float) and not isinstance(value, int | float):
-            raise InputError(f"loss {name!r}: {option} is {value!r}; a number is needed")
+        if kind := _kind_missed(value, parameters[option].annotation):
+            raise InputError(f"loss {name!r}: {option} is {value!r}; {kind} is needed")
     return LOSSES[name](**options)
+
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _kind_missed(value: object, annotation: object) -> str | None:
+    """What a number or truth value should have been; None where it is that, or where neither is asked for."""
+    optional: dict[object, type] = {float | None: float, int | None: int}
+    wanted = optional.get(annotation, annotation)
+    if not isinstance(wanted, type) or wanted not in KINDS or (value is None and annotation in optional):
+        return None
+    fits = isinstance(value, (int, float) if wanted is float else wanted)
+    return None if fits and isinstance(value, bool) == (wanted is bool) else KINDS[wanted]
 
 
 __all__ = [
@@ -155,6 +226,7 @@ __all__ = [
     "SupNDCGLoss",
     "SupRecallLoss",
     "TripletLoss",
+    "WeightedSum",
     "XBMContrastiveLoss",
     "all_classes_ap_loss",
     "arcface_loss",
@@ -191,5 +263,6 @@ __all__ = [
     "sup_recall_loss",
     "triplet_loss",
     "triplet_over_levels",
+    "weighted_sum",
     "xbm_contrastive_loss",
 ]

@@ -1,16 +1,17 @@
 """A rank loss and a decomposability term, weighed against each other."""
 
-import inspect
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
+from sightline.losses.levels import SumOverLevels
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss
 from sightline.losses.presets import preset_named
-from sightline.losses.proxies import NormSoftmaxLoss
+from sightline.losses.proxies import ArcFaceLoss, CSLLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.relevance import batch_pairs
 
@@ -117,7 +118,14 @@ class Decomposed(nn.Module):
 
 
 class WeightedSum(nn.Module):
-    """The sum of losses, each times its weight."""
+    """The sum of losses, each times its weight; losses with proxies see the batch alone where there is a reference set.
+
+    Example:
+        >>> import torch
+        >>> loss = WeightedSum([SupAPLoss(), CalibrationLoss()], [0.5, 0.5])
+        >>> loss(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
 
     def __init__(self, losses: Sequence[nn.Module], weights: Sequence[float]) -> None:
         super().__init__()
@@ -126,11 +134,18 @@ class WeightedSum(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        total = embeddings.sum() * 0.0
-        for loss, weight in zip(self.losses, self.weights, strict=True):
-            references = (ref_emb, ref_labels) if "ref_emb" in inspect.signature(loss.forward).parameters else ()
-            total = total + weight * loss(embeddings, labels, *references)
-        return total
+        terms = [
+            weight
+            * (loss(embeddings, labels) if _has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels))
+            for loss, weight in zip(self.losses, self.weights, strict=True)
+        ]
+        return torch.stack(terms).sum()
+
+
+def _has_proxies_alone(loss: nn.Module) -> bool:
+    """Whether the loss compares items with proxies and with nothing else."""
+    of_levels = isinstance(loss, SumOverLevels) and len(loss.numbers) > 0
+    return of_levels or isinstance(loss, ArcFaceLoss | CSLLoss | NormSoftmaxLoss | ProxyNCAPPLoss)
 
 
 def roadmap(
