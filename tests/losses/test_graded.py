@@ -1,4 +1,4 @@
-"""Hierarchical AP, NDCG and recall with smooth ranks: the spec's vectors, slow definitions, bounds."""
+"""Hierarchical AP and NDCG with smooth ranks: the spec's vectors, slow definitions, bounds."""
 
 import math
 
@@ -23,12 +23,11 @@ from sightline.losses.graded import (
     sup_h_ap_loss,
     sup_ndcg_loss,
 )
-from sightline.losses.recall import SupRecallLoss, smooth_recall_loss, sup_recall_loss
+from sightline.losses.recall import smooth_recall_loss, sup_recall_loss
 from sightline.ranking.levels import level_counts
 from sightline.ranking.ranks import SupStep
 
 LEVELS = torch.tensor([[2, 3, 0, 1, 3]])
-FINE = LEVELS == 3
 E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
 E2 = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]], dtype=torch.float64)
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
@@ -60,27 +59,6 @@ def test_sup_h_ap_with_population_relevance_by_value_and_by_level(scores, by_val
 @pytest.mark.parametrize(("scores", "expected"), [(E1, 0.4952961), (E2, 0.3667893)])
 def test_sup_ndcg_of_the_worked_examples(scores, expected, dtype):
     assert_close(value(sup_ndcg_loss, scores, 2.0**LEVELS - 1, dtype=dtype), expected, **close)
-
-
-@both
-@pytest.mark.parametrize(
-    ("loss", "scores", "expected"),
-    [
-        (sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490)),
-        (sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232)),
-        (smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263)),
-        (smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516)),
-    ],
-)
-def test_recall_of_the_worked_examples(loss, scores, expected, dtype):
-    for k, one in zip((1, 2, 4), expected, strict=True):
-        assert_close(value(loss, scores, FINE, ks=[k], dtype=dtype), one, **close)
-    assert_close(value(loss, scores, FINE, ks=[1, 2, 4], dtype=dtype), sum(expected) / 3, **close)
-
-
-def test_sup_recall_is_no_upper_bound():
-    scores, relevant = torch.tensor([[0.50, 0.51, 0.52]], dtype=torch.float64), torch.tensor([[True, False, False]])
-    assert_close(sup_recall_loss(scores, relevant, ks=[1]).item(), 0.9316207, **close)  # the true loss is 1
 
 
 @both
@@ -150,14 +128,6 @@ def test_gradient_is_the_finite_difference(loss):
     assert gradcheck(lambda leaf: loss(leaf, relevance, mask, tau=0.2), scores.requires_grad_())
 
 
-@pytest.mark.parametrize("loss", [sup_recall_loss, smooth_recall_loss])
-def test_gradient_of_recall_is_the_finite_difference(loss):
-    generator = torch.Generator().manual_seed(3)
-    scores = torch.rand(3, 9, generator=generator, dtype=torch.float64)
-    relevant = torch.rand(3, 9, generator=generator) < 0.4
-    assert gradcheck(lambda leaf: loss(leaf, relevant, ks=[2, 3], tau=0.2), scores.requires_grad_())
-
-
 def test_hierarchical_ap_with_sum_wap_relevance_is_the_weighted_sum_of_the_levels_ap():
     generator = torch.Generator().manual_seed(4)
     scores = torch.randperm(20, generator=generator).double()[None] / 20
@@ -221,5 +191,3 @@ def test_bad_input_is_named():
         SupHAPLoss("populaton")
     with pytest.raises(InputError, match=r"alpha is 0\.0; a number above 0"):
         SupHAPLoss(alpha=0.0)
-    with pytest.raises(InputError, match=r"ks are \[0\]; places from 1 on"):
-        SupRecallLoss(ks=[0])

@@ -60,6 +60,19 @@ def test_calibration_worked_by_hand():
     assert_close(calibration_loss(scores, relevant).item(), 0.12)
 
 
+def test_mean_of_nonzero_terms_worked_by_hand():
+    """Shortfall 0.2 of one pair, excess (0.05 + 0.01) / 2; with a second row, all pairs of the table together."""
+    scores, relevant = double([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[True, True, False, False, False]])
+    assert_close(calibration_loss(scores, relevant, reduction="nonzero").item(), 0.23)
+    two = double([[0.95, 0.70, 0.65, 0.30, 0.61], [0.50, 0.90, 0.60, 0.50, 0.90]]), relevant.expand(2, -1)
+    assert_close(calibration_loss(*two, reduction="nonzero").item(), (0.2 + 0.4) / 2 + (0.05 + 0.01 + 0.3) / 3)
+    within = double([[0.95, 0.9, 0.6, 0.30, 0.1]]).requires_grad_()
+    calibration_loss(within, relevant, reduction="nonzero").backward()
+    assert (within.grad == 0).all()
+    with pytest.raises(InputError, match=r"^unknown reduction 'nonzeros': did you mean 'nonzero'\?$"):
+        calibration_loss(scores, relevant, reduction="nonzeros")
+
+
 @pytest.mark.parametrize(("scores", "expected"), [(E1, 0.3833333), (E2, 0.3566667)], ids=["E1", "E2"])
 def test_worked_examples(scores, expected):
     assert_close(calibration_loss(double([scores]), E_RELEVANT).item(), expected, rtol=0, atol=1e-6)

@@ -1,21 +1,15 @@
 """The classical losses on pairs and triplets that rank losses are compared with."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
+from sightline.losses.checks import check_finite, check_margin
 from sightline.losses.pairwise import mean_of_nonzero
 from sightline.ranking.ranks import Targets, check_pairs, smooth_counts
 from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
-
-
-def check_finite(**values: float) -> None:
-    """Refuse a named number that is NaN or infinite."""
-    if wrong := [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]:
-        raise InputError(f"{', '.join(wrong)}; a finite number is needed")
 
 
 def contrastive_loss(
@@ -175,12 +169,6 @@ def _semi_hard_triplets(scores: Tensor, relevant: Tensor, irrelevant: Tensor, ma
 DISTANCE_WEIGHTED = "distance-weighted"
 BY_SCORES = {"all": _all_triplets, "hard": _hard_triplets, "semi-hard": _semi_hard_triplets}
 MINING = (*BY_SCORES, DISTANCE_WEIGHTED)
-
-
-def check_margin(margin: float) -> None:
-    """Refuse a margin that is below 0 or not finite."""
-    if not 0 <= margin < math.inf:
-        raise InputError(f"margin is {margin}; a finite number from 0 up is needed")
 
 
 def triplet_loss(

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.baselines import TripletLoss
-from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_counts, refuse_references
+from sightline.losses.checks import check_counts
+from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors
 

@@ -8,20 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
+from sightline.losses.checks import check_counts
 from sightline.ranking.levels import shared_levels
 from sightline.ranking.ranks import check_positive
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, cosine_scores
-
-
-def check_counts(**values: int) -> None:
-    """Refuse a named count that is not a whole number above 0."""
-    if wrong := [
-        f"{name} is {value!r}"
-        for name, value in values.items()
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]:
-        raise InputError(f"{', '.join(wrong)}; a whole number above 0 is needed")
 
 
 def refuse_references(ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:

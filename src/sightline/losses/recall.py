@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import flat_rank_loss
+from sightline.losses.checks import check_finite
 from sightline.losses.draws import SeededDraws
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import flat_levels
@@ -26,6 +27,7 @@ def recall_objective(
     if not ks or min(ks) < 1:
         raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
     check_positive(rank_width=width)
+    check_finite(offset=offset)
     capped = choose(NORMALISERS, normalise, "normalise")
 
     def objective(profile: RankProfile) -> Tensor:
@@ -179,24 +181,27 @@ class SmoothRecallLoss(nn.Module):
         if self.mixup and self.training:
             if ref_emb is not None:
                 raise InputError("mixup works within a batch: leave out ref_emb, or set mixup to false")
-            scores, levels = mixed_pairs(embeddings, levels, self.draws.next())
+            n_pairs = int((levels > 0).triu(1).sum())
+            scores, levels = mixed_pairs(embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
         if self.include_query and ref_emb is None:
             levels = levels.clone().fill_diagonal_(0)
         return flat_rank_loss(scores, levels, self.step, self.objective)
 
 
-def mixed_pairs(embeddings: Tensor, levels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Scores and flat levels of a batch and a random point between every two of its items that are relevant to each other.
+def mixed_pairs(embeddings: Tensor, levels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and flat levels of a batch and a point between every two of its items that are relevant to each other.
+
+    A point is relevant to what both its items are relevant to, one of themselves included.
 
     Args:
         embeddings: (B, D).
         levels: (B, B) int8: 1 relevant, 0 not, -1 on the diagonal.
-        generator: draws the weights, uniform in [0, 1).
+        weights: (P,) in [0, 1], how much of each point is its first item, in the order of the pairs (0, 1), (0, 2), ...
     """
     first, second = (levels > 0).triu(1).nonzero(as_tuple=True)
-    weight = torch.rand(len(first), 1, generator=generator).to(embeddings)
     real = unit(embeddings)
-    points = torch.cat([real, weight * real[first] + (1 - weight) * real[second]])
+    share = weights.to(real)[:, None]
+    points = torch.cat([real, share * real[first] + (1 - share) * real[second]])
     kin = (levels != 0).float()  # of a class, itself included
     rows = torch.cat([kin, kin[first] * kin[second]])
     related = torch.cat([rows, rows[:, first] * rows[:, second]], 1) > 0

@@ -81,7 +81,8 @@ def pairs_with_memory(
         return pairs
     if ref_emb is not None:
         raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
-    labels = check_labels(labels, len(embeddings), "labels")
+    if labels.dtype != torch.bool:  # sets of labels
+        labels = check_labels(labels, len(embeddings), "labels")
     earlier = batch_pairs(embeddings, labels, *recent.before(embeddings, labels))
     recent.push(embeddings, labels)
     scores, levels = (torch.cat(sides, dim=1) for sides in zip(pairs[:2], earlier[:2], strict=True))

@@ -1,0 +1,194 @@
+"""Recall with smooth ranks: the spec's vectors, the limit of narrow sigmoids, and points mixed of two items."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.losses import create_loss
+from sightline.losses.average_precision import flat_rank_loss
+from sightline.losses.recall import (
+    SmoothRecallLoss,
+    SupRecallLoss,
+    mixed_pairs,
+    recall_objective,
+    smooth_recall_loss,
+    sup_recall_loss,
+)
+from sightline.ranking.levels import flat_levels
+from sightline.ranking.ranks import SigmoidStep
+from sightline.ranking.relevance import batch_pairs
+
+FINE = torch.tensor([[False, True, False, False, True]])
+E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
+E2 = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]], dtype=torch.float64)
+both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
+close = {"rtol": 0, "atol": 2e-6}
+
+
+def value(loss, scores, *rest, dtype=torch.float64, **options):
+    return loss(scores.to(dtype), *rest, **options).item()
+
+
+@both
+@pytest.mark.parametrize(
+    ("loss", "scores", "expected"),
+    [
+        (sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490)),
+        (sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232)),
+        (smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263)),
+        (smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516)),
+    ],
+)
+def test_recall_of_the_worked_examples(loss, scores, expected, dtype):
+    for k, one in zip((1, 2, 4), expected, strict=True):
+        assert_close(value(loss, scores, FINE, ks=[k], dtype=dtype), one, **close)
+    assert_close(value(loss, scores, FINE, ks=[1, 2, 4], dtype=dtype), sum(expected) / 3, **close)
+
+
+def test_sup_recall_is_no_upper_bound():
+    scores, relevant = torch.tensor([[0.50, 0.51, 0.52]], dtype=torch.float64), torch.tensor([[True, False, False]])
+    assert_close(sup_recall_loss(scores, relevant, ks=[1]).item(), 0.9316207, **close)  # the true loss is 1
+
+
+@pytest.mark.parametrize("loss", [sup_recall_loss, smooth_recall_loss])
+def test_gradient_is_the_finite_difference(loss):
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.rand(3, 9, generator=generator, dtype=torch.float64)
+    relevant = torch.rand(3, 9, generator=generator) < 0.4
+    assert gradcheck(lambda leaf: loss(leaf, relevant, ks=[2, 3], tau=0.2), scores.requires_grad_())
+
+
+# The spec's batch V6: six directions in the plane, two classes of three.
+
+ANGLES = torch.tensor([1.3, 47.9, 88.2, 22.1, 62.2, 113.7], dtype=torch.float64).deg2rad()
+BATCH, CLASSES = torch.stack([ANGLES.cos(), ANGLES.sin()], 1), torch.tensor([0, 0, 0, 1, 1, 1])
+KS = [1, 2, 4]
+
+
+@both
+def test_worked_batch(dtype):
+    pairs = batch_pairs(BATCH.to(dtype), CLASSES)
+    of_queries = [
+        smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS) for i in range(6)
+    ]
+    recall = torch.tensor([0.43878910, 0.32539647, 0.26512447, 0.26512440, 0.32541013, 0.43878910], dtype=dtype)
+    assert_close(1 - torch.stack(of_queries), recall, **close)
+    for options, expected in (
+        ({}, 0.6568943889),
+        ({"normalise": "positives"}, 0.6913482721),
+        ({"include_query": True}, 0.8043485164),
+    ):
+        assert_close(create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close)
+
+
+def mixed_loss(embeddings, weights, levels=None, include_query=False):
+    levels = batch_pairs(embeddings, CLASSES).flat if levels is None else levels
+    scores, levels = mixed_pairs(embeddings, levels, weights)
+    if include_query:
+        levels.fill_diagonal_(0)
+    return flat_rank_loss(scores, levels, SigmoidStep(0.01), recall_objective(KS, 1.0, sup=False))
+
+
+@both
+@pytest.mark.parametrize(("include_query", "expected"), [(False, 0.6452878263), (True, 0.7263790039)])
+def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
+    assert_close(mixed_loss(BATCH.to(dtype), torch.full((6,), 0.25), include_query=include_query).item(), expected, **close)
+    monkeypatch.setattr(torch, "rand", lambda n, generator: torch.full((n,), 0.25))
+    module = SmoothRecallLoss(KS, mixup=True, include_query=include_query)
+    assert_close(module(BATCH.to(dtype), CLASSES).item(), expected, **close)
+
+
+def draw(seed, n_items=6):
+    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_points_of_weight_0_or_1_are_copies_of_items():
+    """Pairs (0, 1), (0, 2), (1, 2) of either class: the first of each, or the second."""
+    for weight, items in ((1.0, [0, 0, 1, 3, 3, 4]), (0.0, [1, 2, 2, 4, 5, 5])):
+        scores, levels = mixed_pairs(draw(0), batch_pairs(draw(0), CLASSES).flat, torch.full((6,), weight))
+        copies = torch.cat([torch.arange(6), torch.tensor(items)])
+        expected = batch_pairs(draw(0)[copies], CLASSES[copies])
+        assert_close(scores, expected.scores)
+        assert_close(levels, expected.flat, rtol=0, atol=0)
+
+
+def test_scores_of_points_are_mixed_as_the_points_are():
+    """Similarities mixed, bilinear for two points, are those of the unscaled mean of two unit vectors."""
+    weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    pairs = batch_pairs(draw(0), CLASSES)
+    scores, _ = mixed_pairs(draw(0), pairs.flat, weights)
+    first, second = torch.tensor([0, 0, 1, 3, 3, 4]), torch.tensor([1, 2, 2, 4, 5, 5])
+    rows = weights[:, None] * pairs.scores[first] + (1 - weights[:, None]) * pairs.scores[second]
+    assert_close(scores[6:, :6], rows)
+    assert_close(scores[6:, 6:], weights * rows[:, first] + (1 - weights) * rows[:, second])
+
+
+def test_classes_of_any_size_are_mixed():
+    labels = torch.tensor([0, 1, 1, 2, 2, 2, 2])
+    _, levels = mixed_pairs(draw(0, 7), batch_pairs(draw(0, 7), labels).flat, torch.rand(7))
+    classes = torch.cat([labels, torch.tensor([1, 2, 2, 2, 2, 2, 2])])
+    assert_close(levels, flat_levels(classes[:, None] == classes, ~torch.eye(14, dtype=torch.bool)), rtol=0, atol=0)
+
+
+def test_gradient_reaches_items_through_their_points():
+    weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    levels = batch_pairs(draw(0), CLASSES).flat
+    scores = lambda leaf: mixed_pairs(leaf, levels, weights)[0]  # noqa: E731
+    assert gradcheck(scores, draw(0).requires_grad_())
+
+
+def test_points_are_drawn_anew_in_training_and_again_after_a_resume():
+    loss, resumed = (create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
+    first = loss(draw(0), CLASSES)
+    resumed.load_state_dict(loss.state_dict())
+    second = loss(draw(0), CLASSES)
+    assert abs(first - second) > 1e-4
+    assert_close(resumed(draw(0), CLASSES), second, rtol=0, atol=0)
+    assert_close(create_loss("smooth_recall", mixup=True, seed=3)(draw(0), CLASSES), first, rtol=0, atol=0)
+    assert abs(create_loss("smooth_recall", mixup=True, seed=4)(draw(0), CLASSES) - first) > 1e-4
+    plain = create_loss("smooth_recall")
+    assert_close(loss.eval()(draw(0), CLASSES), plain(draw(0), CLASSES), rtol=0, atol=0)
+
+
+def test_mixup_of_half_precision_and_of_classes_of_one():
+    module = SmoothRecallLoss(mixup=True)
+    assert module(draw(0).bfloat16(), CLASSES).dtype == torch.float32
+    assert module(draw(0), torch.arange(6)).item() == 0
+    with pytest.raises(InputError, match="mixup works within a batch: leave out ref_emb, or set mixup to false"):
+        module(draw(0), CLASSES, draw(1), CLASSES)
+
+
+# Limits and options.
+
+
+@pytest.mark.parametrize(("offset", "at_k"), [(0.0, 0.5), (0.5, 1.0)])
+def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(offset, at_k):
+    relevant = torch.tensor([[True, False, True, False, False]])  # at places 1 and 3 of falling scores
+    for k, found, divisor in ((1, at_k, 1), (2, 1, 2), (3, 1 + at_k, 2), (4, 2, 2)):
+        loss = smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
+        assert_close(loss, 1 - found / divisor, rtol=0, atol=1e-6)
+
+
+def test_k_beyond_the_list_is_allowed():
+    for loss in (sup_recall_loss, smooth_recall_loss):
+        assert_close(loss(E2, FINE, ks=[1000]).item(), 0.0, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [sup_recall_loss, smooth_recall_loss, SupRecallLoss, SmoothRecallLoss])
+def test_bad_options_are_refused(loss):
+    tables = (E1, FINE) if loss in (sup_recall_loss, smooth_recall_loss) else ()
+    with pytest.raises(InputError, match=r"^ks are \[0\]; places from 1 on"):
+        loss(*tables, ks=[0])
+    with pytest.raises(InputError, match=r"^ks are \[\]; places from 1 on"):
+        loss(*tables, ks=[])
+    with pytest.raises(InputError, match=r"^rank_width is 0\.0; a finite number above 0"):
+        loss(*tables, rank_width=0.0)
+    if loss in (smooth_recall_loss, SmoothRecallLoss):
+        with pytest.raises(InputError, match=r"^unknown normalise 'cap'"):
+            loss(*tables, normalise="cap")
+        with pytest.raises(InputError, match=r"^offset is nan; a finite number"):
+            loss(*tables, offset=math.nan)

@@ -1,0 +1,141 @@
+"""Sets of labels and relevance matrices in place of classes: every ranking loss against its function on the table."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline import losses
+from sightline.errors import InputError
+from sightline.losses import LOSSES, create_loss
+from sightline.ranking.similarity import cosine_scores
+
+RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
+ON_PAIRS = [*RANKED, "calibration", "contrastive", "roadmap", "triplet", "xbm_contrastive"]
+every_name = pytest.mark.parametrize("name", ON_PAIRS)
+both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+OPTIONS = {"triplet": {"mining": "all"}}  # no semi-hard triplet breaks the margin in these batches
+OTHERS = ~torch.eye(9, dtype=torch.bool)
+
+
+def draw(seed, n_items, dtype=torch.float64):
+    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def draw_sets(seed, n_items):
+    """Up to four labels an item; item 2 has none."""
+    sets = torch.rand(n_items, 4, generator=torch.Generator().manual_seed(seed)) < 0.4
+    sets[2] = False
+    return sets
+
+
+def draw_relevance(seed, n_queries, n_items):
+    """Grades 0, 0.5, 1 and 2.5, one way only: what answers a query need not be answered by it. Query 2 has no answer."""
+    grades = torch.randint(0, 4, (n_queries, n_items), generator=torch.Generator().manual_seed(seed))
+    relevance = torch.tensor([0.0, 0.5, 1.0, 2.5])[grades]
+    relevance[2] = 0
+    return relevance
+
+
+def share_of_the_querys_labels(sets, ref_sets):
+    """One pair at a time."""
+    return torch.tensor(
+        [[int((one & other).sum()) / max(1, int(one.sum())) for other in ref_sets] for one in sets], dtype=torch.float64
+    )
+
+
+def value_and_gradient(loss, embeddings):
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf)
+    value.backward()
+    return value.detach(), leaf.grad
+
+
+def assert_equal_to_the_function(name, module_call, relevance, mask, references, dtype):
+    function = partial(getattr(losses, f"{name}_loss"), **OPTIONS.get(name, {}))
+    embeddings = draw(0, 9, dtype)
+    expected = value_and_gradient(
+        lambda leaf: function(cosine_scores(leaf, leaf if references is None else references), relevance, mask), embeddings
+    )
+    assert expected[0] > 0
+    assert_close(value_and_gradient(module_call, embeddings), expected)
+
+
+def test_every_ranking_loss_is_seen():
+    assert len(RANKED) == 12
+    assert len(ON_PAIRS) == 17
+
+
+@both
+@every_name
+def test_sets_of_labels(name, dtype):
+    sets, ref_sets, references = draw_sets(1, 9), draw_sets(2, 12), draw(3, 12, dtype)
+    loss = create_loss(name, **OPTIONS.get(name, {}))
+    worth = share_of_the_querys_labels(sets, sets)
+    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets), worth, OTHERS, None, dtype)
+    worth = share_of_the_querys_labels(sets, ref_sets)
+    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets, references, ref_sets), worth, None, references, dtype)
+
+
+@both
+@every_name
+def test_a_relevance_matrix(name, dtype):
+    relevance, of_references, references = draw_relevance(1, 9, 9), draw_relevance(2, 9, 12), draw(3, 12, dtype)
+    loss = create_loss(name, **OPTIONS.get(name, {}))
+    assert_equal_to_the_function(name, lambda leaf: loss(leaf, relevance), relevance, OTHERS, None, dtype)
+    assert_equal_to_the_function(
+        name, lambda leaf: loss(leaf, of_references, references), of_references, None, references, dtype
+    )
+
+
+@both
+@pytest.mark.parametrize("name", [name for name in RANKED if name.startswith("sup_")])
+@pytest.mark.parametrize("preset", ["released-code", "released-code-inaturalist"])
+def test_the_released_code_ranks_the_query_itself(name, preset, dtype):
+    relevance = draw_relevance(1, 9, 9).fill_diagonal_(2.5)
+    scores = cosine_scores(draw(0, 9, dtype), draw(0, 9, dtype))
+    expected = getattr(losses, f"{name}_loss")(scores, relevance, preset=preset)
+    assert_close(create_loss(name, preset=preset)(draw(0, 9, dtype), relevance), expected)
+
+
+@every_name
+def test_sets_of_one_label_are_classes(name):
+    classes = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
+    found = create_loss(name)(draw(0, 9), torch.eye(4, dtype=torch.bool)[classes])
+    assert_close(found, create_loss(name)(draw(0, 9), classes))
+
+
+@pytest.mark.parametrize("name", ["blackbox_ap", "blackbox_recall"])
+def test_sets_of_labels_are_kept_in_memory(name):
+    loss = create_loss(name, memory=1)
+    loss(draw(0, 9), draw_sets(1, 9))
+    found = loss(draw(1, 5), draw_sets(2, 5))
+    scores = cosine_scores(draw(1, 5), torch.cat([draw(1, 5), draw(0, 9)]))
+    worth = share_of_the_querys_labels(draw_sets(2, 5), torch.cat([draw_sets(2, 5), draw_sets(1, 9)]))
+    mask = torch.cat([~torch.eye(5, dtype=torch.bool), torch.ones(5, 9, dtype=torch.bool)], 1)
+    assert_close(found, getattr(losses, f"{name}_loss")(scores, worth, mask))
+
+
+def test_what_classes_alone_can_do_refuses_sets():
+    for name, options in (
+        ("softbin_ap", {"class_balanced": True}),
+        ("triplet", {"mining": "distance-weighted"}),
+        ("norm_softmax", {"n_classes": 4, "embedding_dim": 5}),
+        ("happier", {"n_classes": 4, "embedding_dim": 5}),
+        ("sum_triplet", {"n_levels": 2}),
+    ):
+        with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.bool$"):
+            create_loss(name, **options)(draw(0, 9), draw_sets(1, 9))
+    with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.float32$"):
+        create_loss("blackbox_ap", memory=1)(draw(0, 9), draw_relevance(1, 9, 9))
+
+
+@every_name
+def test_nothing_relevant_is_defined(name):
+    for labels in (torch.zeros(9, 4, dtype=torch.bool), torch.zeros(9, 9)):
+        value, gradient = value_and_gradient(lambda leaf, labels=labels: create_loss(name)(leaf, labels), draw(0, 9))
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        if name in RANKED:
+            assert value.item() == 0
