@@ -1,12 +1,26 @@
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranking_definitions import binary_metrics
 from torch.testing import assert_close
 
-from sightline.evaluation.metrics import average_precision, map_at_r, recall_at_k
+import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
+from sightline.evaluation.metrics import (
+    average_precision,
+    classical_recall_at_k,
+    map_at_k,
+    map_at_r,
+    precision_at_k,
+    r_precision,
+    recall_at_k,
+    revisited_precision_at_k,
+    trapezoid_average_precision,
+    true_recall_at_k,
+)
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 lists = st.lists(st.booleans(), min_size=1, max_size=12)
@@ -67,6 +81,93 @@ def test_the_specifications_lists():
     assert_close(of_one(average_precision, M2), 1 / 3)
     assert of_one(map_at_r, M2) == 0
     assert [of_one(recall_at_k, M2, k=k) for k in (1, 2, 3)] == [0, 0, 1]
+
+
+def test_the_specifications_lists_at_k():
+    near = {"rtol": 0, "atol": 1e-6}
+    assert_close([of_one(map_at_k, M1, k=k) for k in (3, 7, 100)], [0.5555556, 0.5976190, 0.6976190], **near)
+    assert_close([of_one(precision_at_k, M1, k=5), of_one(r_precision, M1)], [0.6, 0.6])
+    true_recalls = [of_one(true_recall_at_k, M1, k=k) for k in (1, 2, 3, 5, 7, 10)]
+    assert_close(true_recalls, [1.0, 0.5, 0.6666667, 0.6, 0.8, 1.0], **near)
+    assert_close([of_one(classical_recall_at_k, M1, k=k) for k in (1, 3, 5)], [0.2, 0.4, 0.6])
+    assert of_one(true_recall_at_k, M2, k=3) == 1
+
+
+AT_K = {
+    "recall": recall_at_k,
+    "true_recall": true_recall_at_k,
+    "classical_recall": classical_recall_at_k,
+    "precision": precision_at_k,
+    "map": map_at_k,
+}
+
+
+@reproducible
+@given(lists.filter(any), st.integers(1, 14))
+def test_metrics_at_k_by_definition(ranked, k):
+    expected = binary_metrics(ranked, [k])
+    assert_close(
+        {f"{name}@{k}": of_one(metric, ranked, k=k) for name, metric in AT_K.items()},
+        {name: expected[name] for name in expected if "@" in name and name != "map@r"},
+        check_dtype=False,
+    )
+    assert_close(of_one(r_precision, ranked), expected["r_precision"])
+    assert of_one(true_recall_at_k, ranked, k=k) >= of_one(classical_recall_at_k, ranked, k=k)
+
+
+def trapezoid_by_definition(ranked):
+    places = [place for place, relevant in enumerate(ranked) if relevant]
+    terms = [((1 if p == 0 else j / p) + (j + 1) / (p + 1)) / 2 for j, p in enumerate(places)]
+    return sum(terms) / len(places)
+
+
+@reproducible
+@given(lists.filter(any), st.integers(1, 14))
+def test_revisited_metrics_by_definition(ranked, k):
+    assert_close(of_one(trapezoid_average_precision, ranked), trapezoid_by_definition(ranked))
+    last = max(place for place, relevant in enumerate(ranked, start=1) if relevant)
+    k_here = min(last, k)
+    assert_close(of_one(revisited_precision_at_k, ranked, k=k), sum(ranked[:k_here]) / k_here)
+
+
+def test_trapezoid_ap_of_the_specification():
+    assert_close(of_one(trapezoid_average_precision, [1, 0, 1, 1]), 0.7638889, rtol=0, atol=1e-6)
+    assert_close(of_one(average_precision, [1, 0, 1, 1]), 0.8055556, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:unsafe cast from uint64 to int64")  # ranx
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_to_torchmetrics_and_ranx_where_they_define_the_same(seed):
+    import ranx
+    from torchmetrics.functional import retrieval
+
+    rng = np.random.default_rng(seed)
+    scores, relevant = rng.random(25), rng.random(25) < 0.3  # above 0: else torchmetrics takes them for irrelevant
+    relevant[0] = True
+    ranked = relevant[(-scores).argsort()].tolist()
+    theirs = torch.from_numpy(scores), torch.from_numpy(relevant)
+    assert_close(
+        of_one(average_precision, ranked), retrieval.retrieval_average_precision(*theirs).item(), rtol=1e-5, atol=0
+    )
+    assert_close(of_one(r_precision, ranked), retrieval.retrieval_r_precision(*theirs).item(), rtol=1e-5, atol=0)
+    judged = ranx.Qrels({"q": {str(i): 1 for i in np.flatnonzero(relevant)}})
+    run = ranx.Run({"q": {str(i): float(score) for i, score in enumerate(scores)}})
+    assert_close(of_one(average_precision, ranked), ranx.evaluate(judged, run, "map"))
+    assert_close(of_one(r_precision, ranked), ranx.evaluate(judged, run, "r-precision"))
+    for k in (1, 5, 10):
+        assert_close(of_one(recall_at_k, ranked, k=k), retrieval.retrieval_hit_rate(*theirs, top_k=k).item())
+        assert_close(
+            of_one(precision_at_k, ranked, k=k), retrieval.retrieval_precision(*theirs, top_k=k).item(), rtol=1e-5, atol=0
+        )
+        assert_close(
+            of_one(classical_recall_at_k, ranked, k=k),
+            retrieval.retrieval_recall(*theirs, top_k=k).item(),
+            rtol=1e-5,
+            atol=0,
+        )
+        assert_close(of_one(recall_at_k, ranked, k=k), float(ranx.evaluate(judged, run, f"hit_rate@{k}")))
+        assert_close(of_one(precision_at_k, ranked, k=k), ranx.evaluate(judged, run, f"precision@{k}"))
+        assert_close(of_one(classical_recall_at_k, ranked, k=k), ranx.evaluate(judged, run, f"recall@{k}"))
 
 
 def test_a_query_without_a_relevant_item_is_nan_and_spoils_no_other():

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.errors import choose
+from sightline.errors import InputError, choose
 from sightline.evaluation.statistics import Counts, Floats, Statistics, list_statistics
 from sightline.hierarchy.relevance import RELEVANCES
 
@@ -48,6 +48,8 @@ class Relevance:
     def of(self, counts: Counts) -> Floats:
         """(Q, L) the worth of an item of each level, in lists with (Q, L) items of each."""
         if self.values is not None:
+            if len(self.values) != counts.shape[1]:
+                raise InputError(f"{len(self.values)} values for {counts.shape[1]} levels")
             return np.broadcast_to(np.array(self.values, np.float64), counts.shape)
         function = choose(RELEVANCES, self.name, "relevance")
         table = torch.from_numpy(np.pad(counts, ((0, 0), (1, 0))))

@@ -58,3 +58,83 @@ def map_at_r(ranked: Tensor, n_relevant: Tensor) -> Tensor:
     place = torch.arange(ranked.shape[1], device=ranked.device)
     counted = _precision_at_hits(ranked) * (place < n_relevant[:, None])
     return counted.sum(1) / _defined(n_relevant, n_relevant)
+
+
+def map_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
+    """Average precision over the first k places alone, divided by as many relevant items as those could hold.
+
+    Returns:
+        (Q,) float64 in [0, 1]; :func:`average_precision` where k is the length of the list.
+
+    Example:
+        >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    return _precision_at_hits(ranked)[:, :k].sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
+
+
+def precision_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
+    """Relevant items among the first k, divided by k even where the list is shorter.
+
+    Example:
+        >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=4)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    return _defined(ranked[:, :k].sum(1), n_relevant) / k
+
+
+def true_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
+    """Relevant items among the first k, divided by as many as there could be.
+
+    Example:
+        >>> true_recall_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=1)
+        tensor([1.], dtype=torch.float64)
+    """
+    return ranked[:, :k].sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
+
+
+def classical_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
+    """Relevant items among the first k, divided by all: the recall of text retrieval.
+
+    Example:
+        >>> classical_recall_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=1)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    return ranked[:, :k].sum(1) / _defined(n_relevant, n_relevant)
+
+
+def r_precision(ranked: Tensor, n_relevant: Tensor) -> Tensor:
+    """Relevant items among the first R, divided by R, the number of relevant items of that query.
+
+    Example:
+        >>> r_precision(torch.tensor([[True, False, True]]), torch.tensor([2]))
+        tensor([0.5000], dtype=torch.float64)
+    """
+    place = torch.arange(ranked.shape[1], device=ranked.device)
+    return (ranked & (place < n_relevant[:, None])).sum(1) / _defined(n_relevant, n_relevant)
+
+
+def trapezoid_average_precision(ranked: Tensor, n_relevant: Tensor) -> Tensor:
+    """Average precision as the revisited Oxford and Paris sets take it: the area below straight lines, not steps.
+
+    Each relevant item counts the mean of the precision at its place and just before it, which is 1 before the first place.
+
+    Example:
+        >>> trapezoid_average_precision(torch.tensor([[True, False, True, True]]), torch.tensor([3]))
+        tensor([0.7639], dtype=torch.float64)
+    """
+    before = torch.arange(ranked.shape[1], dtype=torch.float64, device=ranked.device)
+    earlier = ((ranked.cumsum(1) - ranked.long()) / before.clamp(min=1)).where(before > 0, 1.0) * ranked
+    return (_precision_at_hits(ranked) + earlier).sum(1) / 2 / _defined(n_relevant, n_relevant)
+
+
+def revisited_precision_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
+    """Precision at k, or at the place of the last relevant item where that comes first: mP@k of the revisited sets.
+
+    Example:
+        >>> revisited_precision_at_k(torch.tensor([[True, True, False]]), torch.tensor([2]), k=3)
+        tensor([1.], dtype=torch.float64)
+    """
+    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+    last = (place * ranked).amax(1).clamp(min=1, max=k)
+    return _defined((ranked & (place <= last[:, None])).sum(1), n_relevant) / last

@@ -83,14 +83,14 @@ def evaluate(
         raise InputError("gallery and gallery_labels go together: one was given without the other")
     if (labels is None) == (judgements is None):
         raise InputError("either labels or judgements are needed, not both")
-    queries = Vectors(_as_table(vectors, "vectors"), "vectors")
-    items = queries if gallery is None else Vectors(_as_table(gallery, "gallery"), "gallery")
+    queries = Vectors(as_table(vectors, "vectors"), "vectors")
+    items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
     own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
     groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
     if judgements is not None:
         return _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
-    label_table = _as_table(labels, "labels")
-    item_table = label_table if gallery is None else _as_table(gallery_labels, "gallery_labels")
+    label_table = as_table(labels, "labels")
+    item_table = label_table if gallery is None else as_table(gallery_labels, "gallery_labels")
     if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
         shared = _shared_sets(label_table, item_table, len(queries), len(items))
         return _of_judgements(queries, items, shared, own, groups, ks, metrics, relevance, gain, ties)
@@ -327,10 +327,10 @@ def _groups(
         raise InputError("exclude and gallery_exclude go together, with a gallery: one was given without the other")
     if exclude is None:
         return None
-    groups = _whole(_as_table(exclude, "exclude"), n_queries, "exclude")[:, 0]
+    groups = _whole(as_table(exclude, "exclude"), n_queries, "exclude")[:, 0]
     if gallery_exclude is None:
         return groups, groups
-    return groups, _whole(_as_table(gallery_exclude, "gallery_exclude"), n_items, "gallery_exclude")[:, 0]
+    return groups, _whole(as_table(gallery_exclude, "gallery_exclude"), n_items, "gallery_exclude")[:, 0]
 
 
 def _label_tables(
@@ -367,7 +367,7 @@ def _judged(
     if callable(judgements):
         source = judgements
     else:
-        table = _as_table(judgements, "judgements")
+        table = as_table(judgements, "judgements")
         if tuple(table.shape) != (n_queries, n_items):
             raise InputError(f"judgements: ({n_queries}, {n_items}) is needed, found {tuple(table.shape)}")
         source = table.__getitem__
@@ -393,7 +393,7 @@ def _judged(
 
 
 def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
-    found = _numpy(_as_table(source(rows), "judgements"))
+    found = _numpy(as_table(source(rows), "judgements"))
     if found.shape != (len(rows), n_items):
         raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
     if found.dtype.kind == "f" and np.isnan(found).any():
@@ -405,7 +405,8 @@ def _numpy(table: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
     return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
 
 
-def _as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
+def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
+    """What the user gave as a tensor or an array of numbers."""
     if isinstance(values, Tensor):
         return values
     try:

@@ -1,0 +1,190 @@
+"""Protocols of particular benchmarks: DyML's sets of one level each, revisited Oxford and Paris, an AP for each label."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sightline.errors import InputError
+from sightline.evaluation.graded import ap_of
+from sightline.evaluation.metrics import revisited_precision_at_k, trapezoid_average_precision
+from sightline.evaluation.protocol import NEVER, as_table, by_labels, evaluate
+from sightline.evaluation.result import Result
+from sightline.evaluation.statistics import Counts, ranked_levels
+from sightline.evaluation.streaming import Vectors, statistics
+from sightline.ranking.similarity import score_blocks
+
+SORT_ELEMENTS = 1 << 22
+DYML_METRICS = ("map", "asi", "recall@1")
+
+
+class RetrievalSet(NamedTuple):
+    """Queries and what they rank, with the labels of one level; see :func:`~sightline.evaluation.protocol.evaluate`."""
+
+    vectors: ArrayLike | Tensor
+    labels: ArrayLike | Tensor
+    gallery: ArrayLike | Tensor | None = None
+    gallery_labels: ArrayLike | Tensor | None = None
+    ids: Sequence[object] | None = None
+    gallery_ids: Sequence[object] | None = None
+
+
+def evaluate_dyml(sets: Mapping[str, RetrievalSet]) -> tuple[dict[str, Result], dict[str, float]]:
+    """Each level's own queries and gallery measured, and the plain mean of the levels.
+
+    Args:
+        sets: by the name of the level. One set of images with several label columns is given once for each column.
+
+    Returns:
+        A result for each level, with ``map``, ``asi`` and ``recall@1``; and the mean of each metric over the levels.
+
+    Example:
+        >>> sets = {level: RetrievalSet(np.eye(4, 3), [0, 0, 1, 1]) for level in ("fine", "coarse")}
+        >>> results, means = evaluate_dyml(sets)
+        >>> means["map"] == results["fine"]["map"]
+        True
+    """
+    results = {
+        level: evaluate(
+            one.vectors,
+            one.labels,
+            one.gallery,
+            one.gallery_labels,
+            metrics=DYML_METRICS,
+            ids=one.ids,
+            gallery_ids=one.gallery_ids,
+        )
+        for level, one in sets.items()
+    }
+    return results, {name: float(np.mean([result[name] for result in results.values()])) for name in DYML_METRICS}
+
+
+def evaluate_revisited(
+    vectors: ArrayLike | Tensor,
+    gallery: ArrayLike | Tensor,
+    easy: Sequence[ArrayLike],
+    hard: Sequence[ArrayLike],
+    junk: Sequence[ArrayLike],
+    ks: Sequence[int] = (1, 5, 10),
+) -> dict[str, Result]:
+    """The three setups of revisited Oxford and Paris.
+
+    Easy: the easy items are relevant, hard ones and junk are in no list. Medium: easy and hard ones are relevant. Hard: the
+    hard items are relevant, easy ones and junk are in no list. Queries without a relevant item are left out.
+
+    Args:
+        vectors: (Q, D) of the queries, cut to their boxes.
+        gallery: (G, D).
+        easy: for each query, the places in the gallery of its easy items.
+        hard: of its hard ones.
+        junk: of those that count neither way.
+        ks: for ``mp@k``.
+
+    Returns:
+        For ``easy``, ``medium`` and ``hard``: ``map``, the area below straight lines, and ``mp@k``.
+
+    Example:
+        >>> results = evaluate_revisited(np.eye(1, 2), [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], [[1]], [[2]], [[0]], ks=[1])
+        >>> results["easy"].means
+        {'map': 1.0, 'mp@1': 1.0}
+    """
+    queries, items = Vectors(as_table(vectors, "vectors"), "vectors"), Vectors(as_table(gallery, "gallery"), "gallery")
+    if queries.dim != items.dim:
+        raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
+    lists = {
+        name: _places(name, given, len(queries), len(items))
+        for name, given in (("easy", easy), ("hard", hard), ("junk", junk))
+    }
+    setups = {
+        "easy": {"easy": 1, "hard": -1, "junk": -1},
+        "medium": {"easy": 1, "hard": 1, "junk": -1},
+        "hard": {"hard": 1, "easy": -1, "junk": -1},
+    }
+    columns: dict[str, dict[str, list[Tensor]]] = {
+        setup: {name: [] for name in ("map", *(f"mp@{k}" for k in ks))} for setup in setups
+    }
+    tables = [
+        torch.as_tensor(np.array(side.table)) if not isinstance(side.table, Tensor) else side.table
+        for side in (queries, items)
+    ]
+    for block, scores in score_blocks(tables[0], tables[1], SORT_ELEMENTS):
+        for setup, levels_of in setups.items():
+            levels = torch.zeros(scores.shape, dtype=torch.int8)
+            for name, level in levels_of.items():
+                for row, places in enumerate(lists[name][block]):
+                    levels[row, torch.from_numpy(places)] = level
+            ranked = ranked_levels(scores, levels.to(scores.device)) > 0
+            n_relevant = ranked.sum(1)
+            columns[setup]["map"].append(trapezoid_average_precision(ranked, n_relevant))
+            for k in ks:
+                columns[setup][f"mp@{k}"].append(revisited_precision_at_k(ranked, n_relevant, k))
+    return {
+        setup: Result({name: torch.cat(parts).cpu().numpy() for name, parts in found.items()})
+        for setup, found in columns.items()
+    }
+
+
+def _places(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int) -> list[Counts]:
+    if len(lists) != n_queries:
+        raise InputError(f"{name}: a list for each of the {n_queries} queries is needed, found {len(lists)}")
+    places = [np.array(one, np.int64).reshape(-1) for one in lists]
+    for query, one in enumerate(places):
+        if len(one) and not 0 <= one.min() <= one.max() < n_items:
+            raise InputError(f"{name} of query {query}: places from 0 to {n_items - 1} are needed, found {one.tolist()}")
+    return places
+
+
+def evaluate_each_label(
+    vectors: ArrayLike | Tensor,
+    label_sets: ArrayLike | Tensor,
+    gallery: ArrayLike | Tensor | None = None,
+    gallery_sets: ArrayLike | Tensor | None = None,
+) -> Result:
+    """Items with several labels: average precision for each label of the query, and its mean over them.
+
+    Args:
+        vectors: (Q, D).
+        label_sets: (Q, C) bool.
+        gallery: (G, D) items to rank instead of the other queries.
+        gallery_sets: (G, C) bool, given exactly when ``gallery`` is.
+
+    Returns:
+        ``map``; NaN for a query none of whose labels another item has.
+
+    Example:
+        >>> sets = np.array([[True, True], [True, False], [False, True]])
+        >>> evaluate_each_label([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], sets).per_query["map"]
+        array([0.75, 1.  , 0.5 ])
+    """
+    if (gallery is None) != (gallery_sets is None):
+        raise InputError("gallery and gallery_sets go together: one was given without the other")
+    table = as_table(vectors, "vectors")
+    queries = Vectors(table, "vectors")
+    items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
+    sets = _sets(label_sets, len(queries), "label_sets")
+    item_sets = sets if gallery_sets is None else _sets(gallery_sets, len(items), "gallery_sets")
+    if sets.shape[1] != item_sets.shape[1]:
+        raise InputError(f"sets of {sets.shape[1]} and {item_sets.shape[1]} labels cannot be compared")
+    total, n_labels = np.zeros(len(queries)), np.zeros(len(queries))
+    for label in np.flatnonzero(sets.any(0)):
+        rows = np.flatnonzero(sets[:, label])
+        relevant = np.where(item_sets[:, label], 0, NEVER)[:, None]
+        own = rows if gallery is None else np.full(len(rows), -1)
+        lists = by_labels(Vectors(table[rows], "vectors"), items, np.zeros((len(rows), 1), np.int64), relevant, own)
+        ap = ap_of(statistics(lists, ()), 1)
+        total[rows] += np.nan_to_num(ap)
+        n_labels[rows] += ~np.isnan(ap)
+    if not n_labels.any():
+        raise InputError(f"none of the {len(queries)} queries has a relevant item: no two share a label")
+    return Result({"map": np.divide(total, n_labels, out=np.full(len(queries), np.nan), where=n_labels > 0)})
+
+
+def _sets(sets: ArrayLike | Tensor, n_items: int, name: str) -> NDArray[np.bool_]:
+    table = as_table(sets, name)
+    found: NDArray[Any] = table.cpu().numpy() if isinstance(table, Tensor) else table
+    if found.dtype != bool or found.ndim != 2 or len(found) != n_items:
+        raise InputError(f"{name}: ({n_items}, C) bool is needed, found {found.dtype} {found.shape}")
+    return found

@@ -1,0 +1,232 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+import ranking_definitions as definitions
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.evaluation import graded
+from sightline.evaluation.graded import (
+    Relevance,
+    asi,
+    h_ap,
+    h_curves,
+    hierarchical_distance,
+    level_average_precision,
+    ndcg,
+    pooled_severity,
+    severity,
+)
+from sightline.evaluation.statistics import list_statistics
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+lists = st.lists(st.integers(0, 3), min_size=1, max_size=10).filter(any)
+# spec/metrics.md, section 4: the lists of the papers, and the best order of their levels.
+A, B, BEST = [2, 3, 0, 1, 3], [1, 3, 0, 2, 3], [3, 3, 2, 1, 0]
+M1 = [1, 0, 1, 1, 0, 0, 1, 0, 0, 1]
+WEIGHT = Relevance("weight")
+
+
+def of_one(metric, levels, n_levels=3, **options):
+    found = metric(torch.tensor([levels]), n_levels, **options)
+    assert (found.shape, found.dtype) == ((1,), torch.float64)
+    return found.item()
+
+
+def near(found, expected):
+    assert_close(torch.tensor(found).double(), torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+def test_hierarchical_ap_of_the_papers_examples():
+    near(of_one(h_ap, A, relevance=WEIGHT), 0.7833333)  # 0.78 in the paper
+    near(of_one(h_ap, B, relevance=WEIGHT), 0.6722222)  # 0.67
+    assert [round(of_one(h_ap, levels, relevance=WEIGHT), 2) for levels in (A, B)] == [0.78, 0.67]
+
+
+@pytest.mark.parametrize(("levels", "expected"), [(A, [0.45, 0.8666667, 0.8875]), (B, [0.45, 0.5333333, 0.8875])])
+def test_ap_of_each_level_of_the_papers_examples(levels, expected):
+    near([of_one(level_average_precision, levels, level=level) for level in (3, 2, 1)], expected)
+
+
+@pytest.mark.parametrize(
+    ("levels", "recall", "precision"),
+    [
+        (A, [0.2222222, 0.5555556, 0.5555556, 0.6666667, 1], [1, 0.8333333, np.nan, 0.75, 0.6]),
+        (B, [0.1111111, 0.4444444, 0.4444444, 0.6666667, 1], [1, 0.6666667, np.nan, 0.625, 0.6]),
+    ],
+)
+def test_hierarchical_curves_of_the_papers_examples(levels, recall, precision):
+    found = h_curves(torch.tensor([levels]), 3, WEIGHT)
+    expected = tuple(torch.tensor([side], dtype=torch.float64) for side in (recall, precision))
+    assert_close(found, expected, rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("relevance", "expected"),
+    [
+        (Relevance(), [0.8916667, 0.7458333, 0.9444444]),
+        (Relevance(alpha=3), [0.7416667, 0.5472222, 1]),
+        (Relevance(alpha=5), [0.5967391, 0.4844203, 1]),
+        (Relevance(count_self=True), [0.91, 0.76, None]),
+        (Relevance("sum_wap"), [0.7347222, 0.6236111, None]),
+        (Relevance("sum_wap", weights=(0.2, 0.3, 0.5)), [0.6625, 0.5625, None]),
+        (Relevance(monotone=True), [None, None, 1]),
+    ],
+)
+def test_relevances_of_the_specification(relevance, expected):
+    for levels, value in zip((A, B, BEST), expected, strict=True):
+        if value is not None:
+            near(of_one(h_ap, levels, relevance=relevance), value)
+
+
+def test_ndcg_of_the_specification():
+    near([of_one(ndcg, A), of_one(ndcg, B), of_one(ndcg, A, k=3)], [0.7908150, 0.7055051, 0.5741883])
+    stats = list_statistics(torch.tensor([A]), 3)
+    near((stats.discount * [1, 3, 7]).sum(), 10.5551545)
+
+
+def test_asi_of_the_specification():
+    near([of_one(asi, A), of_one(asi, B), of_one(asi, M1, n_levels=1)], [0.4791667, 0.3958333, 0.7033333])
+
+
+def test_severity_of_the_specification():
+    assert [of_one(severity, A, k=1), of_one(severity, A, k=5), of_one(hierarchical_distance, A, k=5)] == [1, 2, 6 / 5]
+    assert [of_one(severity, B, k=1), of_one(severity, B, k=5), of_one(hierarchical_distance, B, k=5)] == [2, 2, 6 / 5]
+
+
+def test_severity_is_pooled_over_mistakes_and_nan_without_one():
+    stats = list_statistics(torch.tensor([[3, 1, 3], [0, 0, 3], [3, 3, 3], [0, 0, 0]]), 3, [1, 2])
+    assert pooled_severity(stats, 2) == ((2 + 3 + 3) / 3, 3)  # the query without a relevant item is left out
+    assert pooled_severity(stats, 1) == (3, 1)
+    assert np.isnan(pooled_severity(list_statistics(torch.tensor([[3]]), 3, [1]), 1)[0])
+    assert np.isnan(graded.severity_of(stats, 1)).tolist() == [True, False, True, True]
+
+
+@reproducible
+@given(lists)
+def test_every_metric_by_definition(levels):
+    gains = definitions.worth_of_levels(levels, 3, "exponential")
+    assert_close(of_one(ndcg, levels), definitions.ndcg(levels, gains))
+    assert_close(of_one(ndcg, levels, k=4), definitions.ndcg(levels, gains, 4))
+    assert_close(of_one(asi, levels), definitions.asi(levels))
+    for options in (
+        {},
+        {"name": "weight", "alpha": 2.0},
+        {"alpha": 3.0, "count_self": True},
+        {"monotone": True},
+        {"name": "sum_wap", "weights": (0.2, 0.3, 0.5)},
+    ):
+        worth = definitions.worth_of_levels(levels, 3, **options)
+        assert_close(of_one(h_ap, levels, relevance=Relevance(**options)), definitions.h_ap(levels, worth))
+        gain = of_one(ndcg, levels, gain=Relevance(**options))  # gains that do not rise with the level among them
+        assert_close(gain, definitions.ndcg(levels, worth))
+
+
+@reproducible
+@given(lists)
+def test_the_curves_give_hierarchical_ap(levels):
+    recall, precision = (side[0] for side in h_curves(torch.tensor([levels]), 3))
+    steps = torch.diff(recall, prepend=torch.zeros(1))
+    assert_close((steps * precision.nan_to_num()).sum().item(), of_one(h_ap, levels))
+
+
+@reproducible
+@given(lists)
+def test_hierarchical_ap_is_1_for_the_best_order_alone(levels):
+    worth = definitions.worth_of_levels(levels, 3)
+    values = [worth[level] for level in levels]
+    found = of_one(h_ap, levels)
+    assert 0 < found <= 1 + 1e-12
+    assert (found > 1 - 1e-9) == (values == sorted(values, reverse=True))
+
+
+@reproducible
+@given(lists)
+def test_the_best_order_scores_1(levels):
+    best = sorted(levels, reverse=True)
+    monotone = Relevance(monotone=True)
+    found = [
+        of_one(h_ap, best, relevance=WEIGHT),
+        of_one(h_ap, best, relevance=monotone),
+        of_one(ndcg, best),
+        of_one(asi, best),
+    ]
+    assert_close(found, [1.0] * 4)
+
+
+@pytest.mark.parametrize("metric", [h_ap, ndcg, asi])
+def test_the_best_order_backwards_is_the_worst(metric):
+    options = {"relevance": WEIGHT} if metric is h_ap else {}
+    values = [of_one(metric, list(order), **options) for order in set(permutations([3, 2, 1, 1, 0, 0]))]
+    assert_close(of_one(metric, [0, 0, 1, 1, 2, 3], **options), min(values))
+    assert_close(max(values), 1.0)
+
+
+@reproducible
+@given(lists)
+def test_one_more_irrelevant_item_at_the_end_changes_nothing(levels):
+    for metric in (h_ap, ndcg, asi):
+        assert_close(of_one(metric, [*levels, 0]), of_one(metric, levels))
+        assert_close(of_one(metric, [*levels, -1]), of_one(metric, levels))
+
+
+@reproducible
+@given(lists)
+def test_weights_on_one_level_give_its_ap(levels):
+    for level in (1, 2, 3):
+        if max(levels) >= level:
+            weights = tuple(float(other == level) for other in (1, 2, 3))
+            expected = of_one(level_average_precision, levels, level=level)
+            assert_close(of_one(h_ap, levels, relevance=Relevance("sum_wap", weights=weights)), expected)
+
+
+@reproducible
+@given(lists.filter(lambda levels: 3 in levels))
+def test_the_weighted_sum_of_level_aps_is_hierarchical_ap(levels):
+    weights = (0.2, 0.3, 0.5)
+    aps = [of_one(level_average_precision, levels, level=level) for level in (1, 2, 3)]
+    expected = sum(weight * ap for weight, ap in zip(weights, aps, strict=True))
+    assert_close(of_one(h_ap, levels, relevance=Relevance("sum_wap", weights=weights)), expected, rtol=0, atol=1e-12)
+
+
+def test_levels_of_equal_worth_are_not_counted_twice():
+    assert of_one(h_ap, [1, 2, 2, 0], n_levels=2, relevance=Relevance(values=(0.5, 0.5))) == 1
+
+
+def test_a_constant_factor_of_relevance_changes_nothing():
+    values = (0.5, 1.25, 4.0)
+    twice = tuple(2 * value for value in values)
+    expected = of_one(h_ap, A, relevance=Relevance(values=values))
+    assert_close(of_one(h_ap, A, relevance=Relevance(values=twice)), expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ndcg_is_scikit_learns_where_nothing_ties(seed):
+    rng = np.random.default_rng(seed)
+    levels, scores = rng.integers(0, 4, (1, 20)), rng.normal(size=(1, 20))
+    ranked = np.take_along_axis(levels, (-scores).argsort(1), 1)
+    gains = 2.0**levels - 1
+    assert_close(of_one(ndcg, ranked[0].tolist()), ndcg_score(gains, scores))
+    assert_close(of_one(ndcg, ranked[0].tolist(), k=5), ndcg_score(gains, scores, k=5))
+    raw = of_one(ndcg, ranked[0].tolist(), gain=Relevance(values=(1, 2, 3)))
+    assert_close(raw, ndcg_score(levels, scores))
+
+
+def test_a_list_without_a_relevant_item_is_nan_and_spoils_no_other():
+    ranked = torch.tensor([A, [0] * 5])
+    for metric in (h_ap, ndcg, asi, severity, hierarchical_distance):
+        assert metric(ranked, 3).isnan().tolist() == [False, True]
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="unknown relevance 'populatoin': did you mean 'population'"):
+        h_ap(torch.tensor([A]), 3, Relevance("populatoin"))
+    with pytest.raises(InputError, match="2 weights for 3 levels"):
+        h_ap(torch.tensor([A]), 3, Relevance("sum_wap", weights=(0.5, 0.5)))
+    with pytest.raises(InputError, match="2 values for 3 levels"):
+        h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, 0.5)))
