@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from sightline.errors import InputError
 from sightline.ranking import profile as core
 from sightline.ranking.levels import level_counts
-from sightline.ranking.profile import rank_losses
+from sightline.ranking.profile import rank_loss
 from sightline.ranking.ranks import SigmoidStep, SupStep
 
 KINDS = {
@@ -36,10 +36,9 @@ def smooth_ranks(kept):
     """An objective that keeps the smooth ranks it was given, and falls where they fall."""
 
     def objective(profile):
-        smooth = profile.smooth.sum(2)
-        rank = profile.not_below(profile.exact) + smooth
-        exact, rank_found = profile.exact * profile.valid[..., None], rank.detach() * profile.valid
-        kept.append((exact.double().sort(1).values, rank_found.double().sort(1).values))  # targets come in any order
+        rank = profile.above + profile.smooth.sum(2)
+        counted = (profile.above, profile.graded, rank.detach())
+        kept.append([(table * profile.valid).double().sort(1).values for table in counted])  # targets come in any order
         return profile.over_targets(-1 / rank.clamp(min=1))
 
     return objective
@@ -47,9 +46,10 @@ def smooth_ranks(kept):
 
 def run(scores, levels, step):
     leaf, kept = scores.clone().requires_grad_(), []
-    losses = rank_losses(leaf, levels, level_counts(levels, 3), step, smooth_ranks(kept))
-    losses.sum().backward()
-    return losses.detach(), leaf.grad, *kept[0]
+    worth = torch.tensor([0.0, 0.5, 1.0, 0.75]).to(scores).expand(len(scores), -1)  # not the larger the higher
+    loss = rank_loss(leaf, levels, level_counts(levels, 3), step, smooth_ranks(kept), worth)
+    loss.backward()
+    return loss.detach(), leaf.grad, *kept[0]
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
@@ -57,11 +57,12 @@ def run(scores, levels, step):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
     scores, levels = draw(kind, share)
-    losses, gradient, exact, rank = run(scores, levels, step)
-    expected_losses, expected_gradient, expected_exact, expected_rank = run(scores.double(), levels, step)
-    assert_close(exact, expected_exact, rtol=0, atol=0)
+    loss, gradient, above, graded, rank = run(scores, levels, step)
+    expected_loss, expected_gradient, expected_above, expected_graded, expected_rank = run(scores.double(), levels, step)
+    assert_close(above, expected_above, rtol=0, atol=0)
+    assert_close(graded, expected_graded, rtol=1e-6, atol=0)
     assert_close(rank, expected_rank, rtol=1e-4, atol=0)
-    assert_close(losses.double(), expected_losses, rtol=1e-4, atol=1e-6)
+    assert_close(loss.double(), expected_loss, rtol=1e-4, atol=1e-6)
     norms = expected_gradient.norm(dim=1)
     assert ((gradient - expected_gradient).norm(dim=1) <= 1e-3 * norms + 1e-12).all()
     # Translation invariance, to rounding.
@@ -91,7 +92,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 def test_no_gradient_is_worked_out_where_none_is_asked_for():
     scores, levels = draw("spread", 0.3)
-    losses = rank_losses(scores, levels, level_counts(levels, 3), SupStep(), smooth_ranks([]))
+    losses = rank_loss(scores, levels, level_counts(levels, 3), SupStep(), smooth_ranks([]))
     assert not losses.requires_grad
 
 
@@ -99,7 +100,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
     scores, levels = draw("spread", 0.3)
     leaf = scores.requires_grad_()
     (first,) = torch.autograd.grad(
-        rank_losses(leaf, levels, level_counts(levels, 3), SupStep(), smooth_ranks([])).sum(), leaf, create_graph=True
+        rank_loss(leaf, levels, level_counts(levels, 3), SupStep(), smooth_ranks([])), leaf, create_graph=True
     )
     with pytest.raises(RuntimeError, match="does not require grad"):
         first.sum().backward()
@@ -108,4 +109,4 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
 def test_more_levels_than_int8_holds_are_refused():
     levels, counts = torch.zeros(2, 3, dtype=torch.int8), torch.zeros(2, 201, dtype=torch.int64)
     with pytest.raises(InputError, match="200 levels of relevance; at most 126 are supported"):
-        rank_losses(torch.rand(2, 3), levels, counts, SupStep(), smooth_ranks([]))
+        rank_loss(torch.rand(2, 3), levels, counts, SupStep(), smooth_ranks([]))

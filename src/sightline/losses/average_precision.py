@@ -4,15 +4,9 @@ from torch import Tensor, nn
 
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import flat_levels, level_counts
-from sightline.ranking.profile import Objective, RankProfile, rank_losses
+from sightline.ranking.profile import Objective, RankProfile, mean_over_queries, rank_loss
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 from sightline.ranking.relevance import Pairs, batch_pairs
-
-
-def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
-    """() mean of one loss a query over the queries that have a relevant item; 0, still differentiable, where none has."""
-    counted = n_relevant > 0
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
@@ -29,8 +23,7 @@ def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Te
 
 def sup_ap_objective(profile: RankProfile) -> Tensor:
     """(Q,) the exact rank among relevant items, which carries no gradient, over the smooth rank."""
-    rank_among_relevant = profile.exact[..., 1]
-    return ap_losses(rank_among_relevant, rank_among_relevant + profile.smooth[..., 0], profile.valid)
+    return ap_losses(profile.above, profile.above + profile.smooth[..., 0], profile.valid)
 
 
 def smooth_ap_objective(profile: RankProfile) -> Tensor:
@@ -40,9 +33,8 @@ def smooth_ap_objective(profile: RankProfile) -> Tensor:
 
 
 def flat_rank_loss(scores: Tensor, levels: Tensor, step: SupStep | SigmoidStep, objective: Objective) -> Tensor:
-    """() mean of one loss a query for levels that are 1, 0 and -1: relevant, not, and not in the list."""
-    counts = level_counts(levels, 1)
-    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1])
+    """() mean of an objective over the queries, for levels that are 1, 0 and -1: relevant, not, and not in the list."""
+    return rank_loss(scores, levels, level_counts(levels, 1), step, objective)
 
 
 def sup_ap_loss(
@@ -58,7 +50,7 @@ def sup_ap_loss(
 
     The rank among relevant items is exact and carries no gradient; the count of irrelevant items above uses
     :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item. Cost: see
-    :func:`~sightline.ranking.profile.rank_losses`; no Q x G x G tensor is made.
+    :func:`~sightline.ranking.profile.rank_loss`; no Q x G x G tensor is made.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -112,7 +104,7 @@ def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
     """One minus average precision, its step function softened to a sigmoid on both sides of the fraction.
 
     Tends to ``1 - AP`` as ``tau`` tends to 0, where no scores are tied. Neither an upper nor a lower bound. Cost: see
-    :func:`~sightline.ranking.profile.rank_losses`; no Q x G x G tensor is made.
+    :func:`~sightline.ranking.profile.rank_loss`; no Q x G x G tensor is made.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

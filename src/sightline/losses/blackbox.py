@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose, names
-from sightline.losses.average_precision import mean_over_queries, one_minus_ap
+from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.draws import SeededDraws
 from sightline.losses.recent import RecentBatches, pairs_with_memory
+from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs, check_positive
 
 

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance
-from sightline.losses.average_precision import mean_over_queries
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import graded_levels, level_counts
-from sightline.ranking.profile import RankProfile, rank_losses
+from sightline.ranking.profile import RankProfile, rank_loss
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 from sightline.ranking.relevance import Pairs, batch_pairs
 
@@ -24,18 +23,18 @@ def _h_ap(scores: Tensor, levels: Tensor, counts: Tensor, table: Tensor, step: S
     def objective(profile: RankProfile) -> Tensor:
         relevance = table[profile.rows]
         own = profile.own(relevance)
-        shared = torch.minimum(own[..., None], relevance[:, None])  # (Q, P, M): 0 at level 0
         if isinstance(step, SupStep):
-            rank = profile.not_below(profile.exact) + profile.smooth[..., 0]
-            graded_rank = (shared * profile.exact).sum(2)
+            rank = profile.above + profile.smooth[..., 0]
+            graded_rank = profile.graded
         else:  # a target counts itself with one half
+            shared = torch.minimum(own[..., None], relevance[:, None])  # (Q, P, M): 0 at level 0
             rank = 0.5 + profile.smooth.sum(2)
             graded_rank = 0.5 * own + (shared * profile.smooth).sum(2)
         total = profile.over_targets(own)
         gained = profile.over_targets(graded_rank / rank.clamp(min=1))
         return 1 - gained / total.where(total > 0, 1.0)
 
-    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1:].sum(1))
+    return rank_loss(scores, levels, counts, step, objective, table)
 
 
 def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: SupStep | SigmoidStep) -> Tensor:
@@ -47,15 +46,12 @@ def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: S
     ideal, gains = (share * gains).sum(1).to(scores), gains.to(scores)
 
     def objective(profile: RankProfile) -> Tensor:
-        if isinstance(step, SupStep):
-            rank = profile.not_below(profile.exact) + profile.smooth[..., 0]
-        else:
-            rank = 0.5 + profile.smooth.sum(2)
+        rank = profile.above + profile.smooth[..., 0] if isinstance(step, SupStep) else 0.5 + profile.smooth.sum(2)
         gained = profile.over_targets(profile.own(gains[profile.rows]) / torch.log2(1 + rank.clamp(min=1)))
         best = ideal[profile.rows]
         return 1 - gained / best.where(best > 0, 1.0)
 
-    return mean_over_queries(rank_losses(scores, levels, counts, step, objective), counts[:, 1:].sum(1))
+    return rank_loss(scores, levels, counts, step, objective)
 
 
 def _by_relevance(
@@ -81,7 +77,7 @@ def sup_h_ap_loss(
 
     Items of at least the target's relevance are counted exactly, without gradient; those of less by
     :class:`~sightline.ranking.ranks.SupStep`. With two grades it equals :func:`~sightline.losses.sup_ap_loss`. Cost: see
-    :func:`~sightline.ranking.profile.rank_losses`.
+    :func:`~sightline.ranking.profile.rank_loss`.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

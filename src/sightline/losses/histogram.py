@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
-from sightline.losses.average_precision import mean_over_queries
+from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.relevance import batch_pairs, check_labels
 

@@ -31,7 +31,7 @@ def recall_objective(
     capped = choose(NORMALISERS, normalise, "normalise")
 
     def objective(profile: RankProfile) -> Tensor:
-        among_relevant = profile.exact[..., 1] if sup else 0.5 + profile.smooth[..., 1]
+        among_relevant = profile.above if sup else 0.5 + profile.smooth[..., 1]
         rank = among_relevant + profile.smooth[..., 0]
         n_relevant = profile.valid.sum(1).clamp(min=1)
         recalls = []

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numba
 import numpy as np
 import torch
 from numba import njit, prange
@@ -41,10 +42,11 @@ def _fill_counts(levels, n_chunks, counts):  # type: ignore[no-untyped-def]
 
 @contextmanager
 def torch_threads() -> Iterator[None]:
-    """Leave torch as many threads as it had: numba's first parallel call sets the pool they share to all cores."""
+    """Compiled kernels use as many threads as torch does; numba's start would set the pool they share to all cores."""
     n_threads = torch.get_num_threads()
-    yield
+    numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))
     torch.set_num_threads(n_threads)
+    yield
 
 
 def n_chunks(n_rows: int) -> int:

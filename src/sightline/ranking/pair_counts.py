@@ -112,8 +112,8 @@ def _copy_row(scores, levels, x, kinds):
 
 @njit(cache=True, error_model="numpy")
 def counts_by_pairs(
-    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, x, kinds, smooth, steep, place, own, exact, values,
-    slopes,
+    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, x, kinds, smooth, steep, worth, place, own, ranks,
+    graded, values, slopes,
 ):  # fmt: skip
     """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
     _copy_row(scores, levels, x, kinds)
@@ -125,14 +125,21 @@ def counts_by_pairs(
         place[t], own[t], pivot = j, level, x[j]
         fill_step(x, n_vectors, pivot, sharpness, rho, delta, top, smooth, steep)
         steep[j] = 0.0  # moves with itself: large, and would have to cancel
-        jumps = np.float32(0.0)
+        rank, jumps, sum_worth = np.float32(0.0), np.float32(0.0), np.float32(0.0)
         for m in range(n_levels):
-            exact[t, m] = count_above(x, kinds, n_vectors, m, pivot, False)
-            if m < level:
-                jumps += exact[t, m] - (count_above(x, kinds, n_vectors, m, pivot, True) if strict else np.float32(0.0))
+            above = count_above(x, kinds, n_vectors, m, pivot, False)
+            if m >= level:
+                rank += above
+            else:
+                jumps += above
+                if strict:
+                    jumps -= count_above(x, kinds, n_vectors, m, pivot, True)
+            if len(worth) and m > 0:
+                sum_worth += above * min(worth[m], worth[level])
             if not sup:
                 values[t, m] = sum_equal(smooth, kinds, n_vectors, m)
                 slopes[t, m] = sum_equal(steep, kinds, n_vectors, m)
+        ranks[t], graded[t] = rank, sum_worth
         if sup:
             values[t, 0] = sum_lower(smooth, kinds, n_vectors, level) + jump * jumps
             slopes[t, 0] = sum_lower(steep, kinds, n_vectors, level)

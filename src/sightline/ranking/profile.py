@@ -1,4 +1,4 @@
-"""Ranks of a query's relevant items, level by level, and the losses that are functions of them.
+"""Ranks of a query's relevant items, and the losses that are functions of them.
 
 The one core of every ranking loss: what a loss adds is a formula on a :class:`RankProfile`.
 """
@@ -20,30 +20,29 @@ BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at on
 
 
 class RankProfile(NamedTuple):
-    """For each relevant item (target) of each query, in any order, how many items of each level stand above it.
+    """For each relevant item (target) of each query, in any order, how many items stand above it.
 
     Attributes:
         rows: which queries these are.
         valid: (Q, P) bool; queries have different numbers of targets.
         level: (Q, P) int64, the target's own level, from 1; 1 in the padding.
-        exact: (Q, P, M) items of each level that score at least as much, the target itself included.
-        smooth: the same with a smooth step, differentiable. With :class:`SigmoidStep` (Q, P, M), and the target counts
-            itself with one half; with :class:`SupStep` (Q, P, 1), the items of all levels below the target's own.
+        above: (Q, P) items of the target's own level or a higher one that score at least as much, itself included.
+        graded: (Q, P) the sum over items that score at least as much of the smaller of the two worths, itself included; 0
+            where no worth was given.
+        smooth: the items above with a smooth step, differentiable. With :class:`SigmoidStep` (Q, P, M), for each level, and
+            the target counts itself with one half; with :class:`SupStep` (Q, P, 1), all levels below the target's own.
     """
 
     rows: slice
     valid: Tensor
     level: Tensor
-    exact: Tensor
+    above: Tensor
+    graded: Tensor
     smooth: Tensor
 
     def own(self, table: Tensor) -> Tensor:
-        """(Q, P) entry of each target's own level in a table of (Q, M) or (M,)."""
-        return table.expand(len(self.level), -1).gather(1, self.level)
-
-    def not_below(self, counts: Tensor) -> Tensor:
-        """(Q, P) sum of (Q, P, M) counts over the levels at or above the target's own."""
-        return (counts * (torch.arange(counts.shape[2], device=counts.device) >= self.level[..., None])).sum(2)
+        """(Q, P) entry of each target's own level in a (Q, M) table."""
+        return table.gather(1, self.level)
 
     def over_targets(self, values: Tensor) -> Tensor:
         """(Q,) sum of (Q, P) values over each query's targets."""
@@ -53,10 +52,26 @@ class RankProfile(NamedTuple):
 Objective = Callable[[RankProfile], Tensor]
 
 
-def rank_losses(
-    scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective
+def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
+    """() mean of one loss a query over the queries that have a relevant item; 0, still differentiable, where none has."""
+    return (losses * _shares(n_relevant, losses.dtype)).sum()
+
+
+def _shares(n_relevant: Tensor, dtype: torch.dtype) -> Tensor:
+    """(Q,) what each query weighs in the mean."""
+    counted = (n_relevant > 0).to(dtype)
+    return counted / counted.sum().clamp(min=1)
+
+
+def rank_loss(
+    scores: Tensor,
+    levels: Tensor,
+    counts: Tensor,
+    step: SupStep | SigmoidStep,
+    objective: Objective,
+    worth: Tensor | None = None,
 ) -> Tensor:
-    """One loss a query: a formula on the ranks of its relevant items.
+    """A formula on the ranks of a query's relevant items, mean over the queries that have any.
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
     more matrix of the scores' size is kept; see :mod:`sightline.ranking.sorted_counts`. Elsewhere every pair of a relevant
@@ -69,72 +84,93 @@ def rank_losses(
         step: stands for the step function in the smooth counts. With :class:`SupStep` only levels below a target's own are
             counted smoothly.
         objective: a profile to (Q,) losses; one query's loss depends on its own row alone.
+        worth: (Q, M) in the type of the scores, the relevance of each level, for objectives that look at ``graded``.
 
     Returns:
-        (Q,) losses, differentiable in ``scores``.
+        () differentiable in ``scores``; 0 where no query has a relevant item.
     """
     n_levels = counts.shape[1] - 1
     if n_levels > MOST_LEVELS:
         raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS} are supported: round them to fewer")
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
-        result: Tensor = _SortedRankLosses.apply(scores, levels, counts, step, objective)  # type: ignore[no-untyped-call]
+        result: Tensor = _SortedRankLoss.apply(scores, levels, counts, step, objective, worth)  # type: ignore[no-untyped-call]
         return result
     targets = Targets.where(levels > 0)
     own = targets.of(scores)
     own_level = targets.of(levels.long()).where(targets.valid, 1)
     each = range(max(n_levels, 1) + 1)
     exact = torch.stack([exact_counts(scores, own, levels == level) for level in each], 2).to(scores.dtype)
+    above = (exact * (torch.arange(len(each), device=exact.device) >= own_level[..., None])).sum(2)
     if isinstance(step, SupStep):
         lower = [smooth_counts(scores, own, (levels >= 0) & (levels < level), step) for level in each[1:]]
         smooth = torch.stack(lower, 2).gather(2, own_level[..., None] - 1)
     else:
         smooth = torch.stack([smooth_counts(scores, own, levels == level, step) for level in each], 2)
-    return objective(RankProfile(slice(0, len(scores)), targets.valid, own_level, exact, smooth))
+    graded = torch.zeros_like(above)
+    if worth is not None and n_levels:
+        graded = (exact * torch.minimum(worth.gather(1, own_level)[..., None], worth[:, None])).sum(2)
+    profile = RankProfile(slice(0, len(scores)), targets.valid, own_level, above, graded, smooth)
+    return mean_over_queries(objective(profile), counts[:, 1:].sum(1))
 
 
-class _SortedRankLosses(torch.autograd.Function):
-    """Losses and their gradient in one go, some rows at a time; the gradient is all that is kept."""
+class _SortedRankLoss(torch.autograd.Function):
+    """The loss and its gradient in one go, some rows at a time; the gradient is all that is kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective
+        ctx: Any,
+        scores: Tensor,
+        levels: Tensor,
+        counts: Tensor,
+        step: SupStep | SigmoidStep,
+        objective: Objective,
+        worth: Tensor | None,
     ) -> Tensor:
         n_queries, n_items = scores.shape
         scores, levels = scores.detach().contiguous(), levels.contiguous()
-        losses = torch.empty(n_queries)
+        worth = scores.new_zeros(n_queries, 0) if worth is None else worth.contiguous()
+        n_targets = counts[:, 1:].sum(1)
+        shares = _shares(n_targets, scores.dtype)
         gradient = torch.empty(n_queries, n_items) if ctx.needs_input_grad[0] else None
-        n_levels, n_targets = counts.shape[1] - 1, counts[:, 1:].sum(1)
         most = int(n_targets.max()) if n_queries else 0
-        n_rows = max(1, BLOCK_ELEMENTS // max(1, most * (n_levels + 1), n_items))
+        n_rows = max(1, BLOCK_ELEMENTS // max(1, most * counts.shape[1], n_items))
+        total = torch.zeros((), dtype=torch.float64)
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
-            block = _Block(scores[rows], levels[rows], n_levels, n_targets[rows], step)
+            block = _Block(scores[rows], levels[rows], counts[rows], n_targets[rows], worth[rows], step)
             with torch.set_grad_enabled(gradient is not None):
                 smooth = block.values.requires_grad_(gradient is not None)
-                block_losses = objective(RankProfile(rows, block.valid, block.level, block.exact, smooth))
-            losses[rows] = block_losses.detach()
+                losses = objective(RankProfile(rows, block.valid, block.level, block.above, block.graded, smooth))
+            total += (losses.detach() * shares[rows]).sum()
             if gradient is not None:
-                (weights,) = torch.autograd.grad(block_losses, smooth, torch.ones_like(block_losses))
+                (weights,) = torch.autograd.grad(losses, smooth, shares[rows])
                 block.fill_gradient(weights, gradient[rows])
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return losses
+        return total.float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * gradients[0][:, None], None, None, None, None
+        # Nothing is copied for a loss that is not part of a sum: one matrix less at the peak.
+        return gradient if gradients[0] == 1 else gradient * gradients[0], None, None, None, None, None
 
 
 class _Block:
     """Some rows in the compiled kernels' terms."""
 
     def __init__(
-        self, scores: Tensor, levels: Tensor, n_levels: int, n_targets: Tensor, step: SupStep | SigmoidStep
+        self,
+        scores: Tensor,
+        levels: Tensor,
+        counts: Tensor,
+        n_targets: Tensor,
+        worth: Tensor,
+        step: SupStep | SigmoidStep,
     ) -> None:
         n_rows, n_items = scores.shape
-        most = int(n_targets.max())
+        most, n_levels = int(n_targets.max()), counts.shape[1]
         sup = isinstance(step, SupStep)
         rho, delta, jump, top, strict = (
             (step.rho, step.edge, step.jump, step.top, step.strict)
@@ -142,7 +178,7 @@ class _Block:
             else (0, np.inf, 0, 0, False)
         )
         single = np.float32
-        self.rows = (scores.numpy(), levels.numpy(), n_levels + 1, int(sup), single(step.tau), single(rho), single(delta))
+        self.rows = (scores.numpy(), levels.numpy(), n_levels, int(sup), single(step.tau), single(rho), single(delta))
         self.n_chunks = n_chunks(n_rows)
         self.n_targets = n_targets.numpy()
         n_places, n_lanes = room(n_items, most)
@@ -153,18 +189,19 @@ class _Block:
         )  # fmt: skip
         self.valid = torch.arange(most) < n_targets[:, None]
         self.level = torch.ones(n_rows, most, dtype=torch.int64)  # 1 in the padding
-        self.exact = torch.zeros(n_rows, most, n_levels + 1)
-        self.values = torch.zeros(n_rows, most, 1 if sup else n_levels + 1)
+        self.above, self.graded = torch.zeros(n_rows, most), torch.zeros(n_rows, most)
+        self.values = torch.zeros(n_rows, most, 1 if sup else n_levels)
         self.slopes = np.zeros(self.values.shape, np.float32)
         with torch_threads():
             smooth_count_rows(
-                *self.rows, single(jump), single(top), strict, self.n_chunks, self.n_targets, *self.layout,
-                self.level.numpy(), self.exact.numpy(), self.values.numpy(), self.slopes,
+                *self.rows, single(jump), single(top), strict, self.n_chunks, self.n_targets, counts.numpy(), worth.numpy(),
+                *self.layout, self.level.numpy(), self.above.numpy(), self.graded.numpy(), self.values.numpy(), self.slopes,
             )  # fmt: skip
 
     def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
         """Fill (Q, G) with the gradient in the scores, from that in the smooth counts."""
-        smooth_count_gradient(
-            *self.rows, self.n_chunks, self.n_targets, *self.layout, self.level.numpy(), weights.contiguous().numpy(),
-            self.slopes, gradient.numpy(),
-        )  # fmt: skip
+        with torch_threads():
+            smooth_count_gradient(
+                *self.rows, self.n_chunks, self.n_targets, *self.layout, self.level.numpy(), weights.contiguous().numpy(),
+                self.slopes, gradient.numpy(),
+            )  # fmt: skip

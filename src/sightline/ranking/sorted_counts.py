@@ -39,6 +39,7 @@ from sightline.ranking.vectors import LANES
 
 FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
 LONGEST_PIECE = 32
+SHORT_ROW = 1500  # items; fewer are sorted by digits of 8 bits
 COLUMN_BITS = 25  # of a sort key; 7 more hold the level
 MOST_ITEMS = 1 << COLUMN_BITS
 NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
@@ -49,29 +50,40 @@ def _sort_row(scores, levels, keys, spare, buckets):
     """Ascending order of the items in the list; a key holds the score, in bits that keep its order, level and column."""
     bits = scores.view(np.uint32)
     n = 0
-    buckets[:] = 0
     for j in range(len(scores)):
         b = bits[j]
         if b == np.uint32(0x80000000):  # -0.0 is 0.0
             b = np.uint32(0)
         b = ~b if b & np.uint32(0x80000000) else b | np.uint32(0x80000000)
         keys[n] = (np.uint64(b) << np.uint64(32)) | np.uint64(np.uint8(levels[j])) << np.uint64(COLUMN_BITS) | np.uint64(j)
-        if levels[j] >= 0:
-            buckets[0, b & np.uint32(2047)] += 1
-            buckets[1, (b >> np.uint32(11)) & np.uint32(2047)] += 1
-            buckets[2, b >> np.uint32(22)] += 1
-            n += 1
+        n += levels[j] >= 0
+    width = 8 if n < SHORT_ROW else 11  # bits of a digit
+    n_digits, mask = -(-32 // width), np.uint64((1 << width) - 1)
+    buckets[:n_digits, : 1 << width] = 0
+    first, second, third, fourth = (
+        np.uint64(32),
+        np.uint64(32 + width),
+        np.uint64(32 + 2 * width),
+        np.uint64(32 + 3 * width),
+    )
+    for i in range(n):
+        key = keys[i]
+        buckets[0, (key >> first) & mask] += 1
+        buckets[1, (key >> second) & mask] += 1
+        buckets[2, (key >> third) & mask] += 1
+        if n_digits == 4:
+            buckets[3, (key >> fourth) & mask] += 1
     source, target = keys, spare
-    for digit in range(3):
-        shift = np.uint64(32 + 11 * digit)
+    for digit in range(n_digits):
+        shift = np.uint64(32 + width * digit)
         total = 0
-        for d in range(2048):
+        for d in range(1 << width):
             c = buckets[digit, d]
             buckets[digit, d] = total
             total += c
         for i in range(n):
             key = source[i]
-            d = (key >> shift) & np.uint64(2047)
+            d = (key >> shift) & mask
             target[buckets[digit, d]] = key
             buckets[digit, d] += 1
         source, target = target, source
@@ -109,7 +121,7 @@ def _untie(values, jump, own, first, last, n_tied, seen, before):
 @njit(cache=True, error_model="numpy")
 def _lay_out(
     order, scores, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted, gaps, kinds, columns,
-    place, far_place, own, exact, values, slopes, own_scores, far,
+    worth, place, far_place, own, ranks, graded, values, slopes, own_scores, far,
 ):  # fmt: skip
     """The sorted row and the targets' second places as lanes, and for each target in order what can be counted exactly.
 
@@ -130,55 +142,66 @@ def _lay_out(
     step, at, lane = 0, 0, 0  # at is the place: row `step` of column `lane`
     t, v, first_tied, group, sum_so_far = 0, 0, 0, 0, 0.0
     last = last_item = scores[0]
-    i = 0
-    while lane < n_lanes:
-        x = scores[min(i, n - 1)]
-        if i == n:
-            gaps[at], kinds[at], columns[at] = 0.0, NOT_AN_ITEM, -1
-        elif v < t and sup and x - own_scores[v] > delta:
+    for i in range(n):
+        x = scores[i]
+        while v < n_second and v < t and x - own_scores[v] > delta:
             edge = max(own_scores[v] + delta, last)
             gaps[at], kinds[at], columns[at] = edge - last, NOT_AN_ITEM, -1
             far_place[v] = at
             far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
             last = edge
             v += 1
-        else:
-            level = np.int64((order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127))
-            column = np.int32(order[i] & np.uint64(MOST_ITEMS - 1))
-            gaps[at], kinds[at], columns[at] = max(x - last, np.float32(0.0)), level, column
-            if x != last_item:
-                if strict:
-                    _untie(values, jump, own, first_tied, t, i - group, seen, before)
-                group, last_item, first_tied = i, x, t
-            if level > 0:
-                if t == first_tied:
-                    before[:] = seen
-                place[t], far_place[t], own[t], own_scores[t] = at, -1, level, x
-                at_least = np.float64(n - group)
-                for m in range(n_levels):
+            step += 1
+            at += n_lanes
+            if step == n_steps:
+                step, lane = 0, lane + 1
+                at = lane
+        level = np.int64((order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127))
+        column = np.int32(order[i] & np.uint64(MOST_ITEMS - 1))
+        gaps[at], kinds[at], columns[at] = max(x - last, np.float32(0.0)), level, column
+        if x != last_item:
+            if strict:
+                _untie(values, jump, own, first_tied, t, i - group, seen, before)
+            group, last_item, first_tied = i, x, t
+        if level > 0:
+            if t == first_tied:
+                for m in range(1, n_levels):
+                    before[m] = seen[m]
+            place[t], far_place[t], own[t], own_scores[t] = at, -1, level, x
+            not_below = totals[level] - before[level]
+            ranks[t] = not_below
+            if len(worth):
+                at_least, sum_worth = totals[1] - before[1], 0.0
+                for m in range(1, n_levels):
                     higher = totals[m + 1] - before[m + 1]
-                    exact[t, m] = at_least - higher
+                    sum_worth += (at_least - higher) * min(worth[m], worth[level])
                     at_least = higher
-                if sup:
-                    higher = totals[level] - before[level]
-                    values[t, 0] = n - i - totals[level] + seen[level] + jump * (n - group - higher)
-                    slopes[t, 0] = 0.0
-                else:
-                    rest = n - 1 - i
-                    for m in range(n_levels - 1, 0, -1):
-                        beyond = totals[m] - totals[m + 1] - seen[m] + seen[m + 1] - (m == level)
-                        values[t, m] = beyond + 0.5 * (m == level)
-                        rest -= beyond
-                        slopes[t, m] = 0.0
-                    values[t, 0] = rest
-                    slopes[t, 0] = 0.0
-                for m in range(1, level + 1):
-                    seen[m] += 1.0
-                    sums[m] += x
-                t += 1
-            sum_so_far += x
-            last = max(x, last)
-            i += 1
+                graded[t] = sum_worth
+            if sup:
+                values[t, 0] = n - i - totals[level] + seen[level] + jump * (n - group - not_below)
+                slopes[t, 0] = 0.0
+            else:
+                rest = n - 1 - i
+                for m in range(n_levels - 1, 0, -1):
+                    beyond = totals[m] - totals[m + 1] - seen[m] + seen[m + 1] - (m == level)
+                    values[t, m] = beyond + 0.5 * (m == level)
+                    rest -= beyond
+                    slopes[t, m] = 0.0
+                values[t, 0] = rest
+                slopes[t, 0] = 0.0
+            for m in range(1, level + 1):
+                seen[m] += 1.0
+                sums[m] += x
+            t += 1
+        sum_so_far += x
+        last = max(x, last)
+        step += 1
+        at += n_lanes
+        if step == n_steps:
+            step, lane = 0, lane + 1
+            at = lane
+    while lane < n_lanes:
+        gaps[at], kinds[at], columns[at] = 0.0, NOT_AN_ITEM, -1
         step += 1
         at += n_lanes
         if step == n_steps:
@@ -315,10 +338,10 @@ def _fades(tau, delta):
 
 @njit(cache=True, error_model="numpy", parallel=True)
 def smooth_count_rows(
-    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, n_chunks, n_targets,
-    decays, kinds, wholes, columns, shapes, place, far_place, own, exact, values, slopes,
+    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, n_chunks, n_targets, counts,
+    worth, decays, kinds, wholes, columns, shapes, place, far_place, own, ranks, graded, values, slopes,
 ):  # fmt: skip
-    """Fill (Q, P, M) exact counts, (Q, P, R) values and slopes, (Q, P) own level and column; and what the gradient needs.
+    """Fill (Q, P) own level, exact and graded rank, (Q, P, R) values and slopes; and what the gradient needs.
 
     Args:
         top: the step's value just beyond ``delta``, without the jump.
@@ -332,7 +355,7 @@ def smooth_count_rows(
         kind = np.empty(len(x), np.int8)
         smooth, steep = np.empty(max(n_room, len(x)), np.float32), np.empty(max(n_room, len(x)), np.float32)
         keys, spare = np.empty(n_items, np.uint64), np.empty(n_items, np.uint64)
-        buckets = np.empty((3, 2048), np.int32)
+        buckets = np.empty((4, 2048), np.int32)
         totals = np.zeros(n_levels + 1)
         counted = np.empty((3, n_levels + 1))
         gaps, gains, sums = np.empty(n_room, np.float32), np.empty(n_room, np.float32), np.empty(n_room, np.float32)
@@ -344,21 +367,17 @@ def smooth_count_rows(
             if n_targets[row] <= FEW_TARGETS:
                 counts_by_pairs(
                     scores[row], levels[row], n_levels, sup, tau, rho, delta, jump, top, strict, x, kind, smooth, steep,
-                    place[row], own[row], exact[row], values[row], slopes[row],
+                    worth[row], place[row], own[row], ranks[row], graded[row], values[row], slopes[row],
                 )  # fmt: skip
                 continue
-            totals[:] = 0.0
-            for j in range(n_items):
-                if levels[row, j] > 0:
-                    totals[levels[row, j]] += 1.0
-            for m in range(n_levels - 2, 0, -1):
-                totals[m] += totals[m + 1]
+            totals[n_levels] = 0.0
+            for m in range(n_levels - 1, -1, -1):
+                totals[m] = totals[m + 1] + counts[row, m]
             n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
-            totals[0] = n
             n_lanes, n_steps = _lay_out(
                 order, x, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted,
-                gaps, kinds[row], columns[row], place[row], far_place[row], own[row], exact[row], values[row],
-                slopes[row], own_scores, far,
+                gaps, kinds[row], columns[row], worth[row], place[row], far_place[row], own[row], ranks[row], graded[row],
+                values[row], slopes[row], own_scores, far,
             )  # fmt: skip
             shapes[row, 0], shapes[row, 1] = n_lanes, n_steps
             fill_decays(gaps, n_lanes * n_steps // LANES, np.float32(1.0) / tau, decays[row])
