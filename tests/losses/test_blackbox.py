@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from sightline.errors import InputError
+from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.blackbox import (
     PENALTIES,
     BlackBoxAPLoss,
@@ -166,7 +167,10 @@ def test_worked_ap_gradient(raw_strength, gradient):
     assert_close(loss(V4), double(0.5833333333), atol=1e-9, rtol=0)
     assert_close(gradient_of(loss, V4), double([gradient]))
     ranks = blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5
-    assert_close(1 - (2 / ranks[0, 0] + 1 / ranks[0, 3]) / 2, double(0.5833333333), atol=1e-9, rtol=0)
+    among = double([[2, 0, 0, 1, 0]])
+    assert_close(one_minus_ap(among, ranks, V4_RELEVANT), double(0.5833333333), atol=1e-9, rtol=0)
+    slopes = gradient_of(lambda leaf: one_minus_ap(among, leaf, V4_RELEVANT), ranks)
+    assert_close(slopes, double([[0.0625, 0, 0, 0.0555555556, 0]]), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_sup_ndcg_of_the_worked_examples(scores, expected, dtype):
     assert_close(value(sup_ndcg_loss, scores, 2.0**LEVELS - 1, dtype=dtype), expected, **close)
 
 
+@pytest.mark.parametrize("scores", [E1, E2])  # in the same order: a metric tells them not apart
+def test_metrics_of_the_worked_examples(scores):
+    population = population_relevance(level_counts(LEVELS.to(torch.int8), 3)).gather(1, LEVELS)
+    for loss, definition, relevance, expected in (
+        (smooth_h_ap_loss, h_ap_by_definition, LEVELS / 3, 0.2166667),
+        (smooth_h_ap_loss, h_ap_by_definition, population, 0.1083333),
+        (smooth_ndcg_loss, ndcg_by_definition, 2.0**LEVELS - 1, 0.2091850),
+    ):
+        assert_close(1 - definition(scores[0].tolist(), relevance[0].tolist()), expected, **close)
+        assert_close(loss(scores, relevance, tau=1e-5).item(), expected, **close)
+
+
 @both
 @pytest.mark.parametrize("seed", range(5))
 def test_with_two_grades_hierarchical_ap_is_ap(seed, dtype):

@@ -56,6 +56,12 @@ def test_steps_of_the_presets(dtype):
             assert_close(step.value(gaps)[kept], torch.tensor(expected, dtype=dtype)[kept], rtol=0, atol=1e-4)
 
 
+def test_only_the_papers_step_is_a_bound_at_a_tie():
+    tied, relevant = torch.tensor([[0.5, 0.5]]), torch.tensor([[True, False]])
+    for preset, expected in (("paper", 1 / 2), ("released-code", 1 / 3), ("released-code-inaturalist", 1 / 3)):
+        assert_close(sup_ap_loss(tied, relevant, preset=preset).item(), expected)  # 1 - AP is 1/2
+
+
 @both
 def test_delta_of_none_is_where_the_sigmoid_comes_to_099(dtype):
     scores = torch.tensor([E1, E2], dtype=dtype)

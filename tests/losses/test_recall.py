@@ -173,6 +173,13 @@ def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(o
         assert_close(loss, 1 - found / divisor, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("scores", [E1, E2])
+def test_recall_itself_of_the_worked_examples(scores):
+    for k, expected in ((1, 1.0), (2, 0.5), (4, 0.5)):
+        loss = smooth_recall_loss(scores, FINE, ks=[k], rank_width=1e-4, tau=1e-5, offset=0.5).item()
+        assert_close(loss, expected, **close)
+
+
 def test_k_beyond_the_list_is_allowed():
     for loss in (sup_recall_loss, smooth_recall_loss):
         assert_close(loss(E2, FINE, ks=[1000]).item(), 0.0, rtol=0, atol=1e-6)
