@@ -420,7 +420,7 @@ def test_marks_must_be_finite(value):
 @pytest.mark.parametrize("mining", MINING)
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_margin_must_not_be_below_zero(mining, value):
-    with pytest.raises(InputError, match=rf"^margin is {value}; a finite number from 0 up is needed$"):
+    with pytest.raises(InputError, match=rf"^margin is {value}; a finite number of 0 or more is needed$"):
         TripletLoss(value, mining)(draw(), LABELS)
 
 

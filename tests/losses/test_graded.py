@@ -201,5 +201,5 @@ def test_bad_input_is_named():
         sup_h_ap_loss(scores, -torch.ones(2, 200))
     with pytest.raises(InputError, match="unknown relevance 'populaton': did you mean 'population'"):
         SupHAPLoss("populaton")
-    with pytest.raises(InputError, match=r"alpha is 0\.0; a number above 0"):
+    with pytest.raises(InputError, match=r"alpha is 0\.0; a finite number above 0"):
         SupHAPLoss(alpha=0.0)

@@ -466,7 +466,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 @pytest.mark.parametrize("n_bins", [0, 2.0])
 def test_fast_ap_refuses_a_number_of_bins(n_bins):
-    with pytest.raises(InputError, match=rf"^n_bins is {n_bins}; a whole number of 1 or more is needed$"):
+    with pytest.raises(InputError, match=rf"^n_bins is {n_bins!r}; a whole number above 0 is needed$"):
         FastAPLoss(n_bins)(torch.eye(2), torch.tensor([0, 0]))
 
 

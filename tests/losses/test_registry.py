@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -523,4 +524,51 @@ def test_bad_tables_are_refused(name):
 def test_widths_must_be_above_zero(name):
     for option in set(loss_options(name)) & {"tau", "rho", "delta"}:
         with pytest.raises(InputError, match=rf"^{option} is 0; a finite number above 0 is needed$"):
-            create_loss(name, **{option: 0})(draw(), LABELS)
+            create_loss(name, **{option: 0})
+
+
+NUMBERS = [
+    (name, option)
+    for name, loss in LOSSES.items()
+    for option, parameter in inspect.signature(loss).parameters.items()
+    if parameter.annotation in (float, float | None)
+]
+
+
+def test_every_number_is_seen():
+    assert len(NUMBERS) == 68
+    assert {name for name, loss in LOSSES.items() if name not in dict(NUMBERS)} == {"fast_ap", "weighted_sum"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_bad_numbers_are_refused_when_a_loss_is_made(name, option, value):
+    with pytest.raises(InputError, match=rf"\b{option} is {value}"):
+        create_with_what_it_asks_for(name, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("blackbox_ap", {"margin": -0.1}, "margin is -0.1; a finite number of 0 or more is needed"),
+        ("blackbox_ap", {"strength": 0}, "strength is 0; a finite number above 0 is needed"),
+        ("blackbox_ap", {"memory": -1}, "memory is -1; a whole number of batches, 0 or more, is needed"),
+        ("blackbox_ap", {"seed": -1}, "seed is -1; a whole number of 0 or more is needed"),
+        ("blackbox_recall", {"reduction": "mean"}, "reduction is 'mean', not one of 'pairs', 'queries'"),
+        ("blackbox_recall", {"weights": [math.nan]}, "weights are [nan]; one or more finite numbers"),
+        ("blackbox_recall", {"weights": "lolog"}, "unknown weights 'lolog': did you mean 'log'?"),
+        ("arcface", {"margin": 4}, "margin is 4; an angle in radians from 0 to pi is needed"),
+        ("csl", {"margins": [0.1]}, "margins are [0.1]; 2 finite numbers are needed, one a level"),
+        ("fast_ap", {"n_bins": 0}, "n_bins is 0; a whole number above 0 is needed"),
+        ("rod_recall", {"ks": [0]}, "ks are [0]; places from 1 on are needed"),
+        ("smooth_recall", {"ks": ["1"]}, "ks are ['1']; places from 1 on are needed"),
+        ("softbin_ap", {"n_bins": 1}, "n_bins is 1; a whole number of 2 or more is needed"),
+        ("softbin_ap", {"low": 1.0}, "low is 1.0, high is 1.0; low must be below high"),
+        ("softbin_ap", {"ties": "simple"}, "unknown ties 'simple'"),
+        ("sum_norm_softmax", {"temperature": -1.0}, "temperature is -1.0; a finite number above 0 is needed"),
+        ("triplet", {"mining": "softhard"}, "unknown mining 'softhard'"),
+    ],
+)
+def test_bad_options_are_refused_when_a_loss_is_made(name, options, message):
+    with pytest.raises(InputError, match="^" + re.escape(message)):
+        create_with_what_it_asks_for(name, **options)

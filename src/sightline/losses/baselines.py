@@ -53,6 +53,7 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6) -> None:
         super().__init__()
+        check_finite(pos_margin=pos_margin, neg_margin=neg_margin)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
     def forward(
@@ -102,6 +103,7 @@ class XBMContrastiveLoss(nn.Module):
 
     def __init__(self, neg_margin: float = 0.5, epsilon: float = 1e-5) -> None:
         super().__init__()
+        check_finite(neg_margin=neg_margin, epsilon=epsilon)
         self.neg_margin, self.epsilon = neg_margin, epsilon
 
     def forward(
@@ -232,6 +234,7 @@ class TripletLoss(nn.Module):
 
     def __init__(self, margin: float = 0.05, mining: str = "semi-hard") -> None:
         super().__init__()
+        check_margin(margin)
         choose(dict.fromkeys(MINING), mining, "mining")
         self.margin, self.mining = margin, mining
 
@@ -241,7 +244,6 @@ class TripletLoss(nn.Module):
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
         if self.mining != DISTANCE_WEIGHTED:
             return triplet_loss(pairs.scores, pairs.relevant, pairs.mask, self.margin, self.mining)
-        check_margin(self.margin)
         anchors, positives, negatives = _draw_triplets(pairs, embeddings, labels, ref_emb, ref_labels)
         gap = pairs.scores[anchors, negatives] - pairs.scores[anchors, positives]
         return mean_of_nonzero((gap + self.margin).relu())

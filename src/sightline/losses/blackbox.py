@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose, names
 from sightline.losses.average_precision import one_minus_ap
+from sightline.losses.checks import check_margin
 from sightline.losses.draws import SeededDraws
 from sightline.losses.recent import RecentBatches, pairs_with_memory
 from sightline.ranking.profile import mean_over_queries
@@ -124,8 +125,7 @@ def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torc
         generator: None for the margin as it is; otherwise each item's is multiplied by the size of a standard normal number
             from here, as the released code of RaMBO does for average precision.
     """
-    if not 0 <= margin < math.inf:
-        raise InputError(f"margin is {margin}; a finite number of 0 or more is needed")
+    check_margin(margin)
     half = scores.new_tensor(margin / 2)  # a plain number would be rounded to single precision
     shift = torch.where(relevant, -half, half)
     if generator is not None:
@@ -202,6 +202,13 @@ def _penalty(weights: str | Sequence[float]) -> Callable[[Tensor], Tensor]:
     return summed
 
 
+def check_recall(weights: str | Sequence[float], reduction: str) -> Callable[[Tensor], Tensor]:
+    """The penalty of the weights; refuses those and a reduction that do not exist."""
+    if reduction not in REDUCTIONS:
+        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
+    return _penalty(weights)
+
+
 def blackbox_recall_loss(
     scores: Tensor,
     relevance: Tensor,
@@ -237,9 +244,7 @@ def blackbox_recall_loss(
         tensor(1.0986)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    penalty = _penalty(weights)
-    if reduction not in REDUCTIONS:
-        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
+    penalty = check_recall(weights, reduction)
     relevant = (relevance > 0) & mask
     n_relevant = relevant.sum(1)
     scores = with_margin(scores, relevant, margin)
@@ -280,6 +285,8 @@ class BlackBoxAPLoss(nn.Module):
         self, strength: float = 4.0, margin: float = 0.02, memory: int = 0, margin_noise: bool = False, seed: int = 0
     ) -> None:
         super().__init__()
+        check_positive(strength=strength)
+        check_margin(margin)
         self.strength, self.margin, self.margin_noise = strength, margin, margin_noise
         self.recent = RecentBatches(memory)
         self.draws = SeededDraws(seed)
@@ -318,6 +325,9 @@ class BlackBoxRecallLoss(nn.Module):
         memory: int = 0,
     ) -> None:
         super().__init__()
+        check_positive(strength=strength)
+        check_margin(margin)
+        check_recall(weights, reduction)
         self.strength, self.margin, self.weights, self.reduction = strength, margin, weights, reduction
         self.recent = RecentBatches(memory)
 

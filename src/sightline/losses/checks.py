@@ -14,7 +14,7 @@ def check_finite(**values: float) -> None:
 def check_margin(margin: float) -> None:
     """Refuse a margin that is below 0 or not finite."""
     if not 0 <= margin < math.inf:
-        raise InputError(f"margin is {margin}; a finite number from 0 up is needed")
+        raise InputError(f"margin is {margin}; a finite number of 0 or more is needed")
 
 
 def check_counts(**values: int) -> None:

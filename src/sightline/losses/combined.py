@@ -9,10 +9,11 @@ from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.levels import SumOverLevels
-from sightline.losses.pairwise import CalibrationLoss, calibration_loss
+from sightline.losses.pairwise import CalibrationLoss, calibration_loss, check_calibration
 from sightline.losses.presets import preset_named
 from sightline.losses.proxies import ArcFaceLoss, CSLLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
+from sightline.ranking.ranks import check_positive
 from sightline.ranking.relevance import batch_pairs
 
 
@@ -95,9 +96,12 @@ class Decomposed(nn.Module):
         self.weight = usual if weight is None else weight
         if not 0 <= self.weight <= 1:
             raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
+        reduction = preset_named(preset).reduction
+        check_calibration(alpha, beta, reduction)
+        check_positive(temperature=temperature)
         self.rank = rank
         if decomposability == "calibration":
-            self.term: CalibrationLoss | NormSoftmaxLoss = CalibrationLoss(alpha, beta, preset_named(preset).reduction)
+            self.term: CalibrationLoss | NormSoftmaxLoss = CalibrationLoss(alpha, beta, reduction)
         elif n_classes is None or embedding_dim is None:
             raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
         else:

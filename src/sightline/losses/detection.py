@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.blackbox import blackbox_ap_loss
+from sightline.losses.checks import check_margin
 from sightline.losses.recent import RecentBatches
-from sightline.ranking.ranks import check_pairs
+from sightline.ranking.ranks import check_pairs, check_positive
 
 
 def class_map_loss(
@@ -69,6 +70,8 @@ class DetectionAPLoss(nn.Module):
 
     def __init__(self, strength: float = 0.5, margin: float = 0.15, share: float = 1 / 3, memory: int = 7) -> None:
         super().__init__()
+        check_positive(strength=strength)
+        check_margin(margin)
         if not 0 < share < 1:
             raise InputError(f"share is {share}; a number between 0 and 1 is needed")
         self.strength, self.margin, self.share = strength, margin, share

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from sightline.errors import InputError
+
 
 class SeededDraws(nn.Module):
     """A new generator for each call, by the seed and how many were made: the count is in the loss's state.
@@ -19,6 +21,8 @@ class SeededDraws(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
+        if seed < 0:
+            raise InputError(f"seed is {seed}; a whole number of 0 or more is needed")
         self.seed = seed
         self.register_buffer("n_drawn", torch.zeros((), dtype=torch.int64))
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, choose
+from sightline.errors import choose
 from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import graded_levels, level_counts
 from sightline.ranking.profile import RankProfile, rank_loss
-from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
+from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs, check_positive
 from sightline.ranking.relevance import Pairs, batch_pairs
 
 Relevance = Callable[[Tensor], Tensor]
@@ -256,8 +256,7 @@ def _by_levels(formula: Callable[..., Tensor], pairs: Pairs, relevance: Relevanc
 
 def level_relevance(name: str, alpha: float) -> Relevance:
     """The named relevance of levels, with its exponent where it has one."""
-    if not alpha > 0:
-        raise InputError(f"alpha is {alpha}; a number above 0 is needed")
+    check_positive(alpha=alpha)
     function = choose(RELEVANCES, name, "relevance")
     if name in ("population", "weight"):
         return lambda counts: function(counts, alpha)

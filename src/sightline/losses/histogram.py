@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
+from sightline.losses.checks import check_counts
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.relevance import batch_pairs, check_labels
@@ -73,6 +74,15 @@ TIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def check_bins(n_bins: int, low: float, high: float, ties: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """The precision inside a bin; refuses a number or range of bins that makes none."""
+    if not isinstance(n_bins, int) or n_bins < 2:
+        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
+    if not -math.inf < low < high < math.inf:
+        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+    return choose(TIES, ties, "ties")
+
+
 def softbin_ap_loss(
     scores: Tensor,
     relevance: Tensor,
@@ -111,11 +121,7 @@ def softbin_ap_loss(
         tensor(0.2883)
     """
     scores, mask = check_pairs(scores, relevance, mask)
-    precision_in = choose(TIES, ties, "ties")
-    if not isinstance(n_bins, int) or n_bins < 2:
-        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
-    if not -math.inf < low < high < math.inf:
-        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+    precision_in = check_bins(n_bins, low, high, ties)
     relevant = (relevance > 0) & mask
     n_relevant = relevant.sum(1)
     positives = soft_histogram(scores, relevant.to(scores), n_bins, low, high)
@@ -186,6 +192,7 @@ class SoftBinAPLoss(nn.Module):
         class_balanced: bool = False,
     ) -> None:
         super().__init__()
+        check_bins(n_bins, low, high, ties)
         self.n_bins, self.low, self.high, self.ties, self.class_balanced = n_bins, low, high, ties, class_balanced
 
     def forward(
@@ -219,8 +226,7 @@ def fast_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, 
         >>> fast_ap_loss(scores, torch.tensor([[False, True, False, False, True]]))
         tensor(0.6167)
     """
-    if not isinstance(n_bins, int) or n_bins < 1:
-        raise InputError(f"n_bins is {n_bins}; a whole number of 1 or more is needed")
+    check_counts(n_bins=n_bins)
     return softbin_ap_loss(scores, relevance, mask, n_bins + 1)
 
 
@@ -232,6 +238,7 @@ class FastAPLoss(nn.Module):
 
     def __init__(self, n_bins: int = 10) -> None:
         super().__init__()
+        check_counts(n_bins=n_bins)
         self.n_bins = n_bins
 
     def forward(

@@ -106,6 +106,7 @@ class NormSoftmaxLoss(nn.Module):
 
     def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 0.05, seed: int = 0) -> None:
         super().__init__()
+        check_positive(temperature=temperature)
         self.temperature = temperature
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
 
@@ -160,6 +161,7 @@ class ProxyNCAPPLoss(nn.Module):
     def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 1 / 18, seed: int = 0) -> None:
         super().__init__()
         check_counts(n_classes=n_classes, embedding_dim=embedding_dim)
+        check_positive(temperature=temperature)
         self.temperature = temperature
         drawn = torch.randn(n_classes, embedding_dim, generator=torch.Generator().manual_seed(seed))
         self.proxies = nn.Parameter(drawn / 8)
@@ -169,6 +171,13 @@ class ProxyNCAPPLoss(nn.Module):
     ) -> Tensor:
         refuse_references(ref_emb, ref_labels)
         return proxy_nca_pp_loss(embeddings, labels, self.proxies, self.temperature)
+
+
+def check_angle(margin: float, scale: float) -> None:
+    """Refuse a margin that is no angle, and a scale that is not above 0."""
+    check_positive(scale=scale)
+    if not 0 <= margin <= math.pi:
+        raise InputError(f"margin is {margin}; an angle in radians from 0 to pi is needed")
 
 
 def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: float = 0.5, scale: float = 30.0) -> Tensor:
@@ -194,9 +203,7 @@ def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: fl
         >>> arcface_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1]), proxies)
         tensor(5.5715)
     """
-    check_positive(scale=scale)
-    if not 0 <= margin <= math.pi:
-        raise InputError(f"margin is {margin}; an angle in radians from 0 to pi is needed")
+    check_angle(margin, scale)
     scores, labels = proxy_scores(embeddings, labels, proxies)
     own = scores.gather(1, labels[:, :1])  # (B, 1)
     # The slope of the angle is infinite at cosines of 1 and -1: those stay out of acos, not only out of its result.
@@ -229,6 +236,7 @@ class ArcFaceLoss(nn.Module):
 
     def __init__(self, n_classes: int, embedding_dim: int, margin: float = 0.5, scale: float = 30.0, seed: int = 0) -> None:
         super().__init__()
+        check_angle(margin, scale)
         self.margin, self.scale = margin, scale
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
 
@@ -251,6 +259,15 @@ def csl_margins(n_levels: int) -> list[float]:
     if n_levels == 7:
         return [0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75]
     return [round(0.25 + 0.2 * level / max(n_levels - 1, 1), 6) for level in range(n_levels)]
+
+
+def check_csl(gamma: float, margins: Sequence[float] | None, n_levels: int) -> Sequence[float]:
+    """The margins, :func:`csl_margins` where None is given; refuses those that do not fit the levels."""
+    check_positive(gamma=gamma)
+    margins = csl_margins(n_levels) if margins is None else margins
+    if len(margins) != n_levels or not all(map(math.isfinite, margins)):
+        raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
+    return margins
 
 
 def csl_loss(
@@ -285,15 +302,12 @@ def csl_loss(
         >>> csl_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0, 0]]), proxies, paths)
         tensor(14.4000)
     """
-    check_positive(gamma=gamma)
     scores, labels = proxy_scores(embeddings, labels, proxies)
     n_levels = labels.shape[1]
     if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
         needed = f"int64 {(len(proxies), n_levels)}"
         raise InputError(f"paths: {needed} is needed, found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}")
-    margins = csl_margins(n_levels) if margins is None else margins
-    if len(margins) != n_levels or not all(map(math.isfinite, margins)):
-        raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
+    margins = check_csl(gamma, margins, n_levels)
     check_paths(paths, labels)
     shared = shared_levels(labels, paths)
     known = paths[:, 0] >= 0
@@ -354,7 +368,7 @@ class CSLLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(n_classes=n_classes, embedding_dim=embedding_dim, n_levels=n_levels)
-        self.gamma, self.margins = gamma, margins
+        self.gamma, self.margins = gamma, check_csl(gamma, margins, n_levels)
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
         self.register_buffer("paths", torch.full((n_classes, n_levels), -1))
 

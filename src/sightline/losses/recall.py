@@ -24,7 +24,7 @@ def recall_objective(
     ks: Sequence[int], width: float, sup: bool, normalise: str = "capped", offset: float = 0.0
 ) -> Objective:
     """The formula on the ranks; with SupRank the rank among relevant items is exact and carries no gradient."""
-    if not ks or min(ks) < 1:
+    if not ks or not all(isinstance(k, int) and k > 0 for k in ks):
         raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
     check_positive(rank_width=width)
     check_finite(offset=offset)
