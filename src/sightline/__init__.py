@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from sightline.embedding.extract import embed_manifest
     from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
+    from sightline.evaluation.benchmark_protocols import (
+        RetrievalSet,
+        evaluate_dyml,
+        evaluate_each_label,
+        evaluate_revisited,
+    )
     from sightline.evaluation.decomposability import decomposability_gap
+    from sightline.evaluation.graded import Relevance
     from sightline.evaluation.protocol import evaluate, evaluate_table
     from sightline.evaluation.result import Result, compare
     from sightline.losses import create_loss, list_losses
@@ -27,12 +34,17 @@ _MODULES = {
     "InputError": "errors",
     "Manifest": "data.manifest",
     "Recipe": "config",
+    "Relevance": "evaluation.graded",
     "Result": "evaluation.result",
+    "RetrievalSet": "evaluation.benchmark_protocols",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
     "embed_manifest": "embedding.extract",
     "evaluate": "evaluation.protocol",
+    "evaluate_dyml": "evaluation.benchmark_protocols",
+    "evaluate_each_label": "evaluation.benchmark_protocols",
+    "evaluate_revisited": "evaluation.benchmark_protocols",
     "evaluate_table": "evaluation.protocol",
     "list_losses": "losses",
     "losses": "losses",
@@ -60,13 +72,18 @@ __all__ = [
     "InputError",
     "Manifest",
     "Recipe",
+    "Relevance",
     "Result",
+    "RetrievalSet",
     "__version__",
     "compare",
     "create_loss",
     "decomposability_gap",
     "embed_manifest",
     "evaluate",
+    "evaluate_dyml",
+    "evaluate_each_label",
+    "evaluate_revisited",
     "evaluate_table",
     "list_losses",
     "losses",

@@ -55,6 +55,12 @@ def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tm
     stored = json.loads((tmp_path / "result.json").read_text())
     assert f"map@r        {100 * stored['metrics']['map@r']:5.1f}" in out
 
+    asked = ["--metric", "ndcg@5", "--metric", "map_label_1", "--gallery", table, "--interval", 0.9]
+    status, out, _ = sightline("evaluate", table, *asked)
+    assert (status, [line.split()[0] for line in out.splitlines()][:2]) == (0, ["ndcg@5", "map_label_1"])
+    status, _, err = sightline("evaluate", table, "--metric", "mpa")
+    assert (status, "unknown metric 'mpa': did you mean 'map'?" in err) == (2, True)
+
     status, _, err = sightline("evaluate", table, "--split", "tset")
     assert (status, "no image in split 'tset'; it has 'train'" in err) == (2, True)
 

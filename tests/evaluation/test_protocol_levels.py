@@ -1,8 +1,10 @@
 """Protocols beside plain labels: levels, distractors, groups, ids, judgements, label sets, benchmarks, processes."""
 
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -383,3 +385,10 @@ def test_a_table_queries_another_of_the_same_encoder_alone():
         evaluate_table(queries, gallery=table_of(vectors, labels, ids, "another"))
     with pytest.raises(InputError, match="labels of 3 and 1 levels cannot be compared"):
         evaluate_table(queries, gallery=table_of(vectors, labels[:, :1], ids))
+
+
+def test_the_code_of_the_documentation_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/metrics.md").read_text(), flags=re.S)
+    names = {}
+    exec(block, names)
+    assert 0 < names["result"]["h_ap"] < 1

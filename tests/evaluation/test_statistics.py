@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from ranking_definitions import counting_metrics, metrics_of_list, ranked
+from sklearn.metrics import average_precision_score
 
 from sightline.evaluation import counting, streaming
 from sightline.evaluation.catalogue import read_name, value
-from sightline.evaluation.graded import Relevance
+from sightline.evaluation.graded import Relevance, ap_of
 from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
@@ -120,6 +121,14 @@ def test_large_rows_the_two_ways_agree(kind):
     one, other = (way(scores, levels, 2) for way in WAYS)
     for name in Statistics.__annotations__:
         assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counted_ties_are_those_of_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    scores, levels = np.round(rng.normal(size=(1, 50)), 1), (rng.random((1, 50)) < 0.3).astype(int)
+    stats = counted(scores, levels, 1, by_counting=True)
+    assert_allclose(ap_of(stats, 1), average_precision_score(levels[0], scores[0]))
 
 
 @pytest.mark.parametrize("scores", [[0.5, 0.5, 0.5], [0.9, 0.9, 0.5]])

@@ -158,10 +158,10 @@ def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool
     n_items, n_levels = len(lists.gallery), lists.n_levels
     tables = _tables(n_items)
     out = _Outputs.empty(len(mine), n_levels, len(ks))
-    scores = _Scores(lists)
     buffers = threading.local()
     n_most = int((lists.end - lists.begin).max(initial=0))
-    fits = scores.width <= TILE_COLUMNS
+    width = -(-n_items // SLICE_COLUMNS) * SLICE_COLUMNS
+    fits = width <= TILE_COLUMNS
     n_rows = QUERY_ROWS if fits else min(max(STATE_BYTES // (50 * max(n_most, 1)), 8), QUERY_ROWS)
 
     def rank(first: int) -> None:
@@ -169,7 +169,7 @@ def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool
         levels = None if lists.levels is None else np.ascontiguousarray(lists.levels(mine[rows]))
         n_here = n_most if levels is None else int((levels > 0).sum(1).max())
         if not hasattr(buffers, "state") or buffers.state.n_most < n_here:
-            buffers.state = _State(n_rows, n_here, min(scores.width, TILE_COLUMNS), 1 if fits else n_rows, scores.dtype)
+            buffers.state = _State(n_rows, n_here, min(width, TILE_COLUMNS), 1 if fits else n_rows, scores.dtype)
         _rank_rows(
             lists, scores, mine[rows], levels, out.part(rows), tables, np.array(ks, np.int64), by_counting, buffers.state
         )
@@ -178,6 +178,7 @@ def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool
         _one_thread_each() as n_workers,
         ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
+        scores = _Scores(lists, width)
         list(pool.map(rank, range(0, len(mine), n_rows)))
     return out.statistics(ks)
 
@@ -268,10 +269,9 @@ class _State:
 class _Scores:
     """Products of queries with the gallery, in slices of one shape whatever is asked for."""
 
-    def __init__(self, lists: Lists) -> None:
-        self.lists = lists
+    def __init__(self, lists: Lists, width: int) -> None:
+        self.lists, self.width = lists, width
         self.dtype = torch.promote_types(lists.queries.dtype, lists.gallery.dtype)
-        self.width = -(-len(lists.gallery) // SLICE_COLUMNS) * SLICE_COLUMNS
         size = self.width * lists.gallery.dim * self.dtype.itemsize
         self.kept = None if size > KEPT_BYTES and not isinstance(lists.gallery.table, Tensor) else self._read(0, self.width)
 

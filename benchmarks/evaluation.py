@@ -1,0 +1,145 @@
+"""Time and memory of `evaluate` against the product of its own scores and pytorch-metric-learning's AccuracyCalculator.
+
+In one process, smallest of several runs. `python benchmarks/evaluation.py --out docs/performance.md` replaces the section
+"Evaluation" of that file; figures are ratios, for the machine is shared.
+"""
+
+import argparse
+import gc
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+from torch import Tensor
+
+from sightline import evaluate
+
+DIM = 512
+N_COARSE = 12  # as Stanford Online Products: about 5 images a class, an eighth of a twelfth of all share the coarse one
+PEER_LIMIT = 10_000
+KS = (1, 10, 100, 1000)
+INTRODUCTION = """## Evaluation
+
+Every item queries the others, {dim} dimensions, classes of 5 below 12 coarse ones (the shape of Stanford Online Products),
+{threads} threads, smallest of {runs} runs. "product" is the blocked matrix product alone, 128 queries at a time; "two
+levels" is `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity, "one level" with
+the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by, its peak in brackets. The
+peer is pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit}
+items. The last rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
+`python benchmarks/evaluation.py --out docs/performance.md`.
+
+"""
+
+
+def draw(n_items: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors in classes of 5 below coarse classes, fine label first."""
+    generator = torch.Generator().manual_seed(0)
+    fine = torch.arange(n_items) // 5
+    coarse = torch.randint(N_COARSE, (int(fine.max()) + 1,), generator=generator)[fine]
+    labels = torch.stack([fine, coarse], 1)
+    vectors = torch.randn(n_items, DIM, generator=generator).mul_(1.8)
+    for column, scale in ((fine, 1.0), (coarse, 0.6)):
+        vectors += scale * torch.randn(int(column.max()) + 1, DIM, generator=generator)[column]
+    return F.normalize(vectors, dim=1), labels
+
+
+def hard_to_sort(n_items: int) -> dict[str, Tensor]:
+    """Vectors whose scores are two far, tight clusters; and all equal."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(n_items, DIM, generator=generator)
+    side = torch.randint(2, (n_items, 1), generator=generator) * 2.0 - 1
+    return {"two clusters": F.normalize(side + 1e-3 * noise, dim=1), "all equal": torch.ones(n_items, DIM) / DIM**0.5}
+
+
+def product(vectors: Tensor) -> None:
+    """All scores, 128 queries at a time."""
+    for first in range(0, len(vectors), 128):
+        _ = vectors[first : first + 128] @ vectors.T
+
+
+def peer(vectors: Tensor, labels: Tensor) -> None:
+    """pytorch-metric-learning's metrics."""
+    AccuracyCalculator(
+        include=("precision_at_1", "mean_average_precision", "mean_average_precision_at_r"),
+        device=torch.device("cpu"),
+        knn_func=CustomKNN(CosineSimilarity()),
+        kmeans_func=len,  # never called
+    ).get_accuracy(vectors, labels)
+
+
+def resident() -> float:
+    """MB that the process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def measured(step: Callable[[], object], n_runs: int) -> tuple[float, float, float]:
+    """Seconds of the fastest run; and how far memory rose, and to what, sampled every 2 ms."""
+    seconds, grown, peak = [], 0.0, 0.0
+    for _ in range(n_runs):
+        gc.collect()
+        done, start, highest = threading.Event(), resident(), [resident()]
+
+        def watch(done: threading.Event = done, highest: list[float] = highest) -> None:
+            while not done.wait(0.002):
+                highest[0] = max(highest[0], resident())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        since = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - since)
+        done.set()
+        watcher.join()
+        grown, peak = max(grown, highest[0] - start), max(peak, highest[0])
+    return min(seconds), grown, peak
+
+
+def cells(vectors: Tensor, labels: Tensor, n_runs: int, with_peer: bool) -> list[str]:
+    base = measured(lambda: product(vectors), n_runs)[0]
+    levels, grown, peak = measured(lambda: evaluate(vectors, labels, ks=KS), n_runs)
+    flat = measured(lambda: evaluate(vectors, labels[:, 0], ks=KS), n_runs)[0]
+    found = [f"{base:.2f}"]
+    for seconds in (levels, flat):
+        found += [f"{seconds:.2f}", f"{seconds / base:.2f}"]
+    found.append(f"{grown:.0f} ({peak:.0f})")
+    if not with_peer:
+        return [*found, "", ""]
+    seconds, grown, _ = measured(lambda: peer(vectors, labels[:, 0]), 1)
+    return [*found, f"{seconds:.1f}", f"{grown:.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[5_000, 10_000, 30_000, 60_502])
+    parser.add_argument("--hard-size", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None, help="also replace the section of this Markdown file")
+    options = parser.parse_args()
+    evaluate(*draw(500))  # compiles
+    table = [["scores", "N", "product s", "two levels s", "ratio", "one level s", "ratio", "MB", "peer s", "peer MB"]]
+    table.append(["---"] * len(table[0]))
+    for n_items in options.sizes:
+        data = draw(n_items)
+        table.append(["classes", str(n_items), *cells(*data, options.runs, n_items <= PEER_LIMIT)])
+        print("| " + " | ".join(table[-1]) + " |", flush=True)  # noqa: T201
+    labels = draw(options.hard_size)[1]
+    for name, vectors in hard_to_sort(options.hard_size).items():
+        table.append([name, str(options.hard_size), *cells(vectors, labels, options.runs, False)])
+        print("| " + " | ".join(table[-1]) + " |", flush=True)  # noqa: T201
+    if options.out is not None:
+        head = INTRODUCTION.format(dim=DIM, threads=torch.get_num_threads(), runs=options.runs, limit=PEER_LIMIT)
+        section = head + "\n".join("| " + " | ".join(row) + " |" for row in table) + "\n"
+        text = options.out.read_text() if options.out.exists() else "# Performance\n"
+        rest = re.sub(r"(?ms)^## Evaluation\n.*?(?=^## |\Z)", "", text).rstrip()
+        options.out.write_text(f"{rest}\n\n{section}")
+
+
+if __name__ == "__main__":
+    main()
