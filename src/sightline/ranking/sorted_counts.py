@@ -47,16 +47,16 @@ NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numb
 
 @njit(cache=True, error_model="numpy")
 def _sort_row(scores, levels, keys, spare, buckets):
-    """Ascending order of the items in the list; a key holds the score, in bits that keep its order, level and column."""
+    """Ascending order; a key holds the score, in bits that keep its order, level and column. Those not in the list are last."""
     bits = scores.view(np.uint32)
-    n = 0
-    for j in range(len(scores)):
-        b = bits[j]
-        if b == np.uint32(0x80000000):  # -0.0 is 0.0
-            b = np.uint32(0)
-        b = ~b if b & np.uint32(0x80000000) else b | np.uint32(0x80000000)
-        keys[n] = (np.uint64(b) << np.uint64(32)) | np.uint64(np.uint8(levels[j])) << np.uint64(COLUMN_BITS) | np.uint64(j)
-        n += levels[j] >= 0
+    n = len(scores)
+    sign, all_ones = np.uint64(0x80000000), np.uint64(0xFFFFFFFF)
+    for j in range(n):  # without a branch, so that it becomes vectors
+        b = np.uint64(bits[j])
+        b = np.uint64(0) if b == sign else b  # -0.0 is 0.0
+        b ^= ((np.uint64(0) - (b >> np.uint64(31))) & all_ones) | sign
+        b = all_ones if levels[j] < 0 else b
+        keys[j] = (b << np.uint64(32)) | np.uint64(np.uint8(levels[j])) << np.uint64(COLUMN_BITS) | np.uint64(j)
     width = 8 if n < SHORT_ROW else 11  # bits of a digit
     n_digits, mask = -(-32 // width), np.uint64((1 << width) - 1)
     buckets[:n_digits, : 1 << width] = 0
@@ -87,7 +87,7 @@ def _sort_row(scores, levels, keys, spare, buckets):
             target[buckets[digit, d]] = key
             buckets[digit, d] += 1
         source, target = target, source
-    return n, source
+    return source
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -373,7 +373,7 @@ def smooth_count_rows(
             totals[n_levels] = 0.0
             for m in range(n_levels - 1, -1, -1):
                 totals[m] = totals[m + 1] + counts[row, m]
-            n, order = _sort_row(scores[row], levels[row], keys, spare, buckets)
+            order, n = _sort_row(scores[row], levels[row], keys, spare, buckets), np.int64(totals[0])
             n_lanes, n_steps = _lay_out(
                 order, x, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted,
                 gaps, kinds[row], columns[row], worth[row], place[row], far_place[row], own[row], ranks[row], graded[row],
