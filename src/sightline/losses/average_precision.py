@@ -2,11 +2,12 @@
 
 from torch import Tensor, nn
 
+from sightline.losses.core import batch_pairs, level_counts, rank_loss
 from sightline.losses.presets import preset_named, sup_step
-from sightline.ranking.levels import flat_levels, level_counts
-from sightline.ranking.profile import Objective, RankProfile, mean_over_queries, rank_loss
+from sightline.ranking.levels import flat_levels
+from sightline.ranking.profile import Objective, RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
-from sightline.ranking.relevance import Pairs, batch_pairs
+from sightline.ranking.relevance import Pairs
 
 
 def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.checks import check_finite, check_margin
+from sightline.losses.core import batch_pairs
 from sightline.losses.pairwise import mean_of_nonzero
 from sightline.ranking.ranks import Targets, check_pairs, smooth_counts
-from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
+from sightline.ranking.relevance import Pairs, check_labels
 
 
 def contrastive_loss(

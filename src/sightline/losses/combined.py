@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
+from sightline.losses.core import batch_pairs
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.levels import SumOverLevels
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss, check_calibration
@@ -14,7 +15,6 @@ from sightline.losses.presets import preset_named
 from sightline.losses.proxies import ArcFaceLoss, CSLLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.ranks import check_positive
-from sightline.ranking.relevance import batch_pairs
 
 
 def roadmap_loss(

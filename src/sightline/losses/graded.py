@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from sightline.errors import choose
 from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance
+from sightline.losses.core import batch_pairs, level_counts, rank_loss
 from sightline.losses.presets import preset_named, sup_step
-from sightline.ranking.levels import graded_levels, level_counts
-from sightline.ranking.profile import RankProfile, rank_loss
+from sightline.ranking.levels import graded_levels
+from sightline.ranking.profile import RankProfile
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs, check_positive
-from sightline.ranking.relevance import Pairs, batch_pairs
+from sightline.ranking.relevance import Pairs
 
 Relevance = Callable[[Tensor], Tensor]
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.checks import check_counts
+from sightline.losses.core import batch_pairs
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs
-from sightline.ranking.relevance import batch_pairs, check_labels
+from sightline.ranking.relevance import check_labels
 
 
 def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float = -1.0, high: float = 1.0) -> Tensor:

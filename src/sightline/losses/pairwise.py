@@ -5,9 +5,10 @@ import math
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
+from sightline.losses.core import batch_pairs
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs
-from sightline.ranking.relevance import Pairs, batch_pairs
+from sightline.ranking.relevance import Pairs
 
 REDUCTIONS = ("mean", "nonzero")
 

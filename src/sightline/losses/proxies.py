@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.checks import check_counts
-from sightline.ranking.levels import shared_levels
+from sightline.losses.core import shared_levels
 from sightline.ranking.ranks import check_positive
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, cosine_scores

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import flat_rank_loss
 from sightline.losses.checks import check_finite
+from sightline.losses.core import batch_pairs
 from sightline.losses.draws import SeededDraws
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import flat_levels
 from sightline.ranking.profile import Objective, RankProfile
 from sightline.ranking.ranks import SigmoidStep, check_pairs, check_positive
-from sightline.ranking.relevance import Pairs, batch_pairs
+from sightline.ranking.relevance import Pairs
 from sightline.ranking.similarity import unit
 
 PLACES = (1, 2, 4, 8, 16)

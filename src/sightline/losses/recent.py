@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
+from sightline.losses.core import batch_pairs
+from sightline.ranking.relevance import Pairs, check_labels
 
 
 class RecentBatches(nn.Module):
