@@ -299,16 +299,19 @@ def _empty_crowds(n_buckets, start, crowd):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_crowds(n_buckets, found, n_found, gap, scale, crowd):
+def _add_crowds(n_buckets, found, n_found, gap, scale, crowd, buckets):
     """Each relevant item is preceded by the crowds of all buckets before its own."""
-    total = 0
+    total = np.int32(0)
     for b in range(n_buckets + 2):
-        count = max(crowd[b], 0)
+        count = max(crowd[b], np.int32(0))
         crowd[b] = total
         total += count
-    before = 0
+    center, factor, limit, one = scale[0], scale[1], scale[2], scale[3]
     for i in range(n_found):
-        total = crowd[_bucket(found[i], scale[0], scale[1], scale[2], scale[3])]
+        buckets[i] = _bucket(found[i], center, factor, limit, one)
+    before = np.int32(0)
+    for i in range(n_found):
+        total = crowd[np.uint32(buckets[i])]
         gap[i] += total - before
         before = total
 
@@ -326,7 +329,7 @@ def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span,
             _empty_crowds(n_buckets, start[q], crowd)
             for part in (tile[q, :left], tile[q, right:]):
                 _count_many(part, found[q], n, gap[q], start[q], scale[q], span[q], crowd, buckets, waiting)
-            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], crowd)
+            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], crowd, buckets)
         elif n > 0:
             scale[q, 0, 2], scale[q, 0, 3] = 0.0, 1.0
             for part in (tile[q, :left], tile[q, right:]):
@@ -371,9 +374,9 @@ def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, firs
                 above[m] += 1
                 running[m] += above[m] * share
                 if r <= n_above[m]:
-                    sums[n_levels + 1, m] += above[m] * share
+                    sums[n_levels + 1, m] = running[m]
                     sums[n_levels + 2, m] += harmonic[n_above[m]] - harmonic[r - 1]
-                    sums[n_levels + 3, m] += 1
+                    sums[n_levels + 3, m] = above[m]
             # The ideal list holds so many of its level from this place on.
             ideal = max(r, n_above[a + 1] + int(seen[a]))
             if ideal <= n:
