@@ -94,6 +94,12 @@ def test_each_metric_stands_there_before_and_after_with_its_change(text):
     assert "Validation map (%)" in text
 
 
+def test_a_number_of_levels_is_no_percentage_and_better_if_it_falls(tmp_path):
+    before, after = (Result({"severity@1": np.array([value])}) for value in (2.0, 1.5))
+    text = write_page(tmp_path / "report.html", "T", [], before, after, LOG, "map", []).read_text(encoding="utf-8")
+    assert '<td>2.00</td><td class="after">1.50</td><td class="gain">-0.50</td>' in text
+
+
 def test_a_metric_that_only_one_side_has_is_left_out(tmp_path):
     after = Result({**AFTER.per_query, "new": np.array([1.0, 1.0, 1.0])})
     text = write_page(tmp_path / "report.html", "T", [], BEFORE, after, LOG, "map", []).read_text(encoding="utf-8")

@@ -29,6 +29,7 @@ GRADED_AT_K: dict[str, Callable[[Statistics, int], Floats]] = {
     "distance": graded.hierarchical_distance_of,
 }
 GRADED = ("h_ap", "weighted_ap", "ndcg", "asi")
+TOLD_OF_LEVELS = ("h_ap", "ndcg", "asi", "severity@1")  # where nothing else is asked for
 
 
 class Asked(NamedTuple):
@@ -49,10 +50,7 @@ def metric_names(ks: Sequence[int] = (1, 2, 4, 8), n_levels: int = 1) -> list[st
         ['recall@1', 'map@r', 'map', 'map_label_1', 'h_ap', 'ndcg', 'asi', 'severity@1']
     """
     flat = [*(f"recall@{k}" for k in dict.fromkeys(ks)), "map@r", "map"]
-    return flat if n_levels == 1 else [*flat, *(f"map_label_{n}" for n in range(1, n_levels)), *IN_LEVELS]
-
-
-IN_LEVELS = ("h_ap", "ndcg", "asi", "severity@1")
+    return flat if n_levels == 1 else [*flat, *(f"map_label_{n}" for n in range(1, n_levels)), *TOLD_OF_LEVELS]
 
 
 def read_name(name: str, n_levels: int) -> Asked:

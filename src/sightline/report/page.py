@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sightline.evaluation.result import Result
+from sightline.evaluation.result import IN_LEVELS, Result, shown
 from sightline.files import replaced
 from sightline.report.curves import LogRow, training_curves
 from sightline.report.gallery import Picture
@@ -50,7 +50,12 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    rows = [(name, before[name], after[name]) for name in after.per_query if name in before.per_query]
+    rows = []
+    for name in after.per_query:
+        if name in before.per_query:
+            old, new = before[name], after[name]
+            values = shown(name, old), shown(name, new), shown(name, new - old, sign="+")
+            rows.append((name, *values, "gain" if (new > old) != name.startswith(IN_LEVELS) else "loss"))
     page = environment.get_template("page.html").render(
         title=title,
         summary=summary,
