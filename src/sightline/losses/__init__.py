@@ -1,4 +1,12 @@
-"""Ranking losses: functions on ``(scores, relevance)``, modules on ``(embeddings, labels)``, and both by name."""
+"""Ranking losses: functions on ``(scores, relevance)``, modules on ``(embeddings, labels)``, and both by name.
+
+In the formulas, for one query, ``s(j)`` is the score of item j and ``g(j)`` its relevance; k runs over the P relevant
+items, n over the irrelevant ones, K over the places of a recall. A loss is the mean over the queries with a relevant item.
+
+- ``above(k)``: how many items at least as relevant as k score at least as much, k included: exact, without a gradient.
+- ``sup(k)``: the sum of ``H(s(j) - s(k))`` over the items j less relevant than k, H being SupRank's step.
+- ``smooth(k)``: 1 plus the sum of ``sigmoid((s(j) - s(k)) / tau)`` over all other items; ``smooth+(k)`` over relevant ones.
+"""
 
 import inspect
 import math
@@ -74,6 +82,21 @@ def weighted_sum(
     class_counts: Sequence[int] | None = None,
 ) -> WeightedSum:
     """The sum of any losses of the table, each with its own options and times its weight.
+
+    Formula:
+        ``sum over terms of weight * term``
+
+    Use:
+        Any mixture that has no name, in a recipe as ``[[loss.terms]]``.
+
+    Cost:
+        That of its terms; each computes its own scores.
+
+    Defaults:
+        None: every term has a weight.
+
+    Limit:
+        roadmap, with sup_ap and calibration as terms.
 
     Args:
         terms: for each loss its ``name``, its ``weight``, 0 or more, and its options; one of them may be a sum again.

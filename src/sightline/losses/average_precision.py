@@ -50,8 +50,25 @@ def sup_ap_loss(
     """One minus average precision with SupRank: an upper bound of ``1 - AP`` that pushes far mistakes hardest.
 
     The rank among relevant items is exact and carries no gradient; the count of irrelevant items above uses
-    :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item. Cost: see
-    :func:`~sightline.ranking.profile.rank_loss`; no Q x G x G tensor is made.
+    :class:`~sightline.ranking.ranks.SupStep`. It is 0 exactly where a query has no irrelevant item.
+
+    Formula:
+        ``1 - mean over k of above(k) / (above(k) + sup(k))``
+
+    Use:
+        The rank loss to begin with, wherever items are relevant or not; :func:`~sightline.losses.roadmap` adds what
+        makes small batches speak for the whole set.
+
+    Cost:
+        That of the core.
+
+    Defaults:
+        tau, rho and delta of SupRank (Ramzi et al., NeurIPS 2021 and TPAMI); delta, 0.01 ln 99 in the papers, is
+        rounded to 0.05 as in their code.
+
+    Limit:
+        Never below ``1 - AP`` with ties counted against the query, and equal to it where all scores are equal. It does
+        not tend to it: a wrong item far above counts ``rho`` times its gap.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -104,8 +121,21 @@ class SupAPLoss(nn.Module):
 def smooth_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
     """One minus average precision, its step function softened to a sigmoid on both sides of the fraction.
 
-    Tends to ``1 - AP`` as ``tau`` tends to 0, where no scores are tied. Neither an upper nor a lower bound. Cost: see
-    :func:`~sightline.ranking.profile.rank_loss`; no Q x G x G tensor is made.
+    Formula:
+        ``1 - mean over k of smooth+(k) / smooth(k)``
+
+    Use:
+        The baseline of sup_ap; its gradient can push a relevant item down in favour of another, and fades for far
+        mistakes.
+
+    Cost:
+        That of the core.
+
+    Defaults:
+        tau of Smooth-AP (Brown et al., ECCV 2020).
+
+    Limit:
+        Tends to ``1 - AP`` as tau tends to 0, where no scores are tied; before, it may lie on either side.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

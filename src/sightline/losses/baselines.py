@@ -23,6 +23,21 @@ def contrastive_loss(
     to pytorch-metric-learning's ``ContrastiveLoss`` on cosines. :func:`~sightline.losses.calibration_loss` has the same
     terms, but counts every pair and each query alike.
 
+    Formula:
+        ``mean of max(0, pos_margin - s) + mean of max(0, s - neg_margin)``, each over the pairs where it is above 0
+
+    Use:
+        A plain baseline on pairs.
+
+    Cost:
+        A few passes over the scores.
+
+    Defaults:
+        Marks of the calibration term.
+
+    Limit:
+        Equal to calibration with ``reduction="nonzero"``.
+
     Args:
         scores: (Q, G) similarity of each query to each item.
         relevance: (Q, G) bool, or numbers: above 0 is relevant.
@@ -71,6 +86,21 @@ def xbm_contrastive_loss(
 
     Sums over each query's list, so it grows with the memory. Relevant scores within ``epsilon`` of 1 are left out: they are
     mostly the item itself, met in the memory.
+
+    Formula:
+        ``sum over k of (1 - s(k)) + sum over n with s(n) > neg_margin of s(n)``
+
+    Use:
+        With a large memory of earlier embeddings as reference set.
+
+    Cost:
+        A few passes over the scores.
+
+    Defaults:
+        Both marks of the released code of XBM (Wang et al., CVPR 2020).
+
+    Limit:
+        0 where relevant items coincide and others stay below neg_margin.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -179,13 +209,28 @@ def triplet_loss(
 ) -> Tensor:
     """How far a query's irrelevant items come within a margin of its relevant ones, over the triplets that do.
 
-    ``max(0, s_n - s_p + margin)`` for a query, a relevant item p and an irrelevant one n. Which triplets are taken:
+    Which triplets are taken:
 
     - ``"all"``: every one. Equal to pytorch-metric-learning's ``TripletMarginLoss`` on cosines; time is Q x P x G.
     - ``"hard"``: a query's least similar relevant item and its most similar irrelevant one.
     - ``"semi-hard"``: a query's most similar relevant item, and its most similar irrelevant one below that.
 
     Items that tie for a place share the gradient.
+
+    Formula:
+        ``mean of max(0, s(n) - s(k) + margin)`` over the triplets taken where it is above 0
+
+    Use:
+        The classical baseline; semi-hard mining is the safest.
+
+    Cost:
+        A few passes over the scores; every triplet, in blocks, with ``"all"``.
+
+    Defaults:
+        margin and mining of TL_SH in the SupRank papers.
+
+    Limit:
+        0 where every triplet taken keeps its margin.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

@@ -143,8 +143,24 @@ def blackbox_ap_loss(
 ) -> Tensor:
     """One minus exact average precision after a margin, with the gradient of :func:`blackbox_ranks`.
 
-    With ``margin=0`` and no equal scores the value is ``1 - AP``. The rank among relevant items is a constant. Time is that
-    of a few sorts of each row.
+    The rank among relevant items is a constant.
+
+    Formula:
+        ``1 - mean over k of above(k) / rank(k)`` on exact ranks of ``s(j) + margin / 2`` for irrelevant and ``s(k) -
+        margin / 2`` for relevant items
+
+    Use:
+        The metric itself as the value; sensitive to ``strength``, and best with a ``memory`` of recent batches.
+
+    Cost:
+        A few sorts of each row, forward and backward.
+
+    Defaults:
+        strength and margin for SOP (Rolínek et al., CVPR 2020); In-Shop had 0.2 and 0.05, CUB 0.2 and 0.02. They kept 3
+        batches.
+
+    Limit:
+        With margin 0 and no equal scores the value is ``1 - AP``; the gradient tends to 0 as strength does.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -221,7 +237,22 @@ def blackbox_recall_loss(
     """A penalty that grows with the number of irrelevant items above each relevant one; RaMBO's refined recall.
 
     It is the weighted sum over K of the share of relevant items with K or more irrelevant ones above. It is 0 exactly
-    where, after the margin, no irrelevant item is above a relevant one. Time is that of a few sorts of each row.
+    where, after the margin, no irrelevant item is above a relevant one.
+
+    Formula:
+        ``mean over k of W(rank(k) - above(k))``, W being ``ln(1 + ln(1 + n))``, ``ln(1 + n)`` or a sum of weights
+
+    Use:
+        RaMBO's own choice for retrieval: every relevant item is supervised, late places less.
+
+    Cost:
+        As blackbox_ap.
+
+    Defaults:
+        loglog, strength and margin as published for SOP.
+
+    Limit:
+        With weights (1,) and margin 0, the share of relevant items below an irrelevant one.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

@@ -29,7 +29,23 @@ def roadmap_loss(
     beta: float = 0.6,
     preset: str = "paper",
 ) -> Tensor:
-    """``(1 - weight) * sup_ap_loss + weight * calibration_loss``: ROADMAP with the pair form of decomposability.
+    """ROADMAP: :func:`~sightline.losses.sup_ap_loss`, and a term that keeps scores comparable from batch to batch.
+
+    Formula:
+        ``(1 - weight) * sup_ap + weight * calibration``, or ``norm_softmax`` in place of calibration with the module's
+        ``decomposability="proxy"``
+
+    Use:
+        The default of recipes: sup_ap alone does not tie one batch's scores to another's, and small batches need that.
+
+    Cost:
+        The core's, and a few passes over the scores; scores are computed once for both terms.
+
+    Defaults:
+        weight 0.5 with calibration (NeurIPS 2021), 0.1 with proxies (TPAMI, where 0.3 does better on iNaturalist).
+
+    Limit:
+        sup_ap at weight 0, the other term alone at 1; the same as a weighted_sum of the two.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -190,7 +206,23 @@ def rod_recall(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`."""
+    """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`.
+
+    Formula:
+        ``(1 - weight) * sup_recall + weight * term``
+
+    Use:
+        As sup_recall, in batches much smaller than the set.
+
+    Cost:
+        sup_recall's, and the term's.
+
+    Defaults:
+        The papers give no weight here; those of roadmap are taken.
+
+    Limit:
+        sup_recall at weight 0.
+    """
     rank = SupRecallLoss(ks, rank_width, tau, rho, delta, preset)
     return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, preset)
 
@@ -208,6 +240,21 @@ def happier(
     preset: str = "paper",
 ) -> Decomposed:
     """HAPPIER: :class:`~sightline.losses.SupHAPLoss` on the label levels with a decomposability term on the finest.
+
+    Formula:
+        ``(1 - weight) * sup_h_ap + weight * term``
+
+    Use:
+        Label trees: ranks by the whole tree, and keeps the finest classes apart with one proxy each.
+
+    Cost:
+        sup_h_ap's, and a product with one vector a class.
+
+    Defaults:
+        weight 0.1 and alpha 1 (Ramzi et al., ECCV 2022); its DyML-Animal command had 0.5.
+
+    Limit:
+        roadmap with the same term where labels have one level.
 
     Example:
         >>> happier(n_classes=120, embedding_dim=128).weight
@@ -229,7 +276,23 @@ def happier_f(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3."""
+    """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3.
+
+    Formula:
+        That of happier with alpha 5.
+
+    Use:
+        Label trees of which the finest level is what counts most.
+
+    Cost:
+        As happier.
+
+    Defaults:
+        The released file of that name leaves alpha at 1 and sets weight 0.5.
+
+    Limit:
+        happier at alpha 1; the higher alpha, the nearer to roadmap on the finest level.
+    """
     return happier(n_classes, embedding_dim, decomposability, weight, relevance, alpha, tau, rho, delta, preset)
 
 
@@ -243,5 +306,21 @@ def rod_ndcg(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`."""
+    """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`.
+
+    Formula:
+        ``(1 - weight) * sup_ndcg + weight * term``
+
+    Use:
+        As sup_ndcg, in batches much smaller than the set.
+
+    Cost:
+        sup_ndcg's, and the term's.
+
+    Defaults:
+        weight 0.1 of the released code; the papers give none.
+
+    Limit:
+        sup_ndcg at weight 0.
+    """
     return Decomposed(SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim, preset)

@@ -15,6 +15,21 @@ def class_map_loss(
 ) -> Tensor:
     """:func:`blackbox_ap_loss` with each class as a query, and the rows as its list: one minus mAP over classes.
 
+    Formula:
+        The mean over classes of blackbox_ap along a column.
+
+    Use:
+        Multi-label classifiers, and the classification head of a detector.
+
+    Cost:
+        A few sorts of each column.
+
+    Defaults:
+        strength and margin of the detection runs of Rolínek et al.
+
+    Limit:
+        One minus mAP over the rows at margin 0.
+
     Args:
         logits: (N, C) score of each row for each class.
         targets: (N, C) bool, or numbers: above 0 where the row is of the class.
@@ -41,6 +56,21 @@ def all_classes_ap_loss(
     """:func:`blackbox_ap_loss` on one list of all rows for all classes: scores must compare from class to class.
 
     Arguments are those of :func:`class_map_loss`.
+
+    Formula:
+        blackbox_ap of the N x C scores as one list.
+
+    Use:
+        Beside class_map_loss, where one threshold serves all classes.
+
+    Cost:
+        A few sorts of N x C scores.
+
+    Defaults:
+        As class_map_loss.
+
+    Limit:
+        Equal to class_map_loss for a single class.
 
     Returns:
         () the loss of the one list; 0 where nothing is relevant.

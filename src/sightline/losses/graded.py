@@ -77,8 +77,25 @@ def sup_h_ap_loss(
     """One minus hierarchical AP with SupRank: an upper bound of ``1 - H-AP`` for relevance of any grades.
 
     Items of at least the target's relevance are counted exactly, without gradient; those of less by
-    :class:`~sightline.ranking.ranks.SupStep`. With two grades it equals :func:`~sightline.losses.sup_ap_loss`. Cost: see
-    :func:`~sightline.ranking.profile.rank_loss`.
+    :class:`~sightline.ranking.ranks.SupStep`.
+
+    Formula:
+        ``1 - sum over k of h(k) / (above(k) + sup(k)) / sum over k of g(k)``, with ``h(k)`` the sum of ``min(g(k),
+        g(j))`` over the items j, k included, that score at least as much
+
+    Use:
+        Label trees and graded relevance, where a near miss should cost less than a far one.
+
+    Cost:
+        That of the core.
+
+    Defaults:
+        As sup_ap; the module takes the relevance of HAPPIER (Ramzi et al., ECCV 2022), worked out on the list at hand,
+        and its alpha of 1.
+
+    Limit:
+        Never below one minus H-AP; with two grades it is sup_ap, and with ``sum_wap`` relevance H-AP is the weighted
+        sum of the levels' AP.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -101,7 +118,22 @@ def sup_h_ap_loss(
 
 
 def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
-    """One minus hierarchical AP with a sigmoid for every step: no bound. With two grades it equals smooth AP.
+    """One minus hierarchical AP with a sigmoid for every step.
+
+    Formula:
+        ``1 - sum over k of h(k) / smooth(k) / sum over k of g(k)``, the step in ``h(k)`` a sigmoid too
+
+    Use:
+        To compare with sup_h_ap.
+
+    Cost:
+        That of the core, with one count a level.
+
+    Defaults:
+        tau of Smooth-AP.
+
+    Limit:
+        Tends to one minus H-AP as tau tends to 0, without ties; no bound before. With two grades it is smooth_ap.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -126,6 +158,21 @@ def sup_ndcg_loss(
 ) -> Tensor:
     """One minus NDCG with SupRank: an upper bound of ``1 - NDCG``; relevance is the gain.
 
+    Formula:
+        ``1 - sum over k of g(k) / log2(1 + above(k) + sup(k)) / ideal``, ideal being that sum in the best order
+
+    Use:
+        Graded relevance where the first places matter most.
+
+    Cost:
+        That of the core.
+
+    Defaults:
+        As sup_ap; the module's gain of l shared levels is 2^l - 1 (TPAMI).
+
+    Limit:
+        Never below one minus NDCG; without an irrelevant or less relevant item above another it comes near, not to, 0.
+
     Args:
         scores: (Q, G) similarity of each query to each item.
         relevance: (Q, G) gains from 0 on, of at most 126 different values above 0.
@@ -147,7 +194,22 @@ def sup_ndcg_loss(
 
 
 def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
-    """One minus NDCG with a sigmoid for every step: no bound; relevance is the gain.
+    """One minus NDCG with a sigmoid for every step; relevance is the gain.
+
+    Formula:
+        ``1 - sum over k of g(k) / log2(1 + smooth(k)) / ideal``
+
+    Use:
+        To compare with sup_ndcg.
+
+    Cost:
+        As smooth_h_ap.
+
+    Defaults:
+        tau of Smooth-AP, gains as in sup_ndcg.
+
+    Limit:
+        Tends to one minus NDCG as tau tends to 0, without ties; no bound before.
 
     Args:
         scores: (Q, G) similarity of each query to each item.

@@ -172,6 +172,21 @@ class _Numbered:
 def triplet_over_levels(n_levels: int, margin: float = 0.05, mining: str = "semi-hard") -> SumOverLevels:
     """:class:`~sightline.losses.TripletLoss` on every level: ΣTL_SH.
 
+    Formula:
+        The mean over levels of triplet, each on its own labels.
+
+    Use:
+        Label trees, as a baseline.
+
+    Cost:
+        triplet's, once a level.
+
+    Defaults:
+        As triplet; equal weights.
+
+    Limit:
+        triplet where labels have one level.
+
     Args:
         n_levels: L.
         margin: as in :func:`~sightline.losses.triplet_loss`, like ``mining``.
@@ -188,6 +203,21 @@ def norm_softmax_over_levels(
     class_counts: Sequence[int], embedding_dim: int, temperature: float = 0.05, seed: int = 0, paths: Tensor | None = None
 ) -> SumOverLevels:
     """:class:`~sightline.losses.NormSoftmaxLoss` on every level, one proxy table each: ΣNSM.
+
+    Formula:
+        The mean over levels of norm_softmax.
+
+    Use:
+        Label trees with few items a class.
+
+    Cost:
+        norm_softmax's, once a level.
+
+    Defaults:
+        As norm_softmax; equal weights.
+
+    Limit:
+        norm_softmax where labels have one level.
 
     Args:
         class_counts: classes of each level, finest first.
@@ -212,6 +242,21 @@ def proxy_nca_pp_over_levels(
     class_counts: Sequence[int], embedding_dim: int, temperature: float = 1 / 18, seed: int = 0, paths: Tensor | None = None
 ) -> SumOverLevels:
     """:class:`~sightline.losses.ProxyNCAPPLoss` on every level, one proxy table each: ΣNCA++.
+
+    Formula:
+        The mean over levels of proxy_nca_pp.
+
+    Use:
+        To compare with ΣNCA++.
+
+    Cost:
+        proxy_nca_pp's, once a level.
+
+    Defaults:
+        As proxy_nca_pp; equal weights.
+
+    Limit:
+        proxy_nca_pp where labels have one level.
 
     Args:
         class_counts: classes of each level, finest first.

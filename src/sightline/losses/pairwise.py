@@ -38,6 +38,22 @@ def calibration_loss(
     Scores that mean the same in every batch make the average precision of a batch speak for the whole set. For each query
     the mean shortfall of its relevant items plus the mean excess of its irrelevant ones; an empty side is 0.
 
+    Formula:
+        ``mean over k of max(0, alpha - s(k)) + mean over n of max(0, s(n) - beta)``
+
+    Use:
+        As the second term of a rank loss; alone it is a contrastive loss.
+
+    Cost:
+        A few passes over the scores.
+
+    Defaults:
+        alpha and beta of ROADMAP (NeurIPS 2021); margins of 0.1 to 0.4 between them did about as well.
+
+    Limit:
+        0 where every relevant score reaches alpha and no other passes beta: then every batch has AP 1 and so has the
+        whole set.
+
     Args:
         scores: (Q, G) similarity of each query to each item.
         relevance: (Q, G) bool, or numbers: above 0 is relevant.

@@ -66,7 +66,22 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
     A proxy is the same point in every batch, so scores mean the same in all of them. Equal to pytorch-metric-learning's
     ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its parameter to the type of the
-    batch; :func:`proxy_nca_pp_loss` is this loss at temperature 1/18.
+    batch.
+
+    Formula:
+        ``-log softmax over classes c of cos(x, p_c) / temperature``, at the item's class
+
+    Use:
+        Many classes, few items of each in a batch; the proxy term of roadmap and happier.
+
+    Cost:
+        A product with C vectors, and C numbers an item.
+
+    Defaults:
+        temperature of the released code; the papers give none. Proxies start uniform in ±1 / sqrt(D).
+
+    Limit:
+        Times temperature, it tends to the highest cosine less the item's own as temperature tends to 0.
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.
@@ -120,9 +135,23 @@ class NormSoftmaxLoss(nn.Module):
 def proxy_nca_pp_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 1 / 18) -> Tensor:
     """ProxyNCA++: cross-entropy of minus the squared distances between items and proxies, both scaled to length 3.
 
-    As ``-|3x - 3p|^2 = 18 cos - 18`` for unit x and p, it is :func:`norm_softmax_loss` at temperature 1/18, and is computed
-    so. pytorch-metric-learning's ``ProxyNCALoss(softmax_scale=9)`` has the same value, but leaves out items whose softmax
+    pytorch-metric-learning's ``ProxyNCALoss(softmax_scale=9)`` has the same value, but leaves out items whose softmax
     underflows to 0.
+
+    Formula:
+        ``-log softmax over classes c of -|3 x - 3 p_c|^2`` for unit x and p_c
+
+    Use:
+        To compare with ProxyNCA++.
+
+    Cost:
+        As norm_softmax.
+
+    Defaults:
+        Length 3, proxies of deviation 1/8 (Teh et al., ECCV 2020).
+
+    Limit:
+        Equal to norm_softmax at temperature 1/18, and computed so: ``-|3x - 3p|^2 = 18 cos - 18``.
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.
@@ -184,9 +213,24 @@ def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: fl
     """ArcFace: cross-entropy of the cosines, the angle to the item's own proxy first widened by a margin.
 
     Where the widened angle would pass pi, the cosine less ``margin * sin(margin)`` takes its place, so that the loss never
-    falls as the angle grows. At margin 0 it is :func:`norm_softmax_loss` at temperature ``1 / scale``. Its value is that of
+    falls as the angle grows. Its value is that of
     pytorch-metric-learning's ``ArcFaceLoss``, whose margin is in degrees, and whose gradient is NaN where an item lies
     exactly on its proxy or opposite to it; here the target's pull is 0 there.
+
+    Formula:
+        ``-log softmax`` of ``scale * cos``, the item's own angle widened to ``angle + margin``
+
+    Use:
+        Faces and landmarks, closed sets of many classes.
+
+    Cost:
+        As norm_softmax.
+
+    Defaults:
+        margin of Deng et al. (CVPR 2019), scale of the SupRank code, which takes a margin of 0.3 on SOP and landmarks.
+
+    Limit:
+        norm_softmax at temperature ``1 / scale`` where margin is 0.
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.
@@ -280,10 +324,24 @@ def csl_loss(
 ) -> Tensor:
     """CSL: at each level, proxies outside the item's class of that level stay a margin less similar than its own proxy.
 
-    ``softplus(logsumexp(gamma * s_n) - gamma * s_p + gamma * margin)`` over the proxies n outside the class of the level,
-    summed over the levels; s_p is the score with the proxy of the item's finest class. A level outside which no known class
-    lies adds 0. Classes of a level are compared with everything above them, as in
+    A level outside which no known class lies adds 0. Classes of a level are compared with everything above them, as in
     :func:`~sightline.ranking.levels.shared_levels`.
+
+    Formula:
+        ``sum over levels of softplus(logsumexp of gamma * s(n) - gamma * s(p) + gamma * margin)``, n the proxies outside
+        the class of the level, p that of the item's finest class
+
+    Use:
+        Label trees without ranking; the baseline of DyML.
+
+    Cost:
+        As norm_softmax, once a level.
+
+    Defaults:
+        gamma and margins published for 2, 3 and 7 levels (Sun et al., CVPR 2021).
+
+    Limit:
+        Divided by gamma, it tends to the sum of ``max(0, max s(n) - s(p) + margin)`` as gamma grows.
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.

@@ -58,8 +58,23 @@ def sup_recall_loss(
 ) -> Tensor:
     """One minus the share of ``min(k, relevant items)`` among the first k, mean over several k, with SupRank.
 
-    Not an upper bound, unlike :func:`~sightline.losses.sup_ap_loss`: the outer sigmoid, which says whether a rank is within
-    k, is positive where the step is 0. Several k are needed for all relevant items to get a gradient.
+    Formula:
+        ``1 - mean over K of sum over k of sigmoid((K - above(k) - sup(k)) / rank_width) / min(P, K)``
+
+    Use:
+        Where recall at a few places is what is reported. Several places are needed for all relevant items to get a
+        gradient.
+
+    Cost:
+        That of the core, and one sigmoid for each relevant item and place.
+
+    Defaults:
+        Places and rank_width of the released code of SupRank; the papers give none.
+
+    Limit:
+        Sup-R@k is no upper bound of one minus recall, unlike the other losses with SupRank: the outer sigmoid, which
+        says whether a rank is within K, is positive where the step is 0. A lone relevant item at 0.50 below others at
+        0.51 and 0.52 misses place 1, and its loss is 0.93.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
@@ -96,6 +111,23 @@ def smooth_recall_loss(
     offset: float = 0.0,
 ) -> Tensor:
     """One minus recall at several places with a sigmoid for every step; what is found counts at most k.
+
+    Formula:
+        ``1 - mean over K of min(K, sum over k of sigmoid((K + offset - smooth(k)) / rank_width)) / min(P, K)``
+
+    Use:
+        Recall with large batches; ``mixup`` of the module adds points between items of a class, which helps on small
+        sets (SiMix), and ``include_query`` repeats the released code.
+
+    Cost:
+        That of the core; with mixup of a batch n (n - 1) / 2 more items for a class of n.
+
+    Defaults:
+        Places and both widths of RS@k (Patel et al., CVPR 2022).
+
+    Limit:
+        With an offset of 0.5, one minus recall at K, over min(P, K), as both widths tend to 0; with 0 an item at place
+        K counts one half.
 
     Args:
         scores: (Q, G) similarity of each query to each item.
