@@ -28,3 +28,10 @@ def test_compiled_is_uncompiled(name):
         results.append((value.detach(), layer.weight.grad.clone()))
     assert results[0][1].abs().sum() > 0
     assert_close(*results)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_graph_without_a_break_is_refused():
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(create_loss("sup_ap"), backend="aot_eager", fullgraph=True)(torch.randn(12, 6), LABELS)
