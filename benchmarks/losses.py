@@ -1,34 +1,54 @@
-"""Time and memory of the rank losses against the product of their own scores and against pytorch-metric-learning.
+"""Time and memory of the losses against the product of their own scores and against pytorch-metric-learning.
 
-Forward and backward, in one process, smallest of several runs. `python benchmarks/losses.py --out docs/performance.md`
-writes the table; figures are ratios, for the machine is shared.
+Forward and backward of the whole module, in one process. `python benchmarks/losses.py --out docs/performance.md` replaces
+the section "Losses" of that file and draws the picture beside it; figures are ratios, for the machine is shared.
 """
 
 import argparse
-import gc
-import threading
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pytorch_metric_learning.losses import SmoothAPLoss as PeerSmoothAP
-from torch import Tensor
+from measure import extra_megabytes, fastest, table, write_section
+from pytorch_metric_learning import losses as peers
+from torch import Tensor, nn
 
 from sightline import create_loss
+from sightline.ranking import profile
 
 DIM = 512
-INTRODUCTION = """# Performance
+GRADED = ("sup_h_ap", "smooth_h_ap", "sup_ndcg", "smooth_ndcg", "happier")
+RANKING = ("sup_ap", "smooth_ap", "sup_recall", "smooth_recall", "sup_h_ap", "smooth_h_ap", "sup_ndcg", "smooth_ndcg")
+OTHERS = ("roadmap", "happier", "softbin_ap", "fast_ap", "blackbox_ap", "blackbox_recall", "contrastive", "triplet",
+          "norm_softmax", "proxy_nca_pp", "arcface")  # fmt: skip
+PEERS: dict[str, Callable[[int], nn.Module]] = {  # by ours, given the classes
+    "smooth_ap": lambda n: peers.SmoothAPLoss(),
+    "sup_ap": lambda n: peers.SmoothAPLoss(),
+    "fast_ap": lambda n: peers.FastAPLoss(),
+    "contrastive": lambda n: peers.ContrastiveLoss(),
+    "norm_softmax": lambda n: peers.NormalizedSoftmaxLoss(n, DIM),
+    "proxy_nca_pp": lambda n: peers.ProxyNCALoss(n, DIM),
+    "arcface": lambda n: peers.ArcFaceLoss(n, DIM),
+}
+PEER_LIMIT = {"smooth_ap": 512, "sup_ap": 512, "fast_ap": 2048, "contrastive": 2048}  # theirs grow with the cube
+OTHERS_LIMIT = 2048
+INTRODUCTION = """
+Classes of 4, {dim} dimensions, {threads} threads, forward and backward of the whole module, smallest of {runs} runs (ten
+times as many up to 512 items). With 3 levels 16 classes share the middle label and 128 the coarse one: a query has up to 511
+relevant items, with 1 level 3. "On top" is the time beyond the matrix product of the same scores, forward and backward,
+divided by that product; "extra MB" what the process grew by at its peak, beyond what it grew by for the product; the last
+column the time of the same loss in pytorch-metric-learning (for `sup_ap` its SmoothAP) divided by ours. "torch" is the path
+of other devices, on this CPU. The first call in a new installation compiles the kernels: {compile:.0f} s here, kept for later
+runs. Made by `python benchmarks/losses.py --out docs/performance.md`.
 
-## Losses
-
-Classes of 4, {dim} dimensions, forward and backward of the whole module, {threads} threads, smallest of several runs.
-"Of the product" divides by the forward and backward matrix product of the same scores, "extra MB" is how far the process
-grew. Made by `python benchmarks/losses.py --out docs/performance.md`.
-
+![Time against batch size]({picture})
 """
-NAMES = ("sup_ap", "smooth_ap", "sup_h_ap", "sup_ndcg", "sup_recall")
 
 
 def draw(n_items: int, per_class: int) -> tuple[Tensor, Tensor]:
@@ -40,82 +60,143 @@ def draw(n_items: int, per_class: int) -> tuple[Tensor, Tensor]:
     return F.normalize(sum(means) + torch.randn(n_items, DIM, generator=generator), dim=1), labels
 
 
-def timed(step: Callable[[], None], n_runs: int) -> float:
-    """Seconds of the fastest run, after one that does not count."""
-    step()
-    seconds = []
-    for _ in range(n_runs):
-        since = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - since)
-    return min(seconds)
-
-
-def extra_megabytes(step: Callable[[], None]) -> float:
-    """How far the memory of the process rises above its start while the step runs, sampled every millisecond."""
-    page = 4096 / 1e6
-    statm = Path("/proc/self/statm")
-    resident = lambda: int(statm.read_text().split()[1]) * page  # noqa: E731
-    gc.collect()
-    start, peak, done = resident(), 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.is_set():
-            peak = max(peak, resident())
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    step()
-    done.set()
-    watcher.join()
-    return max(0.0, peak - start)
-
-
-def step_of(loss: Callable[[Tensor, Tensor], Tensor], embeddings: Tensor, labels: Tensor) -> Callable[[], None]:
+def step_of(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Tensor) -> Callable[[], None]:
     def step() -> None:
-        loss(embeddings.detach().requires_grad_(), labels).backward()
+        loss(embeddings.detach().requires_grad_(), *rest).backward()
 
     return step
 
 
-def product(embeddings: Tensor, labels: Tensor) -> Tensor:
+def product(embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None) -> Tensor:
     """The scores and the backward pass through them alone."""
-    return (embeddings @ embeddings.T).sum()
+    return (embeddings @ (embeddings if ref_emb is None else ref_emb).T).sum()
 
 
-def rows(sizes: list[int], n_runs: int) -> list[list[str]]:
-    """One row a case: loss, batch, levels, milliseconds, ratio to the product, MB, ratio to the peer."""
-    found = []
+def known_options(name: str, labels: Tensor) -> dict[str, int]:
+    needs = name in ("norm_softmax", "proxy_nca_pp", "arcface", "happier")
+    return {"n_classes": int(labels[:, 0].max()) + 1, "embedding_dim": DIM} if needs else {}
+
+
+def cells(name: str, n_items: int, n_levels: int, n_runs: int, base: float, base_mb: float) -> tuple[list[str], float]:
+    """One row of the table, and the milliseconds."""
+    embeddings, labels = draw(n_items, 4)
+    levels = labels[:, :n_levels] if name in GRADED else labels[:, 0]
+    step = step_of(create_loss(name, **known_options(name, labels)), embeddings, levels)
+    seconds = fastest(step, n_runs)
+    against = ""
+    if name in PEERS and n_items <= PEER_LIMIT.get(name, OTHERS_LIMIT):
+        theirs = fastest(step_of(PEERS[name](int(labels[:, 0].max()) + 1), embeddings, labels[:, 0]), min(n_runs, 3))
+        against = f"{theirs / seconds:.3g}"
+    memory = max(0.0, extra_megabytes(step) - base_mb)
+    on_top = f"{(seconds - base) / base:.2f}"
+    return [name, str(n_items), str(n_levels), f"{1e3 * seconds:.3g}", on_top, f"{memory:.0f}", against], 1e3 * seconds
+
+
+def batch_rows(sizes: list[int], n_runs: int) -> tuple[list[list[str]], dict[str, dict[int, float]]]:
+    """The rows of a loss on a batch, and the milliseconds by loss and size for the picture."""
+    rows: list[list[str]] = []
+    curves: dict[str, dict[int, float]] = {}
     for n_items in sizes:
+        repeats = n_runs * (10 if n_items <= 512 else 1)
         embeddings, labels = draw(n_items, 4)
-        base = timed(step_of(product, embeddings, labels), n_runs)
-        found.append(["(product)", str(n_items), "", f"{1e3 * base:.1f}", "1.0", "", ""])
-        peer = timed(step_of(PeerSmoothAP(), embeddings, labels[:, 0]), 1) if n_items <= 256 else None
-        for name in NAMES:
-            levels = labels if name in ("sup_h_ap", "sup_ndcg") else labels[:, 0]
-            step = step_of(create_loss(name), embeddings, levels)
-            seconds = timed(step, n_runs)
-            against = f"{peer / seconds:.0f}x faster" if peer and name.endswith("_ap") and levels.ndim == 1 else ""
-            shape = str(levels.shape[1]) if levels.ndim == 2 else "1"
-            cells = [name, str(n_items), shape, f"{1e3 * seconds:.1f}", f"{seconds / base:.1f}"]
-            found.append([*cells, f"{extra_megabytes(step):.0f}", against])
-    return found
+        step = step_of(product, embeddings, labels)
+        base, base_mb = fastest(step, repeats), extra_megabytes(step)
+        rows.append(["(product)", str(n_items), "", f"{1e3 * base:.3g}", "", f"{base_mb:.0f}", ""])
+        curves.setdefault("product", {})[n_items] = 1e3 * base
+        for name in RANKING + (OTHERS if n_items <= OTHERS_LIMIT else ()):
+            for n_levels in (1, 3) if name in GRADED else (1,):
+                row, milliseconds = cells(name, n_items, n_levels, repeats, base, base_mb)
+                rows.append(row)
+                print(" ".join(row), flush=True)  # noqa: T201
+                if name in ("sup_ap", "sup_h_ap", "sup_ndcg") and n_levels == (3 if name in GRADED else 1):
+                    curves.setdefault(f"{name}, {n_levels} level{'s' * (n_levels > 1)}", {})[n_items] = milliseconds
+    return rows, curves
+
+
+def memory_rows(n_runs: int) -> list[list[str]]:
+    """256 queries against a cross-batch memory of 60,000 with thousands of relevant items each; and the torch path."""
+    rows = []
+    references, ref_labels = draw(60_000, 4)
+    ref_labels = torch.stack([ref_labels[:, 0], ref_labels[:, 0] // 16, ref_labels[:, 0] // 1500], 1)
+    queries, labels = references[:256], ref_labels[:256]
+    step = step_of(product, queries, labels, references, ref_labels)
+    base, base_mb = fastest(step, n_runs), extra_megabytes(step)
+    for name in ("sup_h_ap", "sup_ndcg"):
+        step = step_of(create_loss(name), queries, labels, references, ref_labels)
+        seconds, memory = fastest(step, n_runs), extra_megabytes(step)
+        on_top = f"{(seconds - base) / base:.2f}"
+        rows.append([name, "256 x 60000", "3", f"{1e3 * seconds:.3g}", on_top, f"{max(0.0, memory - base_mb):.0f}", ""])
+    return rows
+
+
+def torch_rows(n_items: int, n_runs: int) -> list[list[str]]:
+    """The device-neutral path on this CPU."""
+    embeddings, labels = draw(n_items, 4)
+    step = step_of(product, embeddings, labels)
+    base, base_mb = fastest(step, n_runs), extra_megabytes(step)
+    limit, profile.MOST_ITEMS = profile.MOST_ITEMS, 0  # type: ignore[attr-defined]
+    try:
+        step = step_of(create_loss("sup_h_ap"), embeddings, labels)
+        seconds, memory = fastest(step, n_runs), extra_megabytes(step)
+    finally:
+        profile.MOST_ITEMS = limit  # type: ignore[attr-defined]
+    on_top = f"{(seconds - base) / base:.2f}"
+    return [["sup_h_ap, torch", str(n_items), "3", f"{1e3 * seconds:.3g}", on_top, f"{max(0.0, memory - base_mb):.0f}", ""]]
+
+
+def compile_seconds() -> float:
+    """The first call of a new installation, in a process with an empty cache."""
+    code = (
+        "import time, torch, tempfile; since = time.perf_counter(); from sightline import create_loss; "
+        "create_loss('sup_h_ap')(torch.randn(40, 8, requires_grad=True), torch.zeros(40, 2).long()).backward(); "
+        "print(time.perf_counter() - since)"
+    )
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"NUMBA_CACHE_DIR": folder},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return float(found.stdout)
+
+
+def draw_picture(curves: dict[str, dict[int, float]], file: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for (label, points), style in zip(sorted(curves.items()), ("o-", "s-", "^-", "d-"), strict=False):
+        axes.plot(list(points), list(points.values()), style, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="items in the batch", ylabel="milliseconds, forward and backward")
+    axes.set_xticks(list(curves["product"]), [str(size) for size in curves["product"]], minor=False)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="also write the table to this Markdown file")
     options = parser.parse_args()
-    head = ["loss", "batch", "levels", "ms", "of the product", "extra MB", "than pytorch-metric-learning's SmoothAP"]
-    table = [head, ["---"] * len(head), *rows(options.sizes, options.runs)]
-    text = "\n".join("| " + " | ".join(row) + " |" for row in table)
-    print(text)  # noqa: T201
+    since = time.perf_counter()
+    seconds = compile_seconds()
+    rows, curves = batch_rows(options.sizes, options.runs)
+    rows += memory_rows(options.runs) + torch_rows(4096, 1)
+    head = ["loss", "batch", "levels", "ms", "on top", "extra MB", "times faster than pytorch-metric-learning"]
+    print(table(head, rows))  # noqa: T201
+    print(f"{time.perf_counter() - since:.0f} s in all")  # noqa: T201
     if options.out is not None:
-        options.out.write_text(INTRODUCTION.format(dim=DIM, threads=torch.get_num_threads()) + text + "\n")
+        picture = options.out.with_name("losses.png")
+        draw_picture(curves, picture)
+        text = INTRODUCTION.format(
+            dim=DIM, threads=torch.get_num_threads(), runs=options.runs, compile=seconds, picture=picture.name
+        )
+        write_section(options.out, "Losses", f"{text}\n{table(head, rows)}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _fill_counts(levels, n_chunks, counts):  # type: ignore[no-untyped-def]
 def torch_threads() -> Iterator[None]:
     """Compiled kernels use as many threads as torch does; numba's start would set the pool they share to all cores."""
     n_threads = torch.get_num_threads()
-    numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(n_threads)
     yield
 

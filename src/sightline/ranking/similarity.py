@@ -44,7 +44,7 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
         scale = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_(min=SHORTEST).reciprocal_()
-        scaled = vectors * scale
+        scaled: Tensor = vectors * scale
         ctx.save_for_backward(scaled, scale)
         return scaled
 

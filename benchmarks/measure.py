@@ -1,0 +1,51 @@
+"""What the benchmarks share: time, peak memory, and one section of a Markdown file written anew."""
+
+import ctypes
+import gc
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def fastest(step: Callable[[], object], n_runs: int) -> float:
+    """Seconds of the fastest run, after one that does not count."""
+    step()
+    seconds = []
+    for _ in range(n_runs):
+        since = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - since)
+    return min(seconds)
+
+
+def _kilobytes(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {field}")
+    return int(found[1])
+
+
+def extra_megabytes(step: Callable[[], object]) -> float:
+    """How far the peak memory of the process rises above its start while the step runs, as the kernel counts it."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that was freed but kept would hide what the step needs
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    start = _kilobytes("VmRSS")
+    step()
+    return max(0, _kilobytes("VmHWM") - start) * 1024 / 1e6
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def write_section(file: Path, heading: str, text: str) -> None:
+    """Replace the section of that heading, or add it at the end."""
+    old = file.read_text(encoding="utf-8") if file.is_file() else "# Performance\n"
+    section = f"## {heading}\n\n{text.strip()}\n"
+    new, n_replaced = re.subn(
+        rf"^## {heading}\n.*?(?=^## |\Z)", lambda _: section + "\n", old, flags=re.MULTILINE | re.DOTALL
+    )
+    file.write_text(new.rstrip() + "\n" if n_replaced else f"{old.rstrip()}\n\n{section}", encoding="utf-8")
