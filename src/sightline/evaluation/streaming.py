@@ -162,7 +162,8 @@ def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool
     n_most = int((lists.end - lists.begin).max(initial=0))
     width = -(-n_items // SLICE_COLUMNS) * SLICE_COLUMNS
     fits = width <= TILE_COLUMNS
-    n_rows = QUERY_ROWS if fits else min(max(STATE_BYTES // (50 * max(n_most, 1)), 8), QUERY_ROWS)
+    row_bytes = 1 if fits else 50 * n_most + (n_items if lists.levels is not None else 0)
+    n_rows = min(max(STATE_BYTES // max(row_bytes, 1), 8), QUERY_ROWS)
 
     def rank(first: int) -> None:
         rows = slice(first, min(first + n_rows, len(mine)))
