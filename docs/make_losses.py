@@ -68,8 +68,9 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
 - **Accuracy.** Against every pair evaluated in float64, ranks are within 1e-4 of their value and gradients within 1e-3 of
   their norm, for tau from 0.001 to 0.1 and scores spread over [-1, 1], concentrated in [0.5, 0.6], tied, constant or of
   standard deviation 3. `tests/ranking/test_profile.py` holds it to that.
-- **Bounds.** With the preset `paper`, `sup_ap`, `sup_h_ap` and `sup_ndcg` are upper bounds of one minus their metric, ties
-  counted against the query. `sup_recall` is not.
+- **Bounds.** With the preset `paper`, `sup_ap`, `sup_h_ap` and `sup_ndcg` are upper bounds of one minus their metric as
+  `sl.evaluate(..., ties="counting")` gives it; its stricter default breaks ties one by one, and then equal scores can break
+  the bound. `sup_recall` is none.
 - **Gradients** are of the first order: a second derivative through the compiled core is refused.
 - **Precision.** Half precision is widened before scores are computed, inside autocast too: losses are float32, or float64
   for float64 embeddings.
