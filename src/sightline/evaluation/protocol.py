@@ -48,7 +48,7 @@ def evaluate(
 
     Without a gallery every item queries the others, itself left out by its place. Equal scores count against the query:
     lower levels first. Queries without a relevant item are left out of the means and counted in the result. Works in
-    blocks, on a CPU in about the time of the product of queries and gallery; where ``torch.distributed`` has joined several
+    blocks, on a CPU in one to two times the product of queries and gallery as a rule; where ``torch.distributed`` has joined several
     processes, given the same arguments each does a part of the queries and all get the result.
 
     Args:
