@@ -48,8 +48,8 @@ def evaluate(
 
     Without a gallery every item queries the others, itself left out by its place. Equal scores count against the query:
     lower levels first. Queries without a relevant item are left out of the means and counted in the result. Works in
-    blocks, on a CPU in one to two times the product of queries and gallery as a rule; where ``torch.distributed`` has joined several
-    processes, given the same arguments each does a part of the queries and all get the result.
+    blocks, on a CPU in one to two times the product of queries and gallery; where ``torch.distributed`` has joined
+    several processes, given the same arguments each does a part of the queries and all get the result.
 
     Args:
         vectors: (Q, D) of the queries, of any length; an array may be mapped from a file.
