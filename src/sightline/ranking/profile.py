@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
+from sightline.ranking.block_counts import block_rank_loss
 from sightline.ranking.levels import MOST_LEVELS, n_chunks, torch_threads
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
 from sightline.ranking.sorted_counts import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
+FEW_TARGETS = 12  # of every row: up to so many, pairs are cheaper than blocks of a sorted row
 
 
 class RankProfile(NamedTuple):
@@ -74,8 +76,9 @@ def rank_loss(
     """A formula on the ranks of a query's relevant items, mean over the queries that have any.
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
-    more matrix of the scores' size is kept; see :mod:`sightline.ranking.sorted_counts`. Elsewhere every pair of a relevant
-    item and another is evaluated, in blocks.
+    more matrix of the scores' size is kept; see :mod:`sightline.ranking.sorted_counts`. On other devices in float32 it is
+    more passes of the same kind: :mod:`sightline.ranking.block_counts`. In float64, and for few relevant items, every pair
+    of a relevant item and another is evaluated, in blocks.
 
     Args:
         scores: (Q, G) similarity, finite.
@@ -95,6 +98,14 @@ def rank_loss(
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
         result: Tensor = _SortedRankLoss.apply(scores, levels, counts, step, objective, worth)  # type: ignore[no-untyped-call]
         return result
+    n_relevant = counts[:, 1:].sum(1)
+    many = len(counts) > 0 and bool(n_relevant.max() > FEW_TARGETS)
+    if many and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
+
+        def losses_of(*fields: Any) -> Tensor:
+            return objective(RankProfile(*fields))
+
+        return block_rank_loss(scores, levels, counts, _shares(n_relevant, scores.dtype), step, losses_of, worth)
     targets = Targets.where(levels > 0)
     own = targets.of(scores)
     own_level = targets.of(levels.long()).where(targets.valid, 1)
@@ -110,7 +121,7 @@ def rank_loss(
     if worth is not None and n_levels:
         graded = (exact * torch.minimum(worth.gather(1, own_level)[..., None], worth[:, None])).sum(2)
     profile = RankProfile(slice(0, len(scores)), targets.valid, own_level, above, graded, smooth)
-    return mean_over_queries(objective(profile), counts[:, 1:].sum(1))
+    return mean_over_queries(objective(profile), n_relevant)
 
 
 class _SortedRankLoss(torch.autograd.Function):

@@ -1,0 +1,138 @@
+"""Smooth counts by blocks, the way of devices without compiled kernels: the accuracy that the compiled ones promise."""
+
+import pytest
+import test_profile as cases
+import torch
+from torch.testing import assert_close
+
+from sightline.ranking import block_counts
+from sightline.ranking import profile as core
+from sightline.ranking.levels import level_counts
+from sightline.ranking.profile import rank_loss
+from sightline.ranking.ranks import SigmoidStep, SupStep
+
+OPTIONS = {
+    "no jump": SupStep(jump=0.0),
+    "offset": SupStep(offset=2.0),
+    "strict": SupStep(strict=True),
+    "edge where the sigmoid ends": SupStep(delta=None),
+    "narrow edge": SupStep(tau=0.1, delta=0.001),
+    "wide edge": SupStep(tau=0.01, delta=5.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def by_blocks(monkeypatch):
+    monkeypatch.setattr(core, "MOST_ITEMS", 0)  # the compiled way is off
+    monkeypatch.setattr(core, "FEW_TARGETS", 0)
+
+
+def assert_as_promised(scores, levels, step):
+    loss, gradient, above, graded, rank = cases.run(scores, levels, step)
+    expected = cases.run(scores.double(), levels, step)
+    expected_loss, expected_gradient, expected_above, expected_graded, expected_rank = expected
+    assert_close(above, expected_above, rtol=0, atol=0)
+    assert_close(graded, expected_graded, rtol=1e-6, atol=0)
+    assert_close(rank, expected_rank, rtol=1e-4, atol=0)
+    assert_close(loss.double(), expected_loss, rtol=1e-4, atol=1e-6)
+    norms = expected_gradient.norm(dim=1)
+    assert ((gradient - expected_gradient).norm(dim=1) <= 1e-3 * norms + 1e-12).all()
+    # Translation invariance, to rounding.
+    assert (gradient.double().sum(1).abs() <= 1e-5 * gradient.double().abs().sum(1) + 1e-12).all()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 1.0])
+@pytest.mark.parametrize("step", cases.STEPS, ids=lambda step: f"{type(step).__name__} {step.tau}")
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
+    assert_as_promised(*cases.draw(kind, share), step)
+
+
+@pytest.mark.parametrize("step", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_every_option_of_the_step(kind, step):
+    assert_as_promised(*cases.draw(kind, 0.3, seed=1), step)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scores_near_the_edge_fall_on_the_side_that_float64_puts_them(seed):
+    scores, levels = cases.draw("spread", 0.3, seed)
+    levels[:, 200:] = 0
+    scores[:, 200:] = scores[:, :200] + 0.05  # rounded to either side
+    assert_as_promised(scores, levels, SupStep())
+
+
+@pytest.mark.parametrize("n_items", [1, 31, 32, 33, 64, 95])
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_rows_that_do_and_do_not_fill_their_blocks(n_items, step):
+    scores, levels = cases.draw("concentrated", 0.4)
+    assert_as_promised(scores[:, :n_items], levels[:, :n_items], step)
+
+
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_a_row_without_targets_or_without_items_gets_no_gradient(step):
+    scores, levels = cases.draw("spread", 0.3)
+    levels[1], levels[3] = 0, -1
+    assert_as_promised(scores, levels, step)
+    gradient = cases.run(scores, levels, step)[1]
+    assert not gradient[[1, 3]].any()
+    assert gradient[[0, 2, 4]].any(1).all()
+
+
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_items_outside_the_list_change_nothing(step):
+    scores, levels = cases.draw("spread", 0.3)
+    moved = torch.where(levels < 0, 1e6 * scores, scores)
+    for found, expected in zip(cases.run(moved, levels, step), cases.run(scores, levels, step), strict=True):
+        assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_all_levels_that_int8_holds():
+    generator = torch.Generator().manual_seed(0)
+    scores, levels = torch.rand(3, 300, generator=generator), torch.randint(-1, 127, (3, 300), generator=generator)
+    levels, counts = levels.to(torch.int8), level_counts(levels.to(torch.int8), 126)
+    for step in (SupStep(), SigmoidStep()):
+        found, expected = [], []
+        rank_loss(scores, levels, counts, step, cases.smooth_ranks(found))
+        rank_loss(scores.double(), levels, counts, step, cases.smooth_ranks(expected))
+        for table, expected_table in zip(found[0], expected[0], strict=True):
+            assert_close(table, expected_table, rtol=1e-4, atol=0)
+
+
+def test_chunks_of_rows_equal_the_whole(monkeypatch):
+    scores, levels = cases.draw("spread", 0.3)
+    whole = cases.run(scores, levels, SupStep())
+    monkeypatch.setattr(block_counts, "CHUNK_ELEMENTS", 1)
+    single = cases.run(scores, levels, SupStep())
+    assert_close(single[:2], whole[:2], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_autocast_changes_nothing(step):
+    scores, levels = cases.draw("spread", 0.3)
+    expected = cases.run(scores, levels, step)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = cases.run(scores, levels, step)
+    assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_the_gradient_is_scaled_by_what_follows():
+    scores, levels = cases.draw("spread", 0.3)
+    leaf = scores.clone().requires_grad_()
+    loss = rank_loss(leaf, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([]))
+    (gradient,) = torch.autograd.grad(3 * loss, leaf)
+    assert_close(gradient, 3 * cases.run(scores, levels, SupStep())[1])
+
+
+def test_no_gradient_is_worked_out_where_none_is_asked_for():
+    scores, levels = cases.draw("spread", 0.3)
+    assert not rank_loss(scores, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([])).requires_grad
+
+
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_few_targets_pair_by_pair_equal_blocks(step, monkeypatch):
+    scores, levels = cases.draw("spread", 0.02)
+    by_blocks = cases.run(scores, levels, step)
+    monkeypatch.setattr(core, "FEW_TARGETS", 400)
+    for found, expected in zip(cases.run(scores, levels, step), by_blocks, strict=True):
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
