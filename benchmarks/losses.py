@@ -40,12 +40,12 @@ PEER_LIMIT = {"smooth_ap": 512, "sup_ap": 512, "fast_ap": 2048, "contrastive": 2
 OTHERS_LIMIT = 2048
 INTRODUCTION = """
 Classes of 4, {dim} dimensions, {threads} threads, forward and backward of the whole module, smallest of {runs} runs (ten
-times as many up to 512 items). With 3 levels 16 classes share the middle label and 128 the coarse one: a query has up to 511
+times as many up to 512 items). With 3 levels 16 classes share the middle label, 128 the coarse one: a query has up to 511
 relevant items, with 1 level 3. "On top" is the time beyond the matrix product of the same scores, forward and backward,
 divided by that product; "extra MB" what the process grew by at its peak, beyond what it grew by for the product; the last
 column the time of the same loss in pytorch-metric-learning (for `sup_ap` its SmoothAP) divided by ours. "torch" is the path
-of other devices, on this CPU. The first call in a new installation compiles the kernels: {compile:.0f} s here, kept for later
-runs. Made by `python benchmarks/losses.py --out docs/performance.md`.
+of other devices, on this CPU. The first call in a new installation compiles the kernels: {compile:.0f} s here, kept for
+later runs. Made by `python benchmarks/losses.py --out docs/performance.md`.
 
 ![Time against batch size]({picture})
 """

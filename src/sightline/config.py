@@ -62,9 +62,17 @@ class LossSection(BaseModel):
 class SamplerSection(Section):
     """Which images share a batch."""
 
+    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"
     batch_size: int = Field(default=128, ge=2)
     per_class: int = Field(default=4, ge=2)
     skip_small_classes: bool = False
+    level: int = Field(default=0, ge=0)  # label column that is the class; 0 is the finest
+    max_per_class: int | None = Field(default=None, ge=1)  # images of a class that an epoch may use
+    n_batches: int | None = Field(default=None, ge=1)  # in an epoch; classes are then drawn with replacement
+    class_weights: Literal["size", "sqrt", "uniform"] = "size"  # how often a class is drawn
+    super_level: int | None = Field(default=None, ge=1)  # of hierarchical: column of the super-label; none: the coarsest
+    super_labels_per_batch: int = Field(default=2, ge=2)  # of hierarchical
+    batches_per_pair: int = Field(default=10, ge=1)  # of hierarchical: for each pair, or larger set, of super-labels
 
 
 class OptimizerSection(Section):
@@ -74,8 +82,10 @@ class OptimizerSection(Section):
     lr: float = Field(default=1e-4, gt=0)
     head_lr_factor: float = Field(default=2.0, gt=0)
     weight_decay: float = Field(default=1e-4, ge=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
     clip_norm: float | None = Field(default=None, gt=0)
+    proxy_lr: float | None = Field(default=None, gt=0)  # of the loss's own vectors, without decay; none: as the head
+    proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # what cosine leaves of that rate
 
 
 class ScheduleSection(Section):
@@ -94,7 +104,24 @@ class ValidationSection(Section):
 
     every: int = Field(default=1, ge=1)  # epochs
     metric: str = "map@r"
+    mode: Literal["max", "min"] = "max"
     ks: tuple[int, ...] = (1, 2, 4, 8)  # places for recall@k
+    patience: int | None = Field(default=None, ge=1)  # validations without a better value after which the run ends
+
+
+class MemorySection(Section):
+    """Earlier embeddings as more items for the loss (cross-batch memory)."""
+
+    size: int | Literal["all"] | None = None  # items; all of the training images; none for no memory
+    start_epoch: int = Field(default=0, ge=0)  # from which it counts; it fills before
+    share: float = Field(default=0.5, ge=0, le=1)  # of the loss against the memory
+
+    @field_validator("size")
+    @classmethod
+    def _some_items(cls, size: int | Literal["all"] | None) -> int | Literal["all"] | None:
+        if isinstance(size, int) and size < 1:
+            raise PydanticCustomError("size", "at least 1 item is needed, or all")
+        return size
 
 
 class Recipe(Section):
@@ -108,10 +135,13 @@ class Recipe(Section):
     seed: int = Field(default=0, ge=0)
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
+    chunk_size: int | Literal["auto"] | None = None  # images through the encoder at a time; none: the whole batch
+    compile: bool = False  # the encoder, by torch.compile
     data: DataSection
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()
     sampler: SamplerSection = SamplerSection()
+    memory: MemorySection = MemorySection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     validation: ValidationSection = ValidationSection()
@@ -180,6 +210,11 @@ def _sentence(fault: ErrorDetails) -> str:
     """One fault of a recipe in the words of its author."""
     *sections, key = [str(part) for part in fault["loc"]]
     where = ".".join([*sections, key])
+    if "accumul" in key:
+        return (
+            f"{where!r}: gradients of several small batches are not that of one list; set sampler.batch_size to the list "
+            "and chunk_size to what fits in memory: staged back-propagation gives the gradient of the whole"
+        )
     if fault["type"] == "extra_forbidden":
         model: Any = Recipe
         for section in sections:

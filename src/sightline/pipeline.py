@@ -6,6 +6,8 @@ reads) and ``encoder/`` (the best so far by the recipe's metric, or the last whe
 
 import copy
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import polars as pl
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
 from numpy.typing import NDArray
 from torch import nn
 
@@ -23,38 +26,53 @@ from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import ClassBalancedSampler, small_classes
 from sightline.data.transforms import train_transform
 from sightline.embedding.extract import embed_manifest
+from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import evaluate_table, metric_names
 from sightline.files import replaced
 from sightline.losses import create_loss, loss_options
+from sightline.losses.combined import has_proxies_alone
+from sightline.losses.recent import RecentBatches
 from sightline.models.encoder import Encoder
 from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from sightline.training.distributed import agreed, gathered_objects, n_processes, own_part, process_number
 from sightline.training.engine import Between, Epoch, Examples, fit
+from sightline.training.interruption import Interruption
+from sightline.training.large_batch import fitting_chunk_size
 from sightline.training.logs import RunLog, RunProgress
+from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 from sightline.training.optimization import Schedule, create_optimizer
 
 RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
 
 
-def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool = False) -> Path:
+def train(
+    recipe: Recipe, out: Path, resume: bool = False, show_progress: bool = False, max_minutes: float | None = None
+) -> Path:
     """Train as the recipe says; two runs of one recipe on one machine give the same bits.
 
-    Everything that can be wrong with the recipe or the images is found before the run folder is made.
+    Everything that can be wrong with the recipe or the images is found before the run folder is made. SIGTERM saves a
+    checkpoint and ends the run; ``resume`` goes on with it. Under ``torchrun`` the processes share each batch.
 
     Args:
         recipe: the whole run.
         out: the run folder; must be new, or hold a run of the same recipe if ``resume`` is set.
         resume: go on from the last checkpoint there; from the start if there is none yet.
         show_progress: draw a progress bar on standard error.
+        max_minutes: end after so long, with a checkpoint to resume from; None for no limit.
 
     Returns:
         The folder of the trained encoder.
     """
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    fabric = _fabric(recipe)
     _check_run_folder(recipe, out, resume)
-    if recipe.validation.metric not in metric_names(recipe.validation.ks):
-        known = nearest(recipe.validation.metric, metric_names(recipe.validation.ks))
-        raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
+    fabric.barrier()  # nobody writes before all have looked
     manifest = read_manifest(recipe.data.manifest)
+    measured = metric_names(recipe.validation.ks, manifest.n_levels)
+    if recipe.validation.metric not in measured:
+        known = nearest(recipe.validation.metric, measured)
+        raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
     train_part, val_part = _parts(manifest, recipe)
     train_part = _usable(train_part, recipe.sampler)
     labels = train_part.labels()
@@ -71,11 +89,13 @@ def train(recipe: Recipe, out: Path, resume: bool = False, show_progress: bool =
     )
     loss = _loss(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     if recipe.data.check_images:
-        check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
-    out.mkdir(parents=True, exist_ok=True)
-    with replaced(out / RECIPE_FILE) as scratch:
-        scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    _run(recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress)
+        check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
+    if process_number() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        with replaced(out / RECIPE_FILE) as scratch:
+            scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    fabric.barrier()
+    _run(fabric, recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress, deadline)
     return out / ENCODER_FOLDER
 
 
@@ -144,6 +164,7 @@ def _loss(recipe: Recipe, embedding_dim: int, class_counts: list[int]) -> nn.Mod
 
 
 def _run(
+    fabric: Fabric,
     recipe: Recipe,
     out: Path,
     encoder: Encoder,
@@ -153,77 +174,151 @@ def _run(
     sampler: ClassBalancedSampler,
     val_part: Manifest | None,
     show_progress: bool,
+    deadline: float | None = None,
 ) -> None:
-    fabric = Fabric(accelerator="auto", devices=1, precision=recipe.precision)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    batches_an_epoch = len(sampler.batches(0))
+    listed = _with_memory(recipe, loss, encoder.dim, labels, batches_an_epoch)
     optimizer = create_optimizer(recipe.optimizer, encoder, loss)
-    position = Position()
+    position, chunk_size = Position(), recipe.chunk_size
     if (out / LAST_FILE).is_file():
         position, state = load_checkpoint(out / LAST_FILE)
         encoder.load_state_dict(state["encoder"])
-        loss.load_state_dict(state["loss"])
+        listed.load_state_dict(state["loss"])
         optimizer.load_state_dict(state["optimizer"])
-    module, wrapped = fabric.setup(encoder, optimizer)
-    loss = loss.to(fabric.device)
+        chunk_size = state["chunk_size"]
+    model: nn.Module = torch.compile(encoder) if recipe.compile else encoder  # type: ignore[assignment]
+    module, wrapped = fabric.setup(model, optimizer)
+    listed = listed.to(fabric.device)
     all_labels = torch.from_numpy(labels)
     transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip)
     images = ImageDataset.of(train_part, transform)
+    if chunk_size == "auto":
+        encoder.train()
+        chunk_size = fitting_chunk_size(encoder, images[0].to(fabric.device), sampler.batch_size // n_processes())
     schedule = Schedule(recipe.schedule)
-    first_rates = [recipe.optimizer.lr, recipe.optimizer.lr * recipe.optimizer.head_lr_factor]
+    is_writer = process_number() == 0
 
     def save(position: Position) -> None:
-        state = {"encoder": encoder.state_dict(), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
-        save_checkpoint(out / LAST_FILE, position, state)
+        if is_writer:
+            state = {"encoder": encoder.state_dict(), "loss": listed.state_dict(), "optimizer": optimizer.state_dict()}
+            save_checkpoint(out / LAST_FILE, position, state | {"chunk_size": chunk_size})
 
     def epoch_from(epoch: int, first: int) -> Epoch:
-        batches = sampler.batches(epoch)
+        batches = [own_part(batch) for batch in sampler.batches(epoch)]
         seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
         loaded = load_batches(seeded, batches[first:], recipe.data.n_workers)
-        return Epoch(len(batches), (Examples(pixels, all_labels[places]) for pixels, places in loaded))
+        return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
+
+    def before_epoch() -> None:
+        for part in loss.modules():
+            if isinstance(part, RecentBatches):
+                part.reset()
+
+    rates = [group["lr"] for group in create_optimizer(recipe.optimizer, encoder, loss).param_groups]
 
     def before_step(epoch: float) -> None:
         encoder.allow_gradients(backbone=not schedule.is_warmup(epoch))
-        for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
-            group["lr"] = rate * schedule.factor(epoch)
+        factors = [schedule.factor(epoch)] * 2 + [schedule.factor(epoch, recipe.optimizer.proxy_final_factor)]
+        for group, rate, factor in zip(optimizer.param_groups, rates, factors, strict=False):
+            group["lr"] = rate * factor
 
-    with RunProgress(recipe.schedule.epochs, show_progress) as progress:
-        log = RunLog(out, position)
+    with RunProgress(recipe.schedule.epochs, show_progress and is_writer) as progress, Interruption() as interruption:
+        log = RunLog(out, position) if is_writer else None
 
-        def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> None:
-            log.write(position.step, position.epoch, numbers)
+        def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> bool:
+            if log is not None:
+                log.write(position.step, position.epoch, numbers)
             progress.show(position, n_batches, sampler.batch_size, numbers["loss"])
-            # Not after the last batch: the end of the epoch saves, after its validation.
-            if recipe.checkpoint_every and position.step % recipe.checkpoint_every == 0 and position.batch < n_batches:
+            if position.batch == n_batches:  # the end of the epoch saves, after its validation
+                return False
+            late = deadline is not None and time.monotonic() > deadline
+            ended = agreed(late or interruption.asked)
+            if ended or (recipe.checkpoint_every and position.step % recipe.checkpoint_every == 0):
                 save(position)
+            if ended:
+                progress.say(f"stopped at step {position.step}: go on with --resume")
+            return ended
 
-        def after_epoch(position: Position) -> Position:
+        def after_epoch(position: Position) -> tuple[Position, bool]:
             is_last = position.epoch == recipe.schedule.epochs
-            improved = val_part is None
+            improved, patience = val_part is None, recipe.validation.patience
             if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
-                table = embed_manifest(encoder, val_part, n_workers=recipe.data.n_workers)
+                table = _embedded_together(encoder, val_part, recipe.data.n_workers)
                 means = evaluate_table(table, recipe.validation.ks).means
-                log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
+                if log is not None:
+                    log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
                 value = means[recipe.validation.metric]
                 progress.say(f"epoch {position.epoch}: validation {recipe.validation.metric} {100 * value:.1f}")
-                improved = position.best is None or value > position.best
-                position = replace(position, best=value if improved else position.best)
-            if improved:
+                sign = 1 if recipe.validation.mode == "max" else -1
+                improved = position.best is None or sign * value > sign * position.best
+                position = replace(
+                    position,
+                    best=value if improved else position.best,
+                    n_worse=0 if improved else position.n_worse + 1,
+                )
+            if improved and is_writer:
                 encoder.save_pretrained(out / ENCODER_FOLDER)
             save(position)
-            return position
+            if patience is not None and position.n_worse >= patience:
+                progress.say(f"no better {recipe.validation.metric} in {patience} validations: the run ends")
+                return position, True
+            late = deadline is not None and time.monotonic() > deadline
+            return position, agreed(late or interruption.asked) and not is_last
 
         try:
             fit(
                 fabric,
                 module,
-                loss,
+                listed,
                 wrapped,
                 range(recipe.schedule.epochs),
                 epoch_from,
-                Between(before_step, after_step, after_epoch),
+                Between(before_epoch, before_step, after_step, after_epoch),
                 position,
                 recipe.seed,
                 recipe.optimizer.clip_norm,
+                chunk_size,
             )
         finally:
-            log.close()
+            if log is not None:
+                log.close()
+
+
+def _fabric(recipe: Recipe) -> Fabric:
+    """One process, or those that ``torchrun`` started."""
+    together, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fabric = Fabric(
+        accelerator="auto",
+        devices=here,
+        num_nodes=together // here,
+        # A backbone that rests has weights without a gradient, which processes would wait for.
+        strategy=DDPStrategy(find_unused_parameters=recipe.schedule.warmup_epochs > 0) if together > 1 else "auto",
+        precision=recipe.precision,
+    )
+    if together > 1:
+        fabric.launch()
+    return fabric
+
+
+def _with_memory(
+    recipe: Recipe, loss: nn.Module, dim: int, labels: NDArray[np.int64], batches_an_epoch: int
+) -> BatchLoss | MemoryLoss:
+    """The loss as the loop calls it, on embeddings, labels and ids."""
+    size = recipe.memory.size
+    if size is None:
+        return BatchLoss(loss)
+    if has_proxies_alone(loss):
+        raise InputError(f"memory.size: loss {recipe.loss.name!r} takes no reference set, so a memory is of no use to it")
+    memory = CrossBatchMemory(len(labels) if size == "all" else size, dim, labels.shape[1])
+    return MemoryLoss(loss, memory, recipe.memory.start_epoch * batches_an_epoch, recipe.memory.share)
+
+
+def _embedded_together(encoder: Encoder, manifest: Manifest, n_workers: int) -> EmbeddingTable:
+    """The manifest's vectors, each process embedding a part."""
+    if n_processes() == 1:
+        return embed_manifest(encoder, manifest, n_workers=n_workers)
+    parts = np.array_split(np.arange(len(manifest.table)), n_processes())
+    own = np.isin(np.arange(len(manifest.table)), parts[process_number()])
+    part = embed_manifest(encoder, manifest.where(pl.lit(pl.Series(own))), n_workers=n_workers)
+    return EmbeddingTable(manifest, np.concatenate(gathered_objects(part.vectors)), part.fingerprint)

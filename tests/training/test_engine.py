@@ -23,10 +23,10 @@ def new_model():
 
 def batch(epoch, number):
     generator = torch.Generator().manual_seed(100 * epoch + number)
-    return Examples(torch.randn(8, 6, generator=generator), torch.arange(8) % 2)
+    return Examples(torch.randn(8, 6, generator=generator), torch.arange(8) % 2, torch.arange(8))
 
 
-def squared_distance_to_label(embeddings, labels):
+def squared_distance_to_label(embeddings, labels, ids):
     return (embeddings - labels[:, None]).square().mean()
 
 
@@ -44,15 +44,16 @@ def run(model, optimizer, position=None, stop_after=None, seed=3, clip_norm=None
         positions.append(position)
         if position.step == stop_after:
             raise StopHereError
+        return False
 
     def after_epoch(position):
-        return replace(position, best=float(position.epoch))
+        return replace(position, best=float(position.epoch)), False
 
     module, wrapped = fabric.setup(model, optimizer)
     try:
         end = fit(
             fabric, module, squared_distance_to_label, wrapped, range(N_EPOCHS), epoch_from,
-            Between(before, after_step, after_epoch), position or Position(), seed, clip_norm,
+            Between(lambda: None, before, after_step, after_epoch), position or Position(), seed, clip_norm,
         )  # fmt: skip
     except StopHereError:
         end = positions[-1]

@@ -156,13 +156,13 @@ class WeightedSum(nn.Module):
     ) -> Tensor:
         terms = [
             weight
-            * (loss(embeddings, labels) if _has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels))
+            * (loss(embeddings, labels) if has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels))
             for loss, weight in zip(self.losses, self.weights, strict=True)
         ]
         return torch.stack(terms).sum()
 
 
-def _has_proxies_alone(loss: nn.Module) -> bool:
+def has_proxies_alone(loss: nn.Module) -> bool:
     """Whether the loss compares items with proxies and with nothing else."""
     of_levels = isinstance(loss, SumOverLevels) and len(loss.numbers) > 0
     return of_levels or isinstance(loss, ArcFaceLoss | CSLLoss | NormSoftmaxLoss | ProxyNCAPPLoss)

@@ -32,7 +32,7 @@ class RecentBatches(nn.Module):
             raise InputError(f"memory is {n_batches}; a whole number of batches, 0 or more, is needed")
         self.n_batches = n_batches
         self.reset()
-        self.register_load_state_dict_pre_hook(_fit_buffers)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(fit_buffers)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Forget all."""
@@ -62,7 +62,7 @@ class RecentBatches(nn.Module):
         self.sizes = self.sizes.new_tensor(sizes[-self.n_batches :])
 
 
-def _fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+def fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Make room for what is about to be loaded: how much is kept is known by the run alone."""
     for name, buffer in module.named_buffers(recurse=False):
         if (kept := state.get(prefix + name)) is not None:

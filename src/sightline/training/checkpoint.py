@@ -25,12 +25,14 @@ class Position:
         batch: its next batch, from 0.
         step: optimizer steps made since the start.
         best: the best value of the deciding metric so far; None before the first validation.
+        n_worse: validations since that one.
     """
 
     epoch: int = 0
     batch: int = 0
     step: int = 0
     best: float | None = None
+    n_worse: int = 0
 
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:

@@ -5,20 +5,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sightline.data.dataset import derived_seed
 from sightline.training.checkpoint import Position
+from sightline.training.large_batch import Loss, back_propagate
 
 
 class Examples(NamedTuple):
-    """A batch as the loop wants it: (B, 3, H, W) images and (B,) or (B, L) labels."""
+    """A batch as the loop wants it: (B, 3, H, W) images, (B,) or (B, L) labels, and (B,) which images they are."""
 
     images: Tensor
     labels: Tensor
+    ids: Tensor
 
 
 class Epoch(NamedTuple):
@@ -33,20 +34,23 @@ class Between:
     """What happens between steps.
 
     Attributes:
+        before_epoch: called before an epoch's first batch.
         before_step: called with the epoch, in fractions: sets learning rates and what is frozen.
-        after_step: called with the new position, the batches of the epoch and the step's numbers.
-        after_epoch: called with the position of the next epoch; returns it, with its best value brought up to date.
+        after_step: called with the new position, the batches of the epoch and the step's numbers; True ends the run there.
+        after_epoch: called with the position of the next epoch; returns it, with its best value brought up to date, and
+            whether the run ends there.
     """
 
+    before_epoch: Callable[[], None]
     before_step: Callable[[float], None]
-    after_step: Callable[[Position, int, dict[str, float]], None]
-    after_epoch: Callable[[Position], Position]
+    after_step: Callable[[Position, int, dict[str, float]], bool]
+    after_epoch: Callable[[Position], tuple[Position, bool]]
 
 
 def fit(
     fabric: Fabric,
     encoder: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     optimizer: Optimizer,
     epochs: range,
     epoch_from: Callable[[int, int], Epoch],
@@ -54,8 +58,9 @@ def fit(
     position: Position,
     seed: int,
     clip_norm: float | None = None,
+    chunk_size: int | None = None,
 ) -> Position:
-    """Train from a position to the end.
+    """Train from a position to the end, or to where ``between`` ends the run.
 
     Every random choice the model makes in a step comes from (seed, step), so a run that was stopped and resumed is the run
     that never stopped.
@@ -63,7 +68,7 @@ def fit(
     Args:
         fabric: devices and precision.
         encoder: images to embeddings, set up by ``fabric``.
-        loss: called on (embeddings, labels).
+        loss: called on the embeddings, labels and ids of the whole batch; see :mod:`sightline.training.large_batch`.
         optimizer: set up by ``fabric``.
         epochs: those of the whole run.
         epoch_from: the batches of an epoch from the given one on.
@@ -71,25 +76,30 @@ def fit(
         position: where to start.
         seed: the run's.
         clip_norm: largest gradient norm; None for no limit.
+        chunk_size: images that go through the encoder at a time; None for the whole batch.
 
     Returns:
-        The position after the last epoch.
+        The position at the end.
     """
     for number in epochs[position.epoch :]:
         n_batches, batches = epoch_from(number, position.batch)
+        if position.batch == 0:
+            between.before_epoch()
         for batch in batches:
             between.before_step(number + position.batch / n_batches)
             encoder.train()
-            torch.manual_seed(derived_seed(seed, position.step))
-            images, labels = fabric.to_device(batch)
-            value = loss(encoder(images), labels)
             optimizer.zero_grad()
-            fabric.backward(value)
+            images, labels, ids = fabric.to_device(batch)
+            step_seed = derived_seed(seed, position.step)
+            value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size)
             limit = math.inf if clip_norm is None else clip_norm
             norm = cast(Tensor, fabric.clip_gradients(encoder, optimizer, max_norm=limit, error_if_nonfinite=False))
             optimizer.step()
             position = replace(position, batch=position.batch + 1, step=position.step + 1)
             numbers = {"loss": value.item(), "grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
-            between.after_step(position, n_batches, numbers)
-        position = between.after_epoch(replace(position, epoch=number + 1, batch=0))
+            if between.after_step(position, n_batches, numbers):
+                return position
+        position, ended = between.after_epoch(replace(position, epoch=number + 1, batch=0))
+        if ended:
+            return position
     return position

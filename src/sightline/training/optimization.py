@@ -16,13 +16,16 @@ from sightline.models.encoder import Encoder
 def create_optimizer(section: OptimizerSection, encoder: Encoder, loss: nn.Module) -> Optimizer:
     """The named optimizer over the backbone, and at a higher rate over everything that starts from nothing.
 
-    The second group is pooling, head and the loss's own parameters.
+    The second group is pooling, head and the loss's own parameters; with ``proxy_lr`` these are a third, without decay.
     """
-    fresh = [*encoder.pooling.parameters(), *encoder.head.parameters(), *loss.parameters()]
+    own = list(loss.parameters())
+    fresh = [*encoder.pooling.parameters(), *encoder.head.parameters(), *([] if section.proxy_lr else own)]
     groups: list[dict[str, Any]] = [
         {"params": list(encoder.backbone.parameters()), "lr": section.lr},
         {"params": fresh, "lr": section.lr * section.head_lr_factor},
     ]
+    if section.proxy_lr and own:
+        groups.append({"params": own, "lr": section.proxy_lr, "weight_decay": 0.0})
     makers: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: torch.optim.Adam(groups, weight_decay=section.weight_decay),
         "adamw": lambda: torch.optim.AdamW(groups, weight_decay=section.weight_decay),
@@ -51,13 +54,19 @@ class Schedule:
         """Is the backbone still frozen?"""
         return epoch < self.section.warmup_epochs
 
-    def factor(self, epoch: float) -> float:
-        """Share of the first learning rate; ``epoch`` counts from 0, in fractions. The schedule waits for the warm-up."""
+    def factor(self, epoch: float, final_factor: float | None = None) -> float:
+        """Share of the first learning rate; ``epoch`` counts from 0, in fractions. The schedule waits for the warm-up.
+
+        Args:
+            epoch: how far the run is.
+            final_factor: what cosine leaves at the end, if not the section's.
+        """
         section = self.section
+        left = section.final_factor if final_factor is None else final_factor
         since = max(0.0, epoch - section.warmup_epochs)
         if section.name == "cosine":
             share = min(1.0, since / max(1e-12, section.epochs - section.warmup_epochs))
-            return section.final_factor + (1 - section.final_factor) * (1 + math.cos(math.pi * share)) / 2
+            return left + (1 - left) * (1 + math.cos(math.pi * share)) / 2
         if section.name == "step":
             return section.gamma ** sum(since >= milestone for milestone in section.milestones)
         return 1.0

@@ -1,0 +1,125 @@
+"""A batch larger than memory, with the gradient of the whole.
+
+The images go through the encoder in chunks, without a graph; the loss of all embeddings gives the gradient of each; the
+chunks go through again, each with its graph, and that gradient is handed on (staged back-propagation). Both passes see the
+same pixels and draw the same random numbers, so the result is that of one pass through the same chunks.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from sightline.data.dataset import derived_seed
+from sightline.errors import InputError
+from sightline.training.distributed import gathered, gathered_with_gradient, n_processes, process_number
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
+MEMORY_SHARE = 0.5  # of what is free, for the graph of one chunk
+
+
+def check_chunkable(encoder: nn.Module) -> None:
+    """Refuse an encoder whose layers look at a whole batch: in chunks they would compute something else."""
+    for name, layer in encoder.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise InputError(
+                f"chunk_size: batch norm {name!r} takes its statistics from the batch, which in chunks would be others; "
+                "freeze it with model.freeze_batch_norm='stats', or leave chunk_size out"
+            )
+
+
+def chunk_bounds(n_items: int, chunk_size: int | None) -> list[tuple[int, int]]:
+    """Where each chunk begins and ends.
+
+    Example:
+        >>> chunk_bounds(5, 2)
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    size = chunk_size or n_items
+    return [(start, min(start + size, n_items)) for start in range(0, n_items, size)]
+
+
+def back_propagate(
+    fabric: Fabric,
+    encoder: nn.Module,
+    loss: Loss,
+    images: Tensor,
+    labels: Tensor,
+    ids: Tensor,
+    seed: int,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Add the gradient of the loss of a batch to the weights; the batch is that of all processes together.
+
+    Args:
+        fabric: devices and precision.
+        encoder: set up by ``fabric``.
+        loss: called on the embeddings, labels and ids of the whole batch, by every process.
+        images: (B, 3, H, W) of this process.
+        labels: (B,) or (B, L).
+        ids: (B,) which images they are.
+        seed: of what the encoder draws; the n-th chunk of the batch draws by (seed, n).
+        chunk_size: images that go through the encoder at a time; None for all, in one pass.
+
+    Returns:
+        () the loss, without a graph.
+    """
+    all_labels, all_ids = gathered(labels), gathered(ids)
+    bounds = chunk_bounds(len(images), chunk_size)
+    first = process_number() * len(bounds)
+
+    def embed(number: int) -> Tensor:
+        start, stop = bounds[number]
+        torch.manual_seed(derived_seed(seed, first + number))
+        embeddings: Tensor = encoder(images[start:stop])
+        return embeddings
+
+    if chunk_size is None:
+        value = loss(gathered_with_gradient(embed(0)), all_labels, all_ids)
+        fabric.backward(value)
+        return value.detach()
+    check_chunkable(encoder)
+    with torch.no_grad():
+        rows = torch.cat([embed(number) for number in range(len(bounds))])
+    leaf = rows.requires_grad_()
+    value = loss(gathered_with_gradient(leaf), all_labels, all_ids)
+    fabric.backward(value)  # to the embeddings, and to the loss's own parameters
+    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    for number, (start, stop) in enumerate(bounds):
+        not_last = number + 1 < len(bounds) and n_processes() > 1
+        with fabric.no_backward_sync(encoder, enabled=not_last):  # type: ignore[arg-type]
+            embed(number).backward(gradient[start:stop])
+    return value.detach()
+
+
+def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> int:
+    """How many images' graphs fit in half of the free memory: a power of two, or the whole batch.
+
+    Args:
+        encoder: on its device, in training mode.
+        image: (3, H, W) as in training.
+        batch_size: the largest size of use.
+    """
+    pair = torch.stack([image, image])
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    weights = sum(weight.numel() * weight.element_size() for weight in encoder.parameters())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder(pair)
+    an_image = max(1.0, (sum(kept.values()) - weights) / 2)
+    fitting = int(MEMORY_SHARE * _free_bytes(image.device) / an_image)
+    return batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

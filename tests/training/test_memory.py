@@ -1,0 +1,96 @@
+"""Earlier embeddings as more items: what is kept, what is left out, and what the loss makes of it."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.losses import SupAPLoss, create_loss, list_losses, loss_options
+from sightline.losses.combined import has_proxies_alone
+from sightline.training.memory import CrossBatchMemory, MemoryLoss
+
+
+def draw(seed, n_items=6):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (n_items,), generator=generator)
+    return torch.randn(n_items, 4, generator=generator), torch.stack([labels, labels // 2], 1)
+
+
+def test_the_newest_items_push_out_the_oldest():
+    memory = CrossBatchMemory(size=5, dim=4, n_levels=2)
+    for step in range(3):
+        embeddings, labels = draw(step, 3)
+        memory.push(embeddings, labels, torch.arange(3) + 3 * step)
+    assert memory.ids.tolist() == [4, 5, 6, 7, 8]
+    assert_close(memory.rows, torch.cat([draw(1, 3)[0], draw(2, 3)[0]])[1:])
+    memory.reset()
+    assert len(memory) == 0
+
+
+def test_an_image_is_held_once_and_never_met_by_itself():
+    memory = CrossBatchMemory(size=10, dim=4, n_levels=2)
+    first, labels = draw(0)
+    memory.push(first, labels, torch.arange(6))
+    second, _ = draw(1)
+    memory.push(second[:2], labels[:2], torch.tensor([1, 3]))
+    assert memory.ids.tolist() == [0, 2, 4, 5, 1, 3]
+    rows, kept = memory.references(torch.tensor([0, 1]))
+    assert_close(rows, torch.cat([first[[2, 4, 5]], second[1:2]]))
+    assert_close(kept, torch.cat([labels[[2, 4, 5]], labels[1:2]]))
+
+
+def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_parts():
+    loss = MemoryLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
+    (first, first_labels), (second, second_labels) = draw(0), draw(1)
+    assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
+    expected = (SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, first[2:], first_labels[2:])) / 2
+    assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
+
+
+def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
+    loss = MemoryLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
+    for step in range(2):
+        embeddings, labels = draw(step)
+        assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
+    embeddings, labels = draw(2)
+    leaf = embeddings.requires_grad_()
+    loss(leaf, labels, torch.arange(6) + 12).backward()
+    assert leaf.grad.abs().sum() > 0
+    assert not loss.memory.rows.requires_grad
+
+
+def test_state_is_restored_to_the_bit():
+    loss, other = (MemoryLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
+    for step in range(2):
+        loss(*draw(step), torch.arange(6) + 6 * step)
+    other.load_state_dict(loss.state_dict())
+    embeddings, labels = draw(5)
+    assert_close(other(embeddings, labels, torch.arange(6)), loss(embeddings, labels, torch.arange(6)), rtol=0, atol=0)
+    assert_close(other.state_dict(), loss.state_dict(), rtol=0, atol=0)
+
+
+def test_every_loss_with_a_reference_set_works_with_it():
+    known = {"n_classes": 3, "embedding_dim": 4, "n_levels": 2, "class_counts": [3, 2]}
+    seen = 0
+    for name in list_losses():
+        if name == "weighted_sum":
+            continue
+        module = create_loss(name, **{key: value for key, value in known.items() if key in loss_options(name)})
+        if has_proxies_alone(module):
+            continue
+        seen += 1
+        loss = MemoryLoss(module, CrossBatchMemory(30, 4, 2))
+        for step in range(3):
+            embeddings, labels = draw(step, 12)
+            leaf = embeddings.requires_grad_()
+            value = loss(leaf, labels, torch.arange(12) + 12 * step)
+            value.backward()
+            assert value.isfinite()
+            assert leaf.grad.isfinite().all()
+    assert seen >= 20
+
+
+@pytest.mark.parametrize(("size", "share"), [(0, 0.5), (5, 1.5)])
+def test_bad_settings_are_refused(size, share):
+    with pytest.raises(InputError, match=r"memory\.(size is 0|share is 1\.5)"):
+        MemoryLoss(SupAPLoss(), CrossBatchMemory(size, 4, 2), share=share)
