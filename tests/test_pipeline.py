@@ -34,7 +34,7 @@ def assert_same_run(folder, other):
 
 def test_a_run_learns_and_leaves_everything_in_one_folder(image_tree, tiny_recipe, tmp_path):
     # Without validation: on two held-out classes an early encoder can be the best by chance.
-    recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=12", "data.val_fraction=0")
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=24", "data.val_fraction=0")
     encoder = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "encoder", "last.pt", "log.csv", "recipe.json", "tensorboard",
