@@ -1,12 +1,23 @@
+import warnings
 from collections import Counter
-from itertools import chain
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.samplers import ClassBalancedSampler, small_classes
+from sightline.config import SamplerSection
+from sightline.data.samplers import (
+    SAMPLERS,
+    ClassBalancedSampler,
+    GradedSampler,
+    HierarchicalSampler,
+    RandomSampler,
+    create_sampler,
+    small_classes,
+    unusable_classes,
+)
 from sightline.errors import InputError
 
 
@@ -150,3 +161,342 @@ def test_too_few_classes_for_a_batch():
 def test_small_classes():
     assert small_classes(of_sizes(4, 3, 5, 1), per_class=4).tolist() == [1, 3]
     assert small_classes(of_sizes(4, 4), per_class=4).tolist() == []
+
+
+def in_tree(*sizes, width=2, n_levels=3) -> np.ndarray:
+    """(N, L) labels of classes with these sizes, ``width`` children below each node; the last may have fewer."""
+    classes = of_sizes(*sizes)
+    return np.stack([classes // width**level for level in range(n_levels)], axis=1)
+
+
+# Options of the class-balanced sampler
+
+
+@settings(deadline=None)
+@given(samplers(), st.integers(1, 12), st.sampled_from(["size", "sqrt", "uniform"]))
+def test_with_n_batches_there_are_so_many_of_distinct_classes_and_images(plain, n_batches, class_weights):
+    sampler = ClassBalancedSampler(
+        plain.labels, plain.batch_size, plain.per_class, plain.seed, n_batches=n_batches, class_weights=class_weights
+    )
+    batches = sampler.batches(0)
+    assert len(batches) == n_batches
+    for batch in batches:
+        assert len(set(batch)) == sampler.batch_size
+        assert set(Counter(sampler.labels[batch].tolist()).values()) == {sampler.per_class}
+
+
+def test_an_image_comes_again_only_when_its_class_is_used_up():
+    sampler = ClassBalancedSampler(of_sizes(6, 6), 4, 2, n_batches=6)  # both classes in every batch, twice all images
+    batches = sampler.batches(0)
+    assert sorted(chain(*batches[:3])) == sorted(chain(*batches[3:])) == list(range(12))
+
+
+@pytest.mark.parametrize(("class_weights", "shares"), [("size", (16, 4, 1)), ("sqrt", (4, 2, 1)), ("uniform", (1, 1, 1))])
+def test_class_weights(class_weights, shares):
+    labels = of_sizes(32, 8, 3)  # 16, 4 and 1 groups of 2
+    sampler = ClassBalancedSampler(labels, 2, 2, n_batches=3000, class_weights=class_weights)
+    drawn = Counter(int(labels[batch[0]]) for batch in sampler.batches(0))
+    for label, share in enumerate(shares):
+        assert close_to(drawn[label], 3000, share / sum(shares))
+
+
+def test_two_classes_drawn_afresh_come_one_after_the_other_without_the_first():
+    labels, weights = of_sizes(1800, 180, 18, 2), np.array([900, 90, 9, 1]) / 1000  # tries run out: the rest is drawn apart
+    drawn = Counter(
+        frozenset(labels[batch].tolist()) for batch in ClassBalancedSampler(labels, 4, 2, n_batches=4000).batches(0)
+    )
+    for one, other in combinations(range(4), 2):
+        probability = weights[one] * weights[other] * (1 / (1 - weights[one]) + 1 / (1 - weights[other]))
+        assert close_to(drawn[frozenset((one, other))], 4000, probability)
+
+
+def test_weights_without_n_batches_give_as_many_batches_as_the_groups_fill():
+    assert len(ClassBalancedSampler(of_sizes(40, 10, 10), 4, 2, class_weights="uniform").batches(0)) == 30 // 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 14), min_size=2, max_size=8), st.integers(2, 9), st.integers(0, 3))
+def test_max_per_class_caps_the_images_of_an_epoch(sizes, cap, epoch):
+    labels = of_sizes(*sizes)
+    capped = [
+        ClassBalancedSampler(labels, 4, 2, max_per_class=cap),
+        ClassBalancedSampler(labels, 4, 2, max_per_class=cap, n_batches=50),
+        GradedSampler(np.stack([labels, labels * 0], axis=1), 4, 2, max_per_class=cap),
+    ]
+    if sum(min(size, cap) for size in sizes) >= 4:
+        capped.append(RandomSampler(labels, 4, max_per_class=cap))
+    for sampler in capped:
+        seen = set(chain(*sampler.batches(epoch)))
+        assert max(Counter(labels[list(seen)].tolist()).values()) <= cap
+
+
+def test_which_images_are_below_the_cap_changes_with_the_epoch():
+    sampler = ClassBalancedSampler(of_sizes(12, 12), 4, 2, max_per_class=2)
+    assert set(chain(*(chain(*sampler.batches(epoch)) for epoch in range(60)))) == set(range(24))
+
+
+def test_the_level_is_the_column_that_is_the_class():
+    labels = in_tree(*[3] * 8)
+    for batch in ClassBalancedSampler(labels, 8, 4, level=1).batches(0):
+        assert sorted(Counter(labels[batch, 1].tolist()).values()) == [4, 4]
+
+
+def test_a_few_large_classes_do_not_hold_up_the_draw():
+    sampler = ClassBalancedSampler(of_sizes(*[4000] * 7, *[2] * 40), 16, 2)
+    assert len(sampler.batches(0)) == 40  # each needs one of the small classes
+
+
+# Hierarchical
+
+
+def test_every_pair_of_super_labels_has_its_batches_of_half_and_half():
+    labels = in_tree(*[5] * 12 * 32, width=32, n_levels=2)
+    assert labels[:, 1].max() == 11
+    batches = HierarchicalSampler(labels, 256, batches_per_pair=5).batches(0)
+    assert len(batches) == 66 * 5
+    pairs = Counter()
+    for batch in batches:
+        halves = Counter(labels[batch, 1].tolist())
+        assert list(halves.values()) == [128, 128]
+        assert set(Counter(labels[batch, 0].tolist()).values()) == {4}
+        assert len(set(batch)) == 256
+        pairs[frozenset(halves)] += 1
+    assert set(pairs.values()) == {5}
+    assert len(pairs) == 66
+
+
+def test_batches_and_what_is_inside_them_are_in_random_order():
+    labels = in_tree(*[4] * 16, width=4, n_levels=2)
+    batches = HierarchicalSampler(labels, 32, batches_per_pair=20).batches(0)
+    pairs = [tuple(sorted(set(labels[batch, 1].tolist()))) for batch in batches]
+    assert pairs != sorted(pairs)
+    assert len({labels[batch[0], 1] for batch in batches}) == 4
+    assert any(labels[batch[0], 0] != labels[batch[1], 0] for batch in batches)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_sets_of_more_super_labels(n):
+    labels = in_tree(*[4] * 15, width=3, n_levels=2)
+    batches = HierarchicalSampler(labels, 4 * n, per_class=2, super_labels_per_batch=n, batches_per_pair=2).batches(0)
+    sets = Counter(frozenset(labels[batch, 1].tolist()) for batch in batches)
+    assert sets == {frozenset(chosen): 2 for chosen in combinations(range(5), n)}
+    assert all(set(Counter(labels[batch, 1].tolist()).values()) == {4} for batch in batches)
+
+
+def test_n_batches_draws_sets_of_super_labels():
+    labels = in_tree(*[2] * 400, width=4, n_levels=2)
+    batches = HierarchicalSampler(labels, 16, per_class=2, super_labels_per_batch=4, n_batches=30).batches(0)
+    assert len(batches) == 30
+    assert all(len(set(labels[batch, 1].tolist())) == 4 for batch in batches)
+    with pytest.raises(InputError, match="100 super-labels make 3921225 sets of 4, too many for an epoch; set n_batches"):
+        HierarchicalSampler(labels, 16, per_class=2, super_labels_per_batch=4)
+
+
+def test_a_class_with_too_few_images_repeats_them_all():
+    labels = in_tree(3, 1, 4, 4, n_levels=2)
+    for batch in HierarchicalSampler(labels, 16, per_class=4).batches(0):
+        counts = Counter(batch)
+        assert sorted(counts[place] for place in np.flatnonzero(labels[:, 0] == 0).tolist()) == [1, 1, 2]
+        assert counts[np.flatnonzero(labels[:, 0] == 1).item()] == 4
+
+
+def test_a_short_super_label_gives_a_shorter_batch_and_one_warning():
+    labels = in_tree(*[4] * 10, width=4, n_levels=2)  # 4, 4 and 2 classes
+    expected = (
+        "sampler: 1 of 3 super-labels have fewer than the 3 classes of their part of a batch (the smallest 2): "
+        "batches with them are shorter than 24"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sampler = HierarchicalSampler(labels, 24, per_class=4, batches_per_pair=2)
+        batches = [*sampler.batches(0), *sampler.batches(1)]
+    assert [str(warning.message) for warning in caught] == [expected]
+    for batch in batches:
+        n_of = Counter(labels[batch, 1].tolist())
+        assert n_of == {super_label: 8 if super_label == 2 else 12 for super_label in n_of}
+        assert len(n_of) == 2
+        assert set(Counter(labels[batch, 0].tolist()).values()) == {4}
+
+
+def test_the_super_label_is_the_coarsest_or_the_level_asked_for():
+    labels = in_tree(*[2] * 16, n_levels=4)
+    coarsest = HierarchicalSampler(labels, 8, per_class=2, batches_per_pair=1)
+    assert len(coarsest.batches(0)) == 1
+    assert len(HierarchicalSampler(labels, 8, per_class=2, batches_per_pair=1, super_level=1).batches(0)) == 28
+    with pytest.raises(InputError, match="the super-label is level 1 and the class level 1 of 4; a coarser level"):
+        HierarchicalSampler(labels, 8, level=1, super_level=1)
+    with pytest.raises(InputError, match="there is no label level 4; the labels have 4, counted from 0"):
+        HierarchicalSampler(labels, 8, super_level=4)
+    with pytest.raises(InputError, match="super_labels_per_batch is 3, at level 3 there are 2 super-labels"):
+        HierarchicalSampler(labels, 24, super_labels_per_batch=3)
+    with pytest.raises(InputError, match="batch_size is 12 and per_class 4; per_class of at least 2 times 2 super-labels"):
+        HierarchicalSampler(labels, 12, per_class=4)
+
+
+# Graded
+
+
+@st.composite
+def trees(draw):
+    """(N, L) labels of any tree of 2 to 4 levels, with classes of 1 to 9 images."""
+
+    def one_for_each(column, largest):
+        return draw(st.lists(st.integers(1, largest), min_size=len(column), max_size=len(column)))
+
+    columns = [np.arange(draw(st.integers(1, 4)))]
+    for _ in range(draw(st.integers(1, 3))):
+        above = np.repeat(columns[0], one_for_each(columns[0], 3))
+        columns = [np.arange(len(above)), *(column[above] for column in columns)]
+    items = of_sizes(*one_for_each(columns[0], 9))
+    return np.stack([column[items] for column in columns], axis=1)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    trees(),
+    st.integers(2, 3),
+    st.integers(1, 24),
+    st.sampled_from([None, 3]),
+    st.sampled_from(["size", "sqrt", "uniform"]),
+)
+def test_every_item_has_positives_at_every_level_that_the_tree_has(labels, per_class, n_classes, n_batches, class_weights):
+    try:
+        sampler = GradedSampler(labels, n_classes * per_class, per_class, n_batches=n_batches, class_weights=class_weights)
+    except InputError as error:
+        assert "needs" in str(error) or "take" in str(error)  # noqa: PT017
+        return
+    usable = labels[np.bincount(labels[:, 0])[labels[:, 0]] >= per_class]
+    batches = sampler.batches(0)
+    assert batches
+    for batch in batches:
+        chosen = labels[batch]
+        assert len(set(batch)) == len(batch) <= sampler.batch_size
+        assert set(Counter(chosen[:, 0].tolist()).values()) == {per_class}
+        for level in range(1, labels.shape[1]):
+            for item in np.unique(chosen, axis=0):
+                related = chosen[chosen[:, level] == item[level], level - 1]
+                possible = usable[usable[:, level] == item[level], level - 1]
+                assert len(set(related)) >= min(2, len(set(possible)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_graded_batches_are_full_and_an_even_tree_is_covered_once(seed):
+    labels = in_tree(*[8] * 64, n_levels=4)
+    batches = GradedSampler(labels, 64, 4, seed).batches(0)
+    assert {len(batch) for batch in batches} == {64}
+    for batch in batches:  # two branches of 8 classes at the top, two children of each node below
+        assert [len(set(labels[batch, level].tolist())) for level in range(4)] == [16, 8, 4, 2]
+    seen = Counter(chain(*batches))
+    assert len(seen) > 0.95 * len(labels)
+    assert sum(seen.values()) < 1.1 * len(seen)
+
+
+def test_slots_that_no_other_branch_takes_are_shared():
+    labels = in_tree(*[4] * 12, width=6, n_levels=2)  # two branches of six classes
+    for batch in GradedSampler(labels, 32, 4).batches(0):
+        assert list(Counter(labels[batch, 1].tolist()).values()) == [16, 16]
+
+
+def test_graded_levels_start_at_the_class():
+    labels = in_tree(*[2] * 16, n_levels=4)
+    for batch in GradedSampler(labels, 16, 4, level=1).batches(0):
+        assert set(Counter(labels[batch, 1].tolist()).values()) == {4}
+        assert set(Counter(labels[batch, 2].tolist()).values()) == {8}
+
+
+def test_what_graded_refuses():
+    labels = in_tree(*[4] * 16, n_levels=4)
+    with pytest.raises(
+        InputError, match=r"batch_size is 16; with 4 images a class, positives at each of 4 levels take 32; "
+    ):
+        GradedSampler(labels, 16, 4)
+    with pytest.raises(InputError, match="needs a level above the class; the class is level 3 of 4"):
+        GradedSampler(labels, 16, 4, level=3)
+    with pytest.raises(InputError, match="no tree: class 0 is below more than one coarser label"):
+        GradedSampler(np.array([[0, 0], [0, 1], [1, 1], [1, 1]]), 2, 2)
+    with pytest.raises(InputError, match="a batch of 80 needs 20 classes of at least 4 images, there are 16"):
+        GradedSampler(labels, 80, 4)
+
+
+# Random
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
+def test_random_batches_have_each_image_at_most_once(n_images, batch_size, epoch):
+    if batch_size > n_images:
+        with pytest.raises(InputError, match=f"batch_size is {batch_size}, there are {n_images} images for an epoch"):
+            RandomSampler(np.zeros(n_images, np.int64), batch_size)
+        return
+    batches = RandomSampler(np.zeros(n_images, np.int64), batch_size).batches(epoch)
+    assert len(batches) == n_images // batch_size
+    assert {len(batch) for batch in batches} == {batch_size}
+    seen = list(chain(*batches))
+    assert len(set(seen)) == len(seen)
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_follows_from_seed_and_epoch_alone(name):
+    assert len(SAMPLERS) == 4
+    labels, section = in_tree(*[6] * 16), SamplerSection(name=name, batch_size=32)
+    batches = {
+        (seed, epoch): create_sampler(section, labels, seed).batches(epoch) for seed in range(2) for epoch in range(2)
+    }
+    assert len({str(found) for found in batches.values()}) == 4
+    kept = create_sampler(section, labels, seed=1)
+    kept.batches(0)
+    assert kept.batches(1) == batches[1, 1]
+    assert kept.batch_size == 32
+    assert all(type(place) is int and 0 <= place < 96 for place in chain(*kept.batches(0)))
+
+
+def test_the_recipe_reaches_the_sampler():
+    labels = in_tree(*[6] * 16)
+    section = SamplerSection(batch_size=4, per_class=2, level=1, max_per_class=4, n_batches=7, class_weights="sqrt")
+    sampler = create_sampler(section, labels, seed=3)
+    assert isinstance(sampler, ClassBalancedSampler)
+    assert (sampler.level, sampler.max_per_class, sampler.n_batches, sampler.class_weights, sampler.seed) == (
+        1,
+        4,
+        7,
+        "sqrt",
+        3,
+    )
+    section = SamplerSection(
+        name="hierarchical", batch_size=12, per_class=2, super_level=1, super_labels_per_batch=3, batches_per_pair=4
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(create_sampler(section, labels, seed=0).batches(0)) == 56 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"name": "random", "per_class": 8},
+            "'random' has no option 'per_class'; it has 'batch_size', 'level', 'max_per_class'",
+        ),
+        (
+            {"name": "graded", "batches_per_pair": 3, "super_level": 1},
+            "'graded' has no option 'batches_per_pair', 'super_level'",
+        ),
+        ({"name": "hierarchical", "class_weights": "sqrt"}, "'hierarchical' has no option 'class_weights'"),
+        ({"max_per_class": 2}, "max_per_class is 2, less than per_class, which is 4"),
+        ({"level": 3}, "there is no label level 3; the labels have 3, counted from 0"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(InputError, match=f"^sampler: {message}"):
+        create_sampler(SamplerSection(batch_size=16, **options), in_tree(*[6] * 16), seed=0)
+
+
+def test_unusable_classes():
+    labels = in_tree(4, 3, 5, 1, n_levels=2)
+    assert unusable_classes(SamplerSection(), labels).tolist() == [1, 3]
+    assert unusable_classes(SamplerSection(name="graded", per_class=2), labels).tolist() == [3]
+    assert unusable_classes(SamplerSection(level=1, per_class=7), labels).tolist() == [1]
+    assert unusable_classes(SamplerSection(name="hierarchical"), labels).tolist() == []
+    assert unusable_classes(SamplerSection(name="random"), labels).tolist() == []

@@ -1,67 +1,354 @@
-"""Which items share a batch; seeded by run and epoch."""
+"""Which items share a batch; seeded by run and epoch.
 
-from dataclasses import dataclass
+Every batch is the whole batch of a step: several processes each take their part of it. Nothing is kept between epochs.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import combinations
+from math import comb
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.errors import InputError
+from sightline.config import SamplerSection
+from sightline.data.class_draws import (
+    CLASS_WEIGHTS,
+    ClassTree,
+    column_of,
+    dealt_images,
+    depth,
+    drawn_afresh,
+    drawn_until_used_up,
+    group_counts,
+    n_earlier,
+    parents_of,
+    weights_of,
+)
+from sightline.errors import InputError, choose, names
+
+MOST_BATCHES = 100_000  # an epoch that is listed; beyond, sets of super-labels are drawn
+
+
+class Sampler(Protocol):
+    """What training asks of a sampler."""
+
+    @property
+    def batch_size(self) -> int:
+        """Items in a full batch, of all processes together."""
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The places in the data set that each batch of the epoch holds; a function of the seed and the epoch alone."""
 
 
 @dataclass(frozen=True)
 class ClassBalancedSampler:
     """Batches of ``per_class`` images from each of ``batch_size / per_class`` classes.
 
-    Every epoch deals each class's images, shuffled, into groups of ``per_class``; a batch takes one group from each of its
-    classes, drawn in proportion to the groups they have left. No image is seen twice in an epoch. It ends when too few
-    classes have a group left; what remains is not used. Batches are a function of (seed, epoch) alone.
+    An epoch deals each class's images into groups of ``per_class``; a batch takes one group from each of its classes, drawn
+    in proportion to the groups they have left. No image is seen twice. The epoch ends when too few classes have a group
+    left; what remains is not used. It costs about as much as sorting the images, however many classes there are.
+
+    With ``n_batches``, or weights other than ``size``, each batch draws its classes from all of them, and an image may come
+    again once its class is used up; without ``n_batches`` there are then as many batches as the groups would fill.
 
     Attributes:
-        labels: (N,) class number of each item, contiguous from 0.
+        labels: (N,) or (N, L) class numbers of each item, finest level first.
         batch_size: items in a batch, a multiple of ``per_class``.
         per_class: items of each class in a batch, at least 2 for a ranking loss to have positives.
         seed: the run's.
+        level: the column of ``labels`` that is the class.
+        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
+        n_batches: batches in an epoch.
+        class_weights: a class is drawn in proportion to its groups, to their root, or as often as any other.
 
     Example:
         >>> sampler = ClassBalancedSampler(np.array([0, 0, 1, 1, 2, 2]), batch_size=4, per_class=2)
         >>> sampler.batches(epoch=0)
-        [[0, 1, 5, 4]]
+        [[1, 0, 3, 2]]
     """
 
     labels: NDArray[np.int64]
     batch_size: int
     per_class: int = 4
     seed: int = 0
+    level: int = 0
+    max_per_class: int | None = None
+    n_batches: int | None = None
+    class_weights: str = "size"
 
     def __post_init__(self) -> None:
-        if self.per_class < 2 or self.batch_size < self.per_class or self.batch_size % self.per_class:
+        choose(CLASS_WEIGHTS, self.class_weights, "sampler.class_weights")
+        _check_classes(self._n_groups, self.batch_size, self.per_class, self.max_per_class)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The places in the data set that each batch of the epoch holds."""
+        rng = np.random.default_rng([self.seed, epoch])
+        n_classes = self.batch_size // self.per_class
+        if self.n_batches is None and self.class_weights == "size":
+            drawn = drawn_until_used_up(self._n_groups, n_classes, rng)
+        else:
+            n_batches = self.n_batches or int(self._n_groups.sum()) // n_classes
+            drawn = drawn_afresh(weights_of(self._n_groups, self.class_weights), n_classes, n_batches, rng)
+        return dealt_images(column_of(self.labels, self.level), drawn, self.per_class, self.max_per_class, rng)
+
+    @cached_property
+    def _n_groups(self) -> NDArray[np.int64]:
+        return group_counts(column_of(self.labels, self.level), self.per_class, self.max_per_class)
+
+
+@dataclass(frozen=True)
+class HierarchicalSampler:
+    """Batches of few super-labels, so that their classes are hard to tell apart.
+
+    For every set of ``super_labels_per_batch`` super-labels there are ``batches_per_pair`` batches, in random order; each
+    takes equally many images from each super-label, ``per_class`` of each class. A class with fewer images repeats them. A
+    super-label with too few classes gives all of them, and its batches are shorter; one warning says so.
+
+    Attributes:
+        labels: (N, L) class numbers of each item, finest level first, at least two levels.
+        batch_size: items in a batch, a multiple of ``per_class * super_labels_per_batch``.
+        per_class: items of each class in a batch.
+        seed: the run's.
+        level: the column of ``labels`` that is the class.
+        super_level: the column of ``labels`` that is the super-label; the last if none.
+        super_labels_per_batch: super-labels that meet in a batch.
+        batches_per_pair: batches for each set of super-labels.
+        n_batches: batches in an epoch, each of a random set of super-labels, in place of all the sets.
+
+    Example:
+        >>> labels = np.array([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 2], [3, 2]])
+        >>> HierarchicalSampler(labels, batch_size=4, per_class=2, batches_per_pair=1).batches(epoch=0)
+        [[4, 7, 6, 5], [1, 4, 0, 5], [7, 6, 0, 1]]
+    """
+
+    labels: NDArray[np.int64]
+    batch_size: int
+    per_class: int = 4
+    seed: int = 0
+    level: int = 0
+    super_level: int | None = None
+    super_labels_per_batch: int = 2
+    batches_per_pair: int = 10
+    n_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        super_level = depth(self.labels) - 1 if self.super_level is None else self.super_level
+        column_of(self.labels, super_level)
+        if super_level <= self.level:
             raise InputError(
-                f"sampler: batch_size is {self.batch_size} and per_class {self.per_class}; "
-                "per_class of at least 2 must divide batch_size"
+                f"sampler: the super-label is level {super_level} and the class level {self.level} of "
+                f"{depth(self.labels)}; a coarser level than the class's is needed"
             )
-        n_usable = int((np.bincount(self.labels) >= self.per_class).sum())
-        if n_usable < self.batch_size // self.per_class:
+        _check_sizes(self.batch_size, self.per_class, self.super_labels_per_batch)
+        n_sets = comb(len(self._classes), self.super_labels_per_batch)
+        if not n_sets:
             raise InputError(
-                f"sampler: a batch of {self.batch_size} needs {self.batch_size // self.per_class} classes "
-                f"of at least {self.per_class} images, there are {n_usable}; lower batch_size or per_class"
+                f"sampler: super_labels_per_batch is {self.super_labels_per_batch}, at level {super_level} there are "
+                f"{len(self._classes)} super-labels"
+            )
+        if self.n_batches is None and n_sets * self.batches_per_pair > MOST_BATCHES:
+            raise InputError(
+                f"sampler: {len(self._classes)} super-labels make {n_sets} sets of {self.super_labels_per_batch}, too many "
+                "for an epoch; set n_batches to draw some of them"
+            )
+        needed = self._classes_per_super_label
+        if short := [len(classes) for classes in self._classes if len(classes) < needed]:
+            warnings.warn(
+                f"sampler: {len(short)} of {len(self._classes)} super-labels have fewer than the {needed} classes of their "
+                f"part of a batch (the smallest {min(short)}): batches with them are shorter than {self.batch_size}",
+                stacklevel=2,
             )
 
     def batches(self, epoch: int) -> list[list[int]]:
         """The places in the data set that each batch of the epoch holds."""
         rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self.labels))
-        members = np.split(order[np.argsort(self.labels[order], kind="stable")], np.bincount(self.labels).cumsum()[:-1])
-        left = np.array([len(images) // self.per_class for images in members])
-        batches = []
-        n_classes = self.batch_size // self.per_class
-        while (left > 0).sum() >= n_classes:
-            # Exponential keys divided by weights: the smallest are a weighted draw without replacement.
-            keys = np.where(left > 0, rng.exponential(size=len(left)) / np.maximum(left, 1), np.inf)
-            chosen = np.argpartition(keys, n_classes - 1)[:n_classes]
-            left[chosen] -= 1
-            groups = [members[c][left[c] * self.per_class : (left[c] + 1) * self.per_class] for c in np.sort(chosen)]
-            batches.append(np.concatenate(groups).tolist())
+        n, n_super = self.super_labels_per_batch, len(self._classes)
+        if self.n_batches is None:
+            sets = rng.permutation(np.repeat(list(combinations(range(n_super), n)), self.batches_per_pair, axis=0)).tolist()
+        else:
+            sets = [rng.choice(n_super, n, replace=False).tolist() for _ in range(self.n_batches)]
+        drawn = [
+            np.concatenate(
+                [
+                    rng.choice(classes, min(len(classes), self._classes_per_super_label), replace=False)
+                    for classes in (self._classes[super_label] for super_label in chosen)
+                ]
+            ).tolist()
+            for chosen in sets
+        ]
+        dealt = dealt_images(column_of(self.labels, self.level), drawn, self.per_class, None, rng)
+        return [rng.permutation(batch).tolist() for batch in dealt]
+
+    @property
+    def _classes_per_super_label(self) -> int:
+        return self.batch_size // self.super_labels_per_batch // self.per_class
+
+    @cached_property
+    def _classes(self) -> list[NDArray[np.int64]]:
+        """The classes of each super-label."""
+        level = depth(self.labels) - 1 if self.super_level is None else self.super_level
+        parent = parents_of(column_of(self.labels, self.level), column_of(self.labels, level))
+        return [np.flatnonzero(parent == super_label) for super_label in np.unique(parent[parent >= 0])]
+
+
+@dataclass(frozen=True)
+class GradedSampler:
+    """Batches in which every item meets others at every distance in the label tree, as far as the tree has them.
+
+    A batch has ``batch_size / per_class`` classes, chosen from the root down: wherever it enters a branch it takes at least
+    two of its children, where there are two, and as many as their own needs leave room for. So every item meets
+    ``per_class - 1`` others of its class, and at each coarser level one that is related to it there and no closer. Children
+    are drawn in proportion to the groups of ``per_class`` images they have left, or as ``class_weights`` says. An image
+    comes again in an epoch only where its branch has no other left. A batch is shorter where the tree cannot fill it.
+
+    Attributes:
+        labels: (N, L) class numbers of each item, finest level first; every class has one parent.
+        batch_size: items in a batch, a multiple of ``per_class``.
+        per_class: items of each class in a batch, at least 2.
+        seed: the run's.
+        level: the column of ``labels`` that is the class; finer ones are left out.
+        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
+        n_batches: batches in an epoch; if none, it ends when most classes of a batch would have no group left, or with
+            other weights than ``size`` after as many batches as the groups would fill.
+        class_weights: a class counts by its groups, by their root, or as much as any other.
+
+    Example:
+        >>> labels = np.array([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 1], [3, 1]])
+        >>> GradedSampler(labels, batch_size=4, per_class=2).batches(epoch=0)
+        [[2, 3, 1, 0], [4, 5, 7, 6]]
+    """
+
+    labels: NDArray[np.int64]
+    batch_size: int
+    per_class: int = 4
+    seed: int = 0
+    level: int = 0
+    max_per_class: int | None = None
+    n_batches: int | None = None
+    class_weights: str = "size"
+
+    def __post_init__(self) -> None:
+        choose(CLASS_WEIGHTS, self.class_weights, "sampler.class_weights")
+        if self.level + 1 >= depth(self.labels):
+            raise InputError(
+                f"sampler: graded needs a level above the class; the class is level {self.level} of {depth(self.labels)}"
+            )
+        n_groups = group_counts(column_of(self.labels, self.level), self.per_class, self.max_per_class)
+        _check_classes(n_groups, self.batch_size, self.per_class, self.max_per_class)
+        needed = self.per_class * max(self._tree.need[child] for child in self._tree.children[-1])
+        if needed > self.batch_size:
+            raise InputError(
+                f"sampler: batch_size is {self.batch_size}; with {self.per_class} images a class, positives at each of "
+                f"{depth(self.labels) - self.level} levels take {needed}; raise batch_size or lower per_class"
+            )
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The places in the data set that each batch of the epoch holds."""
+        rng = np.random.default_rng([self.seed, epoch])
+        tree, n_classes = self._tree, self.batch_size // self.per_class
+        weights = tree.summed(weights_of(tree.n_groups, self.class_weights))
+        by_what_is_left = self.class_weights == "size"
+        n_batches = self.n_batches or (None if by_what_is_left else int(tree.n_groups.sum()) // n_classes)
+        drawn: list[list[int]] = []
+        while n_batches is None or len(drawn) < n_batches:
+            batch = tree.draw(n_classes, weights, rng)
+            if by_what_is_left:
+                fresh = [node for node in batch if weights[node] > 0]
+                if n_batches is None and 2 * len(fresh) < len(batch):
+                    break
+                tree.add(weights, fresh, -1)
+            drawn.append(batch)
+        return dealt_images(column_of(self.labels, self.level), drawn, self.per_class, self.max_per_class, rng)
+
+    @cached_property
+    def _tree(self) -> "ClassTree":
+        columns = [column_of(self.labels, level) for level in range(self.level, depth(self.labels))]
+        return ClassTree.of(columns, group_counts(columns[0], self.per_class, self.max_per_class))
+
+
+@dataclass(frozen=True)
+class RandomSampler:
+    """Batches of any images, each at most once in an epoch; for losses that need no positives in the batch.
+
+    The last images that do not fill a batch are not used.
+
+    Attributes:
+        labels: (N,) or (N, L) class numbers of each item, finest level first.
+        batch_size: items in a batch.
+        seed: the run's.
+        level: the column of ``labels`` that is the class.
+        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
+
+    Example:
+        >>> RandomSampler(np.array([0, 0, 0, 1, 1]), batch_size=2).batches(epoch=0)
+        [[2, 4], [3, 0]]
+    """
+
+    labels: NDArray[np.int64]
+    batch_size: int
+    seed: int = 0
+    level: int = 0
+    max_per_class: int | None = None
+
+    def __post_init__(self) -> None:
+        n_images = int(group_counts(column_of(self.labels, self.level), 1, self.max_per_class).sum())
+        if not 1 <= self.batch_size <= n_images:
+            raise InputError(f"sampler: batch_size is {self.batch_size}, there are {n_images} images for an epoch")
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The places in the data set that each batch of the epoch holds."""
+        rng = np.random.default_rng([self.seed, epoch])
+        places = rng.permutation(len(self.labels))
+        if self.max_per_class is not None:
+            places = places[n_earlier(column_of(self.labels, self.level)[places]) < self.max_per_class]
+        n_batches = len(places) // self.batch_size
+        batches: list[list[int]] = places[: n_batches * self.batch_size].reshape(n_batches, -1).tolist()
         return batches
+
+
+SAMPLERS: Mapping[str, type[ClassBalancedSampler | HierarchicalSampler | GradedSampler | RandomSampler]] = {
+    "class_balanced": ClassBalancedSampler,
+    "hierarchical": HierarchicalSampler,
+    "graded": GradedSampler,
+    "random": RandomSampler,
+}
+
+
+def create_sampler(section: SamplerSection, labels: NDArray[np.int64], seed: int) -> Sampler:
+    """The sampler a recipe names; an option that it does not read is refused, unless it is left as it is by default.
+
+    Args:
+        section: the recipe's.
+        labels: (N, L) class numbers of the training items, finest level first.
+        seed: the run's.
+
+    Example:
+        >>> labels = np.array([[0, 0], [0, 0], [1, 0], [1, 0]])
+        >>> create_sampler(SamplerSection(name="random", batch_size=2), labels, seed=0).batches(epoch=0)
+        [[2, 0], [1, 3]]
+    """
+    sampler = choose(SAMPLERS, section.name, "sampler")
+    read = {field.name for field in fields(sampler)} & SamplerSection.model_fields.keys()
+    unread = SamplerSection.model_fields.keys() - read - {"name", "skip_small_classes"}
+    if refused := sorted(key for key in unread if getattr(section, key) != SamplerSection.model_fields[key].default):
+        raise InputError(f"sampler: {section.name!r} has no option {names(refused)}; it has {names(sorted(read))}")
+    return sampler(labels=labels, seed=seed, **{key: getattr(section, key) for key in read})
+
+
+def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The classes of column ``section.level`` that the recipe's sampler would never draw, for want of images.
+
+    Example:
+        >>> labels = np.array([[0, 0], [0, 0], [1, 0]])
+        >>> unusable_classes(SamplerSection(per_class=2), labels), unusable_classes(SamplerSection(name="random"), labels)
+        (array([1]), array([], dtype=int64))
+    """
+    draws_whole_groups = section.name in ("class_balanced", "graded")
+    return small_classes(column_of(labels, section.level), section.per_class if draws_whole_groups else 0)
 
 
 def small_classes(labels: NDArray[np.int64], per_class: int) -> NDArray[np.int64]:
@@ -72,3 +359,24 @@ def small_classes(labels: NDArray[np.int64], per_class: int) -> NDArray[np.int64
         array([1])
     """
     return np.flatnonzero(np.bincount(labels) < per_class)
+
+
+def _check_sizes(batch_size: int, per_class: int, parts: int = 1) -> None:
+    if per_class < 2 or batch_size < per_class * parts or batch_size % (per_class * parts):
+        of_parts = f" times {parts} super-labels" if parts > 1 else ""
+        raise InputError(
+            f"sampler: batch_size is {batch_size} and per_class {per_class}; "
+            f"per_class of at least 2{of_parts} must divide batch_size"
+        )
+
+
+def _check_classes(n_groups: NDArray[np.int64], batch_size: int, per_class: int, max_per_class: int | None) -> None:
+    _check_sizes(batch_size, per_class)
+    if max_per_class is not None and max_per_class < per_class:
+        raise InputError(f"sampler: max_per_class is {max_per_class}, less than per_class, which is {per_class}")
+    n_usable = int((n_groups > 0).sum())
+    if n_usable < batch_size // per_class:
+        raise InputError(
+            f"sampler: a batch of {batch_size} needs {batch_size // per_class} classes "
+            f"of at least {per_class} images, there are {n_usable}; lower batch_size or per_class"
+        )
