@@ -391,6 +391,18 @@ def test_graded_batches_are_full_and_an_even_tree_is_covered_once(seed):
     assert sum(seen.values()) < 1.1 * len(seen)
 
 
+def test_a_graded_epoch_ends_when_most_of_a_batch_would_come_again():
+    labels = in_tree(*[200] * 4, *[2] * 4, width=4, n_levels=2)  # a large branch beside a small one, both in every batch
+    batches = GradedSampler(labels, 8, 2).batches(0)
+    seen: set[int] = set()
+    for batch in batches:
+        assert len(set(batch) - seen) >= 4
+        seen |= set(batch)
+    assert len(seen) > 0.9 * len(labels)
+    uneven = in_tree(*[200] * 2, *[2] * 6)  # the large classes are at most two of eight
+    assert len(GradedSampler(uneven, 16, 2).batches(0)) == 1
+
+
 def test_slots_that_no_other_branch_takes_are_shared():
     labels = in_tree(*[4] * 12, width=6, n_levels=2)  # two branches of six classes
     for batch in GradedSampler(labels, 32, 4).batches(0):
