@@ -99,7 +99,7 @@ def test_an_override_makes_the_section_it_needs(recipe_file):
         ("seed=one", "'seed' is 'one': input should be a valid integer"),
         ("seed=-1", "'seed' is -1: input should be greater than or equal to 0"),
         ("schedule.epochs=2.5", "'schedule.epochs' is 2.5: input should be a valid integer"),
-        ("schedule.name=linear", "'schedule.name' is 'linear': input should be 'constant', 'cosine' or 'step'"),
+        ("schedule.name=square", "'schedule.name' is 'square': input should be 'constant', 'cosine', 'linear' or 'step'"),
         ("optimizer.lr=0", "'optimizer.lr' is 0: input should be greater than 0"),
         ("optimizer.lr=inf", "'optimizer.lr' is inf: input should be a finite number"),
         ("data.flip=nan", "'data.flip' is nan: input should be a finite number"),
@@ -149,6 +149,26 @@ def test_files_that_are_no_recipes_are_refused(recipe_file, tmp_path):
     (tmp_path / "own.toml").write_bytes('[data]\nmanifest = "Äpfel"'.encode("latin-1"))
     with pytest.raises(InputError, match=r"own\.toml: not TOML: .*utf-8"):
         read_recipe(str(tmp_path / "own.toml"))
+
+
+def test_a_recipe_extends_another_key_by_key_and_its_loss_as_a_whole(recipe_file, tmp_path):
+    (tmp_path / "base.toml").write_text(
+        'seed = 3\n[data]\nmanifest = "x"\nflip = 0.0\n[loss]\nname = "sup_ap"\ntau = 0.5\n[schedule]\nepochs = 7\n'
+    )
+    extends = f"extends = '{tmp_path / 'base.toml'}'\n"
+    changed = read_recipe(recipe_file(f'{extends}[data]\nmanifest = "y"\n[loss]\nname = "smooth_ap"\n'), ["data.flip=0.25"])
+    assert (changed.seed, changed.schedule.epochs) == (3, 7)
+    assert (changed.data.manifest, changed.data.flip) == (Path("y"), 0.25)
+    assert (changed.loss.name, changed.loss.options()) == ("smooth_ap", {})
+    kept = read_recipe(recipe_file(f"{extends}[loss]\nrho = 5.0\n"))
+    assert (kept.loss.name, kept.loss.options()) == ("sup_ap", {"tau": 0.5, "rho": 5.0})
+
+
+def test_a_recipe_that_extends_itself_or_nothing_is_refused(recipe_file, tmp_path):
+    with pytest.raises(InputError, match=r"own\.toml: extends itself"):
+        read_recipe(recipe_file(f"extends = '{tmp_path / 'own.toml'}'"))
+    with pytest.raises(InputError, match=r"'imagse' is neither .*: did you mean 'images'"):
+        read_recipe(recipe_file("extends = 'imagse'"))
 
 
 def test_an_unknown_recipe_suggests_the_nearest():

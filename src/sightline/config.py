@@ -23,6 +23,7 @@ class DataSection(Section):
     manifest: Path
     image_size: int = Field(default=224, ge=8)
     resize: int | None = Field(default=None, ge=8)  # shorter side before the central cut; 8/7 of image_size
+    stretch: bool = False  # both sides to resize, the aspect lost
     crop_area: tuple[float, float] = (0.16, 1.0)
     flip: float = Field(default=0.5, ge=0, le=1)
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
@@ -43,7 +44,9 @@ class ModelSection(Section):
     backbone: str = "tf_efficientnet_lite0"
     weights: str | None = "bundled"
     pooling: str = "gem"
-    embedding_dim: int | None = Field(default=512, ge=1)
+    feature_norm: Literal["layer", "l2", "none"] = "layer"  # of the pooled vector, before the projection
+    embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
+    projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
     freeze_batch_norm: Literal["none", "stats", "all"] = "stats"
 
 
@@ -93,8 +96,8 @@ class ScheduleSection(Section):
 
     epochs: int = Field(default=10, ge=1)
     warmup_epochs: int = Field(default=0, ge=0)  # the backbone is frozen, the schedule waits
-    name: Literal["constant", "cosine", "step"] = "cosine"
-    final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine: what is left of the rate at the end
+    name: Literal["constant", "cosine", "linear", "step"] = "cosine"
+    final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine and linear: what is left of the rate at the end
     milestones: tuple[int, ...] = ()  # of step: epochs after the warm-up at which the rate falls
     gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
 
@@ -158,9 +161,24 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe and lay the overrides over it.
 
     Args:
-        source: the path of a TOML file, or the name of a recipe inside the package.
+        source: the path of a TOML file, or the name of a recipe inside the package; ``extends`` in it names another one
+            that it changes: section by section, a loss with a name as a whole.
         overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word.
     """
+    values = _values(source)
+    for override in overrides or []:
+        _lay_over(values, override)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        faults = [_sentence(fault) for fault in error.errors()]
+        raise InputError(f"{source}: " + "; ".join(faults)) from error
+
+
+def _values(source: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a recipe file says, over what the one that it extends says."""
+    if source in extended_by:
+        raise InputError(f"{source}: extends itself, by way of {', '.join(extended_by)}")
     if Path(source).suffix == ".toml":
         if not Path(source).is_file():
             raise InputError(f"{source}: no such recipe file")
@@ -173,13 +191,13 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
         values = tomllib.loads(stored.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML: {error}") from error
-    for override in overrides or []:
-        _lay_over(values, override)
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        faults = [_sentence(fault) for fault in error.errors()]
-        raise InputError(f"{source}: " + "; ".join(faults)) from error
+    if "extends" not in values:
+        return values
+    base = _values(str(values.pop("extends")), (*extended_by, source))
+    for key, value in values.items():
+        replaces = not isinstance(value, dict) or not isinstance(base.get(key), dict) or (key == "loss" and "name" in value)
+        base[key] = value if replaces else base[key] | value
+    return base
 
 
 def _lay_over(values: dict[str, Any], override: str) -> None:

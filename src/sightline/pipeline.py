@@ -24,7 +24,7 @@ from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.images import check_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import ClassBalancedSampler, small_classes
-from sightline.data.transforms import train_transform
+from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names, nearest
@@ -44,6 +44,7 @@ from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 from sightline.training.optimization import Schedule, create_optimizer
 
 RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
+PCA_IMAGES = 10_000  # from which a projection starts, at most
 
 
 def train(
@@ -86,10 +87,14 @@ def train(
         resize=recipe.data.resize,
         freeze_batch_norm=recipe.model.freeze_batch_norm,
         seed=recipe.seed,
+        feature_norm=recipe.model.feature_norm,
+        stretch=recipe.data.stretch,
     )
     loss = _loss(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
+    if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
+        _whiten(encoder.to(fabric.device), train_part, recipe)
     if process_number() == 0:
         out.mkdir(parents=True, exist_ok=True)
         with replaced(out / RECIPE_FILE) as scratch:
@@ -97,6 +102,16 @@ def train(
     fabric.barrier()
     _run(fabric, recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress, deadline)
     return out / ENCODER_FOLDER
+
+
+def _whiten(encoder: Encoder, train_part: Manifest, recipe: Recipe) -> None:
+    """Start the encoder's projection from principal components of some training images, seen as in search."""
+    n_images = len(train_part.table)
+    drawn = np.random.default_rng(recipe.seed).choice(n_images, min(n_images, PCA_IMAGES), replace=False)
+    part = train_part.where(pl.lit(pl.Series(np.isin(np.arange(n_images), drawn))))
+    images = ImageDataset.of(part, eval_transform(encoder.settings.preprocessing))
+    pooled = torch.from_numpy(encoder.pool_dataset(images, n_workers=recipe.data.n_workers))
+    encoder.head.whiten(pooled.to(next(encoder.parameters()).device))
 
 
 def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:

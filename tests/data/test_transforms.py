@@ -136,3 +136,13 @@ def test_the_default_area_is_that_of_the_papers():
     assert 0.13 < min(spans) < 0.3
     assert max(spans) > 0.8
     assert np.mean(spans) == pytest.approx(0.58, abs=0.12)
+
+
+def test_stretched_both_sides_are_kept_whole():
+    picture, plain = coordinates(200, 50), Preprocessing(crop=32, resize=32, **PLAIN)
+    stretched = eval_transform(plain.model_copy(update={"stretch": True}))(picture)
+    for channel, across in ((0, 1), (1, 0)):  # red from left to right, green from top to bottom
+        assert stretched[channel].amin() < 0.03
+        assert stretched[channel].amax() > 0.97
+        assert (stretched[channel].diff(dim=across) > 0).all()
+    assert eval_transform(plain)(picture)[0].amin() > 0.3  # its left quarter is cut off

@@ -80,3 +80,8 @@ def test_sgd_without_momentum_and_an_encoder_without_new_weights():
     plain(torch.rand(2, 3, 32, 32))[:, 0].sum().backward()
     optimizer.step()
     assert (next(plain.parameters()) != before).any()
+
+
+def test_linear_falls_evenly_to_what_is_left_after_the_warm_up():
+    assert factors([0, 2, 4.5, 7, 12], name="linear", epochs=12, warmup_epochs=2) == [1, 1, 0.75, 0.5, 0]
+    assert factors([0, 5, 10], name="linear", epochs=10, final_factor=0.5) == [1, 0.75, 0.5]

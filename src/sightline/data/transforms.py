@@ -21,6 +21,7 @@ class Preprocessing(BaseModel):
     Attributes:
         crop: side of the square the model sees.
         resize: length of the shorter side before the central square is cut out.
+        stretch: bring both sides to ``resize``, whatever the image's aspect.
         mean: subtracted from each colour channel, which is in [0, 1].
         std: each colour channel is divided by it.
     """
@@ -31,6 +32,7 @@ class Preprocessing(BaseModel):
     resize: int = Field(default=256, ge=8)
     mean: Colour = (0.485, 0.456, 0.406)
     std: Colour = (0.229, 0.224, 0.225)
+    stretch: bool = False
 
     def to_tensor(self) -> v2.Transform:
         """PIL image to normalised (3, H, W) float32."""
@@ -39,13 +41,14 @@ class Preprocessing(BaseModel):
 
 
 def eval_transform(preprocessing: Preprocessing) -> Transform:
-    """Shorter side to ``resize``, central square of ``crop``: the same for the same image, always.
+    """Shorter side, or both, to ``resize``, central square of ``crop``: the same for the same image, always.
 
     Example:
         >>> eval_transform(Preprocessing(crop=32, resize=40))(Image.new("RGB", (80, 50))).shape
         torch.Size([3, 32, 32])
     """
-    cut = [v2.Resize(preprocessing.resize, antialias=True), v2.CenterCrop(preprocessing.crop)]
+    sides = 2 if preprocessing.stretch else 1
+    cut = [v2.Resize([preprocessing.resize] * sides, antialias=True), v2.CenterCrop(preprocessing.crop)]
     return v2.Compose([*cut, preprocessing.to_tensor()])  # type: ignore[no-any-return]
 
 

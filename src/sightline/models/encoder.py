@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from sightline.models.backbones import (
     n_prefix_tokens,
     preprocessing_of,
 )
-from sightline.models.heads import Head
+from sightline.models.heads import FeatureNorm, Head
 from sightline.models.pooling import POOLINGS
 from sightline.progress import tracked
 
@@ -47,10 +47,11 @@ class EncoderSettings(BaseModel):
     embedding_dim: int | None
     freeze_batch_norm: FreezeBatchNorm
     preprocessing: Preprocessing
+    feature_norm: FeatureNorm = "layer"
 
 
 class Encoder(nn.Module):
-    """Images to unit vectors: backbone, pooling, LayerNorm, projection, L2 norm.
+    """Images to unit vectors: backbone, pooling, a norm, projection, L2 norm.
 
     Make one with :meth:`create` or :meth:`from_pretrained`.
     """
@@ -62,7 +63,7 @@ class Encoder(nn.Module):
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
         self.pooling = choose(POOLINGS, settings.pooling, "pooling")(n_prefix_tokens(backbone))
-        self.head = Head(int(backbone.num_features), settings.embedding_dim)  # type: ignore[arg-type]
+        self.head = Head(int(backbone.num_features), settings.embedding_dim, settings.feature_norm)  # type: ignore[arg-type]
         self.allow_gradients()
         # Channels beside each other in memory: three times as fast for EfficientNet-Lite0 on two cores.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,6 +79,8 @@ class Encoder(nn.Module):
         resize: int | None = None,
         freeze_batch_norm: FreezeBatchNorm = "stats",
         seed: int = 0,
+        feature_norm: FeatureNorm = "layer",
+        stretch: bool = False,
     ) -> "Encoder":
         """A new encoder; what no file gives is drawn from the seed.
 
@@ -90,6 +93,8 @@ class Encoder(nn.Module):
             resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.
             freeze_batch_norm: ``stats`` fixes running statistics in training, ``all`` its weights too, ``none`` nothing.
             seed: for random weights.
+            feature_norm: of the pooled vector: ``layer``, ``l2`` or ``none``.
+            stretch: bring both sides to ``resize``; the aspect is lost.
 
         Example:
             >>> encoder = Encoder.create("tiny", embedding_dim=8, image_size=32)
@@ -102,7 +107,8 @@ class Encoder(nn.Module):
             torch.manual_seed(seed)
             model = create_backbone(backbone, weights)
             colours = preprocessing_of(model)
-            preprocessing = Preprocessing(crop=image_size, resize=round(image_size * 8 / 7) if resize is None else resize)
+            length = round(image_size * 8 / 7) if resize is None else resize
+            preprocessing = Preprocessing(crop=image_size, resize=length, stretch=stretch)
             if colours is not None:
                 preprocessing = preprocessing.model_copy(update={"mean": colours[0], "std": colours[1]})
             settings = EncoderSettings(
@@ -111,6 +117,7 @@ class Encoder(nn.Module):
                 embedding_dim=embedding_dim,
                 freeze_batch_norm=freeze_batch_norm,
                 preprocessing=preprocessing,
+                feature_norm=feature_norm,
             )
             encoder = cls(settings, model)
         encoder._check_image_size()
@@ -135,9 +142,14 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, D) unit vectors of (B, 3, H, W) normalised images."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        embeddings: Tensor = self.head(self.pooling(feature_map(self.backbone, images)))
+        embeddings: Tensor = self.head(self.pooled(images))
         return embeddings
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """(B, C) what the head is given of (B, 3, H, W) normalised images."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        vectors: Tensor = self.pooling(feature_map(self.backbone, images))
+        return vectors
 
     def train(self, mode: bool = True) -> "Encoder":
         """As for any module, except that frozen batch norms keep their running statistics."""
@@ -156,7 +168,7 @@ class Encoder(nn.Module):
 
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
-        decisive = self.settings.model_dump_json(include={"backbone", "pooling", "embedding_dim", "preprocessing"})
+        decisive = self.settings.model_dump_json(exclude={"freeze_batch_norm"})
         digest = hashlib.sha256(decisive.encode())
         for name, tensor in sorted(self.state_dict().items()):
             if name.endswith("num_batches_tracked"):  # counts training batches; no vector depends on it
@@ -195,16 +207,34 @@ class Encoder(nn.Module):
         self, dataset: ImageDataset, batch_size: int = 64, n_workers: int = 0, show_progress: bool = False
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set; see :meth:`encode`."""
+        return self._over_dataset(self, self.dim, dataset, batch_size, n_workers, show_progress)
+
+    def pool_dataset(
+        self, dataset: ImageDataset, batch_size: int = 64, n_workers: int = 0, show_progress: bool = False
+    ) -> NDArray[np.float32]:
+        """What the head is given of each item of a data set, (N, C); see :meth:`encode`."""
+        n_channels = int(self.backbone.num_features)  # type: ignore[arg-type]
+        return self._over_dataset(self.pooled, n_channels, dataset, batch_size, n_workers, show_progress)
+
+    def _over_dataset(
+        self,
+        function: Callable[[Tensor], Tensor],
+        dim: int,
+        dataset: ImageDataset,
+        batch_size: int,
+        n_workers: int,
+        show_progress: bool,
+    ) -> NDArray[np.float32]:
         batches = consecutive(len(dataset), batch_size)
         loaded = tracked(load_batches(dataset, batches, n_workers), "Embedding", len(batches), show_progress)
-        vectors = np.empty((len(dataset), self.dim), np.float32)
+        vectors = np.empty((len(dataset), dim), np.float32)
         device = next(self.parameters()).device
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
                 for batch in loaded:
-                    vectors[batch.places.numpy()] = self(batch.images.to(device)).float().cpu().numpy()
+                    vectors[batch.places.numpy()] = function(batch.images.to(device)).float().cpu().numpy()
         finally:
             self.train(was_training)
         return vectors

@@ -59,14 +59,15 @@ class Schedule:
 
         Args:
             epoch: how far the run is.
-            final_factor: what cosine leaves at the end, if not the section's.
+            final_factor: what cosine and linear leave at the end, if not the section's.
         """
         section = self.section
         left = section.final_factor if final_factor is None else final_factor
         since = max(0.0, epoch - section.warmup_epochs)
-        if section.name == "cosine":
+        if section.name in ("cosine", "linear"):
             share = min(1.0, since / max(1e-12, section.epochs - section.warmup_epochs))
-            return left + (1 - left) * (1 + math.cos(math.pi * share)) / 2
+            remains = 1 - share if section.name == "linear" else (1 + math.cos(math.pi * share)) / 2
+            return left + (1 - left) * remains
         if section.name == "step":
             return section.gamma ** sum(since >= milestone for milestone in section.milestones)
         return 1.0
