@@ -28,7 +28,7 @@ from sightline.ranking.lane_sums import DEGREE, SLOPE, VALUE
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets
 
 BLOCK = 32  # items
-CHUNK_ELEMENTS = 1 << 17  # items of the rows that are worked on at once
+CHUNK_ELEMENTS = 1 << 18  # items of the rows that are worked on at once
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -115,6 +115,7 @@ class BlockCounts:
 
     def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep) -> None:
         self.tau, self.n_levels = step.tau, n_levels
+        self.factors: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
         self.sup = step if isinstance(step, SupStep) else None
         self.n_channels = n_levels if self.sup is None else n_levels - 1
         self._lay_out(scores, levels)
@@ -122,10 +123,9 @@ class BlockCounts:
         self._count()
         self._sum_blocks()
         self.values, self.slopes = self._read_blocks()
-        if self.sup is None:
-            self._meet_own_block()
-        else:
-            self._meet_own_and_edge_block(self.sup)
+        self._meet_own_block()
+        if self.sup is not None:
+            self._meet_edge_block(self.sup)
             self._add_line(self.sup)
         self.values *= self.valid[..., None]
 
@@ -138,10 +138,14 @@ class BlockCounts:
         self.blocks = self.x.unflatten(1, (-1, BLOCK))  # (R, N, C)
         self.lowest = torch.cat([self.blocks[:, :, 0], self.x[:, -1:]], 1)  # (R, N + 1) references, one past the end
         self.n_rows, self.n_slots = self.lowest.shape
+        self.row = torch.arange(self.n_rows, device=values.device)[:, None]
         kinds = self.kind.view_as(self.blocks)[:, :, None]
         channels = torch.arange(self.n_channels, dtype=torch.int8, device=kinds.device)[:, None]
         counted = kinds == channels if self.sup is None else (kinds >= 0) & (kinds <= channels)
         self.counted = counted.to(values.dtype)  # (R, N, K, C)
+        if self.sup is not None:
+            self.lists = self.blocks[:, :, None] + self.counted.log()  # items that do not count are below all
+        self.index = kinds.short().remainder(self.n_levels + 1).long()  # of a level in a table with one entry more
 
     def _find_targets(self) -> None:
         """Each target's place, block and level; the block of its edge, past the end where there is none."""
@@ -157,7 +161,7 @@ class BlockCounts:
             near = edge.to(self.own.dtype)
             self.edge = torch.where(near > edge, near.nextafter(torch.full_like(near, -torch.inf)), near)
             self.edge_block = torch.searchsorted(self.x, self.edge, right=True) // BLOCK
-        self.beyond = (self.edge_block > self.block).to(self.own.dtype)  # 0: the own block holds all below the edge
+        self.beyond = self.edge_block > self.block  # if not, the own block holds all that is below the edge
 
     def _count(self) -> None:
         """The exact counts."""
@@ -174,8 +178,8 @@ class BlockCounts:
             levels = range(start, min(start + n_shared, self.n_levels))
             units = torch.zeros(self.n_levels + 1, dtype=torch.int64, device=places.device)
             shifts = bits * torch.arange(len(levels), device=places.device)
-            units[levels.start + 1 : levels.stop + 1] = 1 << shifts
-            each = units.index_select(0, self.kind.flatten().long() + 1).view_as(self.kind)
+            units[levels.start : levels.stop] = 1 << shifts
+            each = units.index_select(0, self.index.flatten()).view_as(self.kind)
             upto = F.pad(each.cumsum(1), (1, 0))
             parts.append((upto[:, -1:] - upto.gather(1, places))[..., None] >> shifts & (1 << bits) - 1)
         return torch.cat(parts, 2).to(self.x.dtype)
@@ -188,8 +192,9 @@ class BlockCounts:
 
     def _rows(self, slots: Tensor) -> Tensor:
         """Where the entries that targets read at (R, P) slots are in a table of (R, N + 1, K, ...)."""
-        rows = slots + torch.arange(self.n_rows, device=slots.device)[:, None] * self.n_slots
-        return (rows if self.sup is None else rows * self.n_channels + self.level - 1).flatten()
+        if self.sup is None:
+            return (slots + self.row * self.n_slots).flatten()
+        return (slots * self.n_channels + (self.row * (self.n_slots * self.n_channels) + self.level - 1)).flatten()
 
     def _read(self, table: Tensor, slots: Tensor) -> Tensor:
         """(R, P, 1 or K, W) what targets read at (R, P) slots of (R, N + 1, K, W)."""
@@ -208,45 +213,66 @@ class BlockCounts:
 
     def _sum_blocks(self) -> None:
         """The moments of each block's items, the number and the sum of scores; carried to the other blocks."""
-        n_blocks = self.n_slots - 1
-        self.terms = self.x.new_empty(self.n_rows, n_blocks, 2 * DEGREE + 2, BLOCK)  # of each item
-        for start, gaps in (
-            (0, self.lowest[:, 1:, None] - self.blocks),
-            (DEGREE, self.blocks - self.lowest[:, :-1, None]),
-        ):
-            terms = self.terms[:, :, start : start + DEGREE]
-            torch.exp(gaps / -self.tau, out=terms[:, :, 0])
-            for d in range(1, DEGREE):
-                torch.mul(terms[:, :, (d - 1) // 2], terms[:, :, d // 2], out=terms[:, :, d])
-        self.terms[:, :, -2] = 1
-        self.terms[:, :, -1] = gaps
-        sums = torch.matmul(self.counted, self.terms.transpose(2, 3))  # (R, N, K, 18)
-        self.below = _carry(F.pad(sums[..., :DEGREE], (0, 0, 0, 0, 1, 0)), self.lowest, self._powers)
-        self.beyond_sums = self._carry_down(F.pad(sums[..., DEGREE : 2 * DEGREE], (0, 0, 0, 0, 0, 1)))
+        terms = self.x.new_empty(2 * DEGREE + 2, *self.blocks.shape)
+        below, above = self.lowest[:, 1:, None] - self.blocks, self.blocks - self.lowest[:, :-1, None]
+        for start, gaps in ((0, below), (DEGREE, above)):
+            torch.div(gaps, -self.tau, out=terms[start]).exp_()
+            for d in range(start + 1, start + DEGREE):
+                torch.mul(terms[start], terms[d - 1], out=terms[d])
+        terms[-2], terms[-1] = 1, above
+        self.terms = terms.flatten(1, 2).transpose(0, 1)  # (R N, 18, C)
+        sums = torch.bmm(self.counted.flatten(0, 1), self.terms.transpose(1, 2)).unflatten(0, self.blocks.shape[:2])
+        self.from_below = self._carry(F.pad(sums[..., :DEGREE], (0, 0, 0, 0, 1, 0)), self.lowest, upwards=True)
+        self.from_above = self._carry(F.pad(sums[..., DEGREE:-2], (0, 0, 0, 0, 0, 1)), self.lowest, upwards=False)
         number = sums[..., -2].double()
         totals = torch.stack([number, sums[..., -1] + number * self.lowest[:, :-1, None]], 3)
         self.totals = F.pad(totals, (0, 0, 0, 0, 1, 0)).cumsum(1)  # (R, N + 1, K, 2) of the blocks before
 
-    def _carry_down(self, state: Tensor) -> Tensor:
-        return _carry(state.flip(1), self.lowest.flip(1), self._powers).flip(1)
+    def _carry(self, state: Tensor, places: Tensor, upwards: bool) -> Tensor:
+        """(R, N, K, 8) sums over all the slots up to each of the (R, N) places, or down to it, from what each slot adds.
+
+        Two neighbours become one, down to a single slot; then each gets what is before it: 2 N steps, not N log N.
+        """
+        n_slots = state.shape[1]
+        if n_slots == 1:
+            return state
+        start = 1 if upwards else n_slots % 2
+        first, second = state[:, 1 - start :: 2], state[:, start::2]  # the first slot of all is a first one
+        first_places, second_places = places[:, 1 - start :: 2], places[:, start::2]
+        n_later, n_pairs = first.shape[1] - 1, second.shape[1]
+        # Neighbours: the firsts that seconds follow, the firsts that follow a second, the seconds that these follow.
+        paired, later, before = (
+            (slice(n_pairs), slice(1, None), slice(n_later))
+            if upwards
+            else (slice(-n_pairs, None), slice(n_later), slice(n_pairs - n_later, None))
+        )
+        key = (upwards, n_slots)
+        if key not in self.factors:  # the gradient needs them again
+            within = self._powers((second_places - first_places[:, paired]).abs_())[:, :, None]
+            between = self._powers((first_places[:, later] - second_places[:, before]).abs_())[:, :, None]
+            self.factors[key] = within, between
+        within, between = self.factors[key]
+        pairs = self._carry(torch.addcmul(second, within, first[:, paired]), second_places, upwards)
+        carried = state.clone()
+        carried[:, start::2] = pairs
+        carried[:, 1 - start :: 2][:, later].addcmul_(between, pairs[:, before])
+        return carried
 
     def _read_blocks(self) -> tuple[Tensor, Tensor]:
         """(R, P, 1 or K) values and slopes: the items of blocks below, and of those above before the edge's."""
-        after = self.block + 1
-        self.reads = [
-            self._powers(self.own - self.lowest.gather(1, self.block)),
-            self._powers(self.lowest.gather(1, after) - self.own) * self.beyond[..., None],
-        ]
-        below = self._read(self.below, self.block) * self.reads[0][:, :, None]
-        above = self._read(self.beyond_sums, after) * self.reads[1][:, :, None]
+        after, never = self.block + 1, torch.inf
+        gap_after = (self.lowest.gather(1, after) - self.own).where(self.beyond, never)
+        self.reads = [self._powers(self.own - self.lowest.gather(1, self.block)), self._powers(gap_after)]
+        below = self._read(self.from_below, self.block) * self.reads[0][:, :, None]
+        above = self._read(self.from_above, after) * self.reads[1][:, :, None]
         if self.sup is not None:
-            far = self._powers((self.lowest.gather(1, self.edge_block) - self.own).clamp_(min=0)) * self.beyond[..., None]
-            self.reads.append(-far)
-            above -= self._read(self.beyond_sums, self.edge_block) * far[:, :, None]
-        number = (self._read(self.totals, self.edge_block) - self._read(self.totals, after))[..., 0]
-        number = number.to(below.dtype) * self.beyond[..., None]
+            gap_edge = (self.lowest.gather(1, self.edge_block) - self.own).where(self.beyond, never)
+            self.reads.append(self._powers(gap_edge))
+            above.addcmul_(self._read(self.from_above, self.edge_block), self.reads[2][:, :, None], value=-1)
         value, slope = self.x.new_tensor(VALUE), self.x.new_tensor(SLOPE) / self.tau
-        return number + (below - above) @ value, (below + above) @ slope
+        found = below @ torch.stack([value, slope], 1) + above @ torch.stack([-value, slope], 1)
+        number = (self._read(self.totals, self.edge_block) - self._read(self.totals, after))[..., 0].to(found.dtype)
+        return found[..., 0] + number * self.beyond[..., None], found[..., 1]
 
     def _add_line(self, step: SupStep) -> None:
         """Add the blocks beyond the edge's and the jump."""
@@ -262,43 +288,53 @@ class BlockCounts:
 
     def _meet_own_block(self) -> None:
         """Add the pairs of each target with the items of its own block."""
-        n_blocks = self.n_slots - 1
-        self.met = (self.block + torch.arange(self.n_rows, device=self.x.device)[:, None] * n_blocks).flatten()
-        gaps = self.blocks.flatten(0, 1).index_select(0, self.met).view(*self.block.shape, BLOCK) - self.own[..., None]
-        smooth, slopes = _sigmoid_and_slope(gaps.div_(self.tau))
-        slopes.div_(self.tau)
-        # With itself a target has no slope, not one that rounding takes out.
-        self.met_slopes = slopes.scatter_(2, (self.place % BLOCK)[..., None], 0.0)
-        for channel in range(self.n_channels):
-            counted = self.counted[:, :, channel].flatten(0, 1).index_select(0, self.met).view_as(gaps)
-            self.values[..., channel] += (smooth * counted).sum(2)
-            self.slopes[..., channel] += (slopes * counted).sum(2)
+        self.met = [self._block_rows(self.block)]
+        if self.sup is not None:
+            smooth, slopes = _sigmoid_and_slope(self._list(self.block).sub_(self.own[..., None]).div_(self.tau))
+            self.values[..., 0] += smooth.sum(2)
+            self.slopes[..., 0] += slopes.sum(2) / self.tau
+        else:
+            scores = self.blocks.flatten(0, 1).index_select(0, self.met[0]).view(*self.block.shape, BLOCK)
+            smooth, slopes = _sigmoid_and_slope(scores.sub_(self.own[..., None]).div_(self.tau))
+            # With itself a target has no slope, not one that rounding takes out.
+            slopes.scatter_(2, (self.place % BLOCK)[..., None], 0.0)
+            for channel in range(self.n_channels):
+                counted = self.counted[:, :, channel].flatten(0, 1).index_select(0, self.met[0]).view_as(smooth)
+                self.values[..., channel] += (smooth * counted).sum(2)
+                self.slopes[..., channel] += (slopes * counted).sum(2) / self.tau
+        self.met_slopes = [slopes]  # in units of 1 / tau
 
-    def _meet_own_and_edge_block(self, step: SupStep) -> None:
-        """Add the pairs of each target with the items of its own block, and of its edge's where that is another.
+    def _block_rows(self, blocks: Tensor) -> Tensor:
+        """Where (R, P) blocks are among those of all rows."""
+        return (blocks + self.row * (self.n_slots - 1)).flatten()
 
-        Infinite scores make the exceptions: an item that does not count is below all, a target that is not there above all.
-        """
-        n_blocks = self.n_slots - 1
-        there = (self.beyond > 0) & (self.edge_block < n_blocks)
-        blocks = torch.cat([self.block, self.edge_block.clamp(max=n_blocks - 1)], 1)
-        own, edge = (torch.cat([table, table.where(there, torch.inf)], 1)[..., None] for table in (self.own, self.edge))
-        rows = blocks + torch.arange(self.n_rows, device=self.x.device)[:, None] * n_blocks
-        self.met = rows.flatten()
-        of_channel = (rows * self.n_channels + self.level.repeat(1, 2) - 1).flatten()
-        lists = self.blocks[:, :, None] + self.counted.log()  # (R, N, K, C)
-        scores = lists.view(-1, BLOCK).index_select(0, of_channel).view(*blocks.shape, BLOCK)
+    def _list(self, blocks: Tensor) -> Tensor:
+        """(R, P, C) scores of the items that each target counts in one of its row's blocks, -inf for the others."""
+        rows = self._block_rows(blocks) * self.n_channels + self.level.flatten() - 1
+        found: Tensor = self.lists.view(-1, BLOCK).index_select(0, rows)
+        return found.view(*blocks.shape, BLOCK)
+
+    def _meet_edge_block(self, step: SupStep) -> None:
+        """Add the pairs of each target with the items of its edge's block; where that is its own, what the line changes."""
+        there = self.edge_block < self.n_slots - 1
+        blocks = self.edge_block.clamp(max=self.n_slots - 2)
+        own, edge = (table.where(there, torch.inf)[..., None] for table in (self.own, self.edge))  # all gaps are -inf
+        scores = self._list(blocks)
         smooth, slopes = _sigmoid_and_slope((scores - own).div_(step.tau))
         over = scores.sub_(edge).clamp_(min=0)
-        outside = over.sign()
-        inside = 1 - outside
-        values = smooth.mul_(inside).sum(2) + step.top * outside.sum(2) + step.rho * over.sum(2)
-        self.met_slopes = slopes.mul_(inside).div_(step.tau).add_(outside, alpha=step.rho)
-        self.values[..., 0] += values.view(self.n_rows, 2, -1).sum(1)
-        self.slopes[..., 0] += self.met_slopes.sum(2).view(self.n_rows, 2, -1).sum(1)
+        values = step.rho * over.sum(2)
+        outside = over.sign_()
+        values += step.top * outside.sum(2)
+        # The own block's items have been met: beyond the edge the sigmoid is taken back.
+        inside = self.beyond[..., None].to(outside.dtype) - outside
+        self.values[..., 0] += values + smooth.mul_(inside).sum(2)
+        slopes.mul_(inside).add_(outside, alpha=step.rho * step.tau)
+        self.slopes[..., 0] += slopes.sum(2) / step.tau
+        self.met.append(self._block_rows(blocks))
+        self.met_slopes.append(slopes)
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """(R, G) gradient in the scores of what has the gradient ``weights`` in ``values``."""
+        """(R, G) gradient in the scores of what has the gradient ``weights`` in ``values``; can be had once."""
         weights = weights * self.valid[..., None]
         ascending = (self._from_pairs(weights) + self._from_blocks(weights)).flatten(1)
         ascending.scatter_add_(1, self.place, -(weights * self.slopes).sum(2))
@@ -308,13 +344,14 @@ class BlockCounts:
 
     def _from_pairs(self, weights: Tensor) -> Tensor:
         """(R, N, C) what the pairs met one by one give to the items."""
-        if self.sup is not None:
-            of_pairs = weights.repeat(1, 2, 1)
-        else:
-            kinds = self.kind.view(-1, BLOCK).index_select(0, self.met).view_as(self.met_slopes).long()
-            of_pairs = F.pad(weights, (0, 1)).gather(2, kinds.remainder(self.n_levels + 1))
         table = torch.zeros_like(self.blocks).flatten(0, 1)
-        return table.index_add_(0, self.met, (self.met_slopes * of_pairs).flatten(0, 1)).view_as(self.blocks)
+        if self.sup is None:
+            levels = self.index.view(-1, BLOCK).index_select(0, self.met[0]).view_as(self.met_slopes[0])
+            weights = F.pad(weights, (0, 1)).gather(2, levels)
+        weights = weights / self.tau
+        for met, slopes in zip(self.met, self.met_slopes, strict=True):
+            table.index_add_(0, met, slopes.mul_(weights).flatten(0, 1))
+        return table.view_as(self.blocks)
 
     def _from_blocks(self, weights: Tensor) -> Tensor:
         """(R, N, C) what the targets of other blocks give to the items."""
@@ -324,42 +361,23 @@ class BlockCounts:
         self._put(down, self.block, sources * self.reads[0][:, :, None])
         self._put(up, self.block + 1, sources * self.reads[1][:, :, None])
         if self.sup is not None:
-            self._put(up, self.edge_block, sources * self.reads[2][:, :, None])
+            self._put(up, self.edge_block, -sources * self.reads[2][:, :, None])
             self._put(line, (self.edge_block + 1).clamp_(max=self.n_slots - 1), sources)
             # An item of level m is counted by the targets of all levels above.
-            down, up, line = (table.flip(2).cumsum(2).flip(2) for table in (down, up, line))
+            for channel in reversed(range(self.n_channels - 1)):
+                for table in (down, up, line):
+                    table[:, :, channel] += table[:, :, channel + 1]
         slope = self.x.new_tensor(SLOPE) / self.tau
-        states = [self._carry_down(down)[:, 1:] * slope, _carry(up, self.lowest, self._powers)[:, :-1] * slope]
+        down, up = self._carry(down, self.lowest, upwards=False), self._carry(up, self.lowest, upwards=True)
+        states = [down[:, 1:] * slope, up[:, :-1] * slope]
         if self.sup is not None:
             states.append(line.cumsum(1)[:, :-1] * self.sup.rho)
-        state = torch.cat(states, 3)
-        found = torch.matmul(state, self.terms[:, :, : state.shape[3]])  # (R, N, K, C)
-        kinds = self.kind.view_as(self.blocks)[:, :, None].long().remainder(self.n_channels + 1)
-        return F.pad(found, (0, 0, 0, 1)).gather(2, kinds)[:, :, 0]  # 0 where an item is in no channel
+        state = F.pad(torch.cat(states, 3), (0, 0, 0, self.n_levels + 1 - self.n_channels))  # 0 for items in no channel
+        found = torch.bmm(state.flatten(0, 1), self.terms[:, : state.shape[3]])
+        return found.gather(1, self.index.view(-1, 1, BLOCK)).view_as(self.blocks)
 
 
 def _sigmoid_and_slope(gaps: Tensor) -> tuple[Tensor, Tensor]:
     """Sigmoid of gaps in units of tau, and its slope, which does not come from a difference; ``gaps`` is used up."""
     smooth = gaps.sigmoid()
     return smooth, gaps.neg_().sigmoid_().mul_(smooth)
-
-
-def _carry(state: Tensor, places: Tensor, powers: Callable[[Tensor], Tensor]) -> Tensor:
-    """(R, N, K, 8) sums over all the slots up to each of the (R, N) places, from what each slot adds.
-
-    Two neighbours become one, down to a single slot; then each gets what is before it: 2 N steps, not N log N.
-    """
-    n_slots = state.shape[1]
-    if n_slots == 1:
-        return state
-    first, second = places[:, 0::2], places[:, 1::2]
-    n_pairs = second.shape[1]
-    within = powers((second - first[:, :n_pairs]).abs())[:, :, None]
-    pairs = _carry(torch.addcmul(state[:, 1::2], within, state[:, 0::2][:, :n_pairs]), second, powers)
-    carried = torch.empty_like(state)
-    carried[:, 0] = state[:, 0]
-    carried[:, 1::2] = pairs
-    n_later = first.shape[1] - 1
-    between = powers((first[:, 1:] - second[:, :n_later]).abs())[:, :, None]
-    carried[:, 2::2] = torch.addcmul(state[:, 2::2], between, pairs[:, :n_later])
-    return carried
