@@ -183,12 +183,37 @@ def _insert(found, level, first, last):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _are_equal(found, n):
+    """Do all items score the same?"""
+    for i in range(1, n):
+        if found[i] != found[0]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _order_levels(level, n):
+    """Sort items of one score: the lower level first."""
+    counts = np.zeros(256, np.int64)
+    for i in range(n):
+        counts[level[i]] += 1
+    i = 0
+    for m in range(256):
+        for _ in range(counts[m]):
+            level[i] = m
+            i += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buckets):
     """Sort each query's relevant items, and keep the buckets for :func:`count_tile`."""
     for q in range(len(n_found)):
         n = n_found[q]
         found[q, n : n + SENTINELS] = -np.inf
         span[q, 0] = 0  # children
+        if n > FEW and _are_equal(found[q], n):
+            _order_levels(level[q], n)
+            continue
         if n > FEW:
             n_buckets = _choose_scale(found[q], 0, n, min(MOST_BUCKETS, max(256, 6 * n)), scale[q, 0])
             used = n_buckets + 3
@@ -324,7 +349,7 @@ def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span,
         left = min(max(begin[q] - first, 0), width)
         right = min(max(end[q] - first, left), width)
         n = n_found[q]
-        if n > FEW:
+        if n > FEW and found[q, 0] != found[q, n - 1]:
             n_buckets = np.int64(scale[q, 0, 2])
             _empty_crowds(n_buckets, start[q], crowd)
             for part in (tile[q, :left], tile[q, right:]):
