@@ -48,6 +48,9 @@ class ModelSection(Section):
     embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
     projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
     freeze_batch_norm: Literal["none", "stats", "all"] = "stats"
+    # frozen: the backbone sees each image once, without augmentation, and the head learns from what it saw
+    adaptation: Literal["full", "lora", "frozen"] = "full"
+    lora_rank: int = Field(default=8, ge=1)
 
 
 class LossSection(BaseModel):

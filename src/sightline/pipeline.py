@@ -17,7 +17,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.config import Recipe, SamplerSection
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
@@ -90,6 +90,10 @@ def train(
         feature_norm=recipe.model.feature_norm,
         stretch=recipe.data.stretch,
     )
+    if recipe.model.adaptation == "lora":
+        encoder.add_lora(recipe.model.lora_rank, recipe.seed)
+    if recipe.model.adaptation == "frozen" and recipe.model.embedding_dim is None:
+        raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
     loss = _loss(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
@@ -109,9 +113,16 @@ def _whiten(encoder: Encoder, train_part: Manifest, recipe: Recipe) -> None:
     n_images = len(train_part.table)
     drawn = np.random.default_rng(recipe.seed).choice(n_images, min(n_images, PCA_IMAGES), replace=False)
     part = train_part.where(pl.lit(pl.Series(np.isin(np.arange(n_images), drawn))))
+    encoder.head.whiten(_pooled(encoder, part, recipe.data.n_workers).to(next(encoder.parameters()).device))
+
+
+def _pooled(encoder: Encoder, manifest: Manifest, n_workers: int) -> Tensor:
+    """(N, C) what the encoder's head is given of each image, seen as in search; each process computes a part."""
+    own = np.array_split(np.arange(len(manifest.table)), n_processes())[process_number()]
+    part = manifest.where(pl.lit(pl.Series(np.isin(np.arange(len(manifest.table)), own))))
     images = ImageDataset.of(part, eval_transform(encoder.settings.preprocessing))
-    pooled = torch.from_numpy(encoder.pool_dataset(images, n_workers=recipe.data.n_workers))
-    encoder.head.whiten(pooled.to(next(encoder.parameters()).device))
+    pooled = encoder.pool_dataset(images, n_workers=n_workers)
+    return torch.from_numpy(np.concatenate(gathered_objects(pooled)) if n_processes() > 1 else pooled)
 
 
 def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -202,15 +213,20 @@ def _run(
         listed.load_state_dict(state["loss"])
         optimizer.load_state_dict(state["optimizer"])
         chunk_size = state["chunk_size"]
-    model: nn.Module = torch.compile(encoder) if recipe.compile else encoder  # type: ignore[assignment]
+    seen: Tensor | None = None  # by a backbone that is frozen
+    learner: nn.Module = encoder
+    if recipe.model.adaptation == "frozen":
+        seen, learner = _pooled(encoder.to(fabric.device), train_part, recipe.data.n_workers), encoder.head
+    model: nn.Module = torch.compile(learner) if recipe.compile else learner  # type: ignore[assignment]
     module, wrapped = fabric.setup(model, optimizer)
     listed = listed.to(fabric.device)
     all_labels = torch.from_numpy(labels)
     transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip)
     images = ImageDataset.of(train_part, transform)
     if chunk_size == "auto":
-        encoder.train()
-        chunk_size = fitting_chunk_size(encoder, images[0].to(fabric.device), sampler.batch_size // n_processes())
+        learner.train()
+        example = images[0] if seen is None else seen[0]
+        chunk_size = fitting_chunk_size(learner, example.to(fabric.device), sampler.batch_size // n_processes())
     schedule = Schedule(recipe.schedule)
     is_writer = process_number() == 0
 
@@ -221,6 +237,9 @@ def _run(
 
     def epoch_from(epoch: int, first: int) -> Epoch:
         batches = [own_part(batch) for batch in sampler.batches(epoch)]
+        if seen is not None:
+            drawn = (torch.tensor(batch) for batch in batches[first:])
+            return Epoch(len(batches), (Examples(seen[places], all_labels[places], places) for places in drawn))
         seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
         loaded = load_batches(seeded, batches[first:], recipe.data.n_workers)
         return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
@@ -229,6 +248,15 @@ def _run(
         for part in loss.modules():
             if isinstance(part, RecentBatches):
                 part.reset()
+
+    val_seen = None if seen is None or val_part is None else _pooled(encoder, val_part, recipe.data.n_workers)
+
+    def embedded(val_part: Manifest) -> EmbeddingTable:
+        if val_seen is None:
+            return _embedded_together(encoder, val_part, recipe.data.n_workers)
+        with torch.inference_mode():
+            vectors = encoder.head(val_seen.to(fabric.device)).cpu().numpy()
+        return EmbeddingTable(val_part, vectors, encoder.fingerprint())
 
     rates = [group["lr"] for group in create_optimizer(recipe.optimizer, encoder, loss).param_groups]
 
@@ -259,7 +287,7 @@ def _run(
             is_last = position.epoch == recipe.schedule.epochs
             improved, patience = val_part is None, recipe.validation.patience
             if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
-                table = _embedded_together(encoder, val_part, recipe.data.n_workers)
+                table = embedded(val_part)
                 means = evaluate_table(table, recipe.validation.ks).means
                 if log is not None:
                     log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})

@@ -1,5 +1,6 @@
 """Backbone, pooling and head with their preprocessing and a fingerprint: what is saved, loaded and served."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError, choose
+from sightline.models.adapters import adapters, add_lora, merge_adapters
 from sightline.models.backbones import (
     FreezeBatchNorm,
     batch_norms,
@@ -160,11 +162,22 @@ class Encoder(nn.Module):
         return self
 
     def allow_gradients(self, backbone: bool = True) -> None:
-        """Say whether the backbone learns; batch norms that are frozen altogether never do."""
+        """Say whether the backbone learns, by its adapters alone if it has some.
+
+        Batch norms that are frozen altogether never do.
+        """
         self.backbone.requires_grad_(backbone)
+        if adapters(self.backbone):
+            for name, weight in self.backbone.named_parameters():
+                weight.requires_grad_(backbone and "lora_" in name)
         if self.settings.freeze_batch_norm == "all":
             for layer in batch_norms(self.backbone):
                 layer.requires_grad_(False)
+
+    def add_lora(self, rank: int = 8, seed: int = 0) -> None:
+        """Let the backbone learn by added weights of low rank alone; they are merged with its own when it is saved."""
+        add_lora(self.backbone, rank, seed)
+        self.allow_gradients()
 
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
@@ -244,6 +257,10 @@ class Encoder(nn.Module):
 
         An encoder that is there already is replaced; any other folder with something in it is refused.
         """
+        if adapters(self.backbone):
+            merged = copy.deepcopy(self)
+            merge_adapters(merged.backbone)
+            return merged.save_pretrained(folder)
         folder = Path(folder)
         if folder.exists() and not (folder / SETTINGS_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
