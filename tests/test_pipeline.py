@@ -254,3 +254,12 @@ def test_two_processes_train_as_one(image_tree, tiny_recipe, tmp_path):
     one, two = (read_log(tmp_path / run / "log.csv") for run in ("one", "two"))
     assert [row[:3] for row in one] == [row[:3] for row in two]
     assert_close([row[3] for row in two], [row[3] for row in one], rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "sampler", ["{name='hierarchical',per_class=2,batch_size=12}", "{name='graded',per_class=2,batch_size=16}",
+                "{name='random',batch_size=16}"],
+)  # fmt: skip
+def test_every_sampler_trains(sampler, image_tree, tiny_recipe, tmp_path):
+    train(recipe_for(image_tree, tiny_recipe, f"sampler={sampler}", "schedule.epochs=1"), tmp_path / "run")
+    assert any(row[2] == "loss" for row in read_log(tmp_path / "run/log.csv"))

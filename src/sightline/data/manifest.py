@@ -76,9 +76,10 @@ class Manifest:
             codes[:, level] = self.table.select(path.rank("dense") - 1).to_series()
         return codes
 
-    def class_names(self) -> list[str]:
-        """The name of each finest class, in the order of its number."""
-        return [name for _, name in sorted(set(zip(self.labels()[:, 0].tolist(), self.table["label_0"], strict=True)))]
+    def class_names(self, level: int = 0) -> list[str]:
+        """The name of each class of a level, 0 being the finest, in the order of its number."""
+        named = zip(self.labels()[:, level].tolist(), self.table[f"label_{level}"], strict=True)
+        return [name for _, name in sorted(set(named))]
 
 
 def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Manifest, Manifest]:

@@ -21,10 +21,15 @@ def process_number() -> int:
 
 
 def own_part(batch: list[int]) -> list[int]:
-    """This process's items of a batch that all know: parts of equal size, one after the other."""
-    if len(batch) % n_processes():
-        raise InputError(f"a batch of {len(batch)} cannot be shared by {n_processes()} processes: a multiple is needed")
+    """This process's items of a batch that all know: parts of equal size, one after the other; a rest is not used.
+
+    Example:
+        >>> own_part([3, 1, 2])
+        [3, 1, 2]
+    """
     size = len(batch) // n_processes()
+    if not size:
+        raise InputError(f"a batch of {len(batch)} cannot be shared by {n_processes()} processes")
     return batch[process_number() * size : (process_number() + 1) * size]
 
 
