@@ -5,15 +5,11 @@ In one process, smallest of several runs. `python benchmarks/evaluation.py --out
 """
 
 import argparse
-import gc
-import re
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measure import fastest, peak_megabytes, table, write_section
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
@@ -26,17 +22,16 @@ N_COARSE = 12  # as Stanford Online Products: about 5 images a class, an eighth 
 PEER_LIMIT = 10_000  # it holds all pairs several times over
 LARGE = 30_000  # above it one run is enough
 KS = (1, 10, 100, 1000)
-INTRODUCTION = """## Evaluation
-
+MEMORY_QUERIES = 2048
+INTRODUCTION = """
 Every item queries the others, {dim} dimensions, classes of 5 below 12 coarse ones (the shape of Stanford Online Products),
 {threads} threads, smallest of {runs} runs, one run above 30,000. "product" is the blocked matrix product alone, 128 queries
 at a time; "two levels" is `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity,
-"one level" with the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by, its peak
-in brackets. The peer is pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up
-to {limit}
-items. The last rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
+"one level" with the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by at its peak
+with {queries} of the queries, and that peak in brackets, the libraries of this benchmark included. The peer is
+pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit} items. The last
+rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
 `python benchmarks/evaluation.py --out docs/performance.md`.
-
 """
 
 
@@ -76,37 +71,13 @@ def peer(vectors: Tensor, labels: Tensor) -> None:
     ).get_accuracy(vectors, labels)
 
 
-def resident() -> float:
-    """MB that the process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-
-def measured(step: Callable[[], object], n_runs: int) -> tuple[float, float, float]:
-    """Seconds of the fastest run; and how far memory rose, and to what, sampled every 2 ms."""
-    seconds, grown, peak = [], 0.0, 0.0
-    for _ in range(n_runs):
-        gc.collect()
-        done, start, highest = threading.Event(), resident(), [resident()]
-
-        def watch(done: threading.Event = done, highest: list[float] = highest) -> None:
-            while not done.wait(0.002):
-                highest[0] = max(highest[0], resident())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        since = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - since)
-        done.set()
-        watcher.join()
-        grown, peak = max(grown, highest[0] - start), max(peak, highest[0])
-    return min(seconds), grown, peak
-
-
 def cells(vectors: Tensor, labels: Tensor, n_runs: int) -> list[str]:
-    base = measured(lambda: product(vectors), n_runs)[0]
-    levels, grown, peak = measured(lambda: evaluate(vectors, labels, ks=KS), n_runs)
-    flat = measured(lambda: evaluate(vectors, labels[:, 0], ks=KS), n_runs)[0]
+    base = fastest(lambda: product(vectors), n_runs)
+    levels = fastest(lambda: evaluate(vectors, labels, ks=KS), n_runs)
+    flat = fastest(lambda: evaluate(vectors, labels[:, 0], ks=KS), n_runs)
+    grown, peak = peak_megabytes(
+        lambda: evaluate(vectors[:MEMORY_QUERIES], labels[:MEMORY_QUERIES], vectors, labels, ks=KS)
+    )
     found = [f"{base:.2f}"]
     for seconds in (levels, flat):
         found += [f"{seconds:.2f}", f"{seconds / base:.2f}"]
@@ -121,29 +92,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="also replace the section of this Markdown file")
     options = parser.parse_args()
     evaluate(*draw(500))  # compiles
-    table = [["scores", "N", "product s", "two levels s", "ratio", "one level s", "ratio", "MB", "peer s", "peer MB"]]
-    table.append(["---"] * len(table[0]))
+    rows = []
     for n_items in options.sizes:
-        data = draw(n_items)
-        table.append(["classes", str(n_items), *cells(*data, options.runs if n_items <= LARGE else 1)])
-        print("| " + " | ".join(table[-1]) + " |", flush=True)  # noqa: T201
-        del data
+        rows.append(["classes", str(n_items), *cells(*draw(n_items), options.runs if n_items <= LARGE else 1)])
+        print(" ".join(rows[-1]), flush=True)  # noqa: T201
     labels = draw(options.hard_size)[1]
     for name, vectors in hard_to_sort(options.hard_size).items():
-        table.append([name, str(options.hard_size), *cells(vectors, labels, options.runs)])
-        print("| " + " | ".join(table[-1]) + " |", flush=True)  # noqa: T201
-    for row, n_items in enumerate(options.sizes, start=2):  # last, for it leaves memory behind
-        if n_items <= PEER_LIMIT:
-            vectors, labels = draw(n_items)
-            seconds, grown, _ = measured(lambda x=vectors, y=labels[:, 0]: peer(x, y), 1)
-            table[row][-2:] = [f"{seconds:.1f}", f"{grown:.0f}"]
-            print("| " + " | ".join(table[row]) + " |", flush=True)  # noqa: T201
+        rows.append([name, str(options.hard_size), *cells(vectors, labels, options.runs)])
+        print(" ".join(rows[-1]), flush=True)  # noqa: T201
+    for row in rows[: len(options.sizes)]:  # last, for it leaves memory behind
+        if int(row[1]) <= PEER_LIMIT:
+            vectors, labels = draw(int(row[1]))
+            row[-2] = f"{fastest(lambda x=vectors, y=labels[:, 0]: peer(x, y), 1):.1f}"
+            row[-1] = f"{peak_megabytes(lambda x=vectors, y=labels[:, 0]: peer(x, y))[0]:.0f}"
+            print(" ".join(row), flush=True)  # noqa: T201
     if options.out is not None:
-        head = INTRODUCTION.format(dim=DIM, threads=torch.get_num_threads(), runs=options.runs, limit=PEER_LIMIT)
-        section = head + "\n".join("| " + " | ".join(row) + " |" for row in table) + "\n"
-        text = options.out.read_text() if options.out.exists() else "# Performance\n"
-        rest = re.sub(r"(?ms)^## Evaluation\n.*?(?=^## |\Z)", "", text).rstrip()
-        options.out.write_text(f"{rest}\n\n{section}")
+        head = ["scores", "N", "product s", "two levels s", "ratio", "one level s", "ratio", "MB", "peer s", "peer MB"]
+        text = INTRODUCTION.format(
+            dim=DIM, threads=torch.get_num_threads(), runs=options.runs, limit=PEER_LIMIT, queries=MEMORY_QUERIES
+        )
+        write_section(options.out, "Evaluation", f"{text}\n{table(head, rows)}")
 
 
 if __name__ == "__main__":

@@ -26,14 +26,20 @@ def _kilobytes(field: str) -> int:
     return int(found[1])
 
 
-def extra_megabytes(step: Callable[[], object]) -> float:
-    """How far the peak memory of the process rises above its start while the step runs, as the kernel counts it."""
+def peak_megabytes(step: Callable[[], object]) -> tuple[float, float]:
+    """How far memory rises above its start while the step runs, and to what, as the operating system counts it."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that was freed but kept would hide what the step needs
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     start = _kilobytes("VmRSS")
     step()
-    return max(0, _kilobytes("VmHWM") - start) * 1024 / 1e6
+    peak = _kilobytes("VmHWM")
+    return max(0, peak - start) * 1024 / 1e6, peak * 1024 / 1e6
+
+
+def extra_megabytes(step: Callable[[], object]) -> float:
+    """How far memory rises above its start while the step runs."""
+    return peak_megabytes(step)[0]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
