@@ -27,10 +27,10 @@ INTRODUCTION = """
 Every item queries the others, {dim} dimensions, classes of 5 below 12 coarse ones (the shape of Stanford Online Products),
 {threads} threads, smallest of {runs} runs, one run above 30,000. "product" is the blocked matrix product alone, 128 queries
 at a time; "two levels" is `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity,
-"one level" with the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by at its peak
+"one level" with the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by at most
 with {queries} of the queries, and that peak in brackets, the libraries of this benchmark included. The peer is
-pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit} items. The last
-rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
+pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit} items. The
+last rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
 `python benchmarks/evaluation.py --out docs/performance.md`.
 """
 
