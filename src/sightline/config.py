@@ -29,6 +29,7 @@ class DataSection(Section):
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
     check_images: bool = True
     n_workers: int = Field(default=2, ge=0)
+    draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
 
     @field_validator("crop_area")
     @classmethod

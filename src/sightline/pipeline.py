@@ -221,7 +221,7 @@ def _run(
     module, wrapped = fabric.setup(model, optimizer)
     listed = listed.to(fabric.device)
     all_labels = torch.from_numpy(labels)
-    transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip)
+    transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip, recipe.data.draft)
     images = ImageDataset.of(train_part, transform)
     if chunk_size == "auto":
         learner.train()

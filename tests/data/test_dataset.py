@@ -117,6 +117,21 @@ def test_derived_seeds_differ_for_close_numbers():
     assert max(seeds) > 2**62  # all 64 bits are used
 
 
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_a_jpeg_decoded_small_is_nearly_the_whole_one_and_always_the_same(tmp_path, n_workers):
+    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    rough.resize((400, 300), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
+    files = [tmp_path / "a.jpg"] * 6
+    drafted, again, exact = (
+        everything(ImageDataset(files, train_transform(SMALL, draft=draft), seed=1), [range(6)], n_workers)
+        for draft in (True, True, False)
+    )
+    assert_same_images(drafted, again)
+    for place, image in drafted.items():
+        assert 0 < (image - exact[place]).abs().max() < 0.7  # of 4.5 between black and white; an edge moves by a pixel
+        assert (image - exact[place]).abs().mean() < 0.1
+
+
 # In batches
 
 
@@ -127,6 +142,7 @@ def test_batches_come_in_order_with_their_places(paths, n_workers):
     loaded = list(load_batches(dataset, asked, n_workers))
     assert [batch.places.tolist() for batch in loaded] == [list(places) for places in asked]
     assert all(batch.places.dtype == torch.int64 for batch in loaded)
+    assert all(batch.images.is_contiguous(memory_format=torch.channels_last) for batch in loaded)
     for batch in loaded:
         assert_close(batch.images, torch.stack([dataset[place] for place in batch.places.tolist()]), rtol=0, atol=0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sightline.data import images
-from sightline.data.images import as_rgb, check_images, load_image
+from sightline.data.images import as_rgb, check_images, load_image, load_part
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 
@@ -304,3 +304,65 @@ def test_progress_goes_to_standard_error_and_only_if_asked_for(image_tree, capfd
     out, err = capfd.readouterr()
     assert out == ""
     assert "Checking images" in err
+
+
+# Parts, no larger than needed
+
+
+def ramps(width, height):
+    """Red grows from left to right, green from top to bottom: a pixel tells where it was."""
+    across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([across, down, np.full_like(across, 90)], 2).round().astype(np.uint8))
+
+
+@pytest.mark.parametrize(("at_least", "scale"), [(201, 1), (200, 1), (101, 1), (100, 2), (51, 2), (50, 4), (25, 8), (3, 8)])
+def test_a_jpeg_is_decoded_at_the_smallest_scale_that_covers(tmp_path, at_least, scale):
+    file = saved(tmp_path, ramps(500, 375), "a.jpg", quality=95)
+    box = (83, 42, 283, 342)
+    part = load_part(file, None, lambda width, height: box if (width, height) == (500, 375) else None, at_least)
+    exact = load_image(file).crop(box)
+    assert min(part.size) >= min(at_least, 200)
+    assert [abs(side - whole / scale) < 2 for side, whole in zip(part.size, exact.size, strict=True)] == [True, True]
+    if scale == 1:
+        assert pixels(part) == pixels(exact)
+    difference = np.asarray(part.resize((20, 30)), float) - np.asarray(exact.resize((20, 30)), float)
+    assert np.abs(difference).max() < 6
+    assert pixels(part) == pixels(load_part(file, None, lambda width, height: box, at_least))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize("box", [None, (10, 20, 110, 100)])
+def test_a_part_of_any_other_image_is_cut_from_the_whole(tmp_path, suffix, turned, box):
+    exif = Image.Exif()
+    exif[0x0112] = 6 if turned else 1
+    file = saved(tmp_path, ramps(160, 120), f"a.{suffix}", exif=exif)
+    whole = load_image(file, box)
+
+    def part(width, height):
+        assert (width, height) == whole.size
+        return (8, 16, width, height)
+
+    reduced = suffix == "jpg" and not turned and box is None
+    cut = load_part(file, box, part, 10)
+    assert (cut.size != whole.crop((8, 16, *whole.size)).size) == reduced
+    if not reduced:
+        assert pixels(cut) == pixels(whole.crop((8, 16, *whole.size)))
+    assert pixels(load_part(whole, None, part, 10)) == pixels(whole.crop((8, 16, *whole.size)))
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_a_reduced_jpeg_of_other_colours_is_rgb(tmp_path, mode):
+    file = saved(tmp_path, Image.new("RGB", (64, 64), (200, 200, 200)).convert(mode), "a.jpg")
+    part = load_part(file, None, lambda width, height: (0, 0, width, height), 16)
+    assert (part.size, part.mode) == ((16, 16), "RGB")
+    assert np.abs(np.asarray(part, int) - np.asarray(load_image(file).resize((16, 16)), int)).max() < 3
+
+
+def test_a_reduced_jpeg_that_is_cut_short_or_missing_is_named(tmp_path):
+    file = saved(tmp_path, ramps(500, 375), "a.jpg")
+    file.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(InputError, match=r"a\.jpg: not a readable image: .*truncated"):
+        load_part(file, None, lambda width, height: (0, 0, width, height), 50)
+    with pytest.raises(InputError, match=r"b\.jpg: no such file"):
+        load_part(tmp_path / "b.jpg", None, lambda width, height: (0, 0, width, height), 50)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from sightline.data.images import Box, load_image
+from sightline.data.images import Box, load_image, load_part
 from sightline.data.manifest import Manifest
-from sightline.data.transforms import Transform
+from sightline.data.transforms import TrainTransform, Transform
 from sightline.errors import InputError, raise_faults
 
 
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """Some images of a data set.
 
     Attributes:
-        images: (B, 3, H, W) float32.
+        images: (B, 3, H, W) float32; the channels of a pixel are beside each other in memory (channels last).
         places: (B,) int64, where they stand in the data set.
     """
 
@@ -56,12 +56,18 @@ class ImageDataset(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        image = load_image(self.images[index], self.boxes[index])
         if self.seed is None:
-            return self.transform(image)
+            return self._transformed(index)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(self.seed, index))
-            return self.transform(image)
+            torch.default_generator.manual_seed(derived_seed(self.seed, index))
+            return self._transformed(index)
+
+    def _transformed(self, index: int) -> Tensor:
+        source, box = self.images[index], self.boxes[index]
+        if isinstance(self.transform, TrainTransform) and self.transform.draft:
+            part = load_part(source, box, self.transform.part, at_least=self.transform.preprocessing.crop)
+            return self.transform.of_part(part)
+        return self.transform(load_image(source, box))
 
 
 def derived_seed(*parts: int) -> int:
@@ -93,7 +99,9 @@ class _Loadable(Dataset[tuple[int, Tensor | str]]):
 def _collate(items: list[tuple[int, Tensor | str]]) -> Batch | list[str]:
     if faults := [image for _, image in items if isinstance(image, str)]:
         return faults
-    return Batch(torch.stack([image for _, image in items]), torch.tensor([index for index, _ in items]))  # type: ignore[misc]
+    # Copied once, to memory that processes share, in the layout the images have already.
+    images: Tensor = default_collate([image.movedim(0, -1) for _, image in items])  # type: ignore[union-attr]
+    return Batch(images.movedim(-1, 1), torch.tensor([index for index, _ in items]))
 
 
 def load_batches(images: ImageDataset, batches: Sequence[Sequence[int]], n_workers: int = 0) -> Iterator[Batch]:

@@ -1,12 +1,13 @@
 """Open one image as it should be seen, and find the ones that cannot be opened."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, raise_faults
@@ -19,7 +20,8 @@ Box = tuple[int, int, int, int]
 
 def as_rgb(image: Image.Image) -> Image.Image:
     """The image in RGB, turned as its camera says, transparency on white, 16 bits of grey as 8."""
-    image = ImageOps.exif_transpose(image)
+    if not _is_upright(image):
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would cut its values off at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
@@ -28,24 +30,63 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def _is_upright(image: Image.Image) -> bool:
+    return bool(image.getexif().get(ExifTags.Base.Orientation, 1) == 1)
+
+
 def load_image(source: Path | Image.Image, box: Box | None = None) -> Image.Image:
     """The decoded image in RGB, cut to the box if one is given; one error that names the file if it cannot be."""
     name = source if isinstance(source, Path) else getattr(source, "filename", "") or "an image in memory"
-    try:
+    with _named_faults(name):
         if isinstance(source, Image.Image):
             image = as_rgb(source)
         else:
             with Image.open(source) as file:
                 image = as_rgb(file)
-    except FileNotFoundError as error:
-        raise InputError(f"{name}: no such file") from error
-    except Exception as error:  # on broken bytes Pillow's decoders raise anything, struct.error and MemoryError among them
-        raise InputError(f"{name}: not a readable image: {str(error) or type(error).__name__}") from error
     if box is None:
         return image
     if box[2] > image.width or box[3] > image.height:
         raise InputError(f"{name}: the box {box} leaves the image, which is {image.width} x {image.height}")
     return image.crop(box)
+
+
+def load_part(source: Path | Image.Image, box: Box | None, part: Callable[[int, int], Box], at_least: int) -> Image.Image:
+    """A part of what :func:`load_image` gives, at the smallest scale at which its sides are still ``at_least`` so long.
+
+    Scales are 1, 1/2, 1/4 and 1/8, and other than 1 for upright JPEG files without a box alone: their decoder skips what a
+    smaller picture does not need. At 1/n a pixel is about the mean of n x n, and the part begins and ends at a multiple of
+    n pixels, no more than n - 1 outside the one asked for: less than a pixel, once it is ``at_least`` so long.
+
+    Args:
+        source: a file, or an image.
+        box: what counts as the image; None for all of it.
+        part: given width and height, which part.
+        at_least: pixels; where the part itself is smaller it comes as it is.
+    """
+    if not isinstance(source, Path) or box is not None:
+        whole = load_image(source, box)
+        return whole.crop(part(*whole.size))
+    with _named_faults(source), Image.open(source) as file:
+        if file.format != "JPEG" or not _is_upright(file):
+            whole = as_rgb(file)
+            return whole.crop(part(*whole.size))
+        left, top, right, bottom = part(*file.size)
+        n = next(n for n in (8, 4, 2, 1) if min(right - left, bottom - top) >= n * at_least or n == 1)
+        if n > 1:
+            file.draft(None, (max(1, file.width // n), max(1, file.height // n)))
+        cut = file.crop((left // n, top // n, -(-right // n), -(-bottom // n)))
+        return cut if cut.mode == "RGB" else cut.convert("RGB")
+
+
+@contextmanager
+def _named_faults(name: object) -> Iterator[None]:
+    """One error that names the file, for whatever its decoder raises."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{name}: no such file") from error
+    except Exception as error:  # on broken bytes Pillow's decoders raise anything, struct.error and MemoryError among them
+        raise InputError(f"{name}: not a readable image: {str(error) or type(error).__name__}") from error
 
 
 def check_images(manifest: Manifest, show_progress: bool = False) -> None:
