@@ -62,7 +62,7 @@ def test_scores_near_the_edge_fall_on_the_side_that_float64_puts_them(seed):
     assert_as_promised(scores, levels, SupStep())
 
 
-@pytest.mark.parametrize("n_items", [1, 31, 32, 33, 64, 95])
+@pytest.mark.parametrize("n_items", [1, 15, 16, 17, 32, 33, 95])
 @pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
 def test_rows_that_do_and_do_not_fill_their_blocks(n_items, step):
     scores, levels = cases.draw("concentrated", 0.4)
@@ -127,6 +127,25 @@ def test_the_gradient_is_scaled_by_what_follows():
 def test_no_gradient_is_worked_out_where_none_is_asked_for():
     scores, levels = cases.draw("spread", 0.3)
     assert not rank_loss(scores, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([])).requires_grad
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    scores, levels = cases.draw("spread", 0.3)
+    leaf = scores.requires_grad_()
+    loss = rank_loss(leaf, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([]))
+    (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+def test_every_tensor_is_made_on_the_device_of_the_scores(step):
+    """A tensor made without a device would be on the one that is the default, where it has no numbers."""
+    scores, levels = cases.draw("spread", 0.3)
+    leaf, counts = scores.requires_grad_(), level_counts(levels, 3)
+    with torch.device("meta"):
+        rank_loss(leaf, levels, counts, step, cases.smooth_ranks([])).backward()
+    assert_close(leaf.grad, cases.run(scores.detach(), levels, step)[1])
 
 
 @pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])

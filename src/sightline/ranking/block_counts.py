@@ -10,7 +10,8 @@ SupRank's step is a line beyond ``delta``. The edge, ``delta`` above a target, l
 are met one by one too, the blocks beyond are left out of the moments, and what is beyond the edge is counted and summed.
 
 The gradient is the same with targets and items exchanged: factor by factor the transposed sums, so that a row's gradient
-sums to 0 as far as rounding allows. Every exponent is at most 0.
+sums to 0 as far as rounding allows. Every exponent is at most 0. The matrix products are of the precision that torch is set
+to, as those of the scores are.
 
 Letters beside those of the library: R rows, P targets of a row, N blocks, C items of a block, K channels. A target reads
 the channel of its level (SupStep: the items of lower levels) or all K of them (SigmoidStep: the items of each level).
@@ -27,8 +28,8 @@ from torch.autograd.function import once_differentiable
 from sightline.ranking.lane_sums import DEGREE, SLOPE, VALUE
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets
 
-BLOCK = 32  # items
-CHUNK_ELEMENTS = 1 << 18  # items of the rows that are worked on at once
+BLOCK = 16  # items
+CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB where targets and levels are few
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -78,7 +79,8 @@ class _BlockRankLoss(torch.autograd.Function):
         n_queries, n_items = scores.shape
         scores = scores.detach()
         gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        n_rows = max(1, CHUNK_ELEMENTS // n_items)
+        most = int(counts[:, 1:].sum(1).max())
+        n_rows = max(1, CHUNK_ELEMENTS // max(n_items, most * BLOCK // 4, (n_items + most) * counts.shape[1] // 8))
         parts = []
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
@@ -127,7 +129,9 @@ class BlockCounts:
         if self.sup is not None:
             self._meet_edge_block(self.sup)
             self._add_line(self.sup)
+            del self.lists
         self.values *= self.valid[..., None]
+        del self.counted, self.from_below, self.from_above, self.totals  # the gradient does not need them
 
     def _lay_out(self, scores: Tensor, levels: Tensor) -> None:
         """Sort the rows; fill up the last block with places that hold no item."""
@@ -336,10 +340,11 @@ class BlockCounts:
     def gradient(self, weights: Tensor) -> Tensor:
         """(R, G) gradient in the scores of what has the gradient ``weights`` in ``values``; can be had once."""
         weights = weights * self.valid[..., None]
-        ascending = (self._from_pairs(weights) + self._from_blocks(weights)).flatten(1)
-        ascending.scatter_add_(1, self.place, -(weights * self.slopes).sum(2))
+        ascending = self._from_pairs(weights) + self._from_blocks(weights)
+        places = self.place + self.row * self.x.shape[1]
+        ascending.view(-1).index_add_(0, places.flatten(), -(weights * self.slopes).sum(2).flatten())
         ascending *= ascending.abs() > NEGLIGIBLE
-        ascending = ascending[:, : self.order.shape[1]]
+        ascending = ascending.view_as(self.x)[:, : self.order.shape[1]]
         return torch.empty_like(ascending).scatter_(1, self.order, ascending)
 
     def _from_pairs(self, weights: Tensor) -> Tensor:

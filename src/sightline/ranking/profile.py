@@ -18,7 +18,7 @@ from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts,
 from sightline.ranking.sorted_counts import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
-FEW_TARGETS = 12  # of every row: up to so many, pairs are cheaper than blocks of a sorted row
+FEW_TARGETS = 4  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
 
 
 class RankProfile(NamedTuple):
