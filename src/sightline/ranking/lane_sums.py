@@ -102,14 +102,14 @@ def _read_above(v: Vectors, sums: list[Any], place: Any, values: Any, slopes: An
 
 def _read_above_and_far(v: Vectors, sums: list[Any], place: Any, values: Any, slopes: Any, fades: Any, levels: Any) -> None:
     """At a place that is no item: the sums as they are ``delta`` further down."""
-    fade = [v.spread(v.builder.load(v.builder.gep(fades, [ir.Constant(place.type, d)]))) for d in range(DEGREE)]
-    faded = [v.multiply_add(value, factor, v.number(TINY)) for value, factor in zip(sums, fade, strict=True)]
     kind = v.load(levels, place)
     no_item = v.builder.icmp_signed("==", kind, ir.Constant(kind.type, [NOT_AN_ITEM] * LANES))
-    value = v.subtract(v.load(values, place), v.dot(sums, _constants(v, VALUE)))
-    v.store(v.where(no_item, v.dot(faded, _constants(v, VALUE)), value), values, place)
-    slope = v.add(v.load(slopes, place), v.dot(sums, _constants(v, SLOPE)))
-    v.store(v.where(no_item, v.dot(faded, _constants(v, SLOPE)), slope), slopes, place)
+    fade = [v.spread(v.builder.load(v.builder.gep(fades, [ir.Constant(place.type, d)]))) for d in range(DEGREE)]
+    faded = [v.multiply_add(value, v.where(no_item, factor, v.number(1.0)), v.number(TINY))
+             for value, factor in zip(sums, fade, strict=True)]  # fmt: skip
+    value, slope = v.dot(faded, _constants(v, VALUE)), v.dot(faded, _constants(v, SLOPE))
+    v.store(v.where(no_item, value, v.subtract(v.load(values, place), value)), values, place)
+    v.store(v.where(no_item, slope, v.add(v.load(slopes, place), slope)), slopes, place)
 
 
 def _read_slope(v: Vectors, sums: list[Any], place: Any, sources: Any, slopes: Any) -> None:
