@@ -3,9 +3,9 @@
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sightline.errors import InputError, nearest
@@ -15,6 +15,17 @@ class Section(BaseModel):
     """A part of a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, values: Any) -> Any:
+        """TOML has no null: the word ``none`` is no value where a key may go without one, else the word."""
+        if not isinstance(values, dict):
+            return values
+        choices = {key: get_args(field.annotation) for key, field in cls.model_fields.items()}
+        absent = {key: None for key, value in values.items() if value == "none" and type(None) in choices.get(key, ())}
+        word = {key: "none" for key, value in values.items() if value is None and "none" in choices.get(key, ())}
+        return values | absent | word
 
 
 class DataSection(Section):

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError
+from sightline.models import backbones
 from sightline.models.backbones import (
     BUNDLED,
     TinyBackbone,
@@ -251,3 +252,27 @@ def test_a_download_that_breaks_off_is_one_message(monkeypatch):
     )
     with pytest.raises(ReadError):
         create_backbone("test_resnet")  # a fault of ours is not hidden
+
+
+def test_distilled_weights_lose_the_distillation_token_and_nothing_else(monkeypatch):
+    create, made = backbones.timm.create_model, []
+
+    def without_network(name, pretrained=False, **options):
+        made.append((name, pretrained, create(name, **options)))
+        return made[-1][2]
+
+    monkeypatch.setattr(backbones.timm, "create_model", without_network)
+    plain = create_backbone("deit_tiny_patch16_224", "distilled").state_dict()
+    assert [row[:2] for row in made] == [("deit_tiny_distilled_patch16_224", True), ("deit_tiny_patch16_224", False)]
+    distilled = made[0][2].state_dict()
+    assert plain.pop("pos_embed").shape == (1, 197, 192)
+    assert torch.equal(made[1][2].pos_embed[:, 0], distilled["pos_embed"][:, 0])
+    assert torch.equal(made[1][2].pos_embed[:, 1:], distilled["pos_embed"][:, 2:])
+    assert_close(plain, {name: distilled[name] for name in plain}, rtol=0, atol=0)
+    assert distilled.keys() - plain.keys() == {"dist_token", "pos_embed"}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "test_vit", "vit_tiny_patch16_224"])
+def test_a_model_without_a_distilled_form_has_no_such_weights(name):
+    with pytest.raises(InputError, match=f"backbone '{name}' has no distilled form"):
+        create_backbone(name, "distilled")

@@ -45,7 +45,8 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
     Args:
         name: a timm model, or ``tiny``.
         weights: ``bundled`` for the ImageNet weights that an installed package brings (of ``tf_efficientnet_lite0`` alone);
-            ``hub`` for timm's pretrained ones, downloaded; the path of a safetensors file; None for random ones.
+            ``hub`` for timm's pretrained ones, downloaded; ``distilled`` for those of the model's distilled form (DeiT has
+            one), without its distillation token; the path of a safetensors file; None for random ones.
     """
     if name == "tiny":
         if weights is not None:
@@ -55,17 +56,32 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
         raise InputError(f"unknown backbone {name!r}: {nearest(name, ['tiny', *timm.list_models()])}")
     if weights == "bundled" and name != BUNDLED:
         raise InputError(f"bundled weights are for {BUNDLED!r}, not for {name!r}; use 'hub', a file, or none")
-    failure = Exception if weights == "hub" else RuntimeError  # what network libraries raise has no base in common
+    source = name.replace("_patch", "_distilled_patch", 1) if weights == "distilled" else name
+    if weights == "distilled" and (source == name or not timm.is_model(source)):
+        raise InputError(f"backbone {name!r} has no distilled form")
+    is_remote = weights in ("hub", "distilled")
+    failure = Exception if is_remote else RuntimeError  # what network libraries raise has no base in common
     try:
-        model: nn.Module = timm.create_model(name, pretrained=weights == "hub", num_classes=0)
+        model: nn.Module = timm.create_model(source, pretrained=is_remote, num_classes=0)
     except failure as error:
-        what = f"its weights cannot be had from the hub ({error}); give a file" if weights == "hub" else error
+        what = f"its weights cannot be had from the hub ({error}); give a file" if is_remote else error
         raise InputError(f"backbone {name!r}: {what}") from error
-    if weights == "bundled":
+    if weights == "distilled":
+        stored = model.state_dict()
+        model = timm.create_model(name, num_classes=0)
+        model.load_state_dict(_without_distillation_token(stored))
+    elif weights == "bundled":
         model.load_state_dict(_bundled_weights(model))
     elif weights not in (None, "hub"):
         _load_file(model, Path(weights))
     return model
+
+
+def _without_distillation_token(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A distilled transformer's weights for the plain one; of the positions, row 1 is the distillation token's."""
+    positions = stored["pos_embed"]
+    kept = {name: tensor for name, tensor in stored.items() if "dist" not in name}
+    return kept | {"pos_embed": torch.cat([positions[:, :1], positions[:, 2:]], 1)}
 
 
 def _bundled_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,170 @@
+"""Every shipped recipe is read, held to what its paper says and run small."""
+
+import math
+import re
+from importlib import resources
+
+import pytest
+
+from sightline import train
+from sightline.config import Recipe, read_recipe, shipped_recipes
+from sightline.losses import create_loss, list_losses, loss_options
+from sightline.models import backbones
+from sightline.training.logs import read_log
+
+PAPERS = [name for name in shipped_recipes() if name not in ("glyphs", "images")]
+
+
+def small(name, image_tree):
+    """The recipe with a tiny backbone, images and batches, and one epoch."""
+    recipe = read_recipe(name)
+    overrides = [
+        f"data.manifest={image_tree}",
+        "data.image_size=16",
+        "data.resize=18",
+        "data.n_workers=0",
+        "data.check_images=false",
+        "data.val_fraction=0",
+        "precision=32-true",
+        "model.backbone=tiny",
+        "model.weights=none",
+        "model.pooling=avg" if recipe.model.pooling == "cls" else f"model.pooling={recipe.model.pooling}",
+        "sampler.batch_size=16",
+        "schedule.epochs=1",
+        "schedule.warmup_epochs=0",
+        "memory.start_epoch=0",
+    ]
+    if recipe.sampler.name != "random":
+        overrides += ["sampler.per_class=4"]
+    if recipe.model.embedding_dim is not None:
+        overrides += ["model.embedding_dim=16"]
+    if recipe.chunk_size is not None:
+        overrides += ["chunk_size=5"]
+    if recipe.sampler.name == "hierarchical":
+        overrides += ["sampler.batches_per_pair=1"]
+    if recipe.sampler.n_batches is not None:
+        overrides += ["sampler.n_batches=2"]
+    return read_recipe(name, overrides)
+
+
+def test_there_are_as_many_as_we_know_of():
+    assert len(shipped_recipes()) == 49
+    assert len(PAPERS) == 47
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_recipe_is_valid_and_runs(name, image_tree, tmp_path):
+    recipe = read_recipe(name)
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    assert recipe.loss.name in list_losses()
+    assert recipe.sampler.batch_size % recipe.sampler.per_class == 0
+    train(small(name, image_tree), tmp_path / "run")
+    losses = [value for _, _, what, value in read_log(tmp_path / "run/log.csv") if what == "loss"]
+    assert len(losses) >= 2
+    assert all(math.isfinite(value) for value in losses)
+
+
+ROWS = """
+roadmap-neurips-cub            adam   1e-6  1  4e-4  constant  0     200   64
+roadmap-neurips-sop            adam   1e-5  2  1e-4  step      0     100   64
+roadmap-neurips-inat           adam   1e-5  2  4e-4  step      0      90   64
+roadmap-neurips-inshop         adam   1e-5  2  1e-4  constant  0     100  128
+roadmap-neurips-cub-deit       adamw  1e-6  1  5e-4  constant  0     100  128
+roadmap-neurips-sop-deit       adamw  1e-5  1  5e-4  step      0      75  128
+roadmap-neurips-inat-deit      adamw  1e-5  1  5e-4  step      0      90  128
+roadmap-neurips-sfm120k-deit   adamw  1e-5  1  5e-4  constant  0      50  128
+roadmap-tpami-sop              adam   5e-5  2  1e-4  cosine    0     100  256
+roadmap-tpami-inat             adam   1e-5  2  4e-4  cosine    1e-6  100  256
+roadmap-tpami-cub              adam   1e-6  2  4e-4  cosine    0     200  256
+roadmap-tpami-cars             adam   1e-4  2  4e-4  cosine    0     100  256
+roadmap-tpami-cub-deit         adamw  1e-6  2  5e-4  cosine    0     200  256
+roadmap-tpami-sop-deit         adamw  1e-5  2  5e-4  cosine    0     100  256
+roadmap-tpami-inat-deit        adamw  1e-5  2  5e-4  cosine    0     100  256
+roadmap-tpami-cub-vit          adamw  1e-6  2  5e-4  cosine    0     200  256
+roadmap-tpami-sop-vit          adamw  1e-5  2  5e-4  cosine    0     100  256
+roadmap-tpami-inat-vit         adamw  1e-5  2  5e-4  cosine    0     100  256
+happier-sop                    adam   5e-5  2  1e-4  cosine    0     100  256
+happier-inat-base              adam   1e-5  2  4e-4  cosine    1e-6  100  256
+happier-inat-full              adam   1e-5  2  4e-4  cosine    1e-6  100  256
+happier-dyml-vehicle           sgd    0.1   1  1e-4  cosine    1e-6  100  256
+happier-dyml-animal            sgd    0.1   1  1e-4  cosine    1e-6  100  256
+happier-dyml-product           sgd    0.01  2  1e-4  cosine    1e-5   20  256
+happier-hgldv2                 adam   1e-5  1  1e-4  cosine    0      10  256
+softbin-ap-landmarks           adam   1e-4  1  1e-6  linear    0      30 4096
+rambo-cub                      adam   5e-6  2  4e-4  step      0      80  128
+rambo-sop                      adam   3e-6  2  4e-4  step      0      80  128
+rambo-inshop                   adam   1e-5  2  4e-4  step      0      80  128
+"""
+
+
+@pytest.mark.parametrize("row", ROWS.strip().splitlines(), ids=lambda row: row.split()[0])
+def test_optimiser_schedule_and_batch_are_those_of_the_papers(row):
+    name, optimizer, lr, head, decay, schedule, last_lr, epochs, batch_size = row.split()
+    recipe = read_recipe(name)
+    assert (recipe.optimizer.name, recipe.schedule.name) == (optimizer, schedule)
+    assert (recipe.optimizer.lr, recipe.optimizer.head_lr_factor) == (float(lr), float(head))
+    assert recipe.optimizer.weight_decay == float(decay)
+    assert recipe.schedule.final_factor * recipe.optimizer.lr == pytest.approx(float(last_lr))
+    assert (recipe.schedule.epochs, recipe.sampler.batch_size) == (int(epochs), int(batch_size))
+    assert recipe.data.val_fraction == 0
+
+
+def test_steps_warm_up_proxies_and_sampling_are_those_of_the_papers():
+    recipes = {name: read_recipe(name) for name in PAPERS}
+    milestones = {name: recipe.schedule.milestones for name, recipe in recipes.items() if recipe.schedule.name == "step"}
+    assert milestones.pop("roadmap-neurips-sop-deit") == (25, 50)
+    assert {milestones.pop(f"rambo-{data}") for data in ("cub", "sop", "inshop")} == {(35,)}
+    assert set(milestones.values()) == {(30, 70)}
+    for name, recipe in recipes.items():
+        slow = any(data in name for data in ("sop", "inat", "dyml-product")) and "rambo" not in name
+        assert recipe.schedule.warmup_epochs == (5 if slow else 0), name
+        own_rate = slow and "neurips" not in name and "dyml" not in name
+        assert recipe.optimizer.proxy_lr == (10 if own_rate else None), name
+        in_pairs = ("sop" in name or "inshop" in name) and name != "smooth-recall-sop"
+        assert (recipe.sampler.name == "hierarchical") == in_pairs, name
+        assert recipe.data.stretch == any(data in name for data in ("sop", "inshop", "sfm", "hgldv2")), name
+        assert (recipe.model.embedding_dim is None) == name.endswith("deit"), name
+        assert recipe.model.weights == {"deit": "distilled", "vehicle": None, "animal": None}.get(
+            name.split("-")[-1], "hub"
+        )
+    assert recipes["happier-hgldv2"].sampler.n_batches * recipes["happier-hgldv2"].schedule.epochs == 55_000
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("roadmap-neurips-sop", {"decomposability": "calibration", "weight": 0.5}),
+        ("roadmap-tpami-cub", {"decomposability": "proxy", "weight": 0.1}),
+        ("rod-recall-inat", {"decomposability": "proxy", "weight": 0.5, "ks": [1, 2, 4, 8, 16]}),
+        ("happier-dyml-animal", {"weight": 0.1, "alpha": 1.0}),
+        ("happier-f-sop", {"weight": 0.1, "alpha": 5.0}),
+        ("happier-f-inat-full", {"weight": 0.1, "alpha": 3.0}),
+        ("rod-ndcg-inat-base", {"weight": 0.1}),
+        ("rambo-sop", {"strength": 4.0, "margin": 0.02, "memory": 3}),
+        ("rambo-inshop", {"strength": 0.2, "margin": 0.05, "memory": 3}),
+        ("rambo-cub", {"strength": 0.2, "margin": 0.02, "memory": 3}),
+    ],
+)
+def test_the_losses_options_are_those_of_the_papers(name, options):
+    assert read_recipe(name).loss.options() == options
+
+
+def test_the_variants_that_comments_tell_of_are_recipes_too():
+    n_told = 0
+    known = {"n_classes": 4, "embedding_dim": 4, "n_levels": 2, "class_counts": [4, 2]}
+    for name in shipped_recipes():
+        lines = (resources.files("sightline") / "recipes" / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+        comments = " ".join(line for line in lines if line.startswith("#") and " sightline train " not in line)
+        for variant in re.findall(r"\b[a-z_]+\.[a-z_]+=[^\s;,]+", comments):
+            changed = read_recipe(name, [variant])
+            assert changed != read_recipe(name), (name, variant)
+            taken = {key: value for key, value in known.items() if key in loss_options(changed.loss.name)}
+            create_loss(changed.loss.name, **taken | changed.loss.options())
+            n_told += 1
+    assert n_told == 37
+
+
+def test_timm_knows_every_backbone():
+    named = {read_recipe(name).model.backbone for name in PAPERS}
+    assert len(named) == 6
+    assert all(backbones.timm.is_model(name) for name in named)
