@@ -37,6 +37,8 @@ class DataSection(Section):
     stretch: bool = False  # both sides to resize, the aspect lost
     crop_area: tuple[float, float] = (0.16, 1.0)
     flip: float = Field(default=0.5, ge=0, le=1)
+    colour_jitter: float = Field(default=0.0, ge=0, le=1)  # share by which brightness, contrast and saturation change
+    rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
     check_images: bool = True
     n_workers: int = Field(default=2, ge=0)

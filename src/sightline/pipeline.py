@@ -221,7 +221,14 @@ def _run(
     module, wrapped = fabric.setup(model, optimizer)
     listed = listed.to(fabric.device)
     all_labels = torch.from_numpy(labels)
-    transform = train_transform(encoder.settings.preprocessing, recipe.data.crop_area, recipe.data.flip, recipe.data.draft)
+    transform = train_transform(
+        encoder.settings.preprocessing,
+        recipe.data.crop_area,
+        recipe.data.flip,
+        recipe.data.draft,
+        recipe.data.colour_jitter,
+        recipe.data.rotation,
+    )
     images = ImageDataset.of(train_part, transform)
     if chunk_size == "auto":
         learner.train()

@@ -146,3 +146,18 @@ def test_stretched_both_sides_are_kept_whole():
         assert stretched[channel].amax() > 0.97
         assert (stretched[channel].diff(dim=across) > 0).all()
     assert eval_transform(plain)(picture)[0].amin() > 0.3  # its left quarter is cut off
+
+
+def test_jitter_and_rotation_change_what_they_say_and_nothing_unless_asked():
+    plain, whole = Preprocessing(crop=32, resize=32, **PLAIN), {"crop_area": (1.0, 1.0), "flip": 0.0}
+    grey = Image.new("RGB", (64, 64), (128, 128, 128))
+    jittered = [drawn(train_transform(plain, **whole, colour_jitter=0.5), grey, seed) for seed in range(30)]
+    assert all(tensor.std() < 1e-6 for tensor in jittered)
+    brightness = [tensor.mean().item() for tensor in jittered]
+    assert 0.24 < min(brightness) < 0.4
+    assert 0.6 < max(brightness) < 0.76
+    turned = [drawn(train_transform(plain, **whole, rotation=45.0), grey, seed) for seed in range(30)]
+    black = [float((tensor < 0.25).float().mean()) for tensor in turned]
+    assert max(black) == pytest.approx(3 - 8**0.5, abs=0.02)  # of a square turned by 45 degrees
+    assert all(tensor[0, 16, 16] == grey.getpixel((0, 0))[0] / 255 for tensor in turned)
+    assert_close(drawn(train_transform(plain, **whole), grey, seed=0), drawn(eval_transform(plain), grey, seed=0))

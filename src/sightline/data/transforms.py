@@ -76,6 +76,8 @@ class TrainTransform:
     crop_area: tuple[float, float]
     flip: float
     draft: bool
+    colour_jitter: float = 0.0
+    rotation: float = 0.0
 
     def part(self, width: int, height: int) -> Box:
         """Left, top, right and bottom of a random part of an image of that size; the middle where ten draws do not fit."""
@@ -94,6 +96,10 @@ class TrainTransform:
     def of_part(self, image: Image.Image) -> Tensor:
         """The tensor of a part that was cut out."""
         side = self.preprocessing.crop
+        if self.rotation:
+            image = v2.RandomRotation(self.rotation, v2.InterpolationMode.BILINEAR)(image)
+        if self.colour_jitter:
+            image = v2.ColorJitter(self.colour_jitter, self.colour_jitter, self.colour_jitter)(image)
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)  # channels last, which is faster
         resized = F.interpolate(pixels, (side, side), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
         return self.preprocessing.normalised(resized.flip(1) if torch.rand(()) < self.flip else resized)
@@ -103,7 +109,12 @@ class TrainTransform:
 
 
 def train_transform(
-    preprocessing: Preprocessing, crop_area: tuple[float, float] = (0.16, 1.0), flip: float = 0.5, draft: bool = True
+    preprocessing: Preprocessing,
+    crop_area: tuple[float, float] = (0.16, 1.0),
+    flip: float = 0.5,
+    draft: bool = True,
+    colour_jitter: float = 0.0,
+    rotation: float = 0.0,
 ) -> TrainTransform:
     """A random part of the image, of sides 3 : 4 to 4 : 3, stretched to ``crop``, mirrored now and then.
 
@@ -115,5 +126,7 @@ def train_transform(
         flip: probability of mirroring left and right.
         draft: decode a JPEG file at a half, a quarter or an eighth where the part, so reduced, still covers ``crop``; the
             pixels are then not quite those of the whole image, but the same each time.
+        colour_jitter: brightness, contrast and saturation change by up to this share.
+        rotation: the part is turned by up to so many degrees; its corners are then black.
     """
-    return TrainTransform(preprocessing, crop_area, flip, draft)
+    return TrainTransform(preprocessing, crop_area, flip, draft, colour_jitter, rotation)
