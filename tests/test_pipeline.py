@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ def test_a_run_learns_and_leaves_everything_in_one_folder(image_tree, tiny_recip
     recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=24", "data.val_fraction=0")
     encoder = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "encoder", "last.pt", "log.csv", "recipe.json", "tensorboard",
+        "encoder", "environment.json", "last.pt", "log.csv", "recipe.json", "tensorboard",
     ]  # fmt: skip
     assert (
         read_recipe("images", [f"data.manifest={image_tree}"]).model_dump().keys()
@@ -163,6 +164,7 @@ class TestRefusals:
         assert_refused("tau is -1.0; a finite number above 0 is needed", "loss.tau=-1.0")
         assert_refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
         assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
+        assert_refused("unknown logger 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")
 
     def test_broken_images_are_all_named(self, image_tree, tmp_path, assert_refused):
         broken = shutil.copytree(image_tree, tmp_path / "tree")
@@ -210,6 +212,29 @@ def test_a_memory_is_part_of_the_run_and_of_its_checkpoint(image_tree, tiny_reci
     assert len(load_checkpoint(tmp_path / "whole/last.pt")[1]["loss"]["memory.ids"]) > 0
     with pytest.raises(InputError, match=r"memory\.size: loss 'norm_softmax' takes no reference set"):
         train(recipe_for(image_tree, overrides, "loss={name='norm_softmax'}"), tmp_path / "proxies")
+
+
+@pytest.mark.parametrize("metric", ["h_ap", "asi", "ndcg", "map_label_1"])
+def test_a_metric_of_any_level_decides(image_tree, tiny_recipe, tmp_path, metric):
+    recipe = recipe_for(image_tree, tiny_recipe, f"validation.metric={metric}", "loss.name=happier", "schedule.epochs=2")
+    train(recipe, tmp_path / "run")
+    values = [value for _, _, name, value in read_log(tmp_path / "run/log.csv") if name == f"val/{metric}"]
+    assert len(values) == 2
+    assert load_checkpoint(tmp_path / "run/last.pt")[0].best == max(values)
+
+
+def test_what_differs_when_a_run_goes_on_is_noted(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe)
+    train(recipe, tmp_path / "run", max_minutes=0)
+    file = tmp_path / "run/environment.json"
+    began = json.loads(file.read_text())
+    train(recipe, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run/resumes.log").exists()
+    file.write_text(json.dumps(began | {"timm": "0.1"}))
+    train(recipe, tmp_path / "run", resume=True)
+    assert json.loads(file.read_text())["timm"] == "0.1"
+    noted = (tmp_path / "run/resumes.log").read_text()
+    assert re.fullmatch(r"from step \d+ on: timm is '0.1' there, '\S+' here\n", noted)
 
 
 def test_a_run_without_progress_ends_early(image_tree, tiny_recipe, tmp_path):

@@ -1,7 +1,8 @@
 """A recipe to a trained encoder: joins data, model, loss, loop and validation in one run folder.
 
-The folder holds ``recipe.json`` (every value, defaults included), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume
-reads) and ``encoder/`` (the best so far by the recipe's metric, or the last where nothing validates).
+The folder holds ``recipe.json`` (every value, defaults included), ``environment.json`` (what it ran on; ``resumes.log``
+says what was different later), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume reads) and ``encoder/`` (the best
+so far by the recipe's metric, or the last where nothing validates).
 """
 
 import copy
@@ -10,6 +11,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -23,7 +25,7 @@ from sightline.config import Recipe, SamplerSection
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.images import check_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
-from sightline.data.samplers import ClassBalancedSampler, small_classes
+from sightline.data.samplers import Sampler, create_sampler, unusable_classes
 from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
@@ -37,11 +39,14 @@ from sightline.models.encoder import Encoder
 from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from sightline.training.distributed import agreed, gathered_objects, n_processes, own_part, process_number
 from sightline.training.engine import Between, Epoch, Examples, fit
+from sightline.training.environment import differences, environment, record_environment
 from sightline.training.interruption import Interruption
 from sightline.training.large_batch import fitting_chunk_size
+from sightline.training.loggers import check_loggers
 from sightline.training.logs import RunLog, RunProgress
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 from sightline.training.optimization import Schedule, create_optimizer
+from sightline.training.plan import plan
 
 RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
 PCA_IMAGES = 10_000  # from which a projection starts, at most
@@ -69,6 +74,39 @@ def train(
     fabric = _fabric(recipe)
     _check_run_folder(recipe, out, resume)
     fabric.barrier()  # nobody writes before all have looked
+    parts = _parts_of_run(recipe, show_progress)
+    if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
+        _whiten(parts.encoder.to(fabric.device), parts.train_part, recipe)
+    if process_number() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        with replaced(out / RECIPE_FILE) as scratch:
+            scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    fabric.barrier()
+    _run(fabric, recipe, out, *parts, show_progress, deadline)
+    return out / ENCODER_FOLDER
+
+
+def plan_run(recipe: Recipe) -> str:
+    """What :func:`train` would do, checked as it would check it; nothing is written."""
+    fabric = _fabric(recipe)
+    parts = _parts_of_run(recipe, show_progress=False)
+    return plan(recipe, fabric.device, parts.train_part, parts.val_part, parts.sampler, parts.encoder, parts.loss)
+
+
+class _Parts(NamedTuple):
+    """What a run is made of."""
+
+    encoder: Encoder
+    loss: nn.Module
+    train_part: Manifest
+    labels: NDArray[np.int64]
+    sampler: Sampler
+    val_part: Manifest | None
+
+
+def _parts_of_run(recipe: Recipe, show_progress: bool) -> _Parts:
+    """Make all of it, which finds whatever is wrong with the recipe or the images."""
+    check_loggers(recipe.loggers)
     manifest = read_manifest(recipe.data.manifest)
     measured = metric_names(recipe.validation.ks, manifest.n_levels)
     if recipe.validation.metric not in measured:
@@ -77,7 +115,7 @@ def train(
     train_part, val_part = _parts(manifest, recipe)
     train_part = _usable(train_part, recipe.sampler)
     labels = train_part.labels()
-    sampler = ClassBalancedSampler(labels[:, 0], recipe.sampler.batch_size, recipe.sampler.per_class, recipe.seed)
+    sampler = create_sampler(recipe.sampler, labels, recipe.seed)
     encoder = Encoder.create(
         recipe.model.backbone,
         embedding_dim=recipe.model.embedding_dim,
@@ -97,15 +135,7 @@ def train(
     loss = _loss(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
-    if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
-        _whiten(encoder.to(fabric.device), train_part, recipe)
-    if process_number() == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        with replaced(out / RECIPE_FILE) as scratch:
-            scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    fabric.barrier()
-    _run(fabric, recipe, out, encoder, loss, train_part, labels, sampler, val_part, show_progress, deadline)
-    return out / ENCODER_FOLDER
+    return _Parts(encoder, loss, train_part, labels, sampler, val_part)
 
 
 def _whiten(encoder: Encoder, train_part: Manifest, recipe: Recipe) -> None:
@@ -134,20 +164,8 @@ def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
     stored = json.loads((out / RECIPE_FILE).read_text(encoding="utf-8"))
     asked = json.loads(recipe.model_dump_json())
-    if changed := _differences(stored, asked):
+    if changed := differences(stored, asked):
         raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
-
-
-def _differences(stored: dict[str, object], asked: dict[str, object], prefix: str = "") -> list[str]:
-    """Where two recipes differ, as ``key is a there, b here``."""
-    found = []
-    for key in sorted(stored.keys() | asked.keys()):
-        there, here = stored.get(key), asked.get(key)
-        if isinstance(there, dict) and isinstance(here, dict):
-            found += _differences(there, here, f"{prefix}{key}.")
-        elif there != here:
-            found.append(f"{prefix}{key} is {there!r} there, {here!r} here")
-    return found
 
 
 def _parts(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None]:
@@ -162,10 +180,11 @@ def _parts(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | Non
 
 def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
     """The classes that can fill their part of a batch; the others are refused unless they are to be skipped."""
-    codes = manifest.labels()[:, 0]
-    small = small_classes(codes, sampler.per_class)
+    labels = manifest.labels()
+    small = unusable_classes(sampler, labels)
+    codes = labels[:, sampler.level]
     if len(small) and not sampler.skip_small_classes:
-        called = [manifest.class_names()[code] for code in small[:5]]
+        called = [manifest.class_names(sampler.level)[code] for code in small[:5]]
         raise InputError(
             f"{manifest.source}: {len(small)} of {codes.max() + 1} training classes are unusable: they have fewer than "
             f"sampler.per_class={sampler.per_class} images ({names(called)}{', ...' if len(small) > 5 else ''}); "
@@ -197,7 +216,7 @@ def _run(
     loss: nn.Module,
     train_part: Manifest,
     labels: NDArray[np.int64],
-    sampler: ClassBalancedSampler,
+    sampler: Sampler,
     val_part: Manifest | None,
     show_progress: bool,
     deadline: float | None = None,
@@ -274,7 +293,12 @@ def _run(
             group["lr"] = rate * factor
 
     with RunProgress(recipe.schedule.epochs, show_progress and is_writer) as progress, Interruption() as interruption:
-        log = RunLog(out, position) if is_writer else None
+        log = RunLog(out, position, recipe.loggers) if is_writer else None
+        if is_writer:
+            for stale in out.glob(f".{LAST_FILE}.*"):  # of a run that was killed while it saved
+                stale.unlink()
+            for changed in record_environment(out, environment(fabric.device), position.step):
+                progress.say(f"not as when the run began: {changed}")
 
         def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> bool:
             if log is not None:

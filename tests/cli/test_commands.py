@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import json
+import re
 import sys
 
 import polars as pl
@@ -35,6 +36,28 @@ def test_version_and_help(sightline):
     status, out, _ = sightline("--help")
     assert status == 0
     assert all(verb in out for verb in ("data", "demo", "embed", "evaluate", "search", "train"))
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, image_tree, tiny_recipe, tmp_path):
+    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "memory.size=all", "chunk_size=auto"]
+    status, out, _ = sightline(*words, "loss.tau=0.02", "--out", tmp_path / "run", "--dry-run")
+    assert status == 0
+    told = {name: value.strip() for name, _, value in (line.partition(":") for line in out.splitlines())}
+    assert told["manifest"] == str(image_tree)
+    assert told["training"] == "60 images, 10 < 3 classes"
+    assert told["validation"] == "12 images, 2 < 2 classes"
+    assert told["decides"] == "max map@r, every 1 epoch(s)"
+    assert (told["memory"], told["chunk size"]) == ("60 items", "16 (auto: half of the free memory)")
+    assert told["loss"] == "roadmap (tau=0.02), 0 weights"
+    assert told["batches"].startswith("16 images each, ")
+    n_batches = int(told["batches"].split()[-3])
+    assert told["steps"] == f"{3 * n_batches} in 3 epochs"
+    assert told["devices"].startswith("1 process(es) on ")
+    assert re.search(r"weights \d+ MB, .* activations \d+ MB, .*: \d+ MB a process", told["memory estimate"])
+    assert not (tmp_path / "run").exists()
+    status, out, err = sightline(*words, "loss.name=roadmop", "--dry-run")
+    assert (status, out) == (2, "")
+    assert "did you mean 'roadmap'" in err
 
 
 def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tmp_path):

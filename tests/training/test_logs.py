@@ -9,7 +9,7 @@ from sightline.training.logs import RunLog, RunProgress, read_log
 
 
 def write(folder, steps, position=None):
-    log = RunLog(folder, position or Position())
+    log = RunLog(folder, position or Position(), ("tensorboard",))
     for step in steps:
         log.write(step, (step - 1) // 2, {"loss": 1 / step, "lr": 0.1})
     log.close()

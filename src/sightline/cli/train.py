@@ -11,10 +11,14 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to change, such as loss.name=sup_ap.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder: encoder, checkpoint and logs.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the run folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; train and write nothing.")] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0, help="End after so long, ready to resume.")] = None,
 ) -> None:
     """Train an encoder as a recipe says."""
     from sightline.config import read_recipe
+    from sightline.pipeline import plan_run
     from sightline.pipeline import train as train_run
 
-    typer.echo(train_run(read_recipe(recipe, overrides), out, resume, show_progress=True, max_minutes=max_minutes))
+    read = read_recipe(recipe, overrides)
+    done = plan_run(read) if dry_run else train_run(read, out, resume, show_progress=True, max_minutes=max_minutes)
+    typer.echo(done)

@@ -103,6 +103,12 @@ def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> in
         image: (3, H, W) as in training.
         batch_size: the largest size of use.
     """
+    fitting = int(MEMORY_SHARE * _free_bytes(image.device) / bytes_of_graph(encoder, image))
+    return batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
+
+
+def bytes_of_graph(encoder: nn.Module, image: Tensor) -> float:
+    """What the graph of one more image takes, at least 1; the encoder is on its device, in training mode."""
     pair = torch.stack([image, image])
     kept: dict[int, int] = {}
 
@@ -113,9 +119,7 @@ def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> in
     weights = sum(weight.numel() * weight.element_size() for weight in encoder.parameters())
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         encoder(pair)
-    an_image = max(1.0, (sum(kept.values()) - weights) / 2)
-    fitting = int(MEMORY_SHARE * _free_bytes(image.device) / an_image)
-    return batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
+    return max(1.0, (sum(kept.values()) - weights) / 2)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -1,46 +1,48 @@
-"""What a run tells while it goes: a CSV file, TensorBoard, and a progress bar."""
+"""What a run tells while it goes: a CSV file, what else is wanted, and a progress bar."""
 
 import csv
 import time
 from pathlib import Path
 from types import TracebackType
 
-from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sightline.files import replaced
 from sightline.training.checkpoint import Position
+from sightline.training.loggers import open_loggers
 
 COLUMNS = ("step", "epoch", "name", "value")
 
 
 class RunLog:
-    """Numbers by step, as rows ``step, epoch, name, value`` of ``log.csv`` and in TensorBoard's files.
+    """Numbers by step, as rows ``step, epoch, name, value`` of ``log.csv`` and to the loggers that are wanted.
 
     Opened at a position, it forgets what was written beyond it, so that a resumed run leaves the log of a run that never
     stopped.
     """
 
-    def __init__(self, folder: Path, position: Position) -> None:
+    def __init__(self, folder: Path, position: Position, loggers: tuple[str, ...] = ()) -> None:
         self.file = folder / "log.csv"
         rows = [row for row in read_log(self.file) if row[0] <= position.step and position.step > 0]
         with replaced(self.file) as scratch, scratch.open("w", newline="") as stream:
             csv.writer(stream).writerows([COLUMNS, *rows])
         self.stream = self.file.open("a", newline="")
         self.writer = csv.writer(self.stream)
-        self.tensorboard = TensorBoardLogger(folder, name="tensorboard", version="", purge_step=position.step + 1)
+        self.loggers = open_loggers(loggers, folder, position.step)
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Add the values of one step."""
         self.writer.writerows((step, epoch, name, repr(float(value))) for name, value in values.items())
         self.stream.flush()
-        self.tensorboard.log_metrics(values, step)
+        for logger in self.loggers:
+            logger.write(step, values)
 
     def close(self) -> None:
         """Write what is still held back."""
         self.stream.close()
-        self.tensorboard.finalize("success")
+        for logger in self.loggers:
+            logger.close()
 
 
 def read_log(file: Path) -> list[tuple[int, int, str, float]]:
