@@ -103,7 +103,7 @@ def test_an_override_makes_the_section_it_needs(recipe_file):
         ("sede=1", "unknown key 'sede': did you mean 'seed'"),
         ("optimiser.lr=1", "unknown key 'optimiser': did you mean 'optimizer'"),
         ("sampler.batchsize=3", "unknown key 'sampler.batchsize': did you mean 'batch_size'"),
-        ("data.qqq=3", "unknown key 'data.qqq': known: 'check_images', 'crop_area'"),
+        ("data.qqq=3", "unknown key 'data.qqq': known: 'check_images', 'colour_jitter', 'crop_area'"),
         ("seed=one", "'seed' is 'one': input should be a valid integer"),
         ("seed=-1", "'seed' is -1: input should be greater than or equal to 0"),
         ("schedule.epochs=2.5", "'schedule.epochs' is 2.5: input should be a valid integer"),

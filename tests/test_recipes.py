@@ -3,6 +3,7 @@
 import math
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +169,16 @@ def test_timm_knows_every_backbone():
     named = {read_recipe(name).model.backbone for name in PAPERS}
     assert len(named) == 6
     assert all(backbones.timm.is_model(name) for name in named)
+
+
+def test_the_page_of_recipes_names_every_family():
+    page = (Path(__file__).parent.parent / "docs/recipes.md").read_text(encoding="utf-8")
+    rows = [re.split(r"\s*\|\s*", line) for line in page.splitlines() if line.startswith("| `")]
+    told = set(re.findall(r"`([a-z0-9-]+)`", page))
+    for _, recipes, what, data, _ in (row for row in rows if len(row) == 5):
+        for pattern in re.findall(r"`([^`]+)`", recipes):
+            losses = re.findall(r"`([a-z-]+)`", what) if "<loss>" in pattern else [""]
+            for part in re.findall(r"`([a-z0-9-]+)`", data):
+                full = pattern.replace("…-", recipes.split("`")[1].removesuffix("<set>"))
+                told |= {full.replace("<loss>", loss).replace("<set>", part) for loss in losses}
+    assert set(shipped_recipes()) <= told
