@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint install clean
+.PHONY: demo test test-slow lint install clean
 
 install: .venv/installed
 
@@ -22,6 +22,9 @@ lint: install
 test: lint
 	# One thread a worker: two workers of two threads each get in each other's way on two cores.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 clean:
 	rm -rf .venv demo .mypy_cache .pytest_cache .ruff_cache

@@ -2,7 +2,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -81,25 +80,6 @@ def test_the_number_of_loader_processes_changes_nothing(image_tree, tiny_recipe,
     train(recipe_for(image_tree, tiny_recipe, "data.n_workers=2"), tmp_path / "two")
     (_, state), (_, other) = (load_checkpoint(tmp_path / run / "last.pt") for run in ("none", "two"))
     assert_close(state, other, rtol=0, atol=0)
-
-
-def test_killed_at_random_steps_and_resumed_equals_never_interrupted(image_tree, tiny_recipe, tmp_path):
-    overrides = [*tiny_recipe, "schedule.epochs=8", "checkpoint_every=2", "schedule.warmup_epochs=1"]
-    train(recipe_for(image_tree, overrides), tmp_path / "whole")
-    n_steps = read_log(tmp_path / "whole/log.csv")[-1][0]
-    command = [sys.executable, "-m", "sightline", "train", "images", f"data.manifest={image_tree}", *overrides]
-    command += ["--out", str(tmp_path / "killed"), "--resume"]
-    for share in (0.3, 0.7):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while (rows := read_log(tmp_path / "killed/log.csv")) == [] or rows[-1][0] < share * n_steps:
-            assert process.poll() is None, "the run ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    train(recipe_for(image_tree, overrides), tmp_path / "killed", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_the_backbone_rests_during_the_warm_up(image_tree, tiny_recipe, tmp_path):
