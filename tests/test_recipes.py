@@ -42,7 +42,7 @@ def small(name, image_tree):
     if recipe.chunk_size is not None:
         overrides += ["chunk_size=5"]
     if recipe.sampler.name == "hierarchical":
-        overrides += ["sampler.batches_per_pair=1"]
+        overrides += ["sampler.batches_per_pair=2"]
     if recipe.sampler.n_batches is not None:
         overrides += ["sampler.n_batches=2"]
     return read_recipe(name, overrides)
@@ -59,9 +59,13 @@ def test_a_recipe_is_valid_and_runs(name, image_tree, tmp_path):
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
     assert recipe.loss.name in list_losses()
     assert recipe.sampler.batch_size % recipe.sampler.per_class == 0
-    train(small(name, image_tree), tmp_path / "run")
+    made = small(name, image_tree)
+    train(made, tmp_path / "run")
     losses = [value for _, _, what, value in read_log(tmp_path / "run/log.csv") if what == "loss"]
-    assert len(losses) >= 2
+    # 12 classes of 6 images under 3 super-labels: two batches for each of 3 pairs, 72 images, or one group of 4 a class
+    assert len(losses) == (
+        made.sampler.n_batches or {"hierarchical": 6, "random": 4, "class_balanced": 3}[made.sampler.name]
+    )
     assert all(math.isfinite(value) for value in losses)
 
 
