@@ -39,7 +39,8 @@ def smooth_ranks(kept):
         rank = profile.above + profile.smooth.sum(2)
         counted = (profile.above, profile.graded, rank.detach())
         kept.append([(table * profile.valid).double().sort(1).values for table in counted])  # targets come in any order
-        return profile.over_targets(-1 / rank.clamp(min=1))
+        inverse = profile.valid / rank.clamp(min=1)
+        return -inverse.sum(1), inverse.square()[..., None].expand_as(profile.smooth)
 
     return objective
 

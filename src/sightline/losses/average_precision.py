@@ -1,5 +1,6 @@
 """Losses that are one minus average precision, with the rank made smooth."""
 
+import torch
 from torch import Tensor, nn
 
 from sightline.losses.core import batch_pairs, level_counts, rank_loss
@@ -22,15 +23,19 @@ def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Te
     return mean_over_queries(ap_losses(rank_among_relevant, rank, valid), valid.sum(1))
 
 
-def sup_ap_objective(profile: RankProfile) -> Tensor:
-    """(Q,) the exact rank among relevant items, which carries no gradient, over the smooth rank."""
-    return ap_losses(profile.above, profile.above + profile.smooth[..., 0], profile.valid)
+def sup_ap_objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
+    """The exact rank among relevant items, which carries no gradient, over the smooth rank."""
+    rank = (profile.above + profile.smooth[..., 0]).clamp_(min=1)
+    precision = profile.above / rank * profile.share()
+    return 1 - precision.sum(1), (precision / rank)[..., None]
 
 
-def smooth_ap_objective(profile: RankProfile) -> Tensor:
-    """(Q,) the smooth rank on both sides of the fraction."""
-    rank_among_relevant = 0.5 + profile.smooth[..., 1]  # the target counts itself with sigmoid(0); its rank starts at 1
-    return ap_losses(rank_among_relevant, rank_among_relevant + profile.smooth[..., 0], profile.valid)
+def smooth_ap_objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
+    """The smooth rank on both sides of the fraction."""
+    share, among_relevant = profile.share(), 0.5 + profile.smooth[..., 1]  # a target counts itself with sigmoid(0)
+    rank = (among_relevant + profile.smooth[..., 0]).clamp_(min=1)
+    precision = among_relevant / rank * share
+    return 1 - precision.sum(1), torch.stack([precision, precision - share], 2) / rank[..., None]
 
 
 def flat_rank_loss(scores: Tensor, levels: Tensor, step: SupStep | SigmoidStep, objective: Objective) -> Tensor:

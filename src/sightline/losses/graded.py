@@ -1,5 +1,6 @@
 """Losses for relevance in grades: hierarchical average precision and NDCG, with the rank made smooth."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,19 +22,18 @@ def _h_ap(scores: Tensor, levels: Tensor, counts: Tensor, table: Tensor, step: S
     """() one minus H-AP; ``table`` (Q, M) is the relevance of each level for each query, ``counts`` its items."""
     table = table.to(scores)
 
-    def objective(profile: RankProfile) -> Tensor:
+    def objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
         relevance = table[profile.rows]
-        own = profile.own(relevance)
+        own = profile.own(relevance) * profile.valid
+        share = profile.share(own.sum(1, keepdim=True))
         if isinstance(step, SupStep):
-            rank = profile.above + profile.smooth[..., 0]
-            graded_rank = profile.graded
-        else:  # a target counts itself with one half
-            shared = torch.minimum(own[..., None], relevance[:, None])  # (Q, P, M): 0 at level 0
-            rank = 0.5 + profile.smooth.sum(2)
-            graded_rank = 0.5 * own + (shared * profile.smooth).sum(2)
-        total = profile.over_targets(own)
-        gained = profile.over_targets(graded_rank / rank.clamp(min=1))
-        return 1 - gained / total.where(total > 0, 1.0)
+            rank = (profile.above + profile.smooth[..., 0]).clamp_(min=1)
+            gained = profile.graded / rank * share
+            return 1 - gained.sum(1), (gained / rank)[..., None]
+        shared = torch.minimum(own[..., None], relevance[:, None])  # (Q, P, M): 0 at level 0
+        rank = (0.5 + profile.smooth.sum(2)).clamp_(min=1)  # a target counts itself with one half
+        gained = (0.5 * own + (shared * profile.smooth).sum(2)) / rank * share
+        return 1 - gained.sum(1), (gained[..., None] - shared * share[..., None]) / rank[..., None]
 
     return rank_loss(scores, levels, counts, step, objective, table)
 
@@ -46,11 +46,13 @@ def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: S
     share = discounts[at_least] - discounts[at_least - counts]  # (Q, M): the places of a level in the ideal order
     ideal, gains = (share * gains).sum(1).to(scores), gains.to(scores)
 
-    def objective(profile: RankProfile) -> Tensor:
+    def objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
         rank = profile.above + profile.smooth[..., 0] if isinstance(step, SupStep) else 0.5 + profile.smooth.sum(2)
-        gained = profile.over_targets(profile.own(gains[profile.rows]) / torch.log2(1 + rank.clamp(min=1)))
-        best = ideal[profile.rows]
-        return 1 - gained / best.where(best > 0, 1.0)
+        after = 1 + rank.clamp_(min=1)
+        discount = torch.log2(after)
+        gained = profile.own(gains[profile.rows]) * profile.share(ideal[profile.rows, None]) / discount
+        slope = gained / (discount * after * math.log(2))
+        return 1 - gained.sum(1), slope[..., None].expand_as(profile.smooth)
 
     return rank_loss(scores, levels, counts, step, objective)
 

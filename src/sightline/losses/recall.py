@@ -31,16 +31,18 @@ def recall_objective(
     check_finite(offset=offset)
     capped = choose(NORMALISERS, normalise, "normalise")
 
-    def objective(profile: RankProfile) -> Tensor:
+    def objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
         among_relevant = profile.above if sup else 0.5 + profile.smooth[..., 1]
         rank = among_relevant + profile.smooth[..., 0]
-        n_relevant = profile.valid.sum(1).clamp(min=1)
-        recalls = []
+        n_relevant = profile.valid.sum(1, keepdim=True).clamp(min=1)
+        losses, slopes = rank.new_ones(len(rank)), torch.zeros_like(rank)
         for k in ks:
-            found = profile.over_targets(torch.sigmoid((k - rank + offset) / width))
-            found = found if sup or not capped else found.clamp(max=k)
-            recalls.append(found / (n_relevant.clamp(max=k) if capped else n_relevant))
-        return 1 - torch.stack(recalls).mean(0)
+            inside = torch.sigmoid((k - rank + offset) / width) * profile.valid
+            found, most = inside.sum(1), n_relevant.clamp(max=k) if capped else n_relevant
+            losses -= (found if sup or not capped else found.clamp(max=k)) / most[:, 0] / len(ks)
+            counts = torch.ones_like(found) if sup or not capped else (found <= k).to(found)
+            slopes += inside * (1 - inside) * (counts[:, None] / (most * width * len(ks)))
+        return losses, slopes[..., None].expand_as(profile.smooth)
 
     return objective
 

@@ -32,7 +32,7 @@ BLOCK = 16  # items
 CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB where targets and levels are few
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
-LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def block_rank_loss(
@@ -54,7 +54,7 @@ def block_rank_loss(
         counts: (Q, M) int64 items of each level.
         shares: (Q,) what each query weighs.
         step: stands for the step function.
-        losses_of: the fields of a :class:`~sightline.ranking.profile.RankProfile` to one loss a query.
+        losses_of: the fields of a :class:`~sightline.ranking.profile.RankProfile` to one loss a query, and their slopes.
         worth: (Q, M) relevance of each level, or None.
     """
     with torch.autocast(scores.device.type, enabled=False):
@@ -86,13 +86,10 @@ class _BlockRankLoss(torch.autograd.Function):
             rows = slice(start, start + n_rows)
             block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step)
             graded = block.graded(None if worth is None else worth[rows])
-            with torch.set_grad_enabled(gradient is not None):
-                smooth = block.values.requires_grad_(gradient is not None)
-                losses = losses_of(rows, block.valid, block.level, block.above, graded, smooth)
-            parts.append((losses.detach() * shares[rows]).sum())
+            losses, slopes = losses_of(rows, block.valid, block.level, block.above, graded, block.values)
+            parts.append((losses * shares[rows]).sum())
             if gradient is not None:
-                (weights,) = torch.autograd.grad(losses, smooth, shares[rows])
-                gradient[rows] = block.gradient(weights)
+                gradient[rows] = block.gradient(slopes * shares[rows, None, None])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return torch.stack(parts).sum()

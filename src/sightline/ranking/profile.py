@@ -46,12 +46,13 @@ class RankProfile(NamedTuple):
         """(Q, P) entry of each target's own level in a (Q, M) table."""
         return table.gather(1, self.level)
 
-    def over_targets(self, values: Tensor) -> Tensor:
-        """(Q,) sum of (Q, P) values over each query's targets."""
-        return (values * self.valid).sum(1)
+    def share(self, total: Tensor | None = None) -> Tensor:
+        """(Q, P) one over the (Q, 1) total, or over the number of targets; 0 in the padding."""
+        total = self.valid.sum(1, keepdim=True) if total is None else total
+        return self.valid.to(self.above) / total.where(total > 0, 1)
 
 
-Objective = Callable[[RankProfile], Tensor]
+Objective = Callable[[RankProfile], tuple[Tensor, Tensor]]  # (Q,) losses, and their slopes in ``smooth``
 
 
 def mean_over_queries(losses: Tensor, n_relevant: Tensor) -> Tensor:
@@ -86,7 +87,8 @@ def rank_loss(
         counts: (Q, M) int64, how many items of each level a row has: :func:`~sightline.ranking.levels.level_counts`.
         step: stands for the step function in the smooth counts. With :class:`SupStep` only levels below a target's own are
             counted smoothly.
-        objective: a profile to (Q,) losses; one query's loss depends on its own row alone.
+        objective: a profile to (Q,) losses and how fast each rises with each entry of ``smooth``, in its shape; a query's
+            loss depends on its own row alone.
         worth: (Q, M) in the type of the scores, the relevance of each level, for objectives that look at ``graded``.
 
     Returns:
@@ -95,21 +97,20 @@ def rank_loss(
     n_levels = counts.shape[1] - 1
     if n_levels > MOST_LEVELS:
         raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS} are supported: round them to fewer")
+    if n_levels == 0:  # nothing can be relevant
+        return 0.0 * scores.sum()
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
         result: Tensor = _SortedRankLoss.apply(scores, levels, counts, step, objective, worth)  # type: ignore[no-untyped-call]
         return result
     n_relevant = counts[:, 1:].sum(1)
+    shares = _shares(n_relevant, scores.dtype)
     many = len(counts) > 0 and bool(n_relevant.max() > FEW_TARGETS)
     if many and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
-
-        def losses_of(*fields: Any) -> Tensor:
-            return objective(RankProfile(*fields))
-
-        return block_rank_loss(scores, levels, counts, _shares(n_relevant, scores.dtype), step, losses_of, worth)
+        return block_rank_loss(scores, levels, counts, shares, step, lambda *fields: objective(RankProfile(*fields)), worth)
     targets = Targets.where(levels > 0)
     own = targets.of(scores)
     own_level = targets.of(levels.long()).where(targets.valid, 1)
-    each = range(max(n_levels, 1) + 1)
+    each = range(n_levels + 1)
     exact = torch.stack([exact_counts(scores, own, levels == level) for level in each], 2).to(scores.dtype)
     above = (exact * (torch.arange(len(each), device=exact.device) >= own_level[..., None])).sum(2)
     if isinstance(step, SupStep):
@@ -118,10 +119,26 @@ def rank_loss(
     else:
         smooth = torch.stack([smooth_counts(scores, own, levels == level, step) for level in each], 2)
     graded = torch.zeros_like(above)
-    if worth is not None and n_levels:
+    if worth is not None:
         graded = (exact * torch.minimum(worth.gather(1, own_level)[..., None], worth[:, None])).sum(2)
-    profile = RankProfile(slice(0, len(scores)), targets.valid, own_level, above, graded, smooth)
-    return mean_over_queries(objective(profile), n_relevant)
+    rows = slice(0, len(scores))
+    losses, slopes = objective(RankProfile(rows, targets.valid, own_level, above, graded, smooth.detach()))
+    total: Tensor = _Total.apply(smooth, losses * shares, slopes * shares[:, None, None])  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Total(torch.autograd.Function):
+    """The sum of values whose slopes in an input are known."""
+
+    @staticmethod
+    def forward(ctx: Any, smooth: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        ctx.save_for_backward(slopes)
+        return values.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * gradients[0], None, None
 
 
 class _SortedRankLoss(torch.autograd.Function):
@@ -149,13 +166,11 @@ class _SortedRankLoss(torch.autograd.Function):
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
             block = _Block(scores[rows], levels[rows], counts[rows], n_targets[rows], worth[rows], step)
-            with torch.set_grad_enabled(gradient is not None):
-                smooth = block.values.requires_grad_(gradient is not None)
-                losses = objective(RankProfile(rows, block.valid, block.level, block.above, block.graded, smooth))
-            total += (losses.detach() * shares[rows]).sum()
+            profile = RankProfile(rows, block.valid, block.level, block.above, block.graded, block.values)
+            losses, slopes = objective(profile)
+            total += (losses * shares[rows]).sum()
             if gradient is not None:
-                (weights,) = torch.autograd.grad(losses, smooth, shares[rows])
-                block.fill_gradient(weights, gradient[rows])
+                block.fill_gradient(slopes * shares[rows, None, None], gradient[rows])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return total.float()

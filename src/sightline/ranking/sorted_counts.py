@@ -47,7 +47,7 @@ NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numb
 
 @njit(cache=True, error_model="numpy")
 def _sort_row(scores, levels, keys, spare, buckets):
-    """Ascending order; a key holds the score, in bits that keep its order, level and column. Those not in the list are last."""
+    """Ascending order; a key holds score, in bits that keep its order, level and column. Items not in the list are last."""
     bits = scores.view(np.uint32)
     n = len(scores)
     sign, all_ones = np.uint64(0x80000000), np.uint64(0xFFFFFFFF)
