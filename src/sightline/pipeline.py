@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
