@@ -16,31 +16,72 @@ def _offset(v: Vectors, index: Any) -> Any:
     return v.builder.mul(index, ir.Constant(index.type, LANES))
 
 
+class _Step:
+    """The step without its jump, and its slope, at an item's gap to a pivot; beyond ``delta`` a line of slope ``rho``."""
+
+    def __init__(self, v: Vectors, pivot: Any, sharpness: Any, rho: Any, delta: Any, top: Any) -> None:
+        self.v = v
+        self.one, self.zero = v.number(1.0), v.number(0.0)
+        self.scale = v.multiply(v.spread(sharpness), v.number(1.4426950408889634))
+        self.pivot, self.sharp, self.rho, self.edge, self.top = (
+            v.spread(number) for number in (pivot, sharpness, rho, delta, top)
+        )
+
+    def at(self, score: Any) -> tuple[Any, Any, Any]:
+        """Whether the item is not below the pivot; the step; its slope."""
+        v, builder = self.v, self.v.builder
+        gap = builder.fsub(score, self.pivot)
+        upwards = builder.fcmp_ordered(">=", gap, self.zero)
+        e = v.exponential(v.multiply(v.where(upwards, builder.fsub(self.zero, gap), gap), self.scale))
+        r = builder.fdiv(self.one, v.add(self.one, e))
+        far = builder.fcmp_ordered(">", gap, self.edge)
+        line = v.multiply_add(self.rho, v.subtract(gap, self.edge), self.top)
+        smooth = v.where(far, line, v.where(upwards, r, v.multiply(e, r)))
+        slope = v.where(far, self.rho, v.multiply(v.multiply(v.multiply(e, r), r), self.sharp))
+        return upwards, smooth, slope
+
+
 def _describe_step(v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, top: Any,
-                   smooth: Any | None, steep: Any) -> None:  # fmt: skip
-    """The step without its jump, and its slope, at the gap of each item to the pivot; a ``rho`` of 0 means no line."""
-    builder = v.builder
-    one, zero = v.number(1.0), v.number(0.0)
-    scale = v.multiply(v.spread(sharpness), v.number(1.4426950408889634))
-    pivots, sharp, slope, edge, level = (v.spread(number) for number in (pivot, sharpness, rho, delta, top))
-    with cgutils.for_range(builder, n_vectors) as loop:
+                   smooth: Any, steep: Any) -> None:  # fmt: skip
+    step = _Step(v, pivot, sharpness, rho, delta, top)
+    with cgutils.for_range(v.builder, n_vectors) as loop:
         place = _offset(v, loop.index)
-        gap = builder.fsub(v.load(x, place), pivots)
-        upwards = builder.fcmp_ordered(">=", gap, zero)
-        e = v.exponential(v.multiply(v.where(upwards, builder.fsub(zero, gap), gap), scale))
-        r = builder.fdiv(one, v.add(one, e))
-        far = builder.fcmp_ordered(">", gap, edge)
-        if smooth is not None:
-            near = v.where(upwards, r, v.multiply(e, r))
-            line = v.multiply_add(slope, v.subtract(gap, edge), level)
-            v.store(v.where(far, line, near), smooth, place)
-        v.store(v.where(far, slope, v.multiply(v.multiply(v.multiply(e, r), r), sharp)), steep, place)
+        _, value, slope = step.at(v.load(x, place))
+        v.store(value, smooth, place)
+        v.store(slope, steep, place)
 
 
 def _describe_slope(
     v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, steep: Any
 ) -> None:
-    _describe_step(v, x, n_vectors, pivot, sharpness, rho, delta, rho, None, steep)
+    step = _Step(v, pivot, sharpness, rho, delta, rho)
+    with cgutils.for_range(v.builder, n_vectors) as loop:
+        place = _offset(v, loop.index)
+        v.store(step.at(v.load(x, place))[2], steep, place)
+
+
+def _describe_lower(v: Vectors, x: Any, kinds: Any, n_vectors: Any, level: Any, pivot: Any, sharpness: Any, rho: Any,
+                    delta: Any, top: Any, sums: Any) -> None:  # fmt: skip
+    """Over items of lower level: steps, slopes, how many are not below the pivot; and how many of the others are not."""
+    builder = v.builder
+    step, wanted = _Step(v, pivot, sharpness, rho, delta, top), v.spread(builder.trunc(level, ir.IntType(8)))
+    totals = [v.variable(step.zero) for _ in range(4)]
+    with cgutils.for_range(builder, n_vectors) as loop:
+        place = _offset(v, loop.index)
+        kind = v.load(kinds, place)
+        lower, not_lower = _match(v, True, kind, wanted), builder.icmp_signed(">=", kind, wanted)
+        upwards, value, slope = step.at(v.load(x, place))
+        chosen = [
+            v.where(lower, value, step.zero),
+            v.where(lower, slope, step.zero),
+            v.where(builder.and_(lower, upwards), step.one, step.zero),
+            v.where(builder.and_(not_lower, upwards), step.one, step.zero),
+        ]
+        for total, amount in zip(totals, chosen, strict=True):
+            builder.store(v.add(builder.load(total), amount), total)
+    for i, total in enumerate(totals):
+        place = builder.gep(sums, [ir.Constant(n_vectors.type, i)])
+        builder.store(v.total(builder.load(total)), place)
 
 
 def _match(v: Vectors, lower: bool, kinds: Any, level: Any) -> Any:
@@ -52,17 +93,15 @@ def _match(v: Vectors, lower: bool, kinds: Any, level: Any) -> Any:
     return builder.and_(present, builder.icmp_signed("<", kinds, level))
 
 
-def _describe_sum(lower: bool) -> Any:
-    def describe(v: Vectors, values: Any, kinds: Any, n_vectors: Any, level: Any) -> Any:
-        wanted, zero = v.spread(v.builder.trunc(level, ir.IntType(8))), v.number(0.0)
-        total = v.variable(zero)
-        with cgutils.for_range(v.builder, n_vectors) as loop:
-            place = _offset(v, loop.index)
-            match = _match(v, lower, v.load(kinds, place), wanted)
-            v.builder.store(v.add(v.builder.load(total), v.where(match, v.load(values, place), zero)), total)
-        return v.total(v.builder.load(total))
-
-    return vector_kernel(describe, returns_float=True)
+def _describe_sum(v: Vectors, values: Any, kinds: Any, n_vectors: Any, level: Any) -> Any:
+    """Over the items of one level."""
+    wanted, zero = v.spread(v.builder.trunc(level, ir.IntType(8))), v.number(0.0)
+    total = v.variable(zero)
+    with cgutils.for_range(v.builder, n_vectors) as loop:
+        place = _offset(v, loop.index)
+        match = _match(v, False, v.load(kinds, place), wanted)
+        v.builder.store(v.add(v.builder.load(total), v.where(match, v.load(values, place), zero)), total)
+    return v.total(v.builder.load(total))
 
 
 def _describe_count(v: Vectors, x: Any, kinds: Any, n_vectors: Any, level: Any, pivot: Any, equal: Any) -> Any:
@@ -95,7 +134,7 @@ def _describe_spread(lower: bool) -> Any:
 
 
 fill_step, fill_slope = vector_kernel(_describe_step), vector_kernel(_describe_slope)
-sum_lower, sum_equal = _describe_sum(lower=True), _describe_sum(lower=False)
+sum_over_lower, sum_equal = vector_kernel(_describe_lower), vector_kernel(_describe_sum, returns_float=True)
 count_above = vector_kernel(_describe_count, returns_float=True)
 spread_lower, spread_equal = _describe_spread(lower=True), _describe_spread(lower=False)
 
@@ -118,31 +157,29 @@ def counts_by_pairs(
     """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
     _copy_row(scores, levels, x, kinds)
     n_vectors, sharpness, t = len(x) // LANES, np.float32(1.0) / tau, 0
+    sums = np.zeros(4, np.float32)
     for j in range(len(scores)):
         level = np.int64(levels[j])
         if level <= 0:
             continue
         place[t], own[t], pivot = j, level, x[j]
-        fill_step(x, n_vectors, pivot, sharpness, rho, delta, top, smooth, steep)
-        steep[j] = 0.0  # moves with itself: large, and would have to cancel
-        rank, jumps, sum_worth = np.float32(0.0), np.float32(0.0), np.float32(0.0)
-        for m in range(n_levels):
-            above = count_above(x, kinds, n_vectors, m, pivot, False)
-            if m >= level:
-                rank += above
-            else:
-                jumps += above
-                if strict:
-                    jumps -= count_above(x, kinds, n_vectors, m, pivot, True)
-            if len(worth) and m > 0:
-                sum_worth += above * min(worth[m], worth[level])
-            if not sup:
+        if sup:
+            sum_over_lower(x, kinds, n_vectors, level, pivot, sharpness, rho, delta, top, sums)
+            n_jumps = sums[2]
+            for m in range(level * strict):
+                n_jumps -= count_above(x, kinds, n_vectors, m, pivot, True)
+            values[t, 0], slopes[t, 0], ranks[t] = sums[0] + jump * n_jumps, sums[1], sums[3]
+        else:
+            fill_step(x, n_vectors, pivot, sharpness, rho, delta, top, smooth, steep)
+            steep[j] = 0.0  # moves with itself: large, and would have to cancel
+            ranks[t] = 0.0
+            for m in range(n_levels):
                 values[t, m] = sum_equal(smooth, kinds, n_vectors, m)
                 slopes[t, m] = sum_equal(steep, kinds, n_vectors, m)
-        ranks[t], graded[t] = rank, sum_worth
-        if sup:
-            values[t, 0] = sum_lower(smooth, kinds, n_vectors, level) + jump * jumps
-            slopes[t, 0] = sum_lower(steep, kinds, n_vectors, level)
+                if m >= level:
+                    ranks[t] += count_above(x, kinds, n_vectors, m, pivot, False)
+        for m in range(1, len(worth)):
+            graded[t] += count_above(x, kinds, n_vectors, m, pivot, False) * min(worth[m], worth[level])
         t += 1
 
 
