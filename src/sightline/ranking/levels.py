@@ -74,7 +74,8 @@ def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
         raise InputError(f"labels of {labels.shape[1]} and {ref_labels.shape[1]} levels cannot be compared")
     shared = torch.empty(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
     if labels.device.type == "cpu":
-        columns, ref_columns = labels.T.contiguous().numpy(), ref_labels.T.contiguous().numpy()
+        columns = labels.T.contiguous().numpy()
+        ref_columns = columns if ref_labels is labels else ref_labels.T.contiguous().numpy()
         with torch_threads():
             _fill_shared(columns, ref_columns, n_chunks(len(labels)), shared.numpy())
         return shared

@@ -140,25 +140,30 @@ spread_lower, spread_equal = _describe_spread(lower=True), _describe_spread(lowe
 
 
 @njit(cache=True, error_model="numpy")
-def _copy_row(scores, levels, x, kinds):
-    """The row with room for whole vectors; what is added or not in the list has level -1."""
+def _whole_vectors(scores, levels, spare, spare_levels):
+    """The row, or a copy with room for whole vectors; what is added has level -1."""
     n = len(scores)
-    x[:n] = scores
-    kinds[:n] = levels
-    x[n:] = 0.0
-    kinds[n:] = -1
+    if n == len(spare):
+        return scores, levels
+    for j in range(n):
+        spare[j], spare_levels[j] = scores[j], levels[j]
+    for j in range(n, len(spare)):
+        spare[j], spare_levels[j] = 0.0, -1
+    return spare, spare_levels
 
 
 @njit(cache=True, error_model="numpy")
 def counts_by_pairs(
-    scores, levels, n_levels, sup, tau, rho, delta, jump, top, strict, x, kinds, smooth, steep, worth, place, own, ranks,
-    graded, values, slopes,
+    scores, levels, n_targets, n_levels, sup, tau, rho, delta, jump, top, strict, spare, spare_levels, smooth, steep, worth,
+    place, own, ranks, graded, values, slopes,
 ):  # fmt: skip
     """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
-    _copy_row(scores, levels, x, kinds)
-    n_vectors, sharpness, t = len(x) // LANES, np.float32(1.0) / tau, 0
+    x, kinds = _whole_vectors(scores, levels, spare, spare_levels)
+    n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
     sums = np.zeros(4, np.float32)
-    for j in range(len(scores)):
+    t, j = 0, -1
+    while t < n_targets:
+        j += 1
         level = np.int64(levels[j])
         if level <= 0:
             continue
@@ -185,10 +190,25 @@ def counts_by_pairs(
 
 @njit(cache=True, error_model="numpy")
 def gradient_by_pairs(
-    scores, levels, n_levels, sup, tau, rho, delta, x, kinds, steep, moved, n_targets, place, own, weights, slopes, gradient
+    scores,
+    levels,
+    n_targets,
+    sup,
+    tau,
+    rho,
+    delta,
+    spare,
+    spare_levels,
+    steep,
+    moved,
+    place,
+    own,
+    weights,
+    slopes,
+    gradient,
 ):
     """As :func:`~sightline.ranking.sorted_counts.smooth_count_gradient`, for one row."""
-    _copy_row(scores, levels, x, kinds)
+    x, kinds = _whole_vectors(scores, levels, spare, spare_levels)
     n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
     moved[: len(x)] = 0.0
     for t in range(n_targets):

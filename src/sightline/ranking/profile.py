@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -48,8 +49,10 @@ class RankProfile(NamedTuple):
 
     def share(self, total: Tensor | None = None) -> Tensor:
         """(Q, P) one over the (Q, 1) total, or over the number of targets; 0 in the padding."""
-        total = self.valid.sum(1, keepdim=True) if total is None else total
-        return self.valid.to(self.above) / total.where(total > 0, 1)
+        at_target = self.valid.to(self.above)
+        if total is None:
+            return at_target / at_target.sum(1, keepdim=True).clamp_(min=1)
+        return at_target / total.where(total > 0, 1)
 
 
 Objective = Callable[[RankProfile], tuple[Tensor, Tensor]]  # (Q,) losses, and their slopes in ``smooth``
@@ -154,26 +157,28 @@ class _SortedRankLoss(torch.autograd.Function):
         objective: Objective,
         worth: Tensor | None,
     ) -> Tensor:
+        # Small tables in numpy: at a batch of 256 half of the time would go into calling torch.
         n_queries, n_items = scores.shape
-        scores, levels = scores.detach().contiguous(), levels.contiguous()
-        worth = scores.new_zeros(n_queries, 0) if worth is None else worth.contiguous()
-        n_targets = counts[:, 1:].sum(1)
-        shares = _shares(n_targets, scores.dtype)
+        scores, levels, level_counts = scores.detach().contiguous(), levels.contiguous(), counts.numpy()
+        table = np.zeros((n_queries, 0), np.float32) if worth is None else worth.contiguous().numpy()
+        n_targets = level_counts[:, 1:].sum(1)
+        counted = n_targets > 0
+        shares = torch.from_numpy((counted / max(1, counted.sum())).astype(np.float32))
         gradient = torch.empty(n_queries, n_items) if ctx.needs_input_grad[0] else None
-        most = int(n_targets.max()) if n_queries else 0
+        most = n_targets.max(initial=0)
         n_rows = max(1, BLOCK_ELEMENTS // max(1, most * counts.shape[1], n_items))
-        total = torch.zeros((), dtype=torch.float64)
+        total = 0.0
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
-            block = _Block(scores[rows], levels[rows], counts[rows], n_targets[rows], worth[rows], step)
+            block = _Block(scores[rows], levels[rows], level_counts[rows], n_targets[rows], table[rows], step)
             profile = RankProfile(rows, block.valid, block.level, block.above, block.graded, block.values)
             losses, slopes = objective(profile)
-            total += (losses * shares[rows]).sum()
+            total += torch.dot(losses, shares[rows]).item()
             if gradient is not None:
                 block.fill_gradient(slopes * shares[rows, None, None], gradient[rows])
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return total.float()
+        return torch.tensor(total)
 
     @staticmethod
     @once_differentiable
@@ -190,9 +195,9 @@ class _Block:
         self,
         scores: Tensor,
         levels: Tensor,
-        counts: Tensor,
-        n_targets: Tensor,
-        worth: Tensor,
+        counts: NDArray[np.int64],
+        n_targets: NDArray[np.int64],
+        worth: NDArray[np.float32],
         step: SupStep | SigmoidStep,
     ) -> None:
         n_rows, n_items = scores.shape
@@ -206,28 +211,29 @@ class _Block:
         single = np.float32
         self.rows = (scores.numpy(), levels.numpy(), n_levels, int(sup), single(step.tau), single(rho), single(delta))
         self.n_chunks = n_chunks(n_rows)
-        self.n_targets = n_targets.numpy()
+        self.n_targets = n_targets
         n_places, n_lanes = room(n_items, most)
         self.layout = (  # of the sorted rows; rows with few targets leave most of it untouched
             np.empty((n_rows, n_places), np.float32), np.empty((n_rows, n_places), np.int8),
             np.empty((n_rows, n_lanes), np.float32), np.empty((n_rows, n_places), np.int32),
             np.empty((n_rows, 2), np.int64), np.empty((n_rows, most), np.int32), np.empty((n_rows, most), np.int32),
         )  # fmt: skip
-        self.valid = torch.arange(most) < n_targets[:, None]
-        self.level = torch.ones(n_rows, most, dtype=torch.int64)  # 1 in the padding
-        self.above, self.graded = torch.zeros(n_rows, most), torch.zeros(n_rows, most)
-        self.values = torch.zeros(n_rows, most, 1 if sup else n_levels)
-        self.slopes = np.zeros(self.values.shape, np.float32)
+        self.own = np.ones((n_rows, most), np.int64)  # 1 in the padding
+        above, graded = np.zeros((n_rows, most), np.float32), np.zeros((n_rows, most), np.float32)
+        values = np.zeros((n_rows, most, 1 if sup else n_levels), np.float32)
+        self.slopes = np.zeros_like(values)
         with torch_threads():
             smooth_count_rows(
-                *self.rows, single(jump), single(top), strict, self.n_chunks, self.n_targets, counts.numpy(), worth.numpy(),
-                *self.layout, self.level.numpy(), self.above.numpy(), self.graded.numpy(), self.values.numpy(), self.slopes,
+                *self.rows, single(jump), single(top), strict, self.n_chunks, n_targets, counts, worth, *self.layout,
+                self.own, above, graded, values, self.slopes,
             )  # fmt: skip
+        self.valid = torch.from_numpy(np.arange(most) < n_targets[:, None])
+        self.level, self.above, self.graded, self.values = map(torch.from_numpy, (self.own, above, graded, values))
 
     def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
         """Fill (Q, G) with the gradient in the scores, from that in the smooth counts."""
         with torch_threads():
             smooth_count_gradient(
-                *self.rows, self.n_chunks, self.n_targets, *self.layout, self.level.numpy(), weights.contiguous().numpy(),
+                *self.rows, self.n_chunks, self.n_targets, *self.layout, self.own, weights.contiguous().numpy(),
                 self.slopes, gradient.numpy(),
             )  # fmt: skip

@@ -1,14 +1,18 @@
 """Scores between two sets of vectors, whole and in blocks."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
+from sightline.ranking.levels import n_chunks, torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
 EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
@@ -24,7 +28,7 @@ def check_vectors(vectors: Tensor, name: str) -> None:
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise InputError(f"{name}: a (B, D) floating point table is needed, found {vectors.dtype} {tuple(vectors.shape)}")
     # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
-    if not vectors.detach().sum().isfinite() and not vectors.isfinite().all():
+    if not math.isfinite(vectors.detach().sum().item()) and not vectors.isfinite().all():
         rows = (~vectors.isfinite().all(1)).nonzero()[:, 0].tolist()
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         raise InputError(f"{name}: {len(rows)} of {len(vectors)} rows hold NaN or infinity: {shown}")
@@ -38,13 +42,26 @@ def full_precision(vectors: Tensor) -> Tensor:
     return vectors if vectors.dtype == torch.float64 else vectors.float()
 
 
+@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
+def _fill_across(gradients, scaled, scale, n_parts, across):  # type: ignore[no-untyped-def]
+    """What of each gradient is at a right angle to its vector, times the scale."""
+    n_rows, dim = gradients.shape
+    for part in prange(n_parts):
+        for i in range(part * n_rows // n_parts, (part + 1) * n_rows // n_parts):
+            along = np.float32(0.0)
+            for d in range(dim):
+                along += gradients[i, d] * scaled[i, d]
+            for d in range(dim):
+                across[i, d] = (gradients[i, d] - along * scaled[i, d]) * scale[i, 0]
+
+
 class _Unit(torch.autograd.Function):
-    """F.normalize with a backward pass of three steps over the vectors; it takes ten, which cost as much as a product."""
+    """F.normalize with one pass over the vectors backwards; it takes ten, at a batch of 256 as long as a product."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
         scale = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_(min=SHORTEST).reciprocal_()
-        scaled: Tensor = vectors * scale
+        scaled: Tensor = (vectors * scale).contiguous()
         ctx.save_for_backward(scaled, scale)
         return scaled
 
@@ -52,6 +69,13 @@ class _Unit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         scaled, scale = ctx.saved_tensors
+        if scaled.device.type == "cpu" and scaled.dtype == torch.float32:
+            across = torch.empty_like(scaled)
+            with torch_threads():
+                _fill_across(
+                    gradients[0].contiguous().numpy(), scaled.numpy(), scale.numpy(), n_chunks(len(scaled)), across.numpy()
+                )
+            return across
         along = torch.linalg.vecdot(gradients[0], scaled)[:, None]
         return torch.addcmul(gradients[0], scaled, along, value=-1).mul_(scale)
 

@@ -366,8 +366,8 @@ def smooth_count_rows(
                 continue
             if n_targets[row] <= FEW_TARGETS:
                 counts_by_pairs(
-                    scores[row], levels[row], n_levels, sup, tau, rho, delta, jump, top, strict, x, kind, smooth, steep,
-                    worth[row], place[row], own[row], ranks[row], graded[row], values[row], slopes[row],
+                    scores[row], levels[row], n_targets[row], n_levels, sup, tau, rho, delta, jump, top, strict, x, kind,
+                    smooth, steep, worth[row], place[row], own[row], ranks[row], graded[row], values[row], slopes[row],
                 )  # fmt: skip
                 continue
             totals[n_levels] = 0.0
@@ -410,8 +410,8 @@ def smooth_count_gradient(
                 continue
             if n_targets[row] <= FEW_TARGETS:
                 gradient_by_pairs(
-                    scores[row], levels[row], n_levels, sup, tau, rho, delta, x, kind, steep, moved,
-                    n_targets[row], place[row], own[row], weights[row], slopes[row], gradient[row],
+                    scores[row], levels[row], n_targets[row], sup, tau, rho, delta, x, kind, steep, moved, place[row],
+                    own[row], weights[row], slopes[row], gradient[row],
                 )  # fmt: skip
                 continue
             _gradient_by_sort(
