@@ -99,8 +99,8 @@ def _score_bits(key):
 
 @njit(cache=True, error_model="numpy")
 def _shape(n_all):
-    """Lanes and steps that hold so many places."""
-    n_lanes = LANES * max(1, n_all // (LANES * LONGEST_PIECE))
+    """Lanes and steps that hold so many places; an odd number of vectors, or steps would meet in one part of the cache."""
+    n_lanes = LANES * (n_all // (LANES * LONGEST_PIECE) | 1)
     return n_lanes, -(-n_all // n_lanes)
 
 
