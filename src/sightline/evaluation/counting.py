@@ -185,10 +185,10 @@ def _insert(found, level, first, last):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _are_equal(found, n):
     """Do all items score the same?"""
-    for i in range(1, n):
-        if found[i] != found[0]:
-            return False
-    return True
+    i = 1
+    while i < n and found[i] == found[0]:
+        i += 1
+    return i >= n
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
