@@ -31,6 +31,7 @@ from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import evaluate_table, metric_names
+from sightline.evaluation.result import shown
 from sightline.files import replaced
 from sightline.losses import create_loss, loss_options
 from sightline.losses.combined import has_proxies_alone
@@ -323,7 +324,8 @@ def _run(
                 if log is not None:
                     log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
                 value = means[recipe.validation.metric]
-                progress.say(f"epoch {position.epoch}: validation {recipe.validation.metric} {100 * value:.1f}")
+                metric = recipe.validation.metric
+                progress.say(f"epoch {position.epoch}: validation {metric} {shown(metric, value)}")
                 sign = 1 if recipe.validation.mode == "max" else -1
                 improved = position.best is None or sign * value > sign * position.best
                 position = replace(

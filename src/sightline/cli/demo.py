@@ -14,16 +14,18 @@ def demo(
     """Train on drawn characters, measure on unseen ones, search, and write a page that shows it."""
     from sightline.demo import run_demo
     from sightline.embedding.table import EmbeddingTable
+    from sightline.evaluation.result import shown
     from sightline.models.encoder import Encoder
     from sightline.search.images import search_images
 
     since = time.monotonic()
     outcome = run_demo(out, overrides, show_progress=True)
-    typer.echo(f"Test metrics on unseen characters, in percent ({outcome.after.n_queries} queries):")
-    typer.echo(f"{'':<10}{'before':>8}{'after':>8}{'change':>8}")
+    typer.echo(f"Test metrics on unseen characters, shares in percent ({outcome.after.n_queries} queries):")
+    typer.echo(f"{'':<12}{'before':>8}{'after':>8}{'change':>8}")
     for name, after in outcome.after.means.items():
         before = outcome.before[name]
-        typer.echo(f"{name:<10}{100 * before:>8.1f}{100 * after:>8.1f}{100 * (after - before):>+8.1f}")
+        cells = shown(name, before), shown(name, after), shown(name, after - before, sign="+")
+        typer.echo(f"{name:<12}" + "".join(f"{cell:>8}" for cell in cells))
     table, encoder = EmbeddingTable.read(outcome.table), Encoder.from_pretrained(outcome.encoder)
     queries = outcome.queries[:3]
     for query, hits in zip(queries, search_images(encoder, table, queries, k=6), strict=True):
