@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.evaluation import counting
+from sightline.evaluation import bucket_sort, counting
 from sightline.evaluation.statistics import Counts, Floats, Statistics, joined, score_statistics
 from sightline.ranking.similarity import unit
 
@@ -246,11 +246,11 @@ class _State:
 
     def __init__(self, n_rows: int, n_most: int, n_columns: int, n_ranked: int, dtype: torch.dtype) -> None:
         kind: Any = np.float64 if dtype == torch.float64 else np.float32
-        n_starts, n_children = counting.state_widths(n_most)
+        n_starts, n_children = bucket_sort.state_widths(n_most)
         self.n_most = n_most
         self.tile = torch.empty(n_rows, n_columns, dtype=dtype)
         self.n_found = np.zeros(n_ranked, np.int64)
-        self.found, self.spare = np.empty((n_ranked, n_most + counting.SENTINELS), kind), np.empty(n_most, kind)
+        self.found, self.spare = np.empty((n_ranked, n_most + bucket_sort.SENTINELS), kind), np.empty(n_most, kind)
         self.level, self.spare_level = np.empty((n_ranked, n_most), np.uint8), np.empty(n_most, np.uint8)
         self.gap = np.zeros((n_ranked, n_most + 1), np.int32)
         self.start = np.empty((n_ranked, n_starts), np.int32)
@@ -347,7 +347,7 @@ def _rank_rows(
             counting.gather_intervals(tile, left, begin, end, *found)
         else:
             counting.gather_levels(tile, levels[:, left : left + tile.shape[1]], *found)
-    counting.sort_rows(*found, *buckets, state.spare, state.spare_level, state.buckets)
+    bucket_sort.sort_rows(*found, *buckets, state.spare, state.spare_level, state.buckets)
     spare = state.crowd, state.buckets, state.waiting
     for left, tile in tiles(0, scores.width):
         if levels is not None:

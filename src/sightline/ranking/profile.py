@@ -16,7 +16,8 @@ from sightline.errors import InputError
 from sightline.ranking.block_counts import block_rank_loss
 from sightline.ranking.levels import MOST_LEVELS, n_chunks, torch_threads
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
-from sightline.ranking.sorted_counts import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
+from sightline.ranking.row_layout import MOST_ITEMS, room
+from sightline.ranking.sorted_counts import smooth_count_gradient, smooth_count_rows
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
 FEW_TARGETS = 4  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
