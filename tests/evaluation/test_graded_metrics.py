@@ -38,19 +38,19 @@ def of_one(metric, levels, n_levels=3, **options):
     return found.item()
 
 
-def near(found, expected):
+def assert_near(found, expected):
     assert_close(torch.tensor(found).double(), torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
 def test_hierarchical_ap_of_the_papers_examples():
-    near(of_one(h_ap, A, relevance=WEIGHT), 0.7833333)  # 0.78 in the paper
-    near(of_one(h_ap, B, relevance=WEIGHT), 0.6722222)  # 0.67
+    assert_near(of_one(h_ap, A, relevance=WEIGHT), 0.7833333)  # 0.78 in the paper
+    assert_near(of_one(h_ap, B, relevance=WEIGHT), 0.6722222)  # 0.67
     assert [round(of_one(h_ap, levels, relevance=WEIGHT), 2) for levels in (A, B)] == [0.78, 0.67]
 
 
 @pytest.mark.parametrize(("levels", "expected"), [(A, [0.45, 0.8666667, 0.8875]), (B, [0.45, 0.5333333, 0.8875])])
 def test_ap_of_each_level_of_the_papers_examples(levels, expected):
-    near([of_one(level_average_precision, levels, level=level) for level in (3, 2, 1)], expected)
+    assert_near([of_one(level_average_precision, levels, level=level) for level in (3, 2, 1)], expected)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_hierarchical_curves_of_the_papers_examples(levels, recall, precision):
 def test_relevances_of_the_specification(relevance, expected):
     for levels, value in zip((A, B, BEST), expected, strict=True):
         if value is not None:
-            near(of_one(h_ap, levels, relevance=relevance), value)
+            assert_near(of_one(h_ap, levels, relevance=relevance), value)
 
 
 def test_ndcg_of_the_specification():
-    near([of_one(ndcg, A), of_one(ndcg, B), of_one(ndcg, A, k=3)], [0.7908150, 0.7055051, 0.5741883])
+    assert_near([of_one(ndcg, A), of_one(ndcg, B), of_one(ndcg, A, k=3)], [0.7908150, 0.7055051, 0.5741883])
     stats = list_statistics(torch.tensor([A]), 3)
-    near((stats.discount * [1, 3, 7]).sum(), 10.5551545)
+    assert_near((stats.discount * [1, 3, 7]).sum(), 10.5551545)
 
 
 def test_asi_of_the_specification():
-    near([of_one(asi, A), of_one(asi, B), of_one(asi, M1, n_levels=1)], [0.4791667, 0.3958333, 0.7033333])
+    assert_near([of_one(asi, A), of_one(asi, B), of_one(asi, M1, n_levels=1)], [0.4791667, 0.3958333, 0.7033333])
 
 
 def test_severity_of_the_specification():

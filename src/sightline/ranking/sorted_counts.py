@@ -33,12 +33,11 @@ from sightline.ranking.lane_sums import (
     read_slope_and_line,
     read_slope_below,
 )
-from sightline.ranking.pair_counts import counts_by_pairs, gradient_by_pairs
+from sightline.ranking.pair_counts import NEGLIGIBLE, counts_by_pairs, gradient_by_pairs
 from sightline.ranking.row_layout import lay_out, room, sort_row
 from sightline.ranking.vectors import LANES
 
 FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
-NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 
 @njit(cache=True, error_model="numpy")
