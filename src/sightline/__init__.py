@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sightline import losses
+    from sightline import losses, ood
     from sightline.config import Recipe, read_recipe
     from sightline.data.manifest import Manifest, read_manifest
     from sightline.embedding.extract import embed_manifest
@@ -48,6 +48,7 @@ _MODULES = {
     "evaluate_table": "evaluation.protocol",
     "list_losses": "losses",
     "losses": "losses",
+    "ood": "ood",
     "read_manifest": "data.manifest",
     "read_recipe": "config",
     "search_images": "search.images",
@@ -87,6 +88,7 @@ __all__ = [
     "evaluate_table",
     "list_losses",
     "losses",
+    "ood",
     "read_manifest",
     "read_recipe",
     "search_images",

@@ -1,0 +1,109 @@
+"""HEAT: prior energies, each corrected by a residual, composed into one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sightline.ood.composition import Composed
+from sightline.ood.langevin import Langevin
+from sightline.ood.plain import PLAIN, Described, create_described
+from sightline.ood.residual_energy import ResidualEnergy, ResidualSettings
+
+
+class Heat(Composed):
+    """Prior energies, each with a residual that is trained to tell data from samples of the hybrid.
+
+    ``E_k = prior_k / T_k + E_theta_k``; each brought to mean 0 and deviation 1 on the fit set; then composed.
+
+    Args:
+        priors: names, or mappings with a name and options: ``["gmm"]`` is HEAT-GMM, ``["energy"]`` HEAT-EL,
+            ``["gmm", "gmm_std", "energy"]`` what the papers call HEAT.
+        beta: of the composition; 0 for the mean.
+        weight: lambda, of the squared residual; the residual is at most ``1 / (2 weight)`` from 0.
+        temperature: T of each prior; ``auto`` brings its deviation on the fit set to ``spread / (2 weight)``.
+        spread: of the prior against the residual's bound, with ``auto``.
+        hidden: units of each of the network's 5 hidden layers.
+        tie_hidden: 4 of these share their weights, as in the authors' released code.
+        epochs: passes over the fit set; the learning rate falls to a tenth after half of them.
+        batch_size: real items a step.
+        lr: learning rate of Adam.
+        n_chains: samples a step.
+        negatives: ``chain+init`` takes chains and their starts as samples, ``chain`` the chains alone.
+        start: where chains begin: ``prior``; ``gmm``, one fitted for it; ``normal``; ``data``; ``buffer``, earlier
+            chains; ``auto`` is ``prior`` where it can draw, else ``gmm``.
+        n_steps: of each chain.
+        step: size of a chain's steps, first and last.
+        noise: of a chain's steps, first and last.
+        decay: of both: ``linear`` or ``quadratic``.
+        coupled: noise that belongs to the step: chains then sample the hybrid itself, not a sharpened form.
+        input_noise: deviation of noise on what the network learns from.
+        seed: of weights, batches and chains.
+    """
+
+    name = "heat"
+
+    def __init__(
+        self,
+        priors: Sequence[Described] = ("gmm",),
+        beta: float = 0.0,
+        weight: float = 10.0,
+        temperature: float | Literal["auto"] = "auto",
+        spread: float = 1.0,
+        hidden: int = 1024,
+        tie_hidden: bool = False,
+        epochs: int = 20,
+        batch_size: int = 1024,
+        lr: float = 1e-5,
+        n_chains: int = 512,
+        negatives: str = "chain+init",
+        start: str = "auto",
+        n_steps: int = 20,
+        step: Sequence[float] = (1e-4, 1e-5),
+        noise: Sequence[float] = (5e-3, 5e-4),
+        decay: str = "linear",
+        coupled: bool = False,
+        input_noise: float = 1e-4,
+        seed: int = 0,
+    ) -> None:
+        self.priors, self.weight, self.temperature, self.spread = priors, weight, temperature, spread
+        self.hidden, self.tie_hidden, self.epochs, self.batch_size, self.lr = hidden, tie_hidden, epochs, batch_size, lr
+        self.n_chains, self.negatives, self.start, self.n_steps = n_chains, negatives, start, n_steps
+        self.step, self.noise, self.decay, self.coupled = step, noise, decay, coupled
+        self.input_noise, self.seed = input_noise, seed
+        settings = ResidualSettings(
+            weight=weight,
+            temperature=temperature,
+            spread=spread,
+            hidden=hidden,
+            tie_hidden=tie_hidden,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            n_chains=n_chains,
+            negatives=negatives,
+            start=start,
+            input_noise=input_noise,
+            langevin=Langevin(n_steps, _pair(step), _pair(noise), decay, coupled),
+            seed=seed,
+        )
+        made = create_described(PLAIN, priors, "priors")
+        self._take([ResidualEnergy(prior, settings) for prior in made], beta)
+
+
+class Composition(Composed):
+    """Any scorers, each brought to mean 0 and deviation 1 on the fit set, composed.
+
+    Args:
+        scorers: names, or mappings with a name and options.
+        beta: 0 for the mean, -1 for the mixture of their densities, infinite for the furthest out.
+    """
+
+    name = "composition"
+
+    def __init__(self, scorers: Sequence[Described] = ("gmm", "energy"), beta: float = 0.0) -> None:
+        self.scorers = scorers
+        self._take(create_described(PLAIN | {Heat.name: Heat}, scorers, "scorers"), beta)
+
+
+def _pair(ends: Sequence[float]) -> tuple[float, float]:
+    first, last = ends
+    return first, last

@@ -1,0 +1,225 @@
+"""Scorers of a classifier's logits; for encoders without one, prototypes or centroids stand in for its weights."""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sightline.errors import InputError, choose
+from sightline.ood.classifier import STAND_INS, Classifier, stand_in_classifier
+from sightline.ood.directions import mixture_on_sphere
+from sightline.ood.scorer import Scorer
+
+INPUTS = {"vectors": "vectors", "logits": "logits"}
+SMOOTHING = 1e-12  # of probabilities in a logarithm
+
+
+class LogitScorer(Scorer):
+    """An energy of the logits ``W z + b``.
+
+    Args:
+        inputs: ``vectors``, to which the classifier or its stand-in is applied, or ``logits`` as they are.
+        stand_in: without a classifier: ``prototypes`` (class means), ``centroids`` (k-means), or ``auto``: prototypes where
+            there are labels.
+        scale: of the cosines to prototypes or centroids.
+        n_clusters: centroids.
+        seed: of k-means.
+    """
+
+    state: ClassVar[tuple[str, ...]] = ("weight", "bias", "unit")
+    weight: Tensor
+    bias: Tensor
+    unit: Tensor
+    n_classes_needed: ClassVar[int] = 1
+
+    def __init__(
+        self, inputs: str = "vectors", stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+    ) -> None:
+        self.inputs = choose(INPUTS, inputs, "inputs")
+        self.stand_in = choose(dict(zip(STAND_INS, STAND_INS, strict=True)), stand_in, "stand_in")
+        self.scale, self.n_clusters, self.seed = scale, n_clusters, seed
+        self.needs = (self.inputs,)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return F.normalize(inputs, dim=1) if self.unit else inputs
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(N, C) of features."""
+        return features if self.inputs == "logits" else features @ self.weight.T + self.bias
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.energy_of_logits(self.logits(features))
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        """(N,) of (N, C)."""
+        raise NotImplementedError
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        if self.inputs == "logits":
+            if classifier is not None:
+                raise InputError("a classifier is of no use to a scorer that is given logits")
+            classifier = Classifier(inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(inputs.shape[1]))
+        elif classifier is None:
+            classifier = stand_in_classifier(inputs, labels, self.stand_in, self.scale, self.n_clusters, self.seed)
+        else:
+            classifier.check_width(inputs.shape[1])
+        if len(classifier.weight) < self.n_classes_needed:
+            raise InputError(f"scorer {self.name!r} needs {self.n_classes_needed} classes or more, there is one")
+        self.weight, self.bias = classifier.weight.detach().to(inputs), classifier.bias.detach().to(inputs)
+        self.unit = torch.tensor(classifier.unit)
+        self._fit_features(self.features(inputs))
+
+    def _fit_features(self, features: Tensor) -> None:
+        """What is learnt beyond the classifier."""
+
+
+class MSP(LogitScorer):
+    """Minus the largest probability: ``-max_c softmax(f)_c`` (maximum softmax probability)."""
+
+    name = "msp"
+    n_classes_needed = 2
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return -logits.softmax(1).amax(1)
+
+
+class MaxLogit(LogitScorer):
+    """Minus the largest logit: ``-max_c f_c``."""
+
+    name = "maxlogit"
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return -logits.amax(1)
+
+
+class Energy(LogitScorer):
+    """``-T log sum_c exp(f_c / T)``, EL in the papers.
+
+    Args:
+        temperature: T.
+        inputs: as for every scorer of logits, like the rest.
+    """
+
+    name = "energy"
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        inputs: str = "vectors",
+        stand_in: str = "auto",
+        scale: float = 16.0,
+        n_clusters: int = 100,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(inputs, stand_in, scale, n_clusters, seed)
+        if temperature <= 0:
+            raise InputError(f"temperature is {temperature}; above 0 is needed")
+        self.temperature = temperature
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return energy_of_logits(logits, self.temperature)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
+        """From the mixture of von Mises-Fisher densities that proxies, prototypes and centroids are."""
+        if not self.unit or self.temperature != 1 or self.bias.any():
+            return None
+        concentration = self.weight.norm(dim=1)
+        if (concentration - concentration[0]).abs().max() > 1e-4 * concentration[0]:
+            return None  # densities of other concentrations have other normalisers: the mixture is not uniform
+        return mixture_on_sphere(self.weight / concentration[:, None], float(concentration[0]), n, generator)
+
+
+def energy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """``-T log sum_c exp(f_c / T)`` of each row.
+
+    Example:
+        >>> energy_of_logits(torch.tensor([[2.0, 1.0, 0.0]]))
+        tensor([-2.4076])
+    """
+    return -temperature * (logits / temperature).logsumexp(1)
+
+
+class KLMatching(LogitScorer):
+    """``min_c KL(p || t_c)``: p the probabilities of an item, t_c their mean over fit items predicted as c."""
+
+    name = "kl_matching"
+    state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "templates")
+    templates: Tensor
+    n_classes_needed = 2
+
+    def _fit_features(self, features: Tensor) -> None:
+        probabilities = self.logits(features).double().softmax(1)
+        predicted = probabilities.argmax(1)
+        there = predicted.unique()  # classes never predicted have no template
+        self.templates = torch.stack([probabilities[predicted == place].mean(0) for place in there])
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return kl_to_nearest(logits.softmax(1), self.templates)
+
+
+def kl_to_nearest(probabilities: Tensor, templates: Tensor) -> Tensor:
+    """(N,) the smallest divergence of each row of (N, C) from a row of (T, C)."""
+    own = torch.xlogy(probabilities, probabilities.clamp(min=SMOOTHING)).sum(1)
+    return (own[:, None] - probabilities @ templates.clamp(min=SMOOTHING).log().T).amin(1)
+
+
+class ReAct(LogitScorer):
+    """:class:`Energy` of vectors whose entries are cut off at a quantile of all entries of the fit set.
+
+    Args:
+        quantile: where to cut.
+        stand_in: as for every scorer of logits, like the rest.
+    """
+
+    name = "react"
+    state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "limit")
+    limit: Tensor
+
+    def __init__(
+        self, quantile: float = 0.95, stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+    ) -> None:
+        super().__init__("vectors", stand_in, scale, n_clusters, seed)
+        if not 0 < quantile <= 1:
+            raise InputError(f"quantile is {quantile}; above 0 and at most 1 is needed")
+        self.quantile = quantile
+        self.limit = torch.tensor(torch.inf)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        clipped = inputs.minimum(self.limit.to(inputs))
+        return F.normalize(clipped, dim=1) if self.unit else clipped
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        self.limit = torch.tensor(np.quantile(inputs.cpu().numpy(), self.quantile))
+        super()._fit(inputs, labels, classifier)
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return energy_of_logits(logits)
+
+
+class DICE(LogitScorer):
+    """:class:`Energy` with the weights that contribute little set to 0: those where ``W * mean(z)`` is low.
+
+    Args:
+        percentile: the share of weights to leave out, in percent.
+        stand_in: as for every scorer of logits, like the rest.
+    """
+
+    name = "dice"
+
+    def __init__(
+        self, percentile: float = 70.0, stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+    ) -> None:
+        super().__init__("vectors", stand_in, scale, n_clusters, seed)
+        if not 0 <= percentile < 100:
+            raise InputError(f"percentile is {percentile}; 0 or more and below 100 is needed")
+        self.percentile = percentile
+
+    def _fit_features(self, features: Tensor) -> None:
+        contribution = (self.weight * features.double().mean(0)).cpu().numpy()
+        kept = torch.from_numpy(contribution > np.percentile(contribution, self.percentile))
+        self.weight = self.weight * kept.to(self.weight.device)
+
+    def energy_of_logits(self, logits: Tensor) -> Tensor:
+        return energy_of_logits(logits)

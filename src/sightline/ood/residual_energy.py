@@ -1,0 +1,250 @@
+"""A network that corrects a prior energy where the prior and the data differ."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.errors import InputError, choose, names
+from sightline.ood.classifier import Classifier
+from sightline.ood.langevin import Langevin
+from sightline.ood.mixture import GMM
+from sightline.ood.scorer import BLOCK, Scorer
+from sightline.progress import tracked
+
+N_HIDDEN = 5  # layers of ``width`` units: 6 linear layers with the one that gives the energy
+SLOPE = 0.2
+BUFFER_SIZE, RESTARTS = 40_000, 0.1
+STARTS = ("auto", "prior", "gmm", "normal", "data", "buffer")
+NEGATIVES = {"chain+init": "chain+init", "chain": "chain"}
+
+
+@dataclass(frozen=True)
+class ResidualSettings:
+    """How a residual is trained; :class:`~sightline.ood.heat.Heat` says what each means."""
+
+    weight: float
+    temperature: float | Literal["auto"]
+    spread: float
+    hidden: int
+    tie_hidden: bool
+    epochs: int
+    batch_size: int
+    lr: float
+    n_chains: int
+    negatives: str
+    start: str
+    input_noise: float
+    langevin: Langevin
+    seed: int
+
+    def __post_init__(self) -> None:
+        above_zero = ("weight", "spread", "hidden", "batch_size", "lr", "n_chains")
+        if wrong := [name for name in above_zero if not getattr(self, name) > 0]:
+            raise InputError(f"{wrong[0]} is {getattr(self, wrong[0])}; above 0 is needed")
+        if self.temperature != "auto" and not self.temperature > 0:
+            raise InputError(f"temperature is {self.temperature}; above 0 is needed, or 'auto'")
+        if self.epochs < 0 or self.input_noise < 0:
+            raise InputError(f"epochs is {self.epochs} and input_noise {self.input_noise}; 0 or more is needed")
+        choose(NEGATIVES, self.negatives, "negatives")
+        choose(dict.fromkeys(STARTS), self.start, "start")
+
+
+def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Sequential:
+    """D to one number in 6 linear layers; it starts as 0 everywhere, so that a hybrid starts as its prior.
+
+    Args:
+        dim: D.
+        hidden: units of each layer between.
+        tie_hidden: the four layers from ``hidden`` to ``hidden`` are one, as in the authors' released code.
+        seed: of the weights.
+
+    Example:
+        >>> sum(weight.numel() for weight in energy_network(512, 1024, False, 0).parameters())
+        4724737
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        between: list[nn.Module] = [nn.Linear(before, after) for before, after in pairwise([dim, *[hidden] * N_HIDDEN])]
+        last = nn.Linear(hidden, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    if tie_hidden:
+        between[2:] = [between[1]] * (N_HIDDEN - 2)
+    layers = [layer for linear in between for layer in (linear, nn.LeakyReLU(SLOPE))]
+    return nn.Sequential(*layers, last)
+
+
+def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
+    """``mean(real) - mean(generated) + weight * (mean(real^2) + mean(generated^2))``.
+
+    Where samples are of density p_gen and data of p, it is least for ``(p_gen - p) / (2 weight (p_gen + p))``: never more
+    than ``1 / (2 weight)`` from 0.
+
+    Args:
+        real: (N,) residuals of data.
+        generated: (M,) residuals of samples.
+        weight: of the squares.
+
+    Example:
+        >>> residual_loss(torch.tensor([0.2, -0.1, 0.3]), torch.tensor([0.5, 0.1, -0.2, 0.4]), 10.0)
+        tensor(1.5500)
+    """
+    return real.mean() - generated.mean() + weight * (real.square().mean() + generated.square().mean())
+
+
+class ResidualEnergy(Scorer):
+    """``E_prior / T + E_theta``: any scorer with a gradient, and the network that corrects it.
+
+    Args:
+        prior: not fitted yet.
+        settings: of the training.
+    """
+
+    name = "residual_energy"
+    state: ClassVar[tuple[str, ...]] = ("temperature",)
+    temperature: Tensor
+    network: nn.Sequential
+
+    def __init__(self, prior: Scorer, settings: ResidualSettings) -> None:
+        self.prior, self.settings, self.needs = prior, settings, prior.needs
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.prior.features(inputs)
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.prior.energy(features) / self.temperature + self.residual(features)
+
+    def residual(self, features: Tensor) -> Tensor:
+        """(N,) what the network adds."""
+        found: Tensor = self.network(features)
+        return found.squeeze(1)
+
+    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
+        self.prior._fit_given(given, labels, classifier)
+        super()._fit_given(given, labels, classifier)
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        settings = self.settings
+        with torch.no_grad():
+            blocks = range(0, len(inputs), BLOCK)
+            data = torch.cat([self.prior.features(inputs[start : start + BLOCK]) for start in blocks])
+            energies = torch.cat([self.prior.energy(data[start : start + BLOCK]) for start in blocks]).double()
+        deviation = float(energies.std(correction=0))
+        if not deviation > 1e-12 * float(energies.abs().max()):
+            raise InputError(f"prior {self.prior.name!r} gives all items of the fit set one energy")
+        # The residual is at most 1 / (2 weight) from 0: the prior is brought to that order.
+        asked = (
+            deviation * 2 * settings.weight / settings.spread if settings.temperature == "auto" else settings.temperature
+        )
+        self.temperature = torch.tensor(asked, dtype=torch.float64)
+        self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
+        self._train(data, labels)
+
+    def _train(self, data: Tensor, labels: Tensor | None) -> None:
+        settings = self.settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        starts = _Starts(self.prior, data, labels, settings, generator)
+        project = _projection(data)
+        optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, betas=(0.0, 0.999))
+        n_batches = -(-len(data) // settings.batch_size)
+        for place in tracked(
+            range(settings.epochs * n_batches), "Fitting HEAT", settings.epochs * n_batches, self.shows_progress
+        ):
+            epoch, batch = divmod(place, n_batches)
+            if batch == 0:
+                order = torch.randperm(len(data), generator=generator)
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.lr * (1.0 if 2 * epoch < settings.epochs else 0.1)
+            real = data[order[batch * settings.batch_size : (batch + 1) * settings.batch_size].to(data.device)]
+            first = project(starts.draw(settings.n_chains))
+            last = settings.langevin.chains(self.energy, first, generator, project)
+            starts.keep(last)
+            samples = torch.cat([last, first]) if settings.negatives == "chain+init" else last
+            both = torch.cat([real, samples])
+            noise = torch.randn(both.shape, generator=generator, dtype=both.dtype).to(both.device)
+            with torch.enable_grad():
+                residuals = self.residual(both + settings.input_noise * noise)
+                loss = residual_loss(residuals[: len(real)], residuals[len(real) :], settings.weight)
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+        self.network.requires_grad_(False)
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = super().tensors() | {f"prior.{name}": tensor for name, tensor in self.prior.tensors().items()}
+        return own | {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        super().restore(tensors)
+        self.prior.restore(_below("prior.", tensors))
+        weights = _below("network.", tensors)
+        if "0.weight" not in weights:
+            raise InputError(f"scorer 'heat': no tensor {names(['network.0.weight'])}")
+        hidden, dim = weights["0.weight"].shape
+        self.network = energy_network(dim, hidden, self.settings.tie_hidden, 0).to(weights["0.weight"].dtype)
+        try:
+            self.network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise InputError(f"scorer 'heat': not the weights of its network: {error}") from error
+        self.network.requires_grad_(False)
+
+
+class _Starts:
+    """Where chains begin."""
+
+    def __init__(
+        self, prior: Scorer, data: Tensor, labels: Tensor | None, settings: ResidualSettings, generator: torch.Generator
+    ) -> None:
+        self.kind, self.data, self.generator = settings.start, data, generator
+        self.buffer = data[:0]
+        self.source: Scorer | None = prior
+        if self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is None:
+            if self.kind == "prior":
+                raise InputError(
+                    f"start is 'prior', but scorer {prior.name!r} has no samples to draw; take 'gmm' or 'data'"
+                )
+            self.kind = "buffer" if self.kind == "buffer" else "gmm"
+            self.source = None
+        if self.kind == "gmm" or self.source is None:
+            normalise = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+            self.source = GMM(normalise=normalise, seed=settings.seed).fit(data, labels)
+
+    def draw(self, n: int) -> Tensor:
+        if self.kind == "normal":
+            return torch.randn(n, self.data.shape[1], generator=self.generator, dtype=self.data.dtype).to(self.data.device)
+        if self.kind == "data":
+            return self.data[torch.randint(len(self.data), (n,), generator=self.generator).to(self.data.device)]
+        fresh = None if self.source is None else self.source.sample(n, self.generator)
+        if fresh is None:
+            raise InputError("no samples to start chains from")
+        fresh = fresh.to(self.data)
+        if self.kind != "buffer" or 2 * len(self.buffer) < BUFFER_SIZE:
+            return fresh
+        kept = self.buffer[torch.randint(len(self.buffer), (n,), generator=self.generator).to(self.data.device)]
+        restarts = torch.rand(n, 1, generator=self.generator).to(self.data.device) < RESTARTS
+        return torch.where(restarts, fresh, kept)
+
+    def keep(self, last: Tensor) -> None:
+        if self.kind == "buffer":
+            self.buffer = torch.cat([self.buffer, last])[-BUFFER_SIZE:]
+
+
+def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
+    """Back to where the data lies: no negative entry if it has none, at length 1 if it is."""
+    rectify = bool((data >= 0).all())
+    unit = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+
+    def project(features: Tensor) -> Tensor:
+        features = features.relu() if rectify else features
+        return F.normalize(features, dim=1) if unit else features
+
+    return project
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

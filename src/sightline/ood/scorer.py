@@ -1,0 +1,276 @@
+"""What all scorers share: what they are given, how they are calibrated, saved and loaded."""
+
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sightline.errors import InputError, choose, names
+from sightline.ood.classifier import Classifier
+from sightline.ood.storage import replaced_folder
+
+FORMAT = 1
+SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"
+BLOCK = 1024  # items scored at once
+Quantile = Literal["linear", "higher"]
+QUANTILES: dict[str, Quantile] = {"linear": "linear", "higher": "higher"}
+Inputs = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
+SHAPES = {
+    "vectors": "(N, D)",
+    "logits": "(N, C)",
+    "feature maps": "(N, C, H, W) or (N, T, C)",
+    "images": "(N, 3, H, W)",
+}
+NDIMS = {"vectors": (2,), "logits": (2,), "feature maps": (3, 4), "images": (4,)}
+
+
+class Scorer(ABC):
+    """How far out an item is: an energy, low for what the fit set is like, high for what it is not.
+
+    Attributes:
+        name: what :func:`~sightline.ood.create` calls it.
+        needs: what it is given: ``vectors``, ``feature maps``, ``logits`` or ``images``; several for a composition.
+        threshold: energies above it are outliers; None until :meth:`calibrate`.
+        acceptance: the share of held-out items below that threshold.
+    """
+
+    name: ClassVar[str]
+    needs: tuple[str, ...] = ("vectors",)
+    state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting makes, all tensors
+    threshold: float | None = None
+    acceptance: float | None = None
+    width: int | None = None  # D of what it was fitted on
+    shows_progress: bool = False
+
+    # What a scorer is made of -------------------------------------------------------------------------------------
+    @abstractmethod
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        """Set what ``state`` names from checked inputs (float32 or float64) and int64 labels from 0."""
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """(N, D) what the energy is a function of: the inputs, pooled, clipped or at unit length as the scorer wants."""
+        return inputs
+
+    @abstractmethod
+    def energy(self, features: Tensor) -> Tensor:
+        """(N,) energies of what :meth:`features` returns, with a gradient where there is one."""
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
+        """(n, D) features drawn from the density ``exp(-energy)``; None where the scorer cannot draw."""
+        return None
+
+    # What it is used for ------------------------------------------------------------------------------------------
+    def fit(
+        self,
+        inputs: Inputs,
+        labels: ArrayLike | Tensor | None = None,
+        classifier: Classifier | None = None,
+        show_progress: bool = False,
+    ) -> Self:
+        """Learn what belongs; no outlier is ever seen.
+
+        Args:
+            inputs: what :attr:`needs` says, of N items that belong, as array or tensor; for a composition that needs
+                several things, each by its name.
+            labels: (N,) or (N, L) classes, of which the finest are used.
+            classifier: the linear layer that makes logits of vectors, where there is one.
+            show_progress: draw a bar, where fitting takes long.
+        """
+        self.shows_progress = show_progress
+        given = self._checked(inputs)
+        self._fit_given(given, _codes(labels, len(next(iter(given.values())))), classifier)
+        self.threshold = self.acceptance = None
+        return self
+
+    def score(self, inputs: Inputs) -> NDArray[np.float64]:
+        """(N,) energies; the higher, the further out."""
+        self._check_fitted()
+        given = self._checked(inputs)
+        n_items = len(next(iter(given.values())))
+        if not n_items:
+            return np.empty(0)
+        with torch.no_grad():
+            blocks = [
+                self._energy_given({kind: rows[start : start + BLOCK] for kind, rows in given.items()})
+                for start in range(0, n_items, BLOCK)
+            ]
+        return torch.cat(blocks).double().cpu().numpy()
+
+    def calibrate(self, held_out: Inputs, tpr: float = 0.95, method: str = "linear") -> float:
+        """Set the threshold below which a share ``tpr`` of items that belong lies.
+
+        Args:
+            held_out: items that belong and that it was not fitted on.
+            tpr: the share to accept, between 0 and 1.
+            method: ``linear`` interpolates between two energies; ``higher`` takes the upper of them, so that at least
+                ``tpr`` of these items are accepted.
+
+        Returns:
+            The threshold.
+        """
+        if not 0 < tpr < 1:
+            raise InputError(f"tpr is {tpr}; between 0 and 1 is needed")
+        energies = self.score(held_out)
+        if not len(energies):
+            raise InputError("no items to calibrate on")
+        self.threshold = float(np.quantile(energies, tpr, method=choose(QUANTILES, method, "method")))
+        self.acceptance = tpr
+        return self.threshold
+
+    def is_outlier(self, inputs: Inputs) -> NDArray[np.bool_]:
+        """(N,) True where the energy is above the threshold."""
+        if self.threshold is None:
+            raise InputError(f"scorer {self.name!r} has no threshold yet: calibrate it on held-out items")
+        return self.score(inputs) > self.threshold
+
+    def save(self, folder: Path | str) -> Path:
+        """Write ``scorer.json`` and ``scorer.safetensors`` to a folder, which appears complete or not at all."""
+        self._check_fitted()
+        folder = Path(folder)
+        with replaced_folder(folder, SETTINGS_FILE, "a scorer") as scratch:
+            self.write(scratch)
+        return folder
+
+    def write(self, folder: Path) -> None:
+        """Write both files into a folder that is there."""
+        stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
+        save_file(stored, folder / TENSORS_FILE)
+        (folder / SETTINGS_FILE).write_text(json.dumps(self.described(), indent=2) + "\n", encoding="utf-8")
+
+    # How it is done -----------------------------------------------------------------------------------------------
+    def described(self) -> dict[str, object]:
+        """All but the tensors, as JSON can hold it."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "options": self.options(),
+            "width": self.width,
+            "threshold": self.threshold,
+            "acceptance": self.acceptance,
+        }
+
+    def options(self) -> dict[str, object]:
+        """The settings it was created with."""
+        return {
+            option: getattr(self, option)
+            for option in inspect.signature(type(self).__init__).parameters
+            if option != "self"
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What fitting made."""
+        return {name: getattr(self, name) for name in self.state}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`tensors` gave."""
+        if missing := [name for name in self.state if name not in tensors]:
+            raise InputError(f"scorer {self.name!r}: no tensor {names(missing)}")
+        for name in self.state:
+            setattr(self, name, tensors[name])
+
+    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
+        inputs = given[self.needs[0]]
+        if not len(inputs):
+            raise InputError("no items to fit on")
+        self._fit(inputs, labels, classifier)
+        self.width = _width(inputs)
+        for name in self.state:  # float64 was for fitting; scoring takes the type of the inputs
+            tensor = getattr(self, name)
+            setattr(self, name, tensor.to(inputs.dtype) if tensor.is_floating_point() else tensor)
+
+    def _energy_given(self, given: dict[str, Tensor]) -> Tensor:
+        inputs = given[self.needs[0]]
+        self._check_width(inputs)
+        kept = next((getattr(self, name) for name in self.state if getattr(self, name).is_floating_point()), inputs)
+        return self.energy(self.features(inputs.to(kept.dtype)))
+
+    def _check_width(self, inputs: Tensor) -> None:
+        if self.width is not None and _width(inputs) != self.width:
+            raise InputError(
+                f"scorer {self.name!r} was fitted on {self.needs[0]} of {self.width} dimensions, found {_width(inputs)}"
+            )
+
+    def _check_fitted(self) -> None:
+        if self.width is None:
+            raise InputError(f"scorer {self.name!r} is not fitted yet")
+
+    def _checked(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The inputs as float tensors by what they are; refused where something is missing, misshapen or not a number."""
+        if not isinstance(inputs, Mapping):
+            if len(self.needs) > 1:
+                raise InputError(f"scorer {self.name!r} needs {' and '.join(self.needs)}: give each by its name in a dict")
+            inputs = {self.needs[0]: inputs}
+        if missing := [kind for kind in self.needs if kind not in inputs]:
+            raise InputError(f"scorer {self.name!r} needs {' and '.join(missing)}, found {names(inputs)}")
+        given = {kind: _as_tensor(inputs[kind], kind, self.name) for kind in self.needs}
+        if len({len(rows) for rows in given.values()}) > 1:
+            counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in given.items())
+            raise InputError(f"scorer {self.name!r}: one of each for every item is needed, found {counts}")
+        return given
+
+
+def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: object) -> Scorer:
+    """The scorer whose two files are in the folder.
+
+    Args:
+        folder: with ``scorer.json`` and ``scorer.safetensors``.
+        table: the scorers by name.
+        not_stored: options that cannot be saved, such as the model of ODIN.
+    """
+    for file in (SETTINGS_FILE, TENSORS_FILE):
+        if not (folder / file).is_file():
+            raise InputError(f"{folder}: not a scorer: it has no {file}")
+    try:
+        described = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        if described["format"] != FORMAT:
+            raise InputError(f"{folder}: a scorer of format {described['format']!r}; this version reads {FORMAT}")
+        scorer = choose(table, described["name"], "scorer")(**described["options"] | not_stored)
+        scorer.width = described["width"]
+        scorer.restore(load_file(folder / TENSORS_FILE))
+        scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
+    except InputError:
+        raise
+    except SafetensorError as error:
+        raise InputError(f"{folder / TENSORS_FILE}: not a scorer's tensors: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder / SETTINGS_FILE}: not a scorer's settings: {error}") from error
+    return scorer
+
+
+def _as_tensor(given: ArrayLike | Tensor, kind: str, name: str) -> Tensor:
+    tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    if tensor.ndim not in NDIMS[kind]:
+        raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found shape {tuple(tensor.shape)}")
+    if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    bad = ~torch.isfinite(tensor.flatten(1).sum(1) if tensor.numel() else tensor.new_zeros(len(tensor)))
+    if bad.any():
+        raise InputError(
+            f"{kind}: row {int(bad.nonzero()[0])} has values that are not finite, and {int(bad.sum())} rows in all"
+        )
+    return tensor
+
+
+def _codes(labels: ArrayLike | Tensor | None, n_items: int) -> Tensor | None:
+    """(N,) classes as numbers from 0."""
+    if labels is None:
+        return None
+    array = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] else array
+    if array.shape != (n_items,):
+        raise InputError(f"labels: one for each of the {n_items} items is needed, found shape {array.shape}")
+    return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
+
+
+def _width(inputs: Tensor) -> int:
+    """D of vectors and logits, C of feature maps and images."""
+    return inputs.shape[-1] if inputs.ndim < 4 else inputs.shape[1]

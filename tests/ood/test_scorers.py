@@ -1,0 +1,373 @@
+"""Every scorer against its formula written slowly in float64, scikit-learn, pytorch-ood and the specification's numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture
+from sklearn.neighbors import NearestNeighbors
+from torch.testing import assert_close
+
+import sightline.torchvision_operators  # noqa: F401  (before pytorch_ood, which imports torchvision)
+from sightline import ood
+from sightline.ood.classifier import class_means, classifier_of_proxies
+from sightline.ood.directions import mixture_on_sphere
+from sightline.ood.logits import kl_to_nearest
+from sightline.ood.odin import odin_energy
+
+from pytorch_ood import detector as other  # isort: skip
+
+LOGITS = np.array([[2, 1, 0], [0.1, 0, -0.1], [10, -5, -5]])
+N, D, C = 120, 6, 4
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Vectors about class means, classes of unequal size, a classifier, and vectors to score."""
+    rng = np.random.default_rng(0)
+    labels = np.sort(rng.choice(C, N, p=[0.4, 0.3, 0.2, 0.1]))
+    vectors = rng.normal(size=(C, D))[labels] * 2 + rng.normal(size=(N, D)) @ rng.normal(size=(D, D))
+    classifier = ood.Classifier(torch.from_numpy(rng.normal(size=(C, D))), torch.from_numpy(rng.normal(size=C)))
+    return vectors, labels, classifier, rng.normal(size=(25, D)) * 3
+
+
+def unit(vectors):
+    return vectors / np.sqrt((vectors**2).sum(1, keepdims=True))
+
+
+def log_sum_exp(values):
+    return math.log(sum(math.exp(value - max(values)) for value in values)) + max(values)
+
+
+def by_rows(function, rows):
+    return np.array([function(row) for row in rows])
+
+
+def gaussians_by_definition(vectors, labels, shrinkage=1e-6):
+    means = [vectors[labels == label].mean(0) for label in range(C)]
+    covariance = sum(np.outer(v - means[y], v - means[y]) for v, y in zip(vectors, labels, strict=True)) / len(vectors)
+    covariance = covariance + shrinkage * np.trace(covariance) / D * np.eye(D)
+    return means, np.linalg.inv(covariance), covariance
+
+
+def distances_by_definition(z, means, inverse):
+    return [float((z - mean) @ inverse @ (z - mean)) for mean in means]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("energy", {}, [-2.40760596, -1.10194285, -10.00000061]),
+        ("energy", {"temperature": 2.0}, [-3.36053934, -2.19889090, -10.00221111]),
+        ("msp", {}, [-0.66524096, -0.36716540, -0.99999939]),
+        ("maxlogit", {}, [-2, -0.1, -10]),
+    ],
+)
+def test_numbers_of_the_specification_for_logits(name, options, expected):
+    scorer = ood.create(name, inputs="logits", **options).fit(LOGITS)
+    assert scorer.needs == ("logits",)
+    np.testing.assert_allclose(scorer.score(LOGITS), expected, atol=1e-8)
+
+
+def test_energy_moves_with_the_logits_and_is_bounded_by_the_largest():
+    energy, msp = (ood.create(name, inputs="logits").fit(LOGITS) for name in ("energy", "msp"))
+    np.testing.assert_allclose(energy.score(LOGITS + 7), energy.score(LOGITS) - 7)
+    np.testing.assert_allclose(msp.score(LOGITS + 7), msp.score(LOGITS))
+    assert (energy.score(LOGITS) <= -LOGITS.max(1)).all()
+    assert (energy.score(LOGITS) >= -LOGITS.max(1) - math.log(3)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "by_definition"),
+    [
+        ("msp", {}, lambda f: -max(math.exp(x - log_sum_exp(f)) for x in f)),
+        ("maxlogit", {}, lambda f: -max(f)),
+        ("energy", {"temperature": 1.5}, lambda f: -1.5 * log_sum_exp(f / 1.5)),
+    ],
+)
+def test_scorers_of_logits_with_a_classifier(data, name, options, by_definition):
+    vectors, labels, classifier, queries = data
+    scorer = ood.create(name, **options).fit(vectors, labels, classifier)
+    logits = queries @ classifier.weight.numpy().T + classifier.bias.numpy()
+    np.testing.assert_allclose(scorer.score(queries), by_rows(by_definition, logits), rtol=1e-12)
+    theirs = {"msp": other.MaxSoftmax(None), "maxlogit": other.MaxLogit(None), "energy": other.EnergyBased(None, t=1.5)}
+    assert_close(torch.from_numpy(scorer.score(queries)), theirs[name].predict_logits(torch.from_numpy(logits)))
+
+
+def test_proxies_are_logits_of_unit_vectors():
+    proxies = torch.eye(2, dtype=torch.float64)
+    queries = np.array([[1, 0], [0.7071, 0.7071], [-3, 0]])
+    for scale, expected in (
+        (16.0, [-16.00000011, -12.00685568, -0.00000011]),
+        (1.0, [-1.31326169, -1.40025396, -0.31326169]),
+    ):
+        scorer = ood.create("energy").fit(queries, classifier=classifier_of_proxies(3 * proxies, scale))
+        # the specification's second query is 0.7071 (1, 1), a hair shorter than 1
+        np.testing.assert_allclose(scorer.score(queries), expected, atol=5e-4 if scale > 1 else 5e-5)
+        assert scorer.score(queries)[[0, 2]] == pytest.approx([expected[0], expected[2]], abs=1e-8)
+    sharp = ood.create("energy").fit(queries, classifier=classifier_of_proxies(proxies, 1e4)).score(queries)
+    np.testing.assert_allclose(sharp / 1e4, -unit(queries).max(1), atol=1e-3)
+
+
+def test_prototypes_and_centroids_stand_in_for_a_classifier(data):
+    vectors, labels, _, queries = data
+    means = unit(np.stack([unit(vectors)[labels == label].mean(0) for label in range(C)]))
+    expected = by_rows(lambda z: -log_sum_exp([8 * float(z @ mean) for mean in means]), unit(queries))
+    np.testing.assert_allclose(ood.create("energy", scale=8.0).fit(vectors, labels).score(queries), expected, rtol=1e-10)
+    one_each = ood.create("energy", stand_in="centroids", n_clusters=10**6, scale=8.0).fit(vectors[:20])
+    expected = by_rows(lambda z: -log_sum_exp([8 * float(z @ v) for v in unit(vectors[:20])]), unit(queries))
+    np.testing.assert_allclose(one_each.score(queries), expected, rtol=1e-10)
+
+
+def test_kl_matching_numbers_definition_and_pytorch_ood(data):
+    templates = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.1, 0.2, 0.7]], dtype=torch.float64)
+    p = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64).softmax(1)
+    for row, expected in zip(templates, (0.00605753, 0.50818062, 1.12536526), strict=True):
+        assert kl_to_nearest(p, row[None]).item() == pytest.approx(expected, abs=1e-8)
+    assert kl_to_nearest(p, templates).item() == pytest.approx(0.00605753, abs=1e-8)
+
+    vectors, labels, classifier, queries = data
+    scorer = ood.create("kl_matching").fit(vectors, labels, classifier)
+    softmax = [torch.from_numpy(x) @ classifier.weight.T + classifier.bias for x in (vectors, queries)]
+    train, test = (logits.softmax(1).numpy() for logits in softmax)
+    means = [train[train.argmax(1) == c].mean(0) for c in range(C) if (train.argmax(1) == c).any()]
+    expected = by_rows(lambda p: min(float((p * (np.log(p) - np.log(t))).sum()) for t in means), test)
+    np.testing.assert_allclose(scorer.score(queries), expected, rtol=1e-9)
+
+
+def test_react_cuts_activations_off(data):
+    head = ood.Classifier(torch.tensor([[1.0, 0, 0], [0, 1, 0]]).double(), torch.tensor([0.5, -0.5]).double())
+    z = np.array([[0.2, 3, 0.5]])
+    assert ood.create("energy").fit(z, classifier=head).score(z)[0] == pytest.approx(-2.65297761, abs=1e-8)
+    ones = np.array([[1.0, 1, 1], [1, 1, 1]])
+    assert ood.create("react").fit(ones, classifier=head).score(z)[0] == pytest.approx(-1.29813887, abs=1e-8)
+
+    vectors, labels, classifier, queries = data
+    limit = np.quantile(vectors, 0.8)
+    logits = np.minimum(queries, limit) @ classifier.weight.numpy().T + classifier.bias.numpy()
+    scorer = ood.create("react", quantile=0.8).fit(vectors, labels, classifier)
+    np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-12)
+
+
+def test_dice_keeps_weights_that_contribute(data):
+    weight = torch.tensor([[1, -2, 0.5], [0.3, 0.8, -1]]).double()
+    head = ood.Classifier(weight, torch.zeros(2).double())
+    scorer = ood.create("dice", percentile=50.0).fit(np.array([[2.0, 1, 2], [0, 0, 2]]), classifier=head)  # mean 1, .5, 2
+    assert_close(scorer.weight, weight * torch.tensor([[1, 0, 1], [0, 1, 0]]))
+    assert scorer.score(np.ones((1, 3)))[0] == pytest.approx(-1.90318605, abs=1e-8)
+
+    vectors, labels, classifier, queries = data
+    theirs = other.DICE(lambda x: x, classifier.weight.float(), classifier.bias.float(), p=0.7)
+    theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
+    ours = ood.create("dice", percentile=70.0).fit(vectors, labels, classifier).score(queries)
+    np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-4)
+
+
+def test_odin_numbers_and_definition():
+    x = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    assert odin_energy(lambda x: x, x, 1000.0, 0.0014).item() == pytest.approx(-0.5001257000, abs=1e-10)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).double()
+    images = torch.randn(3, 3, 2, 2, dtype=torch.float64)
+    scorer = ood.create("odin", model=model, temperature=10.0, epsilon=0.1).fit(images)
+    theirs = other.ODIN(model, eps=0.1, temperature=10.0, norm_std=None)
+    np.testing.assert_allclose(scorer.score(images), theirs.predict(images).detach().numpy(), rtol=1e-10)
+
+
+def test_gaussians_of_the_specification():
+    vectors = np.array([(0, 0), (2, 0), (0, 2), (2, 2), (5, 5), (7, 5), (5, 7), (7, 7), (6, 6), (6, 6)], float)
+    labels = np.array([0] * 4 + [1] * 6)
+    queries = np.array([(1, 1), (3.5, 3.5), (10, 1)])
+    gmm = ood.create("gmm", weights="uniform", normalise=False, shrinkage=0.0).fit(vectors, labels)
+    assert_close(
+        gmm.distances(torch.from_numpy(queries)),
+        torch.tensor([[0, 62.5], [15.625, 15.625], [101.25, 51.25]], dtype=torch.float64),
+    )
+    np.testing.assert_allclose(gmm.score(queries), [0, 7.1193528194, 25.625], atol=1e-9)
+    assert gmm.constant() == pytest.approx(1.6147335151)
+    counted = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors, labels)
+    np.testing.assert_allclose(
+        counted.score(queries) + counted.constant(), [2.53102425, 9.42723352, 27.75055914], atol=1e-7
+    )
+    z = torch.tensor([[3.8, 3.3]], dtype=torch.float64, requires_grad=True)
+    energy = gmm.energy(z)
+    energy.sum().backward()
+    assert energy.item() == pytest.approx(7.1525493217)
+    assert_close(z.grad, torch.tensor([[-0.5709679, -1.1959679]], dtype=torch.float64), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("weights", ["counts", "uniform"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_gmm_by_definition(data, weights, normalise):
+    vectors, labels, _, queries = data
+    scorer = ood.create("gmm", weights=weights, normalise=normalise).fit(vectors, labels)
+    z, q = (unit(vectors), unit(queries)) if normalise else (vectors, queries)
+    means, inverse, _ = gaussians_by_definition(z, labels)
+    log_pi = [math.log((labels == c).mean()) if weights == "counts" else 0 for c in range(C)]
+    expected = by_rows(
+        lambda z: (
+            -log_sum_exp([p - d / 2 for p, d in zip(log_pi, distances_by_definition(z, means, inverse), strict=True)])
+        ),
+        q,
+    )
+    np.testing.assert_allclose(scorer.score(queries), expected, rtol=1e-8)
+
+
+def test_gmm_energy_is_scikit_learns_log_likelihood_less_the_stated_constant(data):
+    vectors, labels, _, queries = data
+    scorer = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors, labels)
+    means, _, covariance = gaussians_by_definition(vectors, labels, shrinkage=0)
+    theirs = GaussianMixture(C, covariance_type="tied")
+    theirs.weights_, theirs.means_ = np.bincount(labels) / N, np.stack(means)
+    theirs.covariances_, theirs.precisions_cholesky_ = covariance, np.linalg.inv(np.linalg.cholesky(covariance)).T
+    np.testing.assert_allclose(scorer.score(queries) + scorer.constant(), -theirs.score_samples(queries), rtol=1e-9)
+
+
+def test_gmm_does_not_change_with_an_invertible_map_of_the_vectors(data):
+    vectors, labels, _, queries = data
+    change, shift = np.random.default_rng(5).normal(size=(D, D)), np.arange(D)
+    scores = [
+        ood.create("gmm", normalise=False, shrinkage=0.0).fit(v, labels).score(q)
+        for v, q in ((vectors, queries), (vectors @ change + shift, queries @ change + shift))
+    ]
+    np.testing.assert_allclose(*scores, rtol=1e-6)
+
+
+def test_gmm_draws_from_its_own_density(data):
+    vectors, labels, _, _ = data
+    scorer = ood.create("gmm", normalise=False).fit(vectors, labels)
+    drawn = scorer.sample(40_000, torch.Generator().manual_seed(0)).numpy()
+    np.testing.assert_allclose(drawn.mean(0), vectors.mean(0), atol=0.1)
+    np.testing.assert_allclose(np.cov(drawn.T), np.cov(vectors.T, ddof=0), atol=0.04 * np.trace(np.cov(vectors.T)))
+
+
+def test_single_items_share_the_mean_of_all():
+    rng = np.random.default_rng(0)
+    vectors, labels = rng.normal(size=(30, 2)), np.array([0] * 14 + [1] * 14 + [2, 3])
+    scorer = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors, labels)
+    means = np.stack([vectors[:14].mean(0), vectors[14:28].mean(0), vectors.mean(0)])
+    about = np.concatenate([vectors[:14] - means[0], vectors[14:28] - means[1], vectors[28:] - means[2]])
+    inverse = np.linalg.inv(about.T @ about / 30)
+    expected = [
+        -log_sum_exp([math.log(n / 30) - (z - m) @ inverse @ (z - m) / 2 for n, m in zip((14, 14, 2), means, strict=True)])
+        for z in vectors
+    ]
+    np.testing.assert_allclose(scorer.score(vectors), expected, rtol=1e-9)
+
+
+def test_many_classes_become_clusters():
+    vectors = np.random.default_rng(0).normal(size=(2200, 3))
+    with_many = ood.create("gmm").fit(vectors, np.arange(2200) // 2)
+    assert 30 <= len(with_many.means) <= 44
+    assert len(ood.create("gmm").fit(vectors, np.arange(2200) // 22).means) == 100
+    assert len(ood.create("gmm").fit(vectors).means) == 1
+
+
+def test_std_pooling_and_gmm_of_it():
+    maps = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]], dtype=torch.float64)
+    assert ood.std_pooled(maps).item() == pytest.approx(1.2909944487)
+    assert ood.std_pooled(maps.flatten(2).transpose(1, 2)).item() == pytest.approx(1.2909944487)
+    assert ood.std_pooled(torch.ones(2, 3, 1, 1)).tolist() == [[0.0] * 3] * 2
+    maps = torch.randn(60, 5, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = np.arange(60) % 2
+    pooled = maps.flatten(2).numpy().std(2, ddof=1)
+    np.testing.assert_allclose(
+        ood.create("gmm_std").fit(maps, labels).score(maps), ood.create("gmm").fit(pooled, labels).score(pooled), rtol=1e-9
+    )
+
+
+def test_mahalanobis_and_ssd_by_definition_and_pytorch_ood(data):
+    vectors, labels, _, queries = data
+    ours = ood.create("mahalanobis").fit(vectors, labels).score(queries)
+    means, inverse, _ = gaussians_by_definition(vectors, labels)
+    np.testing.assert_allclose(ours, by_rows(lambda z: min(distances_by_definition(z, means, inverse)), queries), rtol=1e-8)
+    theirs = other.Mahalanobis(None).fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
+    ours = ood.create("mahalanobis", shrinkage=0.0).fit(vectors, labels).score(queries)
+    # theirs is half the distance under the sum, not the mean, of outer products; in float32
+    np.testing.assert_allclose(ours, 2 * N * theirs.predict_features(torch.from_numpy(queries).float()), rtol=1e-3)
+
+    means, inverse, _ = gaussians_by_definition(unit(vectors), labels)
+    expected = by_rows(lambda z: min(distances_by_definition(z, means, inverse)), unit(queries))
+    np.testing.assert_allclose(ood.create("ssd", supervised=True).fit(vectors, labels).score(queries), expected, rtol=1e-8)
+    centre, covariance = unit(vectors).mean(0), np.cov(unit(vectors).T, ddof=0)
+    inverse = np.linalg.inv(covariance + 1e-6 * np.trace(covariance) / D * np.eye(D))
+    expected = by_rows(lambda z: float((z - centre) @ inverse @ (z - centre)), unit(queries))
+    np.testing.assert_allclose(ood.create("ssd").fit(vectors).score(queries), expected, rtol=1e-8)
+
+
+def test_gmm_energy_and_distance_bound_each_other(data):
+    vectors, labels, _, queries = data
+    energy = ood.create("gmm", weights="uniform", normalise=False).fit(vectors, labels).score(queries)
+    half = ood.create("mahalanobis").fit(vectors, labels).score(queries) / 2
+    assert (energy <= half + 1e-9).all()
+    assert (half <= energy + math.log(C) + 1e-9).all()
+
+
+def test_knn_by_hand_scikit_learn_and_pytorch_ood(data):
+    bank, query = np.array([(1, 0), (0.8, 0.6), (0, 1), (-1, 0)]), np.array([[0.6, 0.8]])
+    found = [ood.create("knn", k=k).fit(bank).score(query)[0] for k in (1, 2, 3, 4)]
+    assert found == pytest.approx([0.08, 0.4, 0.8, 3.2])
+    vectors, labels, _, queries = data
+    ours = ood.create("knn", k=7).fit(vectors, labels).score(queries)
+    distances, _ = NearestNeighbors(n_neighbors=7).fit(unit(vectors)).kneighbors(unit(queries))
+    np.testing.assert_allclose(ours, distances[:, -1] ** 2, rtol=1e-9)
+    theirs = other.KNN(None, k=7).fit_features(torch.from_numpy(vectors), torch.from_numpy(labels))
+    np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries)).numpy() ** 2, rtol=1e-6)
+
+
+def test_knn_of_a_part_lowers_k_in_proportion(data):
+    vectors, _, _, queries = data
+    part = ood.create("knn", k=8, bank_size=30, seed=3).fit(vectors)
+    assert (len(part.bank), int(part.neighbour)) == (30, 2)
+    again = ood.create("knn", k=2).fit(part.bank.numpy())
+    np.testing.assert_allclose(part.score(queries), again.score(queries))
+    assert int(ood.create("knn", k=1, bank_size=5).fit(vectors).neighbour) == 1
+
+
+def test_soft_knn_by_definition(data):
+    vectors, _, _, queries = data
+    ours = ood.create("soft_knn", k=5, scale=3.0).fit(vectors).score(queries)
+    expected = by_rows(lambda z: -log_sum_exp(sorted(3 * (unit(vectors) @ z))[-5:]) / 3, unit(queries))
+    np.testing.assert_allclose(ours, expected, rtol=1e-9)
+
+
+def test_residual_and_vim_numbers_definition_and_pytorch_ood(data):
+    head = ood.Classifier(torch.tensor([[1.0, 0, 0], [0, 1, 0]]).double(), torch.tensor([0.5, -0.5]).double())
+    train = np.array([(2, 1, 0.1), (1, 2, -0.1), (3, 0, 0.2), (0, 3, -0.2)])
+    queries = np.array([(1, 1, 2), (2, 1, 0)], float)
+    residual = ood.create("residual", n_principal=2).fit(train, classifier=head)
+    np.testing.assert_allclose(residual.score(queries), [1.96598702, 0.06962945], atol=1e-8)
+    assert_close(residual.origin, torch.tensor([-0.5, 0.5, 0], dtype=torch.float64))
+    vim = ood.create("vim", n_principal=2).fit(train, classifier=head)
+    assert float(vim.alpha) == pytest.approx(125.5823804)
+    np.testing.assert_allclose(vim.score(queries), [245.08006863, 6.11730452], atol=1e-6)
+
+    vectors, labels, classifier, queries = data
+    ours = ood.create("vim", n_principal=3).fit(vectors, labels, classifier).score(queries)
+    theirs = other.ViM(None, d=3, w=classifier.weight, b=classifier.bias)
+    theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
+    np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-3)
+
+
+def test_mixture_on_the_sphere_has_the_density_it_should():
+    """In 3 dimensions the cosine to the middle has density proportional to exp(k cos)."""
+    k, middle = 4.0, torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+    drawn = mixture_on_sphere(middle, k, 50_000, torch.Generator().manual_seed(0))
+    assert_close(drawn.norm(dim=1), torch.ones(50_000, dtype=torch.float64))
+    cosines = drawn[:, 2].numpy()
+    for edge in (-0.5, 0.0, 0.5, 0.9):
+        share = (math.exp(k * edge) - math.exp(-k)) / (math.exp(k) - math.exp(-k))
+        assert (cosines <= edge).mean() == pytest.approx(share, abs=0.006)
+    assert abs(float(drawn[:, 0].mean())) < 0.01
+    scorer = ood.create("energy", scale=30.0).fit(np.eye(4), np.arange(4))
+    drawn = scorer.sample(4000, torch.Generator().manual_seed(1))
+    nearest = drawn.argmax(1).bincount()
+    assert (nearest > 850).all()
+    with_bias = ood.Classifier(torch.eye(2), torch.ones(2), unit=True)
+    assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None
+
+
+def test_class_means_count():
+    means, counts = class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+    assert (means.tolist(), counts.tolist()) == ([[2.0], [5.0]], [2, 1])
