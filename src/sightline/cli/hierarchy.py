@@ -1,0 +1,142 @@
+"""``sightline hierarchy``: make a label tree from names or images, step by step."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Make a label tree from names or images, step by step, and look after it.")
+Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
+
+
+@app.command()
+def collect(
+    folder: Folder,
+    source: Annotated[Path, typer.Argument(help="A manifest or folder of images, or a CSV with a column label.")],
+    description: Annotated[str | None, typer.Option(help="Manifest column that says what a label is.")] = None,
+    category: Annotated[str | None, typer.Option(help="Manifest column with the label's category.")] = None,
+    wikidata: Annotated[bool, typer.Option("--wikidata", help='Look up each label\'s "instance of" at Wikidata.')] = False,
+    contact: Annotated[str, typer.Option(help="Your mail address or page, which Wikimedia asks for.")] = "",
+    site: Annotated[str, typer.Option(help="Whose page titles the labels are: enwiki, commonswiki, ...")] = "enwiki",
+    api: Annotated[str, typer.Option(help="Address of the Wikimedia API.")] = "https://www.wikidata.org/w/api.php",
+    per_second: Annotated[float, typer.Option(min=0.01, help="Requests at most.")] = 1.0,
+) -> None:
+    """List the labels with what is known about them (labels.csv)."""
+    import polars as pl
+
+    from sightline.data.manifest import read_manifest
+    from sightline.hierarchy.collect import labels_of_manifest, read_labels, with_categories, write_labels
+    from sightline.hierarchy.wikimedia import Wikimedia
+
+    is_manifest = source.is_dir() or source.suffix.lower() == ".parquet"
+    if not is_manifest and source.is_file():
+        is_manifest = "path" in pl.read_csv(source, n_rows=0).columns
+    labels = labels_of_manifest(read_manifest(source), description, category) if is_manifest else read_labels(source)
+    if wikidata:
+        client = Wikimedia(folder / "wikimedia", contact, api, site, per_second=per_second)
+        labels = with_categories(labels, client.instance_of(labels["label"].to_list(), show_progress=True))
+    file = write_labels(folder, labels)
+    known = labels.filter(pl.col("category") != "").height, labels.filter(pl.col("description") != "").height
+    typer.echo(f"{file}: {len(labels)} labels, {known[0]} with a category, {known[1]} with a description")
+
+
+@app.command()
+def clean(
+    folder: Folder,
+    text: Annotated[str, typer.Option(help="What stands for a label: category, description or name.")] = "category",
+    meta: Annotated[list[str] | None, typer.Option(help="Pattern of texts that say nothing; instead of the usual.")] = None,
+    ambiguous: Annotated[bool, typer.Option(help="Drop labels of several categories, or take the first.")] = True,
+    min_images: Annotated[int, typer.Option(min=0, help="Drop labels with fewer images.")] = 0,
+) -> None:
+    """Keep one text a label (clean.csv); list what is dropped and why (dropped.csv)."""
+    from sightline.hierarchy.clean import META, CleanRules
+    from sightline.hierarchy.clean import clean as clean_folder
+
+    rules = CleanRules(text, META if meta is None else meta, ambiguous, min_images)
+    n_kept, dropped = clean_folder(folder, rules)
+    typer.echo(f"{folder / 'clean.csv'}: {n_kept} labels kept, {len(dropped)} dropped")
+    for reason, n in dropped["reason"].str.split(":").list.first().value_counts(sort=True).rows():
+        typer.echo(f"  {n:>7} {reason}")
+
+
+@app.command()
+def embed(
+    folder: Folder,
+    images: Annotated[Path | None, typer.Option(help="Embedding table, for the means of the classes' images.")] = None,
+    text_weight: Annotated[float, typer.Option(min=0, help="Of the texts beside the images; 0: images alone.")] = 1.0,
+    image_weight: Annotated[float, typer.Option(min=0, help="Of the images beside the texts.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 128,
+) -> None:
+    """Make a vector for each distinct text (terms.csv, vectors.safetensors)."""
+    from sightline.embedding.table import EmbeddingTable
+    from sightline.hierarchy.embed import embed_terms
+
+    table = None if images is None else EmbeddingTable.read(images)
+    given = None if table is None else (table.manifest, table.vectors)
+    n, dim = embed_terms(folder, given, text_weight, image_weight, batch_size, show_progress=True)
+    typer.echo(f"{folder / 'vectors.safetensors'}: {n} vectors of {dim}")
+
+
+@app.command()
+def cluster(
+    folder: Folder,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", min=1, help="Groups of a level, finest first; repeat for more.")
+    ] = None,
+    levels: Annotated[int, typer.Option(min=1, help="Levels to suggest where no -k is given.")] = 1,
+    method: Annotated[str, typer.Option(help="kmeans or agglomerative.")] = "kmeans",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
+) -> None:
+    """Group the texts in one or several levels (clusters.csv)."""
+    from sightline.hierarchy.cluster import ClusterOptions
+    from sightline.hierarchy.cluster import cluster as cluster_folder
+
+    sizes = cluster_folder(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
+    typer.echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
+
+
+@app.command()
+def review(
+    folder: Folder,
+    csv: Annotated[bool, typer.Option("--csv", help="Only write review.csv, to be edited as a table.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8765,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+) -> None:
+    """Rename, split, merge and move groups on a local page; every change is kept (journal.jsonl)."""
+    from sightline.hierarchy.review import Review
+    from sightline.hierarchy.review_page import serve_review
+    from sightline.hierarchy.steps import REVIEW, write_step
+
+    state = Review(folder)
+    if not csv:
+        serve_review(state, host, port, open_page, lambda address: typer.echo(f"{address} (Ctrl-C ends)"))
+    typer.echo(write_step(folder, REVIEW, state.table()))
+
+
+@app.command()
+def apply(
+    folder: Folder,
+    manifest: Annotated[Path, typer.Argument(help="A manifest, or a folder of images, with the labels.")],
+    out: Annotated[Path, typer.Option(help="Manifest to write (.csv or .parquet).")],
+    review: Annotated[list[Path] | None, typer.Option(help="Edited review.csv; several must agree.")] = None,
+    unplaced: Annotated[str, typer.Option(help="Labels without a group: drop, or alone.")] = "drop",
+) -> None:
+    """Write the manifest with the groups as coarser labels; report how large and even they are."""
+    from sightline.data.manifest import read_manifest
+    from sightline.errors import InputError
+    from sightline.hierarchy.apply import apply_groups, level_reports, report_text
+    from sightline.hierarchy.review import Review, merged_reviews, read_review
+    from sightline.hierarchy.steps import write_step
+
+    if review and len(review) > 1:
+        conflicts = merged_reviews(review)[1]
+        if len(conflicts):
+            file = write_step(folder, "conflicts.csv", conflicts)
+            raise InputError(f"{file}: {len(conflicts)} texts on which the reviews differ; agree on them first")
+    state = read_review(review[0]) if review else Review(folder).state
+    found, homeless = apply_groups(folder, state, read_manifest(manifest), out, unplaced)
+    typer.echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
+    if homeless:
+        typer.echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
+    typer.echo(report_text(level_reports(found)))

@@ -1,0 +1,86 @@
+"""First step: the labels, with what is known about each, as ``labels.csv``.
+
+Columns: ``label``; ``category``, several separated by ``|``; ``description``; ``n_images``; ``examples``, full paths
+separated by ``|``.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
+
+from sightline.data.manifest import Manifest
+from sightline.errors import InputError, names, raise_faults
+from sightline.hierarchy.steps import LABELS, read_words, write_step
+
+COLUMNS = ("label", "category", "description", "n_images", "examples")
+N_EXAMPLES = 6
+BETWEEN = "|"
+
+
+def labels_of_manifest(manifest: Manifest, description: str | None = None, category: str | None = None) -> pl.DataFrame:
+    """One row a finest label of a manifest, with its images counted and some of them as examples.
+
+    Args:
+        manifest: with labels.
+        description: the column that says what a label is; where rows of a label differ, the most frequent counts.
+        category: the column with its category; where rows differ, all of them are kept, so that cleaning sees them.
+    """
+    if not manifest.n_levels:
+        raise InputError(f"{manifest.source}: its images have no labels")
+    for column in (description, category):
+        if column is not None and column not in manifest.table.columns:
+            raise InputError(f"{manifest.source}: no column {column!r}; it has {names(manifest.table.columns)}")
+    root = str(manifest.root.resolve())
+    grouped = manifest.table.group_by("label_0", maintain_order=True).agg(
+        category=_joined(category),
+        description=pl.lit("") if description is None else pl.col(description).cast(str).drop_nulls().mode().sort().first(),
+        n_images=pl.len(),
+        examples=pl.col("path").head(N_EXAMPLES),
+    )
+    joined = pl.col("examples").list.eval(pl.lit(root + "/") + pl.element()).list.join(BETWEEN)
+    return grouped.rename({"label_0": "label"}).with_columns(examples=joined).with_columns(pl.all().fill_null(""))
+
+
+def _joined(column: str | None) -> pl.Expr:
+    if column is None:
+        return pl.lit("")
+    return pl.col(column).cast(str).str.strip_chars().drop_nulls().unique(maintain_order=True).str.join(BETWEEN)
+
+
+def read_labels(file: Path) -> pl.DataFrame:
+    """One row a label from a CSV with a column ``label`` (or ``landmark_id``) and any of the others.
+
+    Rows of one label are joined: its categories are listed, so that cleaning sees an ambiguous one.
+    """
+    table = read_words(Path(file), ())
+    if "label" not in table.columns and "landmark_id" in table.columns:
+        table = table.rename({"landmark_id": "label"})
+    if "label" not in table.columns:
+        raise InputError(f"{file}: no column 'label'; the header has {names(table.columns)}")
+    empty = table.with_row_index("row").filter(pl.col("label") == "")["row"]
+    raise_faults(file, [f"line {row + 2}: label is empty" for row in empty])
+    if not len(table):
+        raise InputError(f"{file}: the table has no row")
+    absent = [pl.lit("1" if name == "n_images" else "").alias(name) for name in COLUMNS if name not in table.columns]
+    table = table.with_columns(absent).with_columns(n_images=pl.col("n_images").cast(pl.Int64, strict=False).fill_null(1))
+    several = [
+        pl.col(name).filter(pl.col(name) != "").unique(maintain_order=True).str.join(BETWEEN)
+        for name in ("category", "examples")
+    ]
+    return table.group_by("label", maintain_order=True).agg(
+        several[0],
+        pl.col("description").filter(pl.col("description") != "").first().fill_null(""),
+        pl.col("n_images").sum(),
+        several[1],
+    )
+
+
+def with_categories(labels: pl.DataFrame, found: Iterable[list[str]]) -> pl.DataFrame:
+    """The labels with the categories looked up for each."""
+    return labels.with_columns(category=pl.Series([BETWEEN.join(values) for values in found], dtype=pl.String))
+
+
+def write_labels(folder: Path, labels: pl.DataFrame) -> Path:
+    """Write ``labels.csv``."""
+    return write_step(folder, LABELS, labels.select(COLUMNS))

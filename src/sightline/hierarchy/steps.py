@@ -1,0 +1,57 @@
+"""The files between the steps that build a tree: tables in one folder that a person can open and change."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from sightline.errors import InputError, names
+from sightline.files import replaced
+
+LABELS, CLEAN, DROPPED = "labels.csv", "clean.csv", "dropped.csv"
+TERMS, VECTORS, CLUSTERS = "terms.csv", "vectors.safetensors", "clusters.csv"
+JOURNAL, REVIEW, REPORT, UNPLACED = "journal.jsonl", "review.csv", "report.csv", "unplaced.csv"
+MADE_BY = {LABELS: "collect", CLEAN: "clean", TERMS: "embed", VECTORS: "embed", CLUSTERS: "cluster"}
+
+
+def read_step(folder: Path, name: str, columns: Sequence[str]) -> pl.DataFrame:
+    """A table of an earlier step, all text; where it is missing the message says which command makes it."""
+    file = Path(folder) / name
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; `sightline hierarchy {MADE_BY[name]}` makes it")
+    return read_words(file, columns)
+
+
+def read_words(file: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """A CSV file as text, empty where a field is; the columns asked for must be there."""
+    try:
+        table = pl.read_csv(file, infer_schema=False).with_columns(pl.all().fill_null("").str.strip_chars())
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
+    if missing := [column for column in columns if column not in table.columns]:
+        raise InputError(f"{file}: no column {names(missing)}; the header has {names(table.columns)}")
+    return table
+
+
+def write_step(folder: Path, name: str, table: pl.DataFrame) -> Path:
+    """Write a step's table, complete or not at all."""
+    file = Path(folder) / name
+    with replaced(file) as scratch:
+        table.write_csv(scratch)
+    return file
+
+
+def digest(file: Path) -> str:
+    """What a file holds, as a short text: another one shows that it was changed since."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def whole_numbers(table: pl.DataFrame, column: str, file: Path) -> pl.Series:
+    """A column of counts; a field that is none is refused with its line."""
+    numbers = table[column].cast(pl.Int64, strict=False)
+    wrong = table.with_row_index("row").filter(numbers.is_null())
+    if len(wrong):
+        row, found = wrong["row"][0] + 2, wrong[column][0]
+        raise InputError(f"{file}: line {row}: {column} is {found!r}, not a whole number")
+    return numbers
