@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from sightline.losses import create_loss, list_losses
     from sightline.models.encoder import Encoder
     from sightline.pipeline import train
+    from sightline.search.gallery import Gallery
     from sightline.search.images import search_images
+    from sightline.search.items import EncoderIdentity, Item
 
 __version__ = "0.1.0"
 
@@ -31,7 +33,10 @@ __version__ = "0.1.0"
 _MODULES = {
     "EmbeddingTable": "embedding.table",
     "Encoder": "models.encoder",
+    "EncoderIdentity": "search.items",
+    "Gallery": "search.gallery",
     "InputError": "errors",
+    "Item": "search.items",
     "Manifest": "data.manifest",
     "Recipe": "config",
     "Relevance": "evaluation.graded",
@@ -70,7 +75,10 @@ def __dir__() -> list[str]:
 __all__ = [
     "EmbeddingTable",
     "Encoder",
+    "EncoderIdentity",
+    "Gallery",
     "InputError",
+    "Item",
     "Manifest",
     "Recipe",
     "Relevance",

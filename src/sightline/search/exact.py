@@ -49,3 +49,32 @@ def _top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         redone = scores[cut].sort(dim=1, descending=True, stable=True)
         best[cut], places[cut] = redone.values[:, :k], redone.indices[:, :k]
     return best, places
+
+
+def top_k_products(
+    queries: Tensor, table: Tensor, n_rows: int, k: int, shown: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k largest inner products of each query, without a check or a copy: for vectors that were checked when stored.
+
+    Args:
+        queries: (Q, D) float32.
+        table: (R', D) float32, its rows filled up to a multiple of 16: copies of a vector then score the same.
+        n_rows: R, how many of them count.
+        k: results wanted, no more than there are.
+        shown: (R,) bool, False where a row cannot be found; None for all.
+
+    Returns:
+        (Q, K) scores, best first, equal ones in the table's order; and (Q, K) int64 rows.
+    """
+    n_at_once = max(1, BLOCK_ELEMENTS // max(1, len(table)))
+    scores, places = queries.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.int64)
+    if not k:
+        return scores, places
+    hidden = None if shown is None else ~shown
+    for start in range(0, len(queries), n_at_once):
+        part = slice(start, start + n_at_once)
+        products = (queries[part] @ table.T)[:, :n_rows]
+        if hidden is not None:
+            products.masked_fill_(hidden, -torch.inf)
+        scores[part], places[part] = _top_k_rows(products, k)
+    return scores, places

@@ -1,0 +1,133 @@
+"""Conditions on metadata, such as ``label_1 == "Flags" and year >= 2020``, turned into SQL with parameters.
+
+The language is Python's, cut down: ``and``, ``or``, ``not``, ``== != < <= > >=``, ``in`` and ``not in`` a list, names of
+metadata, ``id``, strings, numbers, ``True``, ``False`` and ``None``. What an item lacks is ``None``; values of another type
+are unequal, and neither smaller nor larger.
+"""
+
+import ast
+from dataclasses import dataclass
+
+from sightline.errors import InputError
+from sightline.search.items import Value
+
+LONGEST = 10_000
+ORDERED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+FITS = "names compared with strings, numbers, True, False or None by == != < <= > >= in, joined by and, or, not"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An SQL condition over the columns ``id`` and ``metadata``, and the values of its question marks."""
+
+    sql: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A metadata key, or ``id``."""
+
+    key: str
+
+    def sql(self) -> Condition:
+        """Its value; NULL where an item has none."""
+        return Condition("id", ()) if self.key == "id" else Condition("json_extract(metadata, ?)", (f'$."{self.key}"',))
+
+
+def compile_filter(text: str) -> Condition:
+    """The condition that a text in the language of this module states.
+
+    Example:
+        >>> compile_filter('year >= 2020 and label_1 == "Flags"').values[-2:]
+        ('$."label_1"', 'Flags')
+        >>> compile_filter("__import__('os')")
+        Traceback (most recent call last):
+        sightline.errors.InputError: filter "__import__('os')": ... is not in the language; ...
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a filter is a text, found {type(text).__name__}")
+    if len(text) > LONGEST:
+        raise InputError(f"a filter of {len(text)} letters; at most {LONGEST} are read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _condition(tree.body, text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"filter {text!r}: cannot be read: {getattr(error, 'msg', None) or error}; {FITS}") from error
+
+
+def _condition(node: ast.expr, text: str) -> Condition:
+    if isinstance(node, ast.BoolOp):
+        word = " AND " if isinstance(node.op, ast.And) else " OR "
+        return _joined(word, [_condition(part, text) for part in node.values])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = _condition(node.operand, text)
+        return Condition(f"NOT {inner.sql}", inner.values)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        steps = zip(sides[:-1], node.ops, sides[1:], strict=True)
+        return _joined(" AND ", [_comparison(left, operator, right, text) for left, operator, right in steps])
+    raise _foreign(node, text)
+
+
+def _joined(word: str, parts: list[Condition]) -> Condition:
+    return Condition(f"({word.join(part.sql for part in parts)})", tuple(value for part in parts for value in part.values))
+
+
+def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str) -> Condition:
+    if isinstance(operator, ast.In | ast.NotIn):
+        if not isinstance(left, ast.Name) or not isinstance(right, ast.List | ast.Tuple):
+            raise _foreign(right if isinstance(left, ast.Name) else left, text)
+        found = _member(Name(left.id).sql(), [_value(element, text) for element in right.elts])
+        return found if isinstance(operator, ast.In) else Condition(f"NOT {found.sql}", found.values)
+    if isinstance(operator, ast.Is | ast.IsNot) or isinstance(left, ast.Name) == isinstance(right, ast.Name):
+        raise _foreign(ast.Compare(left, [operator], [right]), text)
+    mirrored = isinstance(right, ast.Name)
+    name, value = (right, _value(left, text)) if mirrored else (left, _value(right, text))
+    if not isinstance(name, ast.Name):
+        raise _foreign(name, text)
+    column = Name(name.id).sql()
+    # IS and the guards by type are true or false for NULL too, so that `not` can turn them round.
+    if isinstance(operator, ast.Eq | ast.NotEq):
+        word = "IS" if isinstance(operator, ast.Eq) else "IS NOT"
+        return Condition(f"({column.sql} {word} ?)", (*column.values, value))
+    if value is None:
+        raise InputError(f"filter {text!r}: None is neither smaller nor larger than anything")
+    symbol = ORDERED[type(operator)]
+    types = "('text')" if isinstance(value, str) else "('integer', 'real')"
+    ordered = f"{column.sql} {MIRRORED[symbol] if mirrored else symbol} ?"
+    return Condition(f"(typeof({column.sql}) IN {types} AND {ordered})", (*column.values, *column.values, value))
+
+
+def _member(column: Condition, values: list[Value]) -> Condition:
+    there = [value for value in values if value is not None]
+    marks = ", ".join("?" * len(there))
+    listed = Condition(
+        f"({column.sql} IS NOT NULL AND {column.sql} IN ({marks}))", (*column.values, *column.values, *there)
+    )
+    if len(there) == len(values):
+        return listed
+    return _joined(" OR ", [listed, Condition(f"({column.sql} IS NULL)", column.values)])
+
+
+def _value(node: ast.expr, text: str) -> Value:
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        sign, node = -1 if isinstance(node.op, ast.USub) else 1, node.operand
+        if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
+            raise _foreign(node, text)
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str | int | float | None):
+        raise _foreign(node, text)
+    value = node.value
+    if isinstance(value, int | float) and type(value) is not bool:
+        value = sign * value
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InputError(f"filter {text!r}: {value} does not fit in 64 bits")
+    return value
+
+
+def _foreign(node: ast.AST, text: str) -> InputError:
+    return InputError(f"filter {text!r}: {ast.unparse(node)!r} is not in the language; what fits: {FITS}")

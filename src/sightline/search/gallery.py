@@ -1,0 +1,393 @@
+"""The folder people keep: items, vectors and metadata; add, remove, search, verify."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from sightline.errors import InputError
+from sightline.search.exact import top_k_products
+from sightline.search.filters import compile_filter
+from sightline.search.items import (
+    EncoderIdentity,
+    Item,
+    Metadata,
+    Value,
+    check_metric,
+    checked_ids,
+    checked_metadata,
+    checked_queries,
+    checked_vectors,
+    some,
+)
+from sightline.search.snapshot import Snapshot, refreshed
+from sightline.search.store import DATABASE, Store
+
+if TYPE_CHECKING:
+    from sightline.models.encoder import Encoder
+
+ENCODER_FOLDER = "encoder"
+FILTERS_KEPT = 64
+GATHERED_SHARE = 4  # below a quarter of the items, a filter's vectors are put together; above, the others are passed over
+
+
+class Gallery:
+    """A searchable collection in one folder.
+
+    Several processes may read it while one writes; what is written is seen by all at their next search. A write has
+    happened when its call returns, whatever happens to the process or the machine afterwards; before that, none of it has.
+
+    Attributes:
+        folder: where it is.
+        identity: the encoder its vectors are of.
+        metric: ``cosine`` or ``dot``; higher is nearer.
+        repairs: what was found damaged in derived files and made anew, one sentence each.
+
+    Example:
+        >>> import tempfile
+        >>> identity = EncoderIdentity(fingerprint="00ff", dim=2, name="by hand")
+        >>> with Gallery.create(Path(tempfile.mkdtemp(), "shapes"), identity) as gallery:
+        ...     gallery.add(["a", "b"], np.eye(2), [{"year": 2019}, {"year": 2021}])
+        ...     scores, ids = gallery.search(np.array([[1.0, 0.5]]), k=1)
+        ...     later = gallery.filter("year >= 2020")
+        >>> ids.tolist(), later
+        ([['a']], ['b'])
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.folder = store.folder
+        self.identity = store.identity
+        self.metric = store.metric
+        self.repairs: list[str] = []
+        self._store = store
+        self._snapshot: Snapshot | None = None
+        self._filtered: dict[str, NDArray[np.int64]] = {}
+        self._filtered_at = -1
+
+    @classmethod
+    def create(
+        cls, folder: Path | str, encoder: "Encoder | EncoderIdentity", *, index: str = "auto", metric: str = "cosine"
+    ) -> "Gallery":
+        """A new, empty gallery; it appears complete or not at all.
+
+        Args:
+            folder: must not exist, or be empty.
+            encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the gallery too.
+            index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
+            metric: ``cosine`` or ``dot``.
+        """
+        folder = Path(folder)
+        check_metric(metric)
+        identity = EncoderIdentity.of(encoder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder}: exists and is not empty; it is left as it is")
+        scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            Store.create(scratch, identity, metric, index).close()
+            if not isinstance(encoder, EncoderIdentity):
+                encoder.save_pretrained(scratch / ENCODER_FOLDER)
+            if folder.exists():
+                folder.rmdir()
+            scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder_or_uri: Path | str, *, read_only: bool = False) -> "Gallery":
+        """The gallery in a folder, or on a cluster (``milvus+http://host:19530/collection``, or a Milvus Lite file)."""
+        if str(folder_or_uri).startswith("milvus") or (
+            Path(folder_or_uri).suffix == ".db" and Path(folder_or_uri).name != DATABASE
+        ):
+            opened: Gallery = import_module("sightline.search.milvus").MilvusGallery.open(
+                folder_or_uri, read_only=read_only
+            )
+            return opened
+        return cls(Store.open(Path(folder_or_uri), read_only))
+
+    def close(self) -> None:
+        """Let go of the files; may be called twice."""
+        self._store.close()
+        self._snapshot = None
+
+    def __enter__(self) -> "Gallery":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._store.state().n_items
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every committed write, of whichever process."""
+        return self._store.state().generation
+
+    def encoder(self) -> "Encoder":
+        """The encoder saved in the gallery."""
+        folder = self.folder / ENCODER_FOLDER
+        if not folder.is_dir():
+            raise InputError(f"{self.folder}: no encoder was saved in this gallery; it is of {self.identity.name!r}")
+        encoder: Encoder = import_module("sightline.models.encoder").Encoder.from_pretrained(folder)
+        self.check_encoder(encoder)
+        return encoder
+
+    def check_encoder(self, encoder: "Encoder | EncoderIdentity | str") -> None:
+        """Refuse another encoder than that of the gallery's vectors, given itself or by its fingerprint."""
+        self.identity.check(encoder, self.folder)
+
+    def add(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Metadata | None = None,
+        *,
+        encoder: "Encoder | EncoderIdentity | str | None" = None,
+    ) -> None:
+        """Add new items, all of them or none.
+
+        Args:
+            ids: none of which is there already.
+            vectors: (N, D), of the gallery's encoder.
+            metadata: a dictionary for each, or a table; values are str, int, float, bool or None.
+            encoder: what made the vectors, or its fingerprint, if it is to be checked.
+        """
+        self._write(ids, vectors, metadata, encoder, replace=False)
+
+    def upsert(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Metadata | None = None,
+        *,
+        encoder: "Encoder | EncoderIdentity | str | None" = None,
+    ) -> None:
+        """Add items, in place of those that have the same ids; see :meth:`add`."""
+        self._write(ids, vectors, metadata, encoder, replace=True)
+
+    def _write(
+        self,
+        ids: Sequence[str],
+        vectors: ArrayLike,
+        metadata: Metadata | None,
+        encoder: "Encoder | EncoderIdentity | str | None",
+        replace: bool,
+    ) -> None:
+        if encoder is not None:
+            self.check_encoder(encoder)
+        listed = checked_ids(ids)
+        table = checked_vectors(listed, vectors, self.identity.dim, self.metric)
+        rows = checked_metadata(listed, metadata)
+        if not listed:
+            return
+        with self._store.writing():
+            there = self._store.rows_of(listed)
+            if there and not replace:
+                raise InputError(f"{self.folder}: {len(there)} ids are there already: {some(list(there))}")
+            if there:
+                self._store.remove(list(there.values()))
+            self._store.append(listed, table, rows)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Take items out, all of them or, if one is unknown, none."""
+        listed = checked_ids(ids)
+        if listed:
+            with self._store.writing():
+                self._store.remove(list(self._known_rows(listed).values()))
+
+    def _known_rows(self, ids: list[str]) -> dict[str, int]:
+        rows = self._store.rows_of(ids)
+        if missing := [id_ for id_ in ids if id_ not in rows]:
+            raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
+        return rows
+
+    def get(self, ids: Sequence[str]) -> list[Item]:
+        """The items of these ids, in their order; unknown ones are refused."""
+        listed = list(ids)
+        with self._store.reading():
+            rows = self._known_rows(listed)
+            snapshot = self._refresh()
+            metadata = self._store.metadata_of(list(rows.values()))
+        return [Item(id_, dict(metadata[rows[id_]]), np.array(snapshot.table[rows[id_]])) for id_ in listed]
+
+    def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
+        """What is known of the items of these ids, in their order."""
+        listed = list(ids)
+        with self._store.reading():
+            rows = self._known_rows(listed)
+            metadata = self._store.metadata_of(list(rows.values()))
+        return [metadata[rows[id_]] for id_ in listed]
+
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
+        listed = list(ids)
+        with self._store.reading():
+            rows = self._known_rows(listed)
+            snapshot = self._refresh()
+        return np.array(snapshot.table[[rows[id_] for id_ in listed]]).reshape(len(listed), self.identity.dim)
+
+    def ids(self) -> list[str]:
+        """All ids, in the order they were added; an item put in place of another counts as new."""
+        with self._store.reading():
+            return [id_ for _, id_ in self._store.ids_from(0)]
+
+    def filter(self, where: str) -> list[str]:
+        """The ids of the items for which a condition holds, in the order they were added.
+
+        Args:
+            where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.search.filters`.
+        """
+        with self._store.reading():
+            snapshot = self._refresh()
+            return list(snapshot.ids[self._matching(where)])
+
+    def _matching(self, where: str) -> NDArray[np.int64]:
+        """The rows of a filter at the present snapshot; the last filters' are remembered."""
+        snapshot = self._refresh()
+        if self._filtered_at != snapshot.generation:
+            self._filtered, self._filtered_at = {}, snapshot.generation
+        if where not in self._filtered:
+            condition = compile_filter(where)
+            if len(self._filtered) >= FILTERS_KEPT:
+                self._filtered.pop(next(iter(self._filtered)))
+            self._filtered[where] = self._store.rows_where(condition.sql, condition.values)
+        return self._filtered[where]
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        encoder: "Encoder | EncoderIdentity | str | None" = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.object_]]:
+        """The k nearest items of each query, best first; equal scores in the order the items were added.
+
+        Args:
+            queries: (Q, D), of the gallery's encoder.
+            k: results wanted, at least 1.
+            where: only items for which this condition holds; see :meth:`filter`.
+            encoder: what made the queries, or its fingerprint, if it is to be checked.
+
+        Returns:
+            (Q, K) float32 scores and (Q, K) ids, K being k or, if smaller, the number of items that match. What an
+            approximate index does not find is -inf and None.
+        """
+        if encoder is not None:
+            self.check_encoder(encoder)
+        table = checked_queries(queries, self.identity.dim, self.metric)
+        if k < 1:
+            raise InputError(f"k is {k}; at least 1 is needed")
+        with self._store.reading():
+            snapshot = self._refresh()
+            rows = None if where is None else self._matching(where)
+        scores, places = self._nearest(snapshot, table, k, rows)
+        return scores, _ids_at(snapshot, places)
+
+    def _nearest(
+        self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return exact_nearest(snapshot, queries, k, rows)
+
+    def _refresh(self) -> Snapshot:
+        """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
+        self._snapshot = refreshed(self._store, self._snapshot, self.repairs)
+        return self._snapshot
+
+    def compact(self) -> None:
+        """Write the items anew without what was removed, and give the space back."""
+        with self._store.writing():
+            snapshot = self._refresh()
+            self._store.compact(snapshot.table, snapshot.rows())
+        self._store.shrink()
+        with self._store.reading():
+            self._refresh()
+
+    def verify(self) -> list[str]:
+        """Hold every item and vector against its checksum; what is wrong, one sentence each, nothing if all is well."""
+        faults = self._store.faults()
+        if not faults:
+            with self._store.reading():
+                self._refresh()
+        return faults
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the gallery, by name."""
+        with self._store.reading():
+            state = self._store.state()
+            n_blocks = len(self._store.blocks_from(0))
+        database, log = self._store.size()
+        return {
+            "items": state.n_items,
+            "removed": state.next_row - state.n_items,
+            "dim": self.identity.dim,
+            "metric": self.metric,
+            "encoder": self.identity.name,
+            "fingerprint": self.identity.fingerprint,
+            "generation": state.generation,
+            "blocks": n_blocks,
+            "database_bytes": database + log,
+            "folder_bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
+        }
+
+    def backup(self, folder: Path | str) -> None:
+        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder}: exists and is not empty; it is left as it is")
+        scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            scratch.mkdir(parents=True)
+            self._store.backup(scratch / DATABASE)
+            if (self.folder / ENCODER_FOLDER).is_dir():
+                shutil.copytree(self.folder / ENCODER_FOLDER, scratch / ENCODER_FOLDER)
+            if folder.exists():
+                folder.rmdir()
+            scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def exact_nearest(
+    snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Scores and rows of the nearest items by brute force: the oracle of every index.
+
+    Args:
+        snapshot: what to search.
+        queries: (Q, D), checked.
+        k: results wanted.
+        rows: those that may be found, rising; None for all items.
+    """
+    n_rows = len(snapshot.ids)
+    wanted = torch.from_numpy(queries)
+    if rows is not None and len(rows) * GATHERED_SHARE <= n_rows:
+        filled = torch.zeros(len(rows) + -len(rows) % 16, queries.shape[1])
+        filled[: len(rows)] = torch.from_numpy(snapshot.table[rows])
+        scores, places = top_k_products(wanted, filled, len(rows), min(k, len(rows)))
+        return scores.numpy(), rows[places.numpy()]
+    shown = None
+    if rows is not None:
+        shown = np.zeros(n_rows, bool)
+        shown[rows] = True
+    elif snapshot.n_items < n_rows:
+        shown = snapshot.alive
+    n_shown = snapshot.n_items if rows is None else len(rows)
+    mask = None if shown is None else torch.from_numpy(shown)
+    scores, places = top_k_products(wanted, torch.from_numpy(snapshot.table), n_rows, min(k, n_shown), mask)
+    return scores.numpy(), places.numpy()
+
+
+def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_]:
+    """The id at each place; None where there is no place."""
+    found = np.full(places.shape, None, object)
+    found[places >= 0] = snapshot.ids[places[places >= 0]]
+    return found

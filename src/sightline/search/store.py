@@ -1,0 +1,375 @@
+"""The truth of a gallery: one SQLite database of items and blocks of vectors, written in transactions.
+
+An item has a row number that is never given twice between two compactions; its vector stands at that number in the
+blocks, which are written once. Removing an item leaves its vector until :meth:`Store.compact`.
+"""
+
+import json
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InputError
+from sightline.search.items import EncoderIdentity, Value, some
+
+DATABASE = "gallery.db"
+FORMAT = 1
+APPLICATION = 0x53494748
+BLOCK_BYTES = 1 << 20
+BUSY_SECONDS = 10.0
+AT_ONCE = 500  # ids asked for in one statement
+SCHEMA = """
+CREATE TABLE described (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 0), generation INTEGER NOT NULL, epoch INTEGER NOT NULL,
+                    next_row INTEGER NOT NULL, n_items INTEGER NOT NULL);
+CREATE TABLE items (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE blocks (start INTEGER PRIMARY KEY, n INTEGER NOT NULL, checksum INTEGER NOT NULL, vectors BLOB NOT NULL);
+CREATE TABLE removed (row INTEGER PRIMARY KEY, generation INTEGER NOT NULL);
+INSERT INTO state VALUES (0, 0, 0, 0, 0);
+"""
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the store stands: ``generation`` counts commits, ``epoch`` compactions; rows are below ``next_row``."""
+
+    generation: int
+    epoch: int
+    next_row: int
+    n_items: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block of vectors begins, how many it has, and what their bytes add up to."""
+
+    start: int
+    n: int
+    checksum: int
+
+
+class Store:
+    """One open database; usable from several threads, one at a time."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection, read_only: bool) -> None:
+        self.folder = folder
+        self.read_only = read_only
+        self._connection = connection
+        self._lock = threading.RLock()
+        with self._translated():
+            described = self.described()
+        self.identity = EncoderIdentity(described["fingerprint"], int(described["dim"]), described["name"])
+        self.metric = described["metric"]
+
+    @classmethod
+    def create(cls, folder: Path, identity: EncoderIdentity, metric: str, index: str) -> "Store":
+        """A new database in a folder that has none."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with _translated(folder):
+            connection = _connect(folder / DATABASE)
+            connection.execute("PRAGMA page_size = 16384")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(
+                f"BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"
+            )
+            for key, value in {**asdict(identity), "metric": metric, "index": index}.items():
+                connection.execute("INSERT INTO described VALUES (?, ?, ?)", (key, str(value), _checksum(key, str(value))))
+            connection.execute("COMMIT")
+        return cls._configured(folder, connection, read_only=False)
+
+    @classmethod
+    def open(cls, folder: Path, read_only: bool = False) -> "Store":
+        """The database of a gallery's folder."""
+        file = folder / DATABASE
+        if not file.is_file():
+            raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
+        with _translated(folder):
+            writable = os.access(file, os.W_OK) and os.access(folder, os.W_OK)
+            if not writable and not read_only:
+                raise InputError(f"{folder}: cannot be written; open it with read_only=True")
+            connection = _connect(file, "rw" if writable else "ro&immutable=1")
+            found = (_one(connection, "PRAGMA application_id"), _one(connection, "PRAGMA user_version"))
+            if found != (APPLICATION, FORMAT):
+                connection.close()
+                raise InputError(
+                    f"{file}: not a gallery of format {FORMAT}: found application {found[0]}, format {found[1]}"
+                )
+        return cls._configured(folder, connection, read_only)
+
+    @classmethod
+    def _configured(cls, folder: Path, connection: sqlite3.Connection, read_only: bool) -> "Store":
+        connection.execute("PRAGMA synchronous = FULL")  # a commit that returned survives a power cut
+        connection.execute("PRAGMA cache_size = -16000")
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        return cls(folder, connection, read_only)
+
+    def close(self) -> None:
+        """Let go of the files; may be called twice."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """All that is read in this block is of one moment."""
+        with self._lock, self._translated():
+            if self._connection.in_transaction:
+                yield
+                return
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """All that is written in this block is kept together or not at all; it waits for another writer to end."""
+        if self.read_only:
+            raise InputError(f"{self.folder}: was opened for reading only")
+        with self._lock, self._translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("UPDATE state SET generation = generation + 1")
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _translated(self) -> Any:
+        return _translated(self.folder)
+
+    def state(self) -> State:
+        """Where the store stands now."""
+        with self._lock, self._translated():
+            row = self._connection.execute("SELECT generation, epoch, next_row, n_items FROM state").fetchone()
+        if row is None:
+            raise InputError(f"{self.folder}: the database is damaged: it has no state")
+        return State(*row)
+
+    def described(self) -> dict[str, str]:
+        """Encoder, metric and the index asked for."""
+        rows = self._connection.execute("SELECT key, value, checksum FROM described").fetchall()
+        if wrong := [key for key, value, checksum in rows if checksum != _checksum(key, value)]:
+            raise InputError(f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}")
+        found = {key: value for key, value, _ in rows}
+        if missing := sorted({"fingerprint", "dim", "name", "metric", "index"} - found.keys()):
+            raise InputError(f"{self.folder}: the database is damaged: no {some(missing)}")
+        return found
+
+    def describe(self, key: str, value: str) -> None:
+        """Change what is described; inside :meth:`writing`."""
+        statement = "UPDATE described SET value = ?, checksum = ? WHERE key = ?"
+        self._connection.execute(statement, (value, _checksum(key, value), key))
+
+    def append(self, ids: Sequence[str], vectors: NDArray[np.float32], metadata: Sequence[dict[str, Value]]) -> None:
+        """Add new items; inside :meth:`writing`."""
+        first = self.state().next_row
+        texts = list(map(ENCODER.encode, metadata))
+        rows = range(first, first + len(ids))
+        self._connection.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?)",
+            ((row, id_, text, _checksum(row, id_, text)) for row, id_, text in zip(rows, ids, texts, strict=True)),
+        )
+        self._insert_blocks(first, vectors)
+        statement = "UPDATE state SET next_row = next_row + ?, n_items = n_items + ?"
+        self._connection.execute(statement, (len(ids), len(ids)))
+
+    def _insert_blocks(self, first: int, vectors: NDArray[np.float32]) -> None:
+        n_rows = self._rows_a_block()
+        for start in range(0, len(vectors), n_rows):
+            block = np.ascontiguousarray(vectors[start : start + n_rows], "<f4")
+            values = (first + start, len(block), block_checksum(first + start, block), block.data)
+            self._connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", values)
+
+    def _rows_a_block(self) -> int:
+        return max(1, BLOCK_BYTES // (4 * self.identity.dim))
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Take items out by row; inside :meth:`writing`."""
+        generation = self.state().generation + 1
+        self._connection.executemany("DELETE FROM items WHERE row = ?", ((row,) for row in rows))
+        self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((row, generation) for row in rows))
+        self._connection.execute("UPDATE state SET n_items = n_items - ?", (len(rows),))
+
+    def compact(self, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+        """Number the items anew from 0, in their order, and keep their vectors alone; inside :meth:`writing`.
+
+        Args:
+            vectors: of all rows, outside the database.
+            rows: those of the items that are left, rising.
+        """
+        items = self._connection.execute("SELECT row, id, metadata FROM items ORDER BY row").fetchall()
+        if [row for row, _, _ in items] != rows.tolist():
+            raise RuntimeError("the rows to keep are not those of the items")
+        moved = [(new, _checksum(new, id_, text), row) for new, (row, id_, text) in enumerate(items) if new != row]
+        self._connection.execute("DELETE FROM blocks")
+        n_rows = self._rows_a_block()
+        for start in range(0, len(rows), n_rows):
+            self._insert_blocks(start, vectors[rows[start : start + n_rows]])
+        # In rising order a row's new number is free: who had it has moved already.
+        self._connection.executemany("UPDATE items SET row = ?, checksum = ? WHERE row = ?", moved)
+        self._connection.execute("DELETE FROM removed")
+        self._connection.execute("UPDATE state SET epoch = epoch + 1, next_row = ?, n_items = ?", (len(rows), len(rows)))
+
+    def shrink(self) -> None:
+        """Give unused pages back to the disk."""
+        with self._lock, self._translated():
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """The row of each id that is there."""
+        found: dict[str, int] = {}
+        for start in range(0, len(ids), AT_ONCE):
+            part = ids[start : start + AT_ONCE]
+            marks = ",".join("?" * len(part))
+            found.update(self._connection.execute(f"SELECT id, row FROM items WHERE id IN ({marks})", part).fetchall())
+        return found
+
+    def metadata_of(self, rows: Sequence[int]) -> dict[int, dict[str, Value]]:
+        """What is known of the items of these rows."""
+        found: dict[int, dict[str, Value]] = {}
+        for start in range(0, len(rows), AT_ONCE):
+            part = rows[start : start + AT_ONCE]
+            marks = ",".join("?" * len(part))
+            statement = f"SELECT row, metadata FROM items WHERE row IN ({marks})"
+            found.update((row, json.loads(text)) for row, text in self._connection.execute(statement, part))
+        return found
+
+    def rows_where(self, condition: str, values: Sequence[Value]) -> NDArray[np.int64]:
+        """The rows for which an SQL condition over ``id`` and ``metadata`` holds, rising."""
+        with self._lock, self._translated():
+            found = self._connection.execute(f"SELECT row FROM items WHERE {condition} ORDER BY row", values).fetchall()
+        return np.array(found, np.int64).reshape(-1)
+
+    def ids_from(self, row: int) -> list[tuple[int, str]]:
+        """Row and id of each item from a row on."""
+        return self._connection.execute("SELECT row, id FROM items WHERE row >= ? ORDER BY row", (row,)).fetchall()
+
+    def removed_since(self, generation: int) -> NDArray[np.int64]:
+        """The rows taken out after a generation."""
+        found = self._connection.execute("SELECT row FROM removed WHERE generation > ?", (generation,)).fetchall()
+        return np.array(found, np.int64).reshape(-1)
+
+    def blocks_from(self, row: int) -> list[Block]:
+        """The blocks that begin at a row or after it."""
+        rows = self._connection.execute("SELECT start, n, checksum FROM blocks WHERE start >= ? ORDER BY start", (row,))
+        return [Block(*row) for row in rows]
+
+    def block_vectors(self, block: Block) -> NDArray[np.float32]:
+        """(n, D) the vectors of a block; refused if they are not those that were written."""
+        row = self._connection.execute("SELECT vectors FROM blocks WHERE start = ?", (block.start,)).fetchone()
+        if row is None or len(row[0]) != 4 * block.n * self.identity.dim or fault_of(block, row[0]):
+            raise InputError(f"{self.folder}: the database is damaged: {fault_of(block, row[0] if row else b'')}")
+        return np.frombuffer(row[0], "<f4").reshape(block.n, self.identity.dim)
+
+    def backup(self, file: Path) -> None:
+        """Write a copy of the database as it is at one moment, while others read and write."""
+        with self._translated():
+            copy, source = sqlite3.connect(file), _connect(self.folder / DATABASE, "ro")
+            try:
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode = WAL")
+            finally:
+                source.close()
+                copy.close()
+
+    def faults(self) -> list[str]:
+        """What is wrong in the database, one sentence each."""
+        try:
+            with self.reading():
+                return list(self._faults())
+        except InputError as error:
+            return [str(error).removeprefix(f"{self.folder}: ")]
+
+    def _faults(self) -> Iterator[str]:
+        query = self._connection.execute
+        yield from (f"database: {line}" for (line,) in query("PRAGMA integrity_check(20)").fetchall() if line != "ok")
+        self.described()
+        state, n_items = self.state(), 0
+        for row, id_, text, checksum in query("SELECT row, id, metadata, checksum FROM items"):
+            n_items += 1
+            if _checksum(row, id_, text) != checksum:
+                yield f"item {id_!r} in row {row}: the checksum of its id and metadata is wrong"
+        if n_items != state.n_items:
+            yield f"{n_items} items are there, {state.n_items} are expected"
+        end = 0
+        for block in self.blocks_from(0):
+            if block.start != end:
+                yield f"vectors of rows {end} to {block.start} are missing"
+            end = block.start + block.n
+            blob = query("SELECT vectors FROM blocks WHERE start = ?", (block.start,)).fetchone()[0]
+            if fault := fault_of(block, blob):
+                yield fault
+        if end != state.next_row:
+            yield f"vectors end at row {end}, items at row {state.next_row}"
+        n_removed, n_both = query(
+            "SELECT count(*), (SELECT count(*) FROM removed JOIN items USING (row)) FROM removed"
+        ).fetchone()
+        if n_both or n_removed + n_items != state.next_row:
+            yield f"{n_items} items and {n_removed} removed ones, {n_both} of them both, for {state.next_row} rows"
+
+    def size(self) -> tuple[int, int]:
+        """Bytes of the database and its log on disk."""
+        files = [self.folder / DATABASE, self.folder / f"{DATABASE}-wal"]
+        first, second = (file.stat().st_size if file.exists() else 0 for file in files)
+        return first, second
+
+
+def block_checksum(start: int, vectors: object) -> int:
+    """Of a block's place and bytes."""
+    return zlib.crc32(vectors, start & 0xFFFFFFFF)  # type: ignore[arg-type]
+
+
+def fault_of(block: Block, vectors: object) -> str | None:
+    """A sentence if these bytes are not those of the block."""
+    if block_checksum(block.start, vectors) == block.checksum:
+        return None
+    return f"the checksum of the vectors of rows {block.start} to {block.start + block.n - 1} is wrong"
+
+
+def _checksum(*parts: object) -> int:
+    return zlib.crc32("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"))
+
+
+def _connect(file: Path, mode: str = "rwc") -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{file.resolve().as_uri()}?mode={mode}", BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+    )
+
+
+def _one(connection: sqlite3.Connection, statement: str) -> int:
+    return int(connection.execute(statement).fetchone()[0])
+
+
+@contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    """One error that names the gallery, for whatever SQLite raises."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            message = f"another process is writing; waited {BUSY_SECONDS:g} s, nothing was changed"
+        elif kind in FULL:
+            message = f"cannot be read or written ({error}); is the disk full? Nothing of this call was kept"
+        elif kind in DAMAGED or kind == 0:
+            message = f"the database is damaged or was closed: {error}"
+        else:
+            message = f"the database cannot be used: {error}"
+        raise InputError(f"{folder}: {message}") from error
