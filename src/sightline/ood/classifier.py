@@ -1,10 +1,12 @@
 """Vectors to logits: a classifier's last layer, or what stands in for it where an encoder has none."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sightline.errors import InputError
@@ -95,7 +97,9 @@ def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, 
     array = vectors.double().cpu().numpy()
     n_clusters = min(n_clusters, len(array))
     method = MiniBatchKMeans if len(array) > LARGE else KMeans
-    found = method(n_clusters, n_init=1, random_state=seed, max_iter=50).fit(array)
-    # Clusters that no vector is nearest to are left out; k-means leaves some where vectors are equal.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of clusters that stay empty, as where vectors are equal
+        found = method(n_clusters, n_init=1, random_state=seed, max_iter=50).fit(array)
+    # Clusters that no vector is nearest to are left out.
     clusters = torch.from_numpy(found.labels_).long().unique(return_inverse=True)[1]
     return class_means(vectors, clusters)[0], clusters.to(vectors.device)

@@ -1,0 +1,240 @@
+"""HEAT: sampling, the loss, the composition, and that the residual corrects its prior."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch.testing import assert_close
+
+from sightline import InputError, ood
+from sightline.ood.langevin import Langevin, scheduled
+from sightline.ood.residual_energy import energy_network, residual_loss
+
+energies = st.lists(st.floats(-50, 50, allow_nan=False), min_size=1, max_size=6)
+betas = st.floats(-200, 200, allow_nan=False)
+
+
+def composed(values, beta):
+    return ood.composed(torch.tensor([values], dtype=torch.float64), beta).item()
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"),
+    [
+        (-math.inf, 1),
+        (-10, 1.1098566890),
+        (-1, 1.7496000719),
+        (-0.1, 2.2569337554),
+        (-0.001, 2.3325556792),
+        (0, 2.3333333333),
+        (0.001, 2.3341112344),
+        (0.1, 2.4121877218),
+        (1, 3.0712337309),
+        (10, 3.8901387713),
+        (math.inf, 4),
+    ],
+)
+def test_composition_numbers(beta, expected):
+    assert composed([1, 2, 4], beta) == pytest.approx(expected, abs=1e-10)
+
+
+@settings(deadline=None, max_examples=60)
+@given(energies, betas)
+def test_composition_lies_between_and_equals_the_formula_less_its_constant(values, beta):
+    found = composed(values, beta)
+    assert min(values) - 1e-9 <= found <= max(values) + 1e-9
+    assert composed(values[::-1], beta) == pytest.approx(found, abs=1e-8)
+    assert composed([value + 3 for value in values], beta) == pytest.approx(found + 3, abs=1e-8)
+    if abs(beta) > 1e-3:
+        top = max(beta * value for value in values)
+        printed = (top + math.log(sum(math.exp(beta * value - top) for value in values))) / beta
+        assert found == pytest.approx(printed - math.log(len(values)) / beta, abs=1e-7)
+    if len(values) == 1:
+        assert found == pytest.approx(values[0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(energies, betas, betas)
+def test_composition_never_falls_as_beta_grows(values, one, other):
+    low, high = sorted((one, other))
+    assert composed(values, low) <= composed(values, high) + 1e-7
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=5))
+def test_composition_is_continuous_at_the_mean(values):
+    mean = sum(values) / len(values)
+    for beta in (1e-6, -1e-6, 1e-12, 0.0):
+        assert composed(values, beta) == pytest.approx(mean, abs=1e-5)
+    spread = max(values) - min(values)
+    if spread > 1e-3:  # where the series hands over to the formula
+        edge = 1e-4 / spread
+        assert composed(values, edge * 0.999) == pytest.approx(composed(values, edge * 1.001), abs=1e-6)
+
+
+def test_composition_does_not_overflow_and_refuses_no_number():
+    assert composed([0.0, 1.0], 1e5) == pytest.approx(1.0, abs=1e-4)
+    assert composed([-1e5, 1e5], 1.0) == pytest.approx(1e5 - math.log(2))
+    with pytest.raises(InputError, match="beta is not a number"):
+        composed([1.0], math.nan)
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"), [("linear", (1e-4, 5.5e-5, 1.45e-5)), ("quadratic", (1e-4, 3.25e-5, 1.0225e-5))]
+)
+def test_schedule_numbers(decay, expected):
+    assert [scheduled(1e-4, 1e-5, t, 20, decay) for t in (0, 10, 19)] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("langevin", "variance"),
+    [
+        (Langevin(400, (0.1, 0.1), coupled=True), 1 / (1 - 0.1 / 4)),
+        (Langevin(400, (0.05, 0.05), (0.2, 0.2)), 0.2**2 / (2 * 0.05 - 0.05**2)),
+    ],
+)
+def test_chains_reach_the_variance_they_should(langevin, variance):
+    generator = torch.Generator().manual_seed(0)
+    last = langevin.chains(lambda z: z.square().sum(1) / 2, torch.zeros(30_000, 1, dtype=torch.float64), generator)
+    assert float(last.var()) == pytest.approx(variance, rel=0.03)
+
+
+def test_one_step_numbers():
+    vectors = np.array([(0, 0), (2, 0), (0, 2), (2, 2), (5, 5), (7, 5), (5, 7), (7, 7), (6, 6), (6, 6)], float)
+    gmm = ood.create("gmm", weights="uniform", normalise=False, shrinkage=0.0).fit(vectors, [0] * 4 + [1] * 6)
+    start = torch.tensor([[3.8, 3.3]], dtype=torch.float64)
+
+    def one(langevin):
+        drawn = torch.randn(1, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        found = langevin.chains(gmm.energy, start, torch.Generator().manual_seed(7))
+        return found, drawn  # the specification's noise is (1, -1): put in its place
+
+    noise = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    found, drawn = one(Langevin(1, (0.1, 0.1), coupled=True))
+    assert_close(
+        found + 0.1**0.5 * (noise - drawn), torch.tensor([[4.14477616, 3.04357063]], dtype=torch.float64), atol=1e-7, rtol=0
+    )
+    found, drawn = one(Langevin(1, (0.1, 0.1), (0.05, 0.05)))
+    assert_close(
+        found + 0.05 * (noise - drawn), torch.tensor([[3.90709679, 3.36959679]], dtype=torch.float64), atol=1e-7, rtol=0
+    )
+
+
+def test_chains_without_noise_descend_and_projection_holds():
+    vectors = np.random.default_rng(0).normal(size=(200, 3))
+    gmm = ood.create("gmm", normalise=False).fit(vectors)
+    start = torch.from_numpy(vectors[:20] * 3)
+    generator = torch.Generator().manual_seed(0)
+    before = gmm.energy(start)
+    after = gmm.energy(Langevin(5, (0.05, 0.01), (0.0, 0.0)).chains(gmm.energy, start, generator))
+    assert (after < before).all()
+    project = lambda z: torch.nn.functional.normalize(z.relu() + 1e-9, dim=1)  # noqa: E731
+    last = Langevin(3).chains(gmm.energy, start, generator, project)
+    assert (last >= 0).all()
+    assert_close(last.norm(dim=1), torch.ones(20, dtype=torch.float64))
+    assert_close(start, torch.from_numpy(vectors[:20] * 3))
+    with pytest.raises(InputError, match="n_steps is -1"):
+        Langevin(-1)
+
+
+def test_loss_numbers_and_size_of_the_network():
+    real, generated = torch.tensor([0.2, -0.1, 0.3]).double(), torch.tensor([0.5, 0.1, -0.2, 0.4]).double()
+    assert residual_loss(real, generated, 10.0).item() == pytest.approx(1.55)
+    assert residual_loss(real, generated, 1e-12).item() == pytest.approx(-0.0666666667)
+    assert sum(weight.numel() for weight in energy_network(512, 1024, True, 0).parameters()) == 1_575_937
+    network = energy_network(4, 8, False, 0)
+    assert (network(torch.randn(3, 4)) == 0).all()
+    assert sum(isinstance(layer, torch.nn.Linear) for layer in network) == 6
+
+
+def two_bumps(n, seed):
+    rng = np.random.default_rng(seed)
+    return (rng.choice([-2.0, 2.0], n) + 0.5 * rng.normal(size=n))[:, None]
+
+
+TOY = {"hidden": 64, "lr": 1e-3, "epochs": 30, "batch_size": 256, "n_chains": 128, "n_steps": 2}
+
+
+def test_residual_corrects_a_prior_that_ranks_outliers_first():
+    """Data in two bumps, one Gaussian as prior, outliers between the bumps: where the prior's density is highest."""
+    outliers = 0.3 * np.random.default_rng(1).normal(size=(1000, 1))
+    prior = {"name": "gmm", "normalise": False}
+    heat = ood.create("heat", priors=[prior], temperature=10.0, **TOY).fit(two_bumps(2000, 0))
+    held_out = two_bumps(1000, 2)
+    gmm = ood.create("gmm", normalise=False).fit(two_bumps(2000, 0))
+    truth = np.repeat([0, 1], 1000)
+    before = roc_auc_score(truth, np.concatenate([gmm.score(held_out), gmm.score(outliers)]))
+    after = roc_auc_score(truth, np.concatenate([heat.score(held_out), heat.score(outliers)]))
+    assert before < 0.01
+    assert after > 0.7
+    residual = heat.members[0].residual(torch.tensor([[0.0], [-2.0], [2.0]], dtype=torch.float64))
+    assert residual[0] > residual[1:].max()
+    assert float(heat.members[0].residual(torch.from_numpy(held_out)).abs().max()) <= 1.1 / 20
+
+
+def test_an_untrained_residual_ranks_as_its_prior_and_a_heavy_weight_keeps_it_so():
+    data, queries = two_bumps(600, 0), np.linspace(-4, 4, 101)[:, None]
+    prior = {"name": "gmm", "normalise": False}
+    gmm = ood.create("gmm", normalise=False).fit(data).score(queries)
+    untrained = ood.create("heat", priors=[prior], epochs=0, hidden=8).fit(data).score(queries)
+    slope, offset = np.polyfit(gmm, untrained, 1)
+    assert slope > 0
+    np.testing.assert_allclose(untrained, slope * gmm + offset, atol=1e-9)
+    heavy = ood.create("heat", priors=[prior], weight=1e4, temperature=10.0, **TOY | {"epochs": 4}).fit(data).score(queries)
+    assert np.corrcoef(heavy, gmm)[0, 1] > 0.999
+
+
+def test_temperature_brings_the_prior_to_the_bound_of_the_residual():
+    data = two_bumps(600, 0)
+    for spread in (1.0, 2.0):
+        heat = ood.create("heat", priors=[{"name": "gmm", "normalise": False}], spread=spread, epochs=0, hidden=8).fit(data)
+        member = heat.members[0]
+        scaled = member.prior.score(data) / float(member.temperature)
+        assert scaled.std() == pytest.approx(spread / 20, rel=1e-6)
+
+
+@pytest.mark.parametrize("start", ["auto", "gmm", "normal", "data", "buffer"])
+@pytest.mark.parametrize("prior", ["gmm", "energy", "soft_knn", "vim"])
+def test_every_start_and_prior_trains_and_is_deterministic(start, prior):
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 3
+    vectors = rng.normal(size=(3, 5))[labels] + 0.3 * rng.normal(size=(200, 5))
+    options = {"priors": [prior], "start": start, "hidden": 8, "epochs": 2, "n_steps": 2, "n_chains": 16, "batch_size": 64}
+    one, other = (ood.create("heat", **options).fit(vectors, labels).score(vectors) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    assert one.mean() == pytest.approx(0, abs=1e-6)
+    assert one.std() == pytest.approx(1, rel=1e-6)
+
+
+def test_a_prior_that_cannot_draw_is_refused_as_a_start():
+    with pytest.raises(InputError, match="start is 'prior', but scorer 'vim' has no samples to draw"):
+        ood.create("heat", priors=["vim"], start="prior", hidden=8).fit(np.random.default_rng(0).normal(size=(50, 4)))
+
+
+def test_a_constant_prior_is_refused():
+    with pytest.raises(InputError, match="'maxlogit' gives all items of the fit set one energy"):
+        ood.create("heat", priors=["maxlogit"], hidden=8).fit(np.ones((50, 4)), np.zeros(50))
+    with pytest.raises(InputError, match="'maxlogit' gives all items of the fit set one energy"):
+        ood.create("composition", scorers=["maxlogit"]).fit(np.ones((50, 4)), np.zeros(50))
+
+
+def test_standardised_composition_by_definition():
+    rng = np.random.default_rng(0)
+    vectors, labels, queries = rng.normal(size=(200, 4)), np.arange(200) % 3, rng.normal(size=(30, 4))
+    parts = [ood.create("gmm").fit(vectors, labels), ood.create("energy").fit(vectors, labels)]
+    columns = [(part.score(queries) - part.score(vectors).mean()) / part.score(vectors).std() for part in parts]
+    for beta, expected in ((0.0, sum(columns) / 2), (math.inf, np.maximum(*columns))):
+        both = ood.create("composition", scorers=["gmm", "energy"], beta=beta).fit(vectors, labels)
+        np.testing.assert_allclose(both.score(queries), expected, rtol=1e-9)
+
+
+def test_nothing_random_outside_is_touched():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    ood.create("heat", hidden=8, epochs=1, n_chains=8).fit(np.random.default_rng(0).normal(size=(50, 4)))
+    assert_close(torch.rand(2), expected)

@@ -1,0 +1,252 @@
+"""What all scorers share: blocks, saving, calibration, and what each refuses."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import sightline as sl
+from sightline import InputError, ood
+
+FAST_HEAT = {"hidden": 16, "epochs": 2, "n_steps": 2, "n_chains": 32}
+
+
+def model(images):
+    return images.flatten(1)[:, :4]
+
+
+OPTIONS = {
+    "knn": {"k": 5},
+    "heat": FAST_HEAT | {"priors": ["gmm", {"name": "energy", "scale": 8.0}]},
+    "composition": {"scorers": ["gmm", {"name": "knn", "k": 3}, {"name": "heat", **FAST_HEAT}], "beta": -1.0},
+    "odin": {"model": model, "temperature": 10.0},
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    labels = np.arange(1200) % 4
+    return rng.normal(size=(4, 8))[labels] + 0.5 * rng.normal(size=(1200, 8)), labels
+
+
+def given(scorer, vectors):
+    if scorer.needs == ("feature maps",):
+        return vectors.reshape(len(vectors), 2, 2, 2)
+    return vectors.reshape(len(vectors), 2, 2, 2) if scorer.needs == ("images",) else vectors
+
+
+def fitted(name, data, dtype=np.float64):
+    scorer = ood.create(name, **OPTIONS.get(name, {}))
+    return scorer.fit(given(scorer, data[0].astype(dtype)), data[1])
+
+
+def test_the_table_has_every_scorer():
+    asked = ["msp", "maxlogit", "energy", "odin", "kl_matching", "react", "dice", "mahalanobis", "ssd", "knn", "residual"]
+    assert ood.list_scorers() == sorted([*asked, "vim", "gmm", "gmm_std", "heat", "composition", "soft_knn"])
+    assert sl.ood is ood
+
+
+@pytest.mark.parametrize("name", ood.list_scorers())
+def test_blocks_order_seeds_and_large_inputs(name, data):
+    scorer = fitted(name, data)
+    inputs = given(scorer, data[0])
+    scores = scorer.score(inputs)  # 1,200 items: two blocks
+    assert scores.shape == (1200,)
+    assert scores.dtype == np.float64
+    order = np.random.default_rng(1).permutation(1200)
+    np.testing.assert_allclose(scorer.score(inputs[order]), scores[order], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scorer.score(inputs[:1]), scores[:1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(fitted(name, data).score(inputs), scores)
+    assert np.isfinite(scorer.score(1e4 * inputs[:50])).all()
+    assert scorer.score(inputs[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ood.list_scorers())
+def test_saved_and_loaded_scores_the_same(name, data, tmp_path):
+    scorer = fitted(name, data, np.float32)
+    inputs = given(scorer, data[0].astype(np.float32))
+    scorer.calibrate(inputs[:500], tpr=0.9)
+    folder = scorer.save(tmp_path / "scorer")
+    assert sorted(file.name for file in folder.iterdir()) == ["scorer.json", "scorer.safetensors"]
+    loaded = ood.load(folder, **({"model": model} if name == "odin" else {}))
+    np.testing.assert_array_equal(loaded.score(inputs), scorer.score(inputs))
+    assert (loaded.threshold, loaded.acceptance) == (scorer.threshold, 0.9)
+    np.testing.assert_array_equal(loaded.is_outlier(inputs), scorer.score(inputs) > scorer.threshold)
+    again = scorer.save(folder)  # one that is there is replaced
+    assert again == folder
+    assert list(tmp_path.iterdir()) == [folder]
+    if scorer.needs == ("vectors",):
+        with pytest.raises(InputError, match="8 dimensions, found 7"):
+            loaded.score(inputs[:, :7])
+
+
+def test_calibration_accepts_the_stated_share(data):
+    scorer = fitted("gmm", data)
+    energies = scorer.score(data[0][:997])
+    assert scorer.calibrate(data[0][:997], 0.95) == pytest.approx(np.quantile(energies, 0.95))
+    threshold = scorer.calibrate(data[0][:997], 0.95, method="higher")
+    assert (energies <= threshold).mean() >= 0.95
+    assert (energies < threshold).mean() < 0.95
+    assert scorer.is_outlier(data[0][:997]).mean() <= 0.05
+
+
+def test_fit_forgets_the_threshold(data):
+    scorer = fitted("gmm", data)
+    scorer.calibrate(data[0])
+    assert scorer.fit(data[0]).threshold is None
+
+
+def test_labels_in_levels_are_the_finest(data):
+    levels = np.stack([data[1], data[1] // 2], 1)
+    np.testing.assert_array_equal(
+        ood.create("gmm").fit(data[0], levels).score(data[0]), ood.create("gmm").fit(data[0], data[1]).score(data[0])
+    )
+
+
+def test_half_precision_and_integers_are_scored_as_floats(data):
+    scorer = fitted("gmm", data, np.float32)
+    half = torch.from_numpy(data[0]).half()
+    np.testing.assert_array_equal(scorer.score(half), scorer.score(half.float()))
+
+
+def test_several_needs_are_given_by_name(data):
+    vectors, labels = data
+    scorer = ood.create("heat", priors=["gmm", "gmm_std", "energy"], **FAST_HEAT)
+    assert scorer.needs == ("vectors", "feature maps")
+    both = {"vectors": vectors, "feature maps": vectors.reshape(-1, 2, 2, 2)}
+    assert scorer.fit(both, labels).score(both).shape == (1200,)
+    with pytest.raises(InputError, match="needs vectors and feature maps: give each by its name in a dict"):
+        scorer.score(vectors)
+    with pytest.raises(InputError, match="'heat' needs feature maps, found 'vectors'"):
+        scorer.score({"vectors": vectors})
+    with pytest.raises(InputError, match="one of each for every item is needed, found 3 vectors, 1200 feature maps"):
+        scorer.score(both | {"vectors": vectors[:3]})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gnm", {}, "unknown scorer 'gnm': did you mean 'gmm'"),
+        ("knn", {"j": 3}, "scorer 'knn' has no option 'j'"),
+        ("knn", {"k": 0}, "k is 0"),
+        ("gmm", {"components": "class"}, "did you mean 'classes'"),
+        ("gmm", {"components": 0}, "components is 0"),
+        ("gmm", {"weights": "count"}, "did you mean 'counts'"),
+        ("gmm", {"shrinkage": -1.0}, "shrinkage is -1"),
+        ("energy", {"temperature": 0.0}, "temperature is 0"),
+        ("energy", {"stand_in": "proxies"}, "unknown stand_in 'proxies'"),
+        ("soft_knn", {"scale": 0.0}, "scale is 0"),
+        ("react", {"quantile": 1.5}, "quantile is 1.5"),
+        ("dice", {"percentile": 100.0}, "percentile is 100"),
+        ("odin", {}, "'odin' needs model"),
+        ("heat", {"priors": "gmm"}, "priors is 'gmm'; a list"),
+        ("heat", {"priors": [{"k": 3}]}, "has no name"),
+        ("heat", {"priors": ["heat"]}, "unknown scorer 'heat'"),
+        ("heat", {"weight": 0.0}, "weight is 0"),
+        ("heat", {"temperature": -1.0}, "temperature is -1"),
+        ("heat", {"start": "priors"}, "did you mean 'prior'"),
+        ("heat", {"negatives": "init"}, "unknown negatives"),
+        ("heat", {"decay": "cubic"}, "unknown decay"),
+        ("heat", {"epochs": -1}, "epochs is -1"),
+        ("composition", {"scorers": []}, r"scorers is \[\]"),
+    ],
+)
+def test_options_that_do_not_fit(name, options, message):
+    with pytest.raises(InputError, match=message):
+        ood.create(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        ("gmm", np.zeros((3, 2, 2)), r"'gmm' needs vectors \(N, D\), found shape \(3, 2, 2\)"),
+        ("gmm_std", np.zeros((3, 2)), r"needs feature maps \(N, C, H, W\) or \(N, T, C\), found shape \(3, 2\)"),
+        ("gmm", np.array([[1.0, 2], [np.nan, 0], [np.inf, 0]]), "row 1 has values that are not finite, and 2 rows"),
+        ("gmm", np.ones((5, 3)), "do not differ within their classes"),
+        ("gmm", np.zeros((0, 3)), "no items to fit on"),
+        ("gmm", np.ones((1, 3)), "needs 2 items or more"),
+        ("knn", np.ones((5, 3)), "k is 50, the fit set has 5 items"),
+        ("residual", np.ones((5, 1)), "n_principal is 0"),
+    ],
+)
+def test_inputs_that_do_not_fit(name, inputs, message):
+    with pytest.raises(InputError, match=message):
+        ood.create(name).fit(inputs)
+
+
+def test_a_classifier_of_another_width_one_class_and_missing_labels(data):
+    vectors, labels = data
+    narrow = ood.Classifier(torch.zeros(3, 7), torch.zeros(3))
+    with pytest.raises(InputError, match="takes vectors of 7 dimensions, these have 8"):
+        ood.create("energy").fit(vectors, classifier=narrow)
+    with pytest.raises(InputError, match=r"weight \(C, D\) and a bias \(C,\)"):
+        ood.Classifier(torch.zeros(3, 7), torch.zeros(4))
+    with pytest.raises(InputError, match="of no use to a scorer that is given logits"):
+        ood.create("msp", inputs="logits").fit(vectors, classifier=narrow)
+    with pytest.raises(InputError, match="'msp' needs 2 classes or more, there is one"):
+        ood.create("msp").fit(vectors, np.zeros(1200))
+    assert np.isfinite(ood.create("energy").fit(vectors, np.zeros(1200)).score(vectors)).all()
+    with pytest.raises(InputError, match="prototypes need labels"):
+        ood.create("energy", stand_in="prototypes").fit(vectors)
+    with pytest.raises(InputError, match="needs labels"):
+        ood.create("ssd", supervised=True).fit(vectors)
+    with pytest.raises(InputError, match=r"one for each of the 1200 items is needed, found shape \(3,\)"):
+        ood.create("gmm").fit(vectors, labels[:3])
+
+
+def test_fewer_items_than_dimensions_works_and_warns():
+    vectors = np.random.default_rng(0).normal(size=(20, 40))
+    with pytest.warns(UserWarning, match="20 items in 1 component.* for 40 dimensions; shrinkage 1e-06 fills in"):
+        scorer = ood.create("gmm").fit(vectors)
+    assert np.isfinite(scorer.score(vectors)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(InputError, match="cannot be inverted; raise shrinkage"):
+            ood.create("gmm", shrinkage=0.0).fit(vectors)
+
+
+def test_a_dimension_that_never_varies_is_filled_in():
+    vectors = np.random.default_rng(0).normal(size=(200, 4))
+    vectors[:, 2] = 0
+    scorer = ood.create("mahalanobis").fit(vectors)
+    assert np.isfinite(scorer.score(vectors)).all()
+    assert scorer.score(vectors[:1] + np.array([0, 0, 1, 0]))[0] > 1e5
+
+
+def test_what_is_not_there_yet(data):
+    with pytest.raises(InputError, match="'gmm' is not fitted yet"):
+        ood.create("gmm").score(data[0])
+    with pytest.raises(InputError, match="'gmm' is not fitted yet"):
+        ood.create("gmm").save("nowhere")
+    with pytest.raises(InputError, match="has no threshold yet"):
+        fitted("gmm", data).is_outlier(data[0])
+    with pytest.raises(InputError, match=r"tpr is 1\.5"):
+        fitted("gmm", data).calibrate(data[0], tpr=1.5)
+    with pytest.raises(InputError, match="no items to calibrate on"):
+        fitted("gmm", data).calibrate(data[0][:0])
+
+
+def test_folders_that_are_no_scorer(data, tmp_path):
+    with pytest.raises(InputError, match=r"not a scorer: it has no scorer\.json"):
+        ood.load(tmp_path)
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists and is not a scorer"):
+        fitted("gmm", data).save(tmp_path)
+    folder = fitted("gmm", data).save(tmp_path / "scorer")
+    stored = json.loads((folder / "scorer.json").read_text())
+    (folder / "scorer.json").write_text(json.dumps(stored | {"format": 99}))
+    with pytest.raises(InputError, match="of format 99"):
+        ood.load(folder)
+    (folder / "scorer.json").write_text(json.dumps(stored | {"name": "knn", "options": {}}))
+    with pytest.raises(InputError, match="no tensor 'bank', 'neighbour'"):
+        ood.load(folder)
+    (folder / "scorer.json").write_text("{")
+    with pytest.raises(InputError, match="not a scorer's settings"):
+        ood.load(folder)
+    (folder / "scorer.json").write_text(json.dumps(stored))
+    (folder / "scorer.safetensors").write_bytes(b"no")
+    with pytest.raises(InputError, match="not a scorer's tensors"):
+        ood.load(folder)
