@@ -146,6 +146,10 @@ class TestRefusals:
         assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
         assert_refused("unknown logger 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")
 
+    def test_what_sharding_cannot_do(self, assert_refused):
+        message = "^strategy='fsdp' does not go with precision='16-mixed', compile=true; strategy='ddp' does$"
+        assert_refused(message, "strategy=fsdp", "precision=16-mixed", "compile=true")
+
     def test_broken_images_are_all_named(self, image_tree, tmp_path, assert_refused):
         broken = shutil.copytree(image_tree, tmp_path / "tree")
         for name in ("super0/class00/0.png", "super1/class04/5.png"):
@@ -252,13 +256,59 @@ def test_sigterm_saves_and_ends_well_and_the_run_goes_on_as_if_it_had_not(image_
 def test_two_processes_train_as_one(image_tree, tiny_recipe, tmp_path):
     overrides = [*tiny_recipe, "memory.size=40", "schedule.epochs=3"]
     train(recipe_for(image_tree, overrides), tmp_path / "one")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sightline"]
-    command += ["train", "images", f"data.manifest={image_tree}", *overrides, "--out", str(tmp_path / "two")]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+    done = in_two_processes(image_tree, overrides, tmp_path / "two")
     assert done.returncode == 0, done.stderr
     one, two = (read_log(tmp_path / run / "log.csv") for run in ("one", "two"))
     assert [row[:3] for row in one] == [row[:3] for row in two]
     assert_close([row[3] for row in two], [row[3] for row in one], rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def in_two_processes(image_tree, overrides, out, *more):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sightline"]
+    command += ["train", "images", f"data.manifest={image_tree}", *overrides, "--out", str(out), *more]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["chunk_size=4"],
+        [
+            "model.backbone=resnet18",
+            "optimizer.name=sgd",
+            "loss.name=roadmap",
+            "schedule.warmup_epochs=1",
+            "memory.size=40",
+        ],
+    ],
+)
+def test_sharded_weights_train_as_one_process(image_tree, tiny_recipe, tmp_path, more):
+    overrides = [*tiny_recipe, "optimizer.clip_norm=0.5", "checkpoint_every=2", *more]
+    train(recipe_for(image_tree, overrides), tmp_path / "one")
+    done = in_two_processes(image_tree, [*overrides, "strategy=fsdp"], tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    one, two = (read_log(tmp_path / run / "log.csv") for run in ("one", "two"))
+    assert [row[:3] for row in one] == [row[:3] for row in two]
+    assert_close([row[3] for row in two], [row[3] for row in one], rtol=1e-3, atol=1e-4, equal_nan=True)
+    states = [load_checkpoint(tmp_path / run / "last.pt")[1] for run in ("one", "two")]
+    for part in ("encoder", "loss"):
+        assert_close(states[1][part], states[0][part], rtol=1e-3, atol=1e-4)
+    assert_close(states[1]["optimizer"]["state"], states[0]["optimizer"]["state"], rtol=1e-2, atol=1e-4)
+
+
+def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(image_tree, tiny_recipe, tmp_path):
+    overrides = [*tiny_recipe, "strategy=fsdp", "checkpoint_every=1"]
+    assert in_two_processes(image_tree, overrides, tmp_path / "whole").returncode == 0
+    part = in_two_processes(image_tree, overrides, tmp_path / "stopped", "--max-minutes", "0")
+    assert part.returncode == 0, part.stderr
+    assert load_checkpoint(tmp_path / "stopped/last.pt")[0].step == 1
+    shutil.copytree(tmp_path / "stopped", tmp_path / "alone")
+    train(recipe_for(image_tree, overrides, "strategy=ddp"), tmp_path / "alone", resume=True)
+    whole, alone = (read_log(tmp_path / run / "log.csv") for run in ("whole", "alone"))
+    assert_close([row[3] for row in alone], [row[3] for row in whole], rtol=1e-3, atol=1e-4, equal_nan=True)
+    done = in_two_processes(image_tree, overrides, tmp_path / "stopped", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ class Recipe(Section):
     checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
     chunk_size: int | Literal["auto"] | None = None  # images through the encoder at a time; none: the whole batch
     compile: bool = False  # the encoder, by torch.compile
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # of several processes: each has all weights, or its part of them
     loggers: tuple[str, ...] = ("tensorboard",)  # besides log.csv: tensorboard, wandb, mlflow
     data: DataSection
     model: ModelSection = ModelSection()

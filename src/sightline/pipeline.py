@@ -11,15 +11,18 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import polars as pl
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric.strategies.strategy import Strategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sightline.config import Recipe, SamplerSection
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
@@ -48,6 +51,7 @@ from sightline.training.logs import RunLog, RunProgress
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 from sightline.training.optimization import Schedule, create_optimizer
 from sightline.training.plan import plan
+from sightline.training.sharding import load_optimizer_state, shard, whole_optimizer_state, whole_state
 
 RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
 PCA_IMAGES = 10_000  # from which a projection starts, at most
@@ -164,7 +168,7 @@ def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     if not resume:
         raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
     stored = json.loads((out / RECIPE_FILE).read_text(encoding="utf-8"))
-    asked = json.loads(recipe.model_dump_json())
+    asked = json.loads(recipe.model_dump_json()) | {"strategy": stored.get("strategy")}  # which may change
     if changed := differences(stored, asked):
         raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
 
@@ -225,21 +229,26 @@ def _run(
     torch.use_deterministic_algorithms(True, warn_only=True)
     batches_an_epoch = len(sampler.batches(0))
     listed = _with_memory(recipe, loss, encoder.dim, labels, batches_an_epoch)
-    optimizer = create_optimizer(recipe.optimizer, encoder, loss)
     position, chunk_size = Position(), recipe.chunk_size
+    optimizer_state = None
     if (out / LAST_FILE).is_file():
         position, state = load_checkpoint(out / LAST_FILE)
         encoder.load_state_dict(state["encoder"])
         listed.load_state_dict(state["loss"])
-        optimizer.load_state_dict(state["optimizer"])
-        chunk_size = state["chunk_size"]
+        optimizer_state, chunk_size = state["optimizer"], state["chunk_size"]
     seen: Tensor | None = None  # by a backbone that is frozen
     learner: nn.Module = encoder
     if recipe.model.adaptation == "frozen":
         seen, learner = _pooled(encoder.to(fabric.device), train_part, recipe.data.n_workers), encoder.head
     model: nn.Module = torch.compile(learner) if recipe.compile else learner  # type: ignore[assignment]
-    module, wrapped = fabric.setup(model, optimizer)
+    # What is validated and saved: the encoder itself, or a whole one beside the parts that learn.
+    complete = encoder if fabric.world_size == 1 or recipe.strategy == "ddp" else copy.deepcopy(encoder).to(fabric.device)
+    module = fabric.setup_module(model)
     listed = listed.to(fabric.device)
+    optimizer = create_optimizer(recipe.optimizer, encoder, loss)  # after: sharding makes new weights
+    if optimizer_state is not None:
+        load_optimizer_state(optimizer, optimizer_state)
+    wrapped = cast(Optimizer, fabric.setup_optimizers(optimizer))
     all_labels = torch.from_numpy(labels)
     transform = train_transform(
         encoder.settings.preprocessing,
@@ -258,8 +267,9 @@ def _run(
     is_writer = process_number() == 0
 
     def save(position: Position) -> None:
+        state = {"encoder": whole_state(encoder), "loss": listed.state_dict()}
+        state["optimizer"] = whole_optimizer_state(optimizer)
         if is_writer:
-            state = {"encoder": encoder.state_dict(), "loss": listed.state_dict(), "optimizer": optimizer.state_dict()}
             save_checkpoint(out / LAST_FILE, position, state | {"chunk_size": chunk_size})
 
     def epoch_from(epoch: int, first: int) -> Epoch:
@@ -276,14 +286,14 @@ def _run(
             if isinstance(part, RecentBatches):
                 part.reset()
 
-    val_seen = None if seen is None or val_part is None else _pooled(encoder, val_part, recipe.data.n_workers)
+    val_seen = None if seen is None or val_part is None else _pooled(complete, val_part, recipe.data.n_workers)
 
     def embedded(val_part: Manifest) -> EmbeddingTable:
         if val_seen is None:
-            return _embedded_together(encoder, val_part, recipe.data.n_workers)
+            return _embedded_together(complete, val_part, recipe.data.n_workers)
         with torch.inference_mode():
-            vectors = encoder.head(val_seen.to(fabric.device)).cpu().numpy()
-        return EmbeddingTable(val_part, vectors, encoder.fingerprint())
+            vectors = complete.head(val_seen.to(fabric.device)).cpu().numpy()
+        return EmbeddingTable(val_part, vectors, complete.fingerprint())
 
     rates = [group["lr"] for group in create_optimizer(recipe.optimizer, encoder, loss).param_groups]
 
@@ -318,6 +328,8 @@ def _run(
         def after_epoch(position: Position) -> tuple[Position, bool]:
             is_last = position.epoch == recipe.schedule.epochs
             improved, patience = val_part is None, recipe.validation.patience
+            if complete is not encoder:
+                complete.load_state_dict(whole_state(encoder))
             if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
                 table = embedded(val_part)
                 means = evaluate_table(table, recipe.validation.ks).means
@@ -334,7 +346,7 @@ def _run(
                     n_worse=0 if improved else position.n_worse + 1,
                 )
             if improved and is_writer:
-                encoder.save_pretrained(out / ENCODER_FOLDER)
+                complete.save_pretrained(out / ENCODER_FOLDER)
             save(position)
             if patience is not None and position.n_worse >= patience:
                 progress.say(f"no better {recipe.validation.metric} in {patience} validations: the run ends")
@@ -364,17 +376,32 @@ def _run(
 def _fabric(recipe: Recipe) -> Fabric:
     """One process, or those that ``torchrun`` started."""
     together, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fabric = Fabric(
-        accelerator="auto",
-        devices=here,
-        num_nodes=together // here,
+    strategy: Strategy | str = "auto"
+    if recipe.strategy == "fsdp":
+        _check_shardable(recipe)
+    if together > 1 and recipe.strategy == "fsdp":
+        strategy = ModelParallelStrategy(shard, data_parallel_size=together, tensor_parallel_size=1)
+    elif together > 1:
         # A backbone that rests has weights without a gradient, which processes would wait for.
-        strategy=DDPStrategy(find_unused_parameters=recipe.schedule.warmup_epochs > 0) if together > 1 else "auto",
-        precision=recipe.precision,
+        strategy = DDPStrategy(find_unused_parameters=recipe.schedule.warmup_epochs > 0)
+    fabric = Fabric(
+        accelerator="auto", devices=here, num_nodes=together // here, strategy=strategy, precision=recipe.precision
     )
     if together > 1:
         fabric.launch()
     return fabric
+
+
+def _check_shardable(recipe: Recipe) -> None:
+    """What sharded weights cannot do is refused by the recipe's own words."""
+    reasons = {
+        "precision='16-mixed'": recipe.precision == "16-mixed",  # its loss scale would need all gradients together
+        "compile=true": recipe.compile,
+        "model.adaptation='frozen'": recipe.model.adaptation == "frozen",
+        "chunk_size='auto'": recipe.chunk_size == "auto",
+    }
+    if unfit := [reason for reason, holds in reasons.items() if holds]:
+        raise InputError(f"strategy='fsdp' does not go with {', '.join(unfit)}; strategy='ddp' does")
 
 
 def _with_memory(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from sightline.data.dataset import derived_seed
 from sightline.training.checkpoint import Position
 from sightline.training.large_batch import Loss, back_propagate
+from sightline.training.sharding import clip_gradients
 
 
 class Examples(NamedTuple):
@@ -93,7 +94,7 @@ def fit(
             step_seed = derived_seed(seed, position.step)
             value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size)
             limit = math.inf if clip_norm is None else clip_norm
-            norm = cast(Tensor, fabric.clip_gradients(encoder, optimizer, max_norm=limit, error_if_nonfinite=False))
+            norm = clip_gradients(fabric, encoder, optimizer, limit)
             optimizer.step()
             position = replace(position, batch=position.batch + 1, step=position.step + 1)
             numbers = {"loss": value.item(), "grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
