@@ -2,10 +2,13 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from sklearn.decomposition import PCA
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.models.heads import Head
+from sightline.models import heads
+from sightline.models.heads import Head, Whitening
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -91,11 +94,11 @@ def test_a_whitened_projection_keeps_the_directions_of_most_variance():
 
 
 def test_a_whitened_projection_depends_on_the_features_alone():
-    heads = [Head(12, 5, "l2"), Head(12, 5, "l2")]
+    one, other = Head(12, 5, "l2"), Head(12, 5, "l2")
     pooled = drawn(50, 12)
-    heads[0].whiten(pooled)
-    heads[1].whiten(pooled.flip(0))  # another order, in which a decomposition may choose other signs
-    assert_close(heads[0].state_dict(), heads[1].state_dict(), rtol=1e-4, atol=1e-4)
+    one.whiten(pooled)
+    other.whiten(pooled.flip(0))  # another order, in which a decomposition may choose other signs
+    assert_close(one.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-4)
 
 
 def test_too_few_directions_to_whiten_are_refused():
@@ -103,3 +106,89 @@ def test_too_few_directions_to_whiten_are_refused():
         Head(12, 5).whiten(drawn(5, 12))
     with pytest.raises(InputError, match="there is no projection; set embedding_dim"):
         Head(12).whiten(drawn(50, 12))
+
+
+FITTED = torch.tensor([[3.0, 1.0], [1.0, 2.0], [-1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+
+
+def raw(whitening, vectors):
+    """The whitened vectors before they are brought to length 1."""
+    return vectors.double() @ whitening.weight.double().T + whitening.bias.double()
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [(0.0, [1.0, 2.0]), (0.25, [0.78254229, 2.21336384]), (0.5, [0.61237244, 2.44948974])],
+)
+def test_worked_whitening(power, expected):
+    whitening = Whitening.fit(FITTED, power=power)
+    point = torch.tensor([[2.0, 3.0]])
+    assert_close(raw(whitening, point).abs()[0].tolist(), expected, rtol=1e-6, atol=1e-6)
+    length = math.hypot(*expected)
+    assert_close(whitening(point)[0].tolist(), [x / length for x in expected], rtol=1e-6, atol=1e-6)
+
+
+def test_worked_whitening_square_rooted_by_default():
+    assert_close(Whitening.fit(FITTED)(torch.tensor([[2.0, 3.0]])), torch.tensor([[0.33333333, 0.94280904]]))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.25, 0.5])
+def test_whitened_vectors_are_uncorrelated_with_variances_of_the_power(power):
+    vectors = drawn(400, 7).double() @ drawn(7, 7).double()
+    whitening = Whitening.fit(vectors, power=power)
+    covariance = raw(whitening, vectors).T.cov()
+    variances = torch.linalg.eigvalsh(vectors.T.cov()).flip(0) ** (1 - 2 * power)
+    assert_close(covariance / variances[0], torch.diag(variances) / variances[0], rtol=0, atol=1e-5)
+    assert_close(raw(whitening, vectors).mean(0), torch.zeros(7, dtype=torch.float64), rtol=0, atol=1e-4)
+    if not power:  # a rotation
+        gram = (whitening.weight @ whitening.weight.T).double()
+        assert_close(gram, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_whitening_is_what_scikit_learn_whitens():
+    vectors = drawn(300, 6).double() * torch.arange(1, 7)
+    pca = PCA(n_components=4, whiten=True).fit(vectors.numpy())
+    found, expected = (
+        raw(Whitening.fit(vectors, dim=4, power=0.5), vectors),
+        torch.from_numpy(pca.transform(vectors.numpy())),
+    )
+    signs = (found * expected).sum(0).sign()
+    assert_close(found, expected * signs, rtol=0, atol=1e-4)
+
+
+def test_whitening_in_blocks_drops_what_does_not_vary_and_depends_on_the_vectors_alone(monkeypatch):
+    vectors = torch.cat([drawn(50, 3), torch.ones(50, 2)], 1)
+    whole = Whitening.fit(vectors)
+    assert whole.weight.shape == (3, 5)
+    monkeypatch.setattr(heads, "FITTED_ROWS", 7)
+    assert_close(Whitening.fit(vectors.flip(0)).state_dict(), whole.state_dict(), rtol=1e-4, atol=1e-5)
+    assert not list(whole.parameters())  # it is not trained
+
+
+def test_a_whitening_is_written_and_read(tmp_path):
+    whitening = Whitening.fit(FITTED, dim=1)
+    read = Whitening.load(whitening.save(tmp_path / "new" / "whitening.safetensors"))
+    assert read.state_dict().keys() == whitening.state_dict().keys()
+    assert all(read.state_dict()[name].equal(tensor) for name, tensor in whitening.state_dict().items())
+    (tmp_path / "text").write_text("no")
+    save_file({"other": torch.ones(2)}, tmp_path / "other")
+    for name, message in (("text", "not a whitening"), ("other", "not a whitening"), ("none", "no such file")):
+        with pytest.raises(InputError, match=f"{name}: {message}"):
+            Whitening.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "message"),
+    [
+        (FITTED[:1], {}, r"at least 2 finite vectors \(N, D\) are needed, found \(1, 2\)"),
+        (FITTED * math.nan, {}, "at least 2 finite vectors"),
+        (FITTED, {"dim": 3}, "4 vectors vary in 2 directions; 3 cannot be kept"),
+        (torch.ones(5, 3), {}, "5 vectors vary in 0 directions; 0 cannot be kept"),
+        (FITTED, {"power": -0.25}, "power is -0.25"),
+    ],
+)
+def test_what_cannot_be_whitened_is_refused(vectors, options, message):
+    with pytest.raises(InputError, match=message):
+        Whitening.fit(vectors, **options)
+    with pytest.raises(InputError, match="fitted on 2 dimensions, the vectors have 3"):
+        Whitening.fit(FITTED)(torch.ones(1, 3))

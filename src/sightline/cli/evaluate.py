@@ -18,15 +18,28 @@ def evaluate(
         float | None, typer.Option(help="Also print between which values each mean lies, with this confidence: 0.95.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this file.")] = None,
+    whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None,
+    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0,
+    expand: Annotated[int, typer.Option(min=0, help="Expand each query by so many neighbours and search again.")] = 0,
+    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that neighbours are weighted by.")] = 2.0,
+    rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
+    depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100,
+    each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
     from sightline.embedding.table import EmbeddingTable
     from sightline.evaluation.protocol import DEFAULT_KS, evaluate_table
+    from sightline.evaluation.refined import Steps
+    from sightline.models.heads import Whitening
+    from sightline.search.refine import Refinement
 
     embedded = EmbeddingTable.read(table)
     embedded = embedded if split is None else embedded.split(split)
     other = None if gallery is None else EmbeddingTable.read(gallery)
-    result = evaluate_table(embedded, k or DEFAULT_KS, other, metric)
-    typer.echo(result.as_text(interval))
+    whitening = None if whiten is None else Whitening.load(whiten)
+    steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth))
+    for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
+        result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some)
+        typer.echo((f"{name}\n" if name else "") + result.as_text(interval))
     if json is not None:
         result.write_json(json)

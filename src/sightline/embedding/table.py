@@ -64,6 +64,14 @@ class EmbeddingTable:
             self.manifest.table.with_columns(column).write_parquet(scratch, compression="lz4", metadata=described)
         return Path(file)
 
+    @staticmethod
+    def is_at(file: Path) -> bool:
+        """Whether the file is an embedding table of any format, and not a manifest or a folder."""
+        try:
+            return "sightline_format" in pl.read_parquet_metadata(Path(file))
+        except (pl.exceptions.PolarsError, OSError):
+            return False
+
     @classmethod
     def read(cls, file: Path) -> "EmbeddingTable":
         """The table that :meth:`write` wrote."""

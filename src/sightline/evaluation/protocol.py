@@ -1,6 +1,7 @@
 """Who queries whom, which pairs are left out, and the metrics of the rankings that follow."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.evaluation.catalogue import metric_names, places, read_name, value
 from sightline.evaluation.graded import Relevance, as_relevance
+from sightline.evaluation.refined import Steps, refined
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
@@ -247,8 +249,9 @@ def evaluate_table(
     ks: Sequence[int] = DEFAULT_KS,
     gallery: EmbeddingTable | None = None,
     metrics: Sequence[str] | None = None,
+    steps: Steps | None = None,
 ) -> Result:
-    """:func:`evaluate` on an embedding table, or on one that queries another.
+    """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
 
     Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
     rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list.
@@ -267,8 +270,11 @@ def evaluate_table(
     items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
     labels, item_labels = _table_labels(table, gallery)
     ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
-    sides = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
-    lists = by_labels(*sides, labels[is_query], item_labels[is_gallery], _places(ids, item_ids))
+    queries, items = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
+    own, rescored = _places(ids, item_ids), None
+    if steps is not None:
+        queries, items, rescored = refined(queries, items, own, steps)
+    lists = replace(by_labels(queries, items, labels[is_query], item_labels[is_gallery], own), rescored=rescored)
     result = _measured(lists, ks, metrics, "population", "exponential", "worst")
     return Result(result.per_query, ids.tolist(), labels[is_query][:, 0], table.fingerprint)
 

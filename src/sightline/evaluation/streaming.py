@@ -98,6 +98,7 @@ class Lists:
         group_stop: (Q,).
         levels: for queries by their number, their (B, G) int8 levels, -1 where an item is in no list; nothing is sorted
             then, and nothing else is left out.
+        rescored: gives other scores for queries by their number and their (B, G) cosines, the gallery in its own order.
     """
 
     queries: Vectors
@@ -112,6 +113,7 @@ class Lists:
     group_start: Counts
     group_stop: Counts
     levels: Callable[[Counts], NDArray[np.int8]] | None = None
+    rescored: Callable[[Counts, Tensor], Tensor] | None = None
 
 
 def statistics(lists: Lists, ks: Sequence[int], by_counting: bool = False) -> Statistics:
@@ -122,7 +124,7 @@ def statistics(lists: Lists, ks: Sequence[int], by_counting: bool = False) -> St
     rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
     edges = np.linspace(0, len(lists.queries), n_ranks + 1).astype(np.int64)
     mine = np.arange(edges[rank], edges[rank + 1])
-    work = _compiled if lists.queries.device.type == "cpu" else _sorted
+    work = _compiled if lists.queries.device.type == "cpu" and lists.rescored is None else _sorted
     parts = [work(lists, mine, tuple(sorted(set(ks))), by_counting)]
     if n_ranks > 1:
         parts = [parts[0]] * n_ranks
@@ -141,6 +143,9 @@ def _sorted(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool) 
     for rows in [mine[first : first + n_rows] for first in range(0, len(mine), n_rows)] or [mine]:
         with torch.autocast(device.type, enabled=False):
             scores = lists.queries.take(lists.query_order[rows], dtype) @ items
+        if lists.rescored is not None:
+            back = np.argsort(lists.gallery_order)
+            scores = lists.rescored(lists.query_order[rows], scores[:, back])[:, lists.gallery_order]
         if lists.levels is None:
             begin, end = (torch.from_numpy(side[rows]).to(device)[:, :, None] for side in (lists.begin, lists.end))
             levels = ((begin <= column) & (column < end)).sum(1).to(torch.int8)

@@ -29,7 +29,7 @@ from sightline.models.backbones import (
     n_prefix_tokens,
     preprocessing_of,
 )
-from sightline.models.heads import FeatureNorm, Head
+from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.pooling import POOLINGS
 from sightline.progress import tracked
 
@@ -50,10 +50,11 @@ class EncoderSettings(BaseModel):
     freeze_batch_norm: FreezeBatchNorm
     preprocessing: Preprocessing
     feature_norm: FeatureNorm = "layer"
+    whitening_dim: int | None = None
 
 
 class Encoder(nn.Module):
-    """Images to unit vectors: backbone, pooling, a norm, projection, L2 norm.
+    """Images to unit vectors: backbone, pooling, a norm, projection, L2 norm and, where one was fitted, a whitening.
 
     Make one with :meth:`create` or :meth:`from_pretrained`.
     """
@@ -65,7 +66,8 @@ class Encoder(nn.Module):
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
         self.pooling = choose(POOLINGS, settings.pooling, "pooling")(n_prefix_tokens(backbone))
-        self.head = Head(int(backbone.num_features), settings.embedding_dim, settings.feature_norm)  # type: ignore[arg-type]
+        n_channels = int(backbone.num_features)  # type: ignore[arg-type]
+        self.head = Head(n_channels, settings.embedding_dim, settings.feature_norm, settings.whitening_dim)
         self.allow_gradients()
         # Channels beside each other in memory: three times as fast for EfficientNet-Lite0 on two cores.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -140,7 +142,8 @@ class Encoder(nn.Module):
     @property
     def dim(self) -> int:
         """Length of the vectors."""
-        return self.settings.embedding_dim or int(self.backbone.num_features)  # type: ignore[arg-type]
+        n_channels = int(self.backbone.num_features)  # type: ignore[arg-type]
+        return self.settings.whitening_dim or self.settings.embedding_dim or n_channels
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, D) unit vectors of (B, 3, H, W) normalised images."""
@@ -179,9 +182,26 @@ class Encoder(nn.Module):
         add_lora(self.backbone, rank, seed)
         self.allow_gradients()
 
+    def whitened(self, whitening: Whitening) -> "Encoder":
+        """A copy that whitens its vectors; another encoder, by its fingerprint.
+
+        Args:
+            whitening: fitted on vectors of this encoder.
+        """
+        if self.head.whitening is not None:
+            raise InputError("the encoder whitens its vectors already: fit on the encoder without whitening")
+        out_dim, in_dim = whitening.weight.shape
+        if in_dim != self.dim:
+            raise InputError(f"whitening: fitted on {in_dim} dimensions, the encoder has {self.dim}")
+        encoder = copy.deepcopy(self)
+        encoder.settings = self.settings.model_copy(update={"whitening_dim": out_dim})
+        encoder.head.whitening = copy.deepcopy(whitening).to(next(self.parameters()).device)
+        return encoder
+
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
-        decisive = self.settings.model_dump_json(exclude={"freeze_batch_norm"})
+        unsaid = {"freeze_batch_norm"} | ({"whitening_dim"} if self.settings.whitening_dim is None else set())
+        decisive = self.settings.model_dump_json(exclude=unsaid)
         digest = hashlib.sha256(decisive.encode())
         for name, tensor in sorted(self.state_dict().items()):
             if name.endswith("num_batches_tracked"):  # counts training batches; no vector depends on it

@@ -1,0 +1,143 @@
+"""What is done after the first ranking, in any gallery: expand the queries, search again, re-rank the first results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.errors import InputError, choose
+from sightline.ranking.similarity import unit
+from sightline.search.expand import weighted_sum
+from sightline.search.rerank import RERANKERS
+
+Ids = NDArray[np.object_]
+
+
+class Searchable(Protocol):
+    """What is needed of a gallery."""
+
+    def search(
+        self, queries: NDArray[np.float32], k: int = 10, *, where: str | None = None
+    ) -> tuple[NDArray[np.float32], Ids]:
+        """(Q, K) scores, best first, and the ids of those items."""
+
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """(N, D) of some items."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The steps after the first ranking; by default there are none.
+
+    Attributes:
+        expand: neighbours that each query is expanded by, before a second search; 0 for no expansion.
+        alpha: power of their similarity that they are weighted by; 0 weights them alike.
+        rerank: how the first results are ordered anew: ``kreciprocal``; None leaves them.
+        depth: results that are ordered anew, or as many as are asked for if that is more.
+
+    Example:
+        >>> Refinement(expand=10, rerank="kreciprocal")
+        Refinement(expand=10, alpha=2.0, rerank='kreciprocal', depth=100)
+    """
+
+    expand: int = 0
+    alpha: float = 2.0
+    rerank: str | None = None
+    depth: int = 100
+
+    def __post_init__(self) -> None:
+        if self.expand < 0 or not self.alpha >= 0:
+            raise InputError(f"expand is {self.expand}, alpha {self.alpha}; both are at least 0")
+        if self.depth < 1:
+            raise InputError(f"depth is {self.depth}; at least 1 is needed")
+        if self.rerank is not None:
+            choose(RERANKERS, self.rerank, "re-ranking")
+
+
+NOTHING = Refinement()
+
+
+def refined_search(
+    gallery: Searchable,
+    queries: NDArray[np.floating[Any]],
+    k: int = 10,
+    refinement: Refinement = NOTHING,
+    *,
+    where: str | None = None,
+    own: Sequence[str | None] | None = None,
+) -> tuple[NDArray[np.float32], Ids]:
+    """The k best items of each query after all steps; without steps, what ``gallery.search`` gives.
+
+    Args:
+        gallery: any that can search and give vectors.
+        queries: (Q, D).
+        k: results for each query, at least 1.
+        refinement: the steps.
+        where: metadata that results must have; queries are expanded by such items too.
+        own: the id of each query in the gallery, left out of its results and its expansion; None for one that is not there.
+
+    Returns:
+        (Q, K) scores, best first: cosines, or those of the re-ranking, which are not comparable between queries; and (Q, K)
+        ids. Where a query has fewer results than another, -inf and None fill its row.
+    """
+    vectors = np.ascontiguousarray(queries, np.float32)
+    if vectors.ndim != 2:
+        raise InputError(f"queries: a (Q, D) table is needed, found shape {vectors.shape}")
+    own = [None] * len(vectors) if own is None else list(own)
+    if len(own) != len(vectors):
+        raise InputError(f"own: one id for each of {len(vectors)} queries is needed, found {len(own)}")
+    if refinement.expand:
+        scores, ids = _search(gallery, vectors, refinement.expand, where, own)
+        found = _vectors(gallery, ids, vectors.shape[1])
+        # Not the gallery's scores: it may rank by another measure.
+        near = (unit(torch.from_numpy(vectors))[:, None] @ unit(found.flatten(0, 1)).view_as(found).mT)[:, 0]
+        near = near.masked_fill(torch.from_numpy(scores) == -np.inf, -torch.inf)
+        vectors = weighted_sum(torch.from_numpy(vectors), near, found, refinement.alpha).numpy()
+    if refinement.rerank is None:
+        return _search(gallery, vectors, k, where, own)
+    scores, ids = _search(gallery, vectors, max(k, refinement.depth), where, own)
+    if not ids.size:
+        return scores, ids
+    rescored = _rescored(refinement.rerank, torch.from_numpy(vectors), _vectors(gallery, ids, vectors.shape[1]), ids)
+    order = np.argsort(-rescored, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(rescored, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def _search(
+    gallery: Searchable, queries: NDArray[np.float32], k: int, where: str | None, own: list[str | None]
+) -> tuple[NDArray[np.float32], Ids]:
+    """The k nearest of each query, itself left out."""
+    if all(name is None for name in own):
+        return gallery.search(queries, k, where=where)
+    scores, ids = gallery.search(queries, k + 1, where=where)
+    hidden = ids == np.array(own, object)[:, None]
+    hidden &= ids != None  # noqa: E711 -- elementwise
+    scores, ids = np.where(hidden, np.float32(-np.inf), scores), ids.copy()
+    ids[hidden] = None
+    order = np.argsort(hidden, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def _vectors(gallery: Searchable, ids: Ids, dim: int) -> Tensor:
+    """(Q, K, D) of all results, each read once; zeros where there is none."""
+    known, place = np.unique([name for name in ids.flat if name is not None], return_inverse=True)
+    table = np.zeros((len(known) + 1, dim), np.float32)
+    if len(known):
+        table[:-1] = gallery.vectors(known.tolist())
+    places = np.full(ids.size, len(known))
+    places[[name is not None for name in ids.flat]] = place
+    return torch.from_numpy(table[places.reshape(ids.shape)])
+
+
+def _rescored(rerank: str, queries: Tensor, candidates: Tensor, ids: Ids) -> NDArray[np.float32]:
+    """(Q, K) new scores; queries with as many results as each other are scored together."""
+    lengths = (ids != None).sum(1)  # noqa: E711 -- elementwise
+    scores = np.full(ids.shape, -np.inf, np.float32)
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        scores[rows, :length] = RERANKERS[rerank](queries[rows], candidates[rows, :length]).numpy()
+    return scores

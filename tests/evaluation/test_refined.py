@@ -1,0 +1,134 @@
+"""Evaluation after whitening, augmentation, expansion and re-ranking: each list ranked by hand."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from ranking_definitions import binary_metrics
+
+from sightline.data.manifest import Manifest
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError
+from sightline.evaluation import refined as refined_module
+from sightline.evaluation import streaming
+from sightline.evaluation.protocol import evaluate_table
+from sightline.evaluation.refined import Steps
+from sightline.models.heads import Whitening
+from sightline.search.refine import Refinement
+from sightline.search.rerank import kreciprocal_scores
+
+METRICS = ("recall@1", "recall@4", "map@r", "map", "precision@4")
+N = 40
+
+
+def table_of(seed, **columns):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(N) % 8
+    vectors = (rng.normal(size=(8, 6))[labels] + 1.3 * rng.normal(size=(N, 6))).astype(np.float32)
+    order = rng.permutation(N)
+    rows = {"path": [f"{n}.png" for n in range(N)], "id": [f"image {n}" for n in range(N)], "split": ["test"] * N}
+    rows["label_0"] = [f"class {label}" for label in labels[order]]
+    manifest = Manifest("set.parquet", "images", pl.DataFrame({**rows, **columns}), 1)
+    return EmbeddingTable(manifest, vectors[order], "fingerprint")
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def averaged(query, gallery, own, k, alpha):
+    scores = gallery @ query
+    nearest = [n for n in np.argsort(-scores, kind="stable") if n != own][:k]
+    return unit(query + sum(max(scores[n], 0) ** alpha * gallery[n] for n in nearest))
+
+
+def ranked_by_hand(queries, gallery, own, steps):
+    """The places of each query's list, best first."""
+    queries, gallery, refinement = unit(queries.astype(float)), unit(gallery.astype(float)), steps.refinement
+    if steps.whitening is not None:
+        weight, bias = (getattr(steps.whitening, name).double().numpy() for name in ("weight", "bias"))
+        queries, gallery = unit(queries @ weight.T + bias), unit(gallery @ weight.T + bias)
+    if steps.augment:
+        gallery = np.array([averaged(row, gallery, n, steps.augment, refinement.alpha) for n, row in enumerate(gallery)])
+    lists = []
+    for query, itself in zip(queries, own, strict=True):
+        if refinement.expand:
+            query = averaged(query, gallery, itself, refinement.expand, refinement.alpha)
+        order = [n for n in np.argsort(-(gallery @ query), kind="stable") if n != itself]
+        if refinement.rerank is not None:
+            first = order[: refinement.depth]
+            scores = kreciprocal_scores(torch.from_numpy(query)[None], torch.from_numpy(gallery[first])[None])[0].numpy()
+            order[: refinement.depth] = [first[n] for n in np.argsort(-scores, kind="stable")]
+        lists.append(order)
+    return lists
+
+
+STEPS = {
+    "none": Steps(),
+    "augment": Steps(augment=3),
+    "expand": Steps(refinement=Refinement(expand=4)),
+    "average": Steps(refinement=Refinement(expand=4, alpha=0.0)),
+    "rerank": Steps(refinement=Refinement(rerank="kreciprocal", depth=10)),
+    "rerank all": Steps(refinement=Refinement(rerank="kreciprocal", depth=500)),
+    "all": Steps(augment=3, refinement=Refinement(5, 3.0, "kreciprocal", 20)),
+}
+
+
+@pytest.mark.parametrize("roles", ["everyone", "parts", "overlapping", "other table"])
+@pytest.mark.parametrize("whitened", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_metrics_are_those_of_the_lists_by_hand(name, whitened, roles, monkeypatch):
+    monkeypatch.setattr(streaming, "SORT_ELEMENTS", 7 * N)  # several blocks
+    monkeypatch.setattr(refined_module, "CANDIDATE_ELEMENTS", 200)
+    part = {"parts": 25, "overlapping": 15}.get(roles, 0)
+    is_query = np.arange(N) < (25 if part else N)
+    is_gallery = np.arange(N) >= part
+    table = table_of(0, **({"is_query": is_query, "is_gallery": is_gallery} if part else {}))
+    other = table_of(1) if roles == "other table" else None
+    if other is not None:  # ten images are in both
+        rows = other.manifest.table.with_columns(id=pl.Series([f"image {n + 30}" for n in range(N)]))
+        other = EmbeddingTable(Manifest("other.parquet", "images", rows, 1), other.vectors, "fingerprint")
+    whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors), dim=5) if whitened else None
+    steps = Steps(whitening, STEPS[name].augment, STEPS[name].refinement)
+    result = evaluate_table(table, (1, 4), other, METRICS, steps)
+
+    items = other or table
+    gallery_ids = list(np.array(items.ids)[is_gallery])
+    own = [gallery_ids.index(one) if one in gallery_ids else -1 for one in np.array(table.ids)[is_query]]
+    lists = ranked_by_hand(table.vectors[is_query], items.vectors[is_gallery], own, steps)
+    labels = table.manifest.table["label_0"].to_numpy()[is_query]
+    item_labels = items.manifest.table["label_0"].to_numpy()[is_gallery]
+    expected = [
+        binary_metrics([item_labels[n] == label for n in row], (1, 4)) for row, label in zip(lists, labels, strict=True)
+    ]
+    for metric in METRICS:
+        np.testing.assert_allclose(result.per_query[metric], [one[metric] for one in expected], atol=1e-9, err_msg=metric)
+
+
+def test_steps_change_the_result_and_none_changes_nothing():
+    table = table_of(0)
+    plain = evaluate_table(table)
+    assert evaluate_table(table, steps=Steps()).means == plain.means
+    assert all(evaluate_table(table, steps=STEPS[name]).means != plain.means for name in STEPS if name != "none")
+
+
+def test_steps_one_by_one():
+    whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors))
+    steps = Steps(whitening, 3, Refinement(5, 3.0, "kreciprocal", 20))
+    plain, expanded = Refinement(alpha=3.0, depth=20), Refinement(5, 3.0, depth=20)
+    assert steps.one_by_one() == {
+        "no step": Steps(refinement=plain),
+        "+ whitening": Steps(whitening, refinement=plain),
+        "+ augmentation by 3": Steps(whitening, 3, plain),
+        "+ expansion by 5": Steps(whitening, 3, expanded),
+        "+ re-ranking kreciprocal": steps,
+    }
+    assert list(Steps(refinement=Refinement(rerank="kreciprocal")).one_by_one()) == ["no step", "+ re-ranking kreciprocal"]
+
+
+def test_steps_that_do_not_fit():
+    with pytest.raises(InputError, match="augment is -1; at least 0 is needed"):
+        Steps(augment=-1)
+    whitening = Whitening.fit(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(InputError, match="whitening: fitted on 4 dimensions, the vectors have 6"):
+        evaluate_table(table_of(0), steps=Steps(whitening))

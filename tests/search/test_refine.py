@@ -1,0 +1,128 @@
+"""The steps after the first ranking, over a gallery of a dictionary."""
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.errors import InputError
+from sightline.search.expand import expand_queries
+from sightline.search.refine import Refinement, refined_search
+from sightline.search.rerank import kreciprocal_scores
+
+
+class Shelf:
+    """A gallery that ranks by hand."""
+
+    def __init__(self, vectors, years):
+        self.items, self.years, self.n_searches = vectors, years, 0
+
+    def search(self, queries, k=10, *, where=None):
+        self.n_searches += 1
+        shown = [name for name in self.items if where is None or eval(where, {"year": self.years[name]})]
+        table = np.array([self.items[name] / np.linalg.norm(self.items[name]) for name in shown], np.float32)
+        scores = queries / np.linalg.norm(queries, axis=1, keepdims=True) @ table.reshape(len(shown), queries.shape[1]).T
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores, order, 1), np.array(shown, object)[order]
+
+    def vectors(self, ids):
+        assert len(set(ids)) == len(ids)
+        return np.array([self.items[name] for name in ids], np.float32)
+
+
+@pytest.fixture
+def shelf():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(30, 6)).astype(np.float32)
+    return Shelf({f"item {n}": row for n, row in enumerate(vectors)}, {f"item {n}": 2000 + n for n in range(30)})
+
+
+@pytest.fixture
+def queries():
+    return np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
+
+
+def table(shelf):
+    return torch.from_numpy(np.stack(list(shelf.items.values())))
+
+
+def test_without_steps_it_is_the_gallerys_own_search(shelf, queries):
+    scores, ids = refined_search(shelf, queries, k=7)
+    expected = shelf.search(queries, 7)
+    assert ids.tolist() == expected[1].tolist()
+    assert scores.tolist() == expected[0].tolist()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_expanded_queries_search_a_second_time(shelf, queries, alpha):
+    scores, ids = refined_search(shelf, queries, 5, Refinement(expand=3, alpha=alpha))
+    assert shelf.n_searches == 2
+    expanded = expand_queries(torch.from_numpy(queries), table(shelf), 3, alpha).numpy()
+    expected = shelf.search(expanded, 5)
+    assert ids.tolist() == expected[1].tolist()
+    np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "depth"), [(5, 12), (20, 12), (40, 12)])
+def test_the_first_results_are_ordered_anew(shelf, queries, k, depth):
+    scores, ids = refined_search(shelf, queries, k, Refinement(rerank="kreciprocal", depth=depth))
+    _, first = shelf.search(queries, max(k, depth))
+    candidates = torch.from_numpy(np.stack([shelf.vectors(row) for row in first]))
+    rescored = kreciprocal_scores(torch.from_numpy(queries), candidates).numpy()
+    for row in range(4):
+        expected = sorted(zip(-rescored[row], range(len(first[row])), first[row], strict=True))[:k]
+        assert ids[row].tolist() == [name for _, _, name in expected]
+        np.testing.assert_allclose(scores[row], [-score for score, _, _ in expected], atol=1e-6)
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("refinement", [Refinement(), Refinement(expand=4), Refinement(3, rerank="kreciprocal")])
+def test_a_query_of_the_gallery_neither_finds_nor_expands_itself(shelf, refinement):
+    own = ["item 3", None, "item 9"]
+    vectors = np.stack([shelf.items["item 3"], shelf.items["item 4"], shelf.items["item 9"]])
+    _, ids = refined_search(shelf, vectors, 6, refinement, own=own)
+    assert ids.shape == (3, 6)
+    assert "item 3" not in ids[0]
+    assert "item 9" not in ids[2]
+    without = Shelf({name: row for name, row in shelf.items.items() if name != "item 3"}, shelf.years)
+    assert ids[0].tolist() == refined_search(without, vectors[:1], 6, refinement)[1][0].tolist()
+
+
+@pytest.mark.parametrize("refinement", [Refinement(), Refinement(40), Refinement(3, rerank="kreciprocal")])
+def test_rows_that_end_early_are_filled(shelf, refinement):
+    vectors = np.stack([shelf.items["item 3"], shelf.items["item 4"]])
+    scores, ids = refined_search(shelf, vectors, 50, refinement, own=["item 3", None])
+    assert ids.shape == scores.shape == (2, 30)
+    assert ids[0, -1] is None
+    assert scores[0, -1] == -np.inf
+    assert sorted(ids[0, :-1]) == sorted(set(shelf.items) - {"item 3"})
+    assert sorted(ids[1]) == sorted(shelf.items)
+
+
+@pytest.mark.parametrize("refinement", [Refinement(), Refinement(4), Refinement(4, rerank="kreciprocal")])
+def test_a_filter_holds_for_every_search(shelf, queries, refinement):
+    _, ids = refined_search(shelf, queries, 20, refinement, where="year >= 2018")
+    assert ids.shape == (4, 12)
+    fewer = Shelf({name: row for name, row in shelf.items.items() if shelf.years[name] >= 2018}, shelf.years)
+    assert ids.tolist() == refined_search(fewer, queries, 20, refinement)[1].tolist()
+    assert refined_search(shelf, queries, 5, refinement, where="year > 3000")[1].shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expand": -1}, "expand is -1"),
+        ({"alpha": float("nan")}, "alpha nan; both are at least 0"),
+        ({"depth": 0}, "depth is 0; at least 1"),
+        ({"rerank": "kreciprocl"}, "unknown re-ranking 'kreciprocl': did you mean 'kreciprocal'?"),
+    ],
+)
+def test_steps_that_do_not_fit(options, message):
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        Refinement(**options)
+
+
+def test_queries_that_do_not_fit(shelf, queries):
+    with pytest.raises(InputError, match=r"a \(Q, D\) table is needed, found shape \(6,\)"):
+        refined_search(shelf, queries[0])
+    with pytest.raises(InputError, match="one id for each of 4 queries is needed, found 1"):
+        refined_search(shelf, queries, own=["item 1"])
