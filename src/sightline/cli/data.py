@@ -1,11 +1,17 @@
-"""``sightline data``: check a set of images, or make one."""
+"""``sightline data``: check a set of images, count it, or make one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Check a set of images, or make one.")
+if TYPE_CHECKING:
+    from sightline.data.collections import WriteCollection
+    from sightline.data.manifest import Manifest
+
+app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
+
+GLYPHS = "glyphs"
 
 
 @app.command()
@@ -28,15 +34,83 @@ def check(
 
 
 @app.command()
-def prepare(
-    name: Annotated[str, typer.Argument(help="The data set to make: glyphs.")],
-    out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    size: Annotated[str, typer.Option(help="small (about 4,000 images) or full (about 35,000).")] = "small",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other pictures.")] = 0,
-) -> None:
-    """Make a data set and print its manifest's path."""
-    from sightline.data.glyphs import write_glyphs
-    from sightline.errors import choose
+def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]) -> None:
+    """Images, classes and images per class of each split and level; no image is opened."""
+    from sightline.data.manifest import read_manifest
 
-    write = choose({"glyphs": write_glyphs}, name, "data set")
-    typer.echo(write(out, size, seed, show_progress=True))
+    manifest = read_manifest(source, labelled=False)
+    typer.echo(f"{source}: {len(manifest):,} images, {manifest.n_levels} label levels")
+    for line in _statistics(manifest):
+        typer.echo(line)
+
+
+def _statistics(manifest: "Manifest") -> list[str]:
+    from sightline.data.manifest import FLAGS, manifest_statistics
+
+    lines = [f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>9}{'most':>9}"]
+    for split, level, n_images, *numbers in manifest_statistics(manifest).rows():
+        sizes = "".join(
+            f"{number:>{width},g}" for number, width in zip(numbers, (10, 9, 9, 9), strict=True) if number is not None
+        )
+        lines.append(f"{split:<6}{'-' if level is None else level:>6}{n_images:>12,}{sizes}")
+    there = [flag for flag in FLAGS if flag in manifest.table.columns]
+    return lines + [f"{flag}: {manifest.table[flag].sum():,} images" for flag in there]
+
+
+@app.command("list")
+def list_sets() -> None:
+    """The data sets that `prepare` knows: what each is, and what it needs."""
+    from sightline.data.benchmarks import READERS
+
+    typer.echo("Made or fetched: sightline data prepare NAME --out FOLDER")
+    for name, write in {GLYPHS: None, **_collections()}.items():
+        about = (write.__doc__ or "").strip().splitlines()[0] if write else "characters drawn from fonts; needs nothing"
+        typer.echo(f"  {name:<17} {about}")
+    typer.echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
+    for name, reader in READERS.items():
+        typer.echo(f"  {name:<17} {reader.about}; needs {reader.needs}")
+
+
+@app.command()
+def prepare(
+    name: Annotated[str, typer.Argument(help="The data set: a name that `sightline data list` prints.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to; with --root, the manifest (.parquet or .csv).")],
+    root: Annotated[
+        Path | None, typer.Option(help="Your folder of the published files, or of packages fetched before.")
+    ] = None,
+    subset: Annotated[
+        bool, typer.Option("--subset", help="With --root: leave out images that are not there, check no counts.")
+    ] = False,
+    size: Annotated[
+        str | None, typer.Option(help="glyphs: small (about 4,000 images, the default) or full (about 35,000).")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="glyphs: another seed draws other pictures; 0 by default.")
+    ] = None,
+) -> None:
+    """Make, fetch or read a data set, and print its manifest's path."""
+    from sightline.data.benchmarks import READERS
+    from sightline.data.benchmarks.prepare import prepare_benchmark
+    from sightline.data.glyphs import write_glyphs
+    from sightline.errors import InputError, choose, names
+
+    known = dict.fromkeys((GLYPHS, *_collections(), *READERS))
+    choose(known, name, "data set")
+    given = {"--root": root is not None, "--subset": subset, "--size": size is not None, "--seed": seed is not None}
+    read = {"--root", "--subset"} if name in READERS else {"--size", "--seed"} if name == GLYPHS else {"--root"}
+    if unread := [option for option, is_given in given.items() if is_given and option not in read]:
+        raise InputError(f"{name}: no option {names(unread)}" + (f"; it has {names(sorted(read))}" if read else ""))
+    if name == GLYPHS:
+        typer.echo(write_glyphs(out, size or "small", seed or 0, show_progress=True))
+    elif name in READERS:
+        if root is None:
+            raise InputError(f"{name}: --root is needed: a folder with {READERS[name].needs}")
+        typer.echo(prepare_benchmark(READERS[name], root, out, subset=subset, show_progress=True))
+    else:
+        typer.echo(_collections()[name](out, show_progress=True, archives=root))
+
+
+def _collections() -> "dict[str, WriteCollection]":
+    from sightline.data.collections import COLLECTIONS
+
+    return COLLECTIONS

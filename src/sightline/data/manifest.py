@@ -99,6 +99,42 @@ def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Ma
     return manifest.where(~held_out), manifest.where(held_out)
 
 
+def manifest_statistics(manifest: Manifest) -> pl.DataFrame:
+    """How many images and classes each split has at each level, without a look at the images.
+
+    Returns:
+        ``split``, ``level`` (0 is the finest; null where there are no labels), ``images``, ``classes``, and of the images
+        of a class the ``fewest``, the ``median`` and the ``most``; splits in the order of ``SPLITS``.
+
+    Example:
+        >>> table = pl.DataFrame({"split": ["train"] * 3, "label_0": ["a", "a", "b"]})
+        >>> manifest_statistics(Manifest(Path("m.csv"), Path(), table, n_levels=1)).rows()
+        [('train', 0, 3, 2, 1, 1.5, 2)]
+    """
+    parts = []
+    for level in range(manifest.n_levels) or [None]:
+        above = label_columns(manifest.n_levels)[level:] if level is not None else []
+        sizes = manifest.table.group_by("split", *above).len()
+        numbers = [pl.len(), pl.col("len").min(), pl.col("len").median(), pl.col("len").max()]
+        parts.append(
+            sizes.group_by("split").agg(
+                pl.lit(level, pl.Int64).alias("level"),
+                pl.col("len").sum().cast(pl.Int64).alias("images"),
+                *(
+                    (number if above else pl.lit(None)).cast(kind).alias(name)
+                    for number, name, kind in zip(
+                        numbers,
+                        ("classes", "fewest", "median", "most"),
+                        (pl.Int64, pl.Int64, pl.Float64, pl.Int64),
+                        strict=True,
+                    )
+                ),
+            )
+        )
+    order = pl.col("split").replace_strict({name: place for place, name in enumerate(SPLITS)}, default=len(SPLITS))
+    return pl.concat(parts).sort(order, "level")
+
+
 def label_columns(n_levels: int) -> list[str]:
     """The names of the label columns, finest first."""
     return [f"label_{level}" for level in range(n_levels)]

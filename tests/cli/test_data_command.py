@@ -1,0 +1,110 @@
+import sys
+
+import polars as pl
+import pytest
+from PIL import Image
+
+from sightline.cli.main import run
+from sightline.data.benchmarks import READERS
+from sightline.data.collections import COLLECTIONS
+from sightline.data.manifest import read_manifest
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Run the console command here; returns status, standard output and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/3.png"):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / name)
+    return tmp_path / "pictures"
+
+
+def test_prepare_from_files_on_disk(sightline, pictures, tmp_path):
+    out = tmp_path / "m.csv"
+    assert sightline("data", "prepare", "folder", "--root", pictures, "--out", out)[:2] == (0, f"{out}\n")
+    assert read_manifest(out).table["path"].to_list() == ["pictures/a/1.png", "pictures/a/2.png", "pictures/b/3.png"]
+    status, out, _ = sightline("data", "check", out)
+    assert (status, "3 images, 1 label levels, no fault" in out) == (0, True)
+
+
+def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, tmp_path):
+    header = "image_id class_id super_class_id path\n"
+    (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.JPG\n")
+    (tmp_path / "Ebay_test.txt").write_text(header + "2 2 1 chair_final/2_0.JPG\n")
+    (tmp_path / "chair_final").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "chair_final" / "1_0.JPG")
+    words = ["data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "sop.parquet"]
+    status, _, err = sightline(*words)
+    assert (status, "Ebay_train.txt (train): 1 images, 59551 are published: the file is short" in err) == (2, True)
+    assert "1 of 2 images are not there: 'chair_final/2_0.JPG'" in err
+    assert not list(tmp_path.glob("*sop*"))
+    assert sightline(*words, "--subset")[0] == 0
+    assert pl.read_parquet(tmp_path / "sop.parquet")["path"].to_list() == ["chair_final/1_0.JPG"]
+
+
+def test_prepare_names_what_is_missing_or_not_read(sightline, tmp_path):
+    status, _, err = sightline("data", "prepare", "sop", "--out", tmp_path / "x.csv")
+    assert (status, "sop: --root is needed: a folder with 'Ebay_train.txt'" in err) == (2, True)
+    status, _, err = sightline("data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "x.csv", "--seed", 1)
+    assert (status, "sop: no option '--seed'; it has '--root', '--subset'" in err) == (2, True)
+    status, _, err = sightline("data", "prepare", "glyphs", "--root", tmp_path, "--out", tmp_path / "x")
+    assert (status, "glyphs: no option '--root'; it has '--seed', '--size'" in err) == (2, True)
+    status, _, err = sightline("data", "prepare", "roxfrd5k", "--out", tmp_path / "x")
+    assert (status, "unknown data set 'roxfrd5k': did you mean 'roxford5k'?" in err) == (2, True)
+
+
+def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch):
+    asked = []
+
+    def write(folder, show_progress=False, archives=None):
+        asked.append((folder, show_progress, archives))
+        return folder / "manifest.csv"
+
+    monkeypatch.setitem(COLLECTIONS, "emoji", write)
+    words = ["data", "prepare", "emoji", "--out", tmp_path / "emoji"]
+    assert sightline(*words)[:2] == (0, f"{tmp_path / 'emoji' / 'manifest.csv'}\n")
+    assert sightline(*words, "--root", tmp_path)[0] == 0
+    assert asked == [(tmp_path / "emoji", True, None), (tmp_path / "emoji", True, tmp_path)]
+
+
+def test_list_has_every_set_on_one_line(sightline):
+    status, out, _ = sightline("data", "list")
+    names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    assert (status, names) == (0, ["glyphs", *COLLECTIONS, *READERS])
+
+
+def test_stats_by_split_and_level(sightline, tmp_path):
+    rows = [("train", "a", "x"), ("train", "a", "x"), ("train", "b", "x"), ("train", "b", "y"), ("test", "c", "y")]
+    table = pl.DataFrame(rows, ["split", "label_0", "label_1"], orient="row")
+    table.with_columns(path=pl.format("{}.png", pl.int_range(pl.len())), is_query=pl.lit(True)).write_csv(
+        tmp_path / "m.csv"
+    )
+    status, out, _ = sightline("data", "stats", tmp_path / "m.csv")
+    assert status == 0
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["split", "level", "images", "classes", "fewest", "median", "most"],
+        ["train", "0", "4", "3", "1", "1", "2"],
+        ["train", "1", "4", "2", "1", "2", "3"],
+        ["test", "0", "1", "1", "1", "1", "1"],
+        ["test", "1", "1", "1", "1", "1", "1"],
+        ["is_query:", "5", "images"],
+    ]
+
+
+def test_stats_without_labels(sightline, tmp_path):
+    (tmp_path / "m.csv").write_text("path,split\na.png,test\nb.png,test\n")
+    status, out, _ = sightline("data", "stats", tmp_path / "m.csv")
+    assert (status, [line.split() for line in out.splitlines()[2:]]) == (0, [["test", "-", "2"]])
