@@ -6,18 +6,22 @@ from typing import Annotated
 import typer
 
 from sightline import __version__
-from sightline.cli import data
+from sightline.cli import data, hierarchy
+from sightline.cli.benchmark import benchmark
 from sightline.cli.compare import compare
 from sightline.cli.demo import demo
 from sightline.cli.embed import embed
 from sightline.cli.evaluate import evaluate
+from sightline.cli.report import report
 from sightline.cli.search import search
 from sightline.cli.train import train
+from sightline.cli.whiten import whiten
 from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data.app, name="data")
-for command in (train, embed, evaluate, compare, search, demo):
+app.add_typer(hierarchy.app, name="hierarchy")
+for command in (train, embed, whiten, evaluate, compare, search, report, demo, benchmark):
     app.command()(command)
 
 

@@ -1,0 +1,108 @@
+"""Run one cell in a process of its own: ``python -m sightline.benchmark.cell <job.json>``, as a suite does.
+
+The process holds a lock while it works, so that a cell left behind by a killed suite and its next start never meet.
+"""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline import __version__
+from sightline.benchmark.locks import held
+from sightline.benchmark.outcome import Outcome
+from sightline.config import Recipe
+from sightline.data.manifest import read_manifest
+from sightline.embedding.extract import embed_manifest
+from sightline.errors import InputError
+from sightline.evaluation.protocol import evaluate_table
+from sightline.models.encoder import Encoder
+from sightline.pipeline import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
+from sightline.training.checkpoint import load_checkpoint
+
+INTERRUPTED = 75  # exit status: stopped on request, with a checkpoint to go on from
+RUN_FOLDER = "run"
+
+
+def run_job(job_file: Path) -> int:
+    """Train as the job says, or go on with it, measure, write the result, and clear what it no longer needs.
+
+    Returns:
+        The exit status: 0, or that of a run that was asked to stop.
+    """
+    with held(job_file.with_name("lock"), wait=True):
+        if not job_file.is_file():
+            return 0  # done and cleared by the process that had the lock before
+        job = json.loads(job_file.read_text(encoding="utf-8"))
+        result_file = Path(job["result"])
+        if not result_file.is_file():
+            torch.set_num_threads(job["threads"])
+            outcome = _outcome(job, job_file.parent / RUN_FOLDER)
+            if outcome is None:
+                return INTERRUPTED
+            outcome.write(result_file)
+        if not job["keep"]:
+            shutil.rmtree(job_file.parent)
+    return 0
+
+
+def _outcome(job: dict[str, Any], run: Path) -> Outcome | None:
+    recipe = Recipe.model_validate(job["recipe"])
+    if _holds_another(recipe, run):
+        shutil.rmtree(run)
+    was_started, began = (run / LAST_FILE).is_file(), time.monotonic()
+    if job["trained"]:
+        train(recipe, run, resume=True)
+        if not _is_finished(recipe, run):
+            return None
+        encoder = Encoder.from_pretrained(run / ENCODER_FOLDER)
+    else:
+        encoder = untrained_encoder(recipe)
+    measured = read_manifest(recipe.data.manifest).split(job["split"])
+    result = evaluate_table(embed_manifest(encoder, measured, n_workers=recipe.data.n_workers), metrics=job["metrics"])
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    about = {key: job[key] for key in ("row", "data", "seed", "key", "split", "threads", "trained", "recipe")} | {
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time() + workers.ru_utime + workers.ru_stime, 1),
+        "was_resumed": was_started,
+        "version": __version__,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    return Outcome(result, about)
+
+
+def untrained_encoder(recipe: Recipe) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+    model, data = recipe.model, recipe.data
+    return Encoder.create(model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed)
+
+
+def _holds_another(recipe: Recipe, run: Path) -> bool:
+    """Was the run there begun with another manifest's path, or by a version that knew other options?"""
+    stored = run / RECIPE_FILE
+    return run.is_dir() and not (
+        stored.is_file() and json.loads(stored.read_text()) == json.loads(recipe.model_dump_json())
+    )
+
+
+def _is_finished(recipe: Recipe, run: Path) -> bool:
+    """Did training come to its end, and not to a request to stop?"""
+    position = load_checkpoint(run / LAST_FILE)[0]
+    patience = recipe.validation.patience
+    return position.epoch >= recipe.schedule.epochs or (patience is not None and position.n_worse >= patience)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_job(Path(sys.argv[1])))
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)

@@ -1,0 +1,163 @@
+"""The cells of a suite: one recipe, one set of images and one seed each, with a key that says when it must run again."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sightline import __version__
+from sightline.benchmark.sources import Images, check_once, find_manifest, read_images
+from sightline.benchmark.suite import DataSet, Row, Suite, only_rows
+from sightline.config import Recipe, read_recipe
+from sightline.errors import InputError, names, nearest
+from sightline.evaluation.catalogue import metric_names, read_name
+from sightline.losses import loss_options
+
+KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case, so that another column needs no run
+WITHOUT_EFFECT = {"data": {"manifest", "n_workers", "check_images"}, "loggers": True, "checkpoint_every": True}
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run of a suite.
+
+    Attributes:
+        row: what is run.
+        data: name of the set of images.
+        seed: of the run.
+        recipe: every value, seed and manifest included.
+        split: that is measured.
+        metrics: that are measured.
+        threads: of the run.
+        key: a hash of all that decides its numbers.
+    """
+
+    row: Row
+    data: str
+    seed: int
+    recipe: Recipe
+    split: str
+    metrics: tuple[str, ...]
+    threads: int
+    key: str
+
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return f"{slug(self.row.name)}-{slug(self.data)}-seed{self.seed}-{self.key[:12]}"
+
+    def agrees(self, about: Mapping[str, Any]) -> bool:
+        """Was this recipe run, as far as both versions of Sightline know its values?"""
+        ours = json.loads(self.recipe.model_dump_json(exclude=WITHOUT_EFFECT))  # type: ignore[arg-type]
+        return _same_where_shared(ours, about["recipe"])
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.row.name}, {self.data}, seed {self.seed}"
+
+
+def _same_where_shared(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return all(_same_where_shared(ours[key], theirs[key]) for key in ours.keys() & theirs.keys())
+    return bool(ours == theirs)
+
+
+def slug(name: str) -> str:
+    """A name that is fit for a file.
+
+    Example:
+        >>> slug("SupRank + L_DG*, λ 0.1")
+        'SupRank-L_DG-0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-") or "row"
+
+
+def cells_of(
+    suite: Suite,
+    given: Mapping[str, Path],
+    folder: Path,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    check: bool = True,
+    show_progress: bool = False,
+) -> list[Cell]:
+    """The cells of a suite, data by data and seed by seed, so that a stopped suite has all rows of some seeds.
+
+    Args:
+        suite: the suite.
+        given: manifests by the name of their set; others are looked for, or made.
+        folder: where cut manifests go.
+        only: names of the rows wanted; none: all.
+        seeds: wanted; none: all.
+        check: decode every image once before the first run.
+        show_progress: draw a bar while that is done.
+    """
+    rows = only_rows(suite, list(only))
+    if foreign := [seed for seed in seeds if seed not in suite.seeds]:
+        raise InputError(f"seed {names(foreign)} is not of the suite, which has {names(suite.seeds)}")
+    if unused := [name for name in given if name not in {one.source or one.name for one in suite.data}]:
+        known = nearest(unused[0], [one.source or one.name for one in suite.data])
+        raise InputError(f"--data {unused[0]!r}: no data set of the suite: {known}")
+    for row in suite.all_rows:
+        _check_loss(suite, row)
+    cells = []
+    for data in suite.data:
+        manifest = find_manifest(data, given)
+        if check:
+            check_once(manifest, folder, show_progress)
+        images = {
+            without: read_images(data, manifest, suite.split, without, folder)
+            for without in sorted({row.train_without_queries for row in rows})
+        }
+        for metric in suite.all_metrics:
+            read_name(metric, next(iter(images.values())).n_levels)
+        for seed in suite.seeds:
+            wanted = [row for row in rows if row.trained or seed == suite.seeds[0]]
+            if not seeds or seed in seeds:
+                cells += [_cell(suite, data, row, seed, images[row.train_without_queries]) for row in wanted]
+    return cells
+
+
+def _cell(suite: Suite, data: DataSet, row: Row, seed: int, images: Images) -> Cell:
+    recipe = _recipe(suite, row, images.manifest, seed)
+    metrics = tuple(dict.fromkeys([*metric_names(KS, images.n_levels), *suite.all_metrics]))
+    decisive = {
+        "version": __version__,
+        # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
+        "recipe": json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True)),  # type: ignore[arg-type]
+        "trained": row.trained,
+        "images": images.fingerprint,
+        "split": suite.split,
+        "metrics": sorted(metrics),
+        "threads": suite.threads,
+    }
+    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    return Cell(row, data.name, seed, recipe, suite.split, metrics, suite.threads, key)
+
+
+def recipe_command(suite: Suite, row: Row, manifest: str) -> list[str]:
+    """What to say to ``sightline train`` for one row, after the recipe's name."""
+    return [*suite.set, *row.set, f"data.manifest={manifest}"]
+
+
+def _recipe(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
+    # The images were checked once for all runs, and log.csv is enough to look at afterwards.
+    fixed = [f"seed={seed}", "data.check_images=false", "loggers=[]"]
+    try:
+        return read_recipe(suite.recipe, [*recipe_command(suite, row, str(manifest)), *fixed])
+    except InputError as error:
+        raise InputError(f"row {row.name!r}: {error}") from error
+
+
+def _check_loss(suite: Suite, row: Row) -> None:
+    loss = _recipe(suite, row, Path("manifest.csv"), suite.seeds[0]).loss
+    try:
+        known = loss_options(loss.name)
+    except InputError as error:
+        raise InputError(f"row {row.name!r}: {error}") from error
+    if unknown := [option for option in loss.options() if option not in known]:
+        raise InputError(f"row {row.name!r}: loss {loss.name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")

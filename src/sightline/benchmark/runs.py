@@ -1,0 +1,226 @@
+"""Run the cells of a suite, several at once, each in its own process; what is finished is never run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from sightline.benchmark.cell import INTERRUPTED
+from sightline.benchmark.grid import Cell
+from sightline.benchmark.locks import held, holder
+from sightline.benchmark.outcome import Outcome
+from sightline.errors import InputError, raise_faults
+from sightline.evaluation.result import shown
+from sightline.files import replaced
+
+LOCK_FILE, LOG_FILE, RESULTS, RUNS = "lock", "log.txt", "results", "runs"
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a suite is.
+
+    Attributes:
+        finished: cells with a result.
+        cells: all of them.
+        process: that works on it; None: nobody does.
+        seconds: mean of a finished cell that was trained in one go; None before there is one.
+    """
+
+    finished: int
+    cells: int
+    process: int | None
+    seconds: float | None
+
+    def as_text(self, jobs: int) -> str:
+        """One line for people."""
+        left = self.cells - self.finished
+        text = f"{self.finished} of {self.cells} runs finished"
+        if left and self.seconds is not None:
+            text += f", about {duration(left * self.seconds / jobs)} left with {jobs} at once"
+        return text + (f"; process {self.process} works on it" if self.process else "; nobody works on it")
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    Example:
+        >>> duration(42), duration(600), duration(9000)
+        ('42 s', '10 min', '2.5 h')
+    """
+    return (
+        f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    )
+
+
+def usual_jobs(threads: int) -> int:
+    """As many cells at once as the machine has cores for."""
+    return max(1, (os.cpu_count() or 1) // threads)
+
+
+def result_file(out: Path, cell: Cell) -> Path:
+    """Where a finished cell's values are; its name changes with anything that decides them."""
+    return out / RESULTS / f"{cell.stem}.parquet"
+
+
+def finished(out: Path, cells: Sequence[Cell]) -> dict[Cell, Outcome]:
+    """The cells that have a result of their very recipe."""
+    found = {cell: Outcome.read(file) for cell in cells if (file := result_file(out, cell)).is_file()}
+    return {cell: outcome for cell, outcome in found.items() if cell.agrees(outcome.about)}
+
+
+def status(out: Path, cells: Sequence[Cell]) -> Status:
+    """How far the cells are, and how long one takes."""
+    done = finished(out, cells)
+    return Status(len(done), len(cells), holder(out / LOCK_FILE), _mean_seconds(done))
+
+
+def run_cells(
+    out: Path, cells: Sequence[Cell], jobs: int, keep: bool = False, say: Callable[[str], None] = lambda line: None
+) -> None:
+    """Run what has no result yet. SIGTERM and Ctrl-C let the running cells save a checkpoint and end.
+
+    A cell that fails does not stop the others; all failures are raised together at the end.
+
+    Args:
+        out: the suite's folder; one process at a time works in it.
+        cells: to run.
+        jobs: at once.
+        keep: leave run folders (encoder, checkpoint, log), which are deleted otherwise.
+        say: told a line about each cell.
+    """
+    with held(out / LOCK_FILE), _SignalAsInterrupt():
+        done = finished(out, cells)
+        waiting = [cell for cell in cells if cell not in done]
+        for cell in waiting:
+            result_file(out, cell).unlink(missing_ok=True)  # of a version whose defaults were others
+        say(f"{len(cells) - len(waiting)} of {len(cells)} runs are finished already; {jobs} at once from here on")
+        running: dict[Cell, subprocess.Popen[bytes]] = {}
+        failures: list[str] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop(0)
+                    running[cell] = start(out, cell, keep)
+                for cell in [cell for cell, process in running.items() if process.poll() is not None]:
+                    code = running.pop(cell).returncode
+                    if code == 0:
+                        say(_line(out, cells, cell, jobs))
+                    else:
+                        failures.append(f"{cell.title}: {_reason(out, cell, code)}")
+                        say(f"failed: {failures[-1]}")
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                process.wait()
+            raise InputError(f"{out}: stopped; the same command goes on from here") from None
+        raise_faults(out, failures)
+
+
+def repeat(out: Path, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
+    """Run finished cells once more, elsewhere; what came out differently, to the last bit, for each."""
+    found = {}
+    for cell, outcome in finished(out, cells).items():
+        with tempfile.TemporaryDirectory() as folder:
+            run_cells(Path(folder), [cell], jobs=1)
+            found[cell] = outcome.differences(Outcome.read(result_file(Path(folder), cell)))
+    if len(found) < len(cells):
+        raise InputError(f"{out}: {len(cells) - len(found)} of {len(cells)} runs are not finished: nothing to compare with")
+    return found
+
+
+def start(out: Path, cell: Cell, keep: bool) -> "subprocess.Popen[bytes]":
+    """A process that runs the cell."""
+    folder = out.resolve() / RUNS / cell.stem
+    job = {
+        "row": cell.row.name,
+        "trained": cell.row.trained,
+        "data": cell.data,
+        "seed": cell.seed,
+        "key": cell.key,
+        "split": cell.split,
+        "metrics": cell.metrics,
+        "threads": cell.threads,
+        "keep": keep,
+        "result": str(result_file(out.resolve(), cell)),
+        "recipe": json.loads(cell.recipe.model_dump_json()),
+    }
+    with replaced(folder / "job.json") as scratch:
+        scratch.write_text(json.dumps(job, indent=2), encoding="utf-8")
+    threads = str(cell.threads)
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    with (folder / LOG_FILE).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sightline.benchmark.cell", str(folder / "job.json")],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | limits | {"POLARS_MAX_THREADS": threads},
+            start_new_session=True,  # Ctrl-C is for the suite, which then asks its cells to save
+        )
+
+
+def start_in_background(out: Path, arguments: Sequence[str]) -> int:
+    """Start ``sightline benchmark`` with these arguments, detached; its lines go to the folder's log.
+
+    Returns:
+        The number of the process.
+    """
+    if process := holder(out / LOCK_FILE):
+        raise InputError(f"{out}: process {process} works here; wait for it or end it first")
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOG_FILE).open("ab") as log:
+        command = [sys.executable, "-m", "sightline", "benchmark", *arguments]
+        started = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    return started.pid
+
+
+class _SignalAsInterrupt:
+    """While entered, SIGTERM is Ctrl-C."""
+
+    def __enter__(self) -> None:
+        with suppress(ValueError):  # not in the main thread: nothing to change
+            self.before = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError, AttributeError):
+            signal.signal(signal.SIGTERM, self.before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+
+def _line(out: Path, cells: Sequence[Cell], cell: Cell, jobs: int) -> str:
+    now = status(out, cells)
+    outcome = Outcome.read(result_file(out, cell))
+    metric = cell.metrics[0]
+    value = f"{metric} {shown(metric, outcome.result[metric])}, {duration(outcome.about['seconds'])}"
+    left = now.cells - now.finished
+    time_left = f", about {duration(left * now.seconds / jobs)} left" if left and now.seconds is not None else ""
+    return f"[{now.finished}/{now.cells}] {cell.title}: {value}{time_left}"
+
+
+def _mean_seconds(done: dict[Cell, Outcome]) -> float | None:
+    times = [
+        outcome.about["seconds"] for cell, outcome in done.items() if cell.row.trained and not outcome.about["was_resumed"]
+    ]
+    return sum(times) / len(times) if times else None
+
+
+def _reason(out: Path, cell: Cell, code: int) -> str:
+    if code == INTERRUPTED:
+        return "stopped from outside; the same command goes on from its checkpoint"
+    log = out / RUNS / cell.stem / LOG_FILE
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    return f"status {code}: {lines[-1] if lines else 'it said nothing'} (all of it: {log})"

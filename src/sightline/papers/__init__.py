@@ -1,0 +1,75 @@
+"""The published tables of the papers, one tidy CSV file each, to stand beside one's own numbers."""
+
+import csv
+from importlib import resources
+from typing import NamedTuple
+
+from sightline.errors import choose
+
+
+class Published(NamedTuple):
+    """One number of a published table; shares are in percent.
+
+    Attributes:
+        dataset: as the paper calls it, like the next two.
+        method: the row.
+        metric: the column.
+        value: as printed, its deviation left out.
+    """
+
+    dataset: str
+    method: str
+    metric: str
+    value: float
+
+
+def published_tables() -> list[str]:
+    """The names :func:`read_published` knows, in alphabetical order.
+
+    Example:
+        >>> published_tables()[-1]
+        'tpami_table11'
+    """
+    return sorted(_files())
+
+
+def read_published(name: str) -> list[Published]:
+    """The numbers of one table; cells that are no number, such as a formula or a range, are left out.
+
+    Args:
+        name: one of :func:`published_tables`.
+
+    Example:
+        >>> read_published("tpami_table01")[0]
+        Published(dataset='SOP', method='Fast-AP', metric='R@1', value=77.8)
+    """
+    text = choose(_files(), name, "published table").read_text(encoding="utf-8")
+    found = []
+    for row in csv.DictReader(text.splitlines()):
+        number = row["value"].partition("±")[0].strip()
+        try:
+            found.append(Published(row["dataset"], row["method"], row["metric"], float(number)))
+        except ValueError:
+            continue
+    return found
+
+
+def published_value(table: str, dataset: str, method: str, metric: str) -> float | None:
+    """One number of a table; None where the paper prints none for this metric. The first, where it prints several.
+
+    A data set, method or metric that the table does not have at all is refused.
+
+    Example:
+        >>> published_value("tpami_table01", "SOP", "ROADMAP", "mAP@R")
+        55.7
+    """
+    rows = read_published(table)
+    for field, asked in (("dataset", dataset), ("method", method), ("metric", metric)):
+        known = {getattr(row, field) for row in rows}
+        if asked not in known:
+            choose(dict.fromkeys(known), asked, f"{field} of published table {table!r}")
+    return next((row.value for row in rows if row[:3] == (dataset, method, metric)), None)
+
+
+def _files() -> dict[str, "resources.abc.Traversable"]:
+    return {file.name[:-4]: file for file in resources.files(__package__).iterdir() if file.name.endswith(".csv")}

@@ -1,0 +1,191 @@
+"""A small suite from end to end: run, killed, resumed, changed, repeated."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sightline.benchmark.grid import cells_of
+from sightline.benchmark.locks import held, holder
+from sightline.benchmark.outcome import Outcome
+from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status
+from sightline.benchmark.suite import read_suite
+from sightline.errors import InputError
+
+SMOKE = Path(__file__).parents[2] / "benchmarks/suites/glyphs-smoke.toml"
+SMALL = {"schedule.epochs=2": "schedule.epochs=1", "sampler.n_batches=4": "sampler.n_batches=2"}
+
+
+def smoke(folder: Path, changes: dict[str, str] | None = None) -> Path:
+    """The shipped suite, with some words replaced."""
+    text = SMOKE.read_text()
+    for old, new in (SMALL if changes is None else changes).items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    file = folder / "smoke.toml"
+    file.write_text(text)
+    return file
+
+
+def cells_in(file: Path, noise: Path, folder: Path, **chosen):
+    return cells_of(read_suite(file), {"glyphs": noise}, folder / "data", **chosen)
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "sightline", "benchmark", *map(str, words)]
+
+
+@pytest.fixture(scope="module")
+def whole(noise, tmp_path_factory):
+    """The folder of a suite of two losses and two seeds that ran by command, and what it printed."""
+    folder = tmp_path_factory.mktemp("whole")
+    page = folder / "page.md"
+    page.write_text("Before.\n\n<!-- suite smoke -->\nold\n<!-- end of suite smoke -->\n\nAfter.\n")
+    words = command(smoke(folder), "--out", folder / "out", "--data", f"glyphs={noise}", "--jobs", 2, "--page", page)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_a_suite_runs_from_end_to_end(whole, noise):
+    folder, done = whole
+    cells = cells_in(folder / "smoke.toml", noise, folder)
+    assert len(finished(folder / "out", cells)) == len(cells) == 5
+    assert len(list((folder / "out/results").iterdir())) == 5
+    assert not list((folder / "out/runs").iterdir()), "run folders are cleared"
+    assert "0 of 5 runs are finished already; 2 at once" in done.stderr
+    assert len(re.findall(r"^\[\d/5\] .*: recall@1 \d+\.\d, \d+ s", done.stderr, flags=re.M)) == 5
+    markdown = (folder / "out/tables.md").read_text()
+    assert re.search(r"^\| ROADMAP \|.* ± .*\| 2 \|$", markdown, flags=re.M)
+    assert re.search(r"^\| before training \| [^±]*\| 1 \|$", markdown, flags=re.M)
+    assert "| ROADMAP | " in markdown.partition("### Beside TPAMI Table I")[2]
+    assert "| 81.9 |" in markdown
+    html = (folder / "out/index.html").read_text()
+    assert "<table>" in html
+    assert not re.search(r'(?:src|href)="(?!data:)', html), "opens offline"
+
+
+def test_the_page_keeps_what_people_wrote(whole):
+    text = (whole[0] / "page.md").read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("\nAfter.\n")
+    assert "old" not in text
+    assert "| Smooth-AP |" in text
+
+
+def test_a_finished_suite_runs_nothing_and_says_so(whole, noise):
+    folder, _ = whole
+    cells, said = cells_in(folder / "smoke.toml", noise, folder), []
+    before = {file: file.stat().st_mtime_ns for file in (folder / "out/results").iterdir()}
+    run_cells(folder / "out", cells, jobs=1, say=said.append)
+    assert said == ["5 of 5 runs are finished already; 1 at once from here on"]
+    assert {file: file.stat().st_mtime_ns for file in (folder / "out/results").iterdir()} == before
+    assert status(folder / "out", cells).as_text(2) == "5 of 5 runs finished; nobody works on it"
+
+
+def test_a_cell_run_again_is_the_same_to_the_last_bit(whole, noise):
+    folder, _ = whole
+    cells = cells_in(folder / "smoke.toml", noise, folder, only=["ROADMAP"], seeds=[1])
+    assert list(repeat(folder / "out", cells).values()) == [[]]
+
+
+def test_another_seed_is_not_the_same(whole, noise):
+    folder, _ = whole
+    first, second = cells_in(folder / "smoke.toml", noise, folder, only=["ROADMAP"])
+    found = finished(folder / "out", [first, second])
+    assert found[first].differences(found[second])[0].startswith("the encoder: ")
+
+
+def test_repeating_what_was_never_run_is_refused(whole, noise, tmp_path):
+    cells = cells_in(smoke(tmp_path), noise, tmp_path, only=["before training"])
+    with pytest.raises(InputError, match="1 of 1 runs are not finished: nothing to compare with"):
+        repeat(tmp_path / "out", cells)
+
+
+@pytest.mark.slow
+def test_a_changed_suite_runs_only_what_changed(whole, noise):
+    folder, _ = whole
+    changed = smoke(folder, SMALL | {'"loss.name=roadmap"': '"loss.name=roadmap", "loss.weight=0.3"'})
+    cells, said = cells_in(changed, noise, folder, seeds=[0]), []
+    run_cells(folder / "out", cells, jobs=1, say=said.append)
+    smoke(folder)  # as it was, for the other tests
+    assert said[0] == "2 of 3 runs are finished already; 1 at once from here on"
+    assert [line.partition(",")[0] for line in said[1:]] == ["[3/3] ROADMAP"]
+
+
+@pytest.mark.slow
+def test_a_suite_killed_between_cells_goes_on_where_it_was(whole, noise, tmp_path):
+    folder, _ = whole
+    words = command(smoke(tmp_path), "--out", tmp_path / "out", "--data", f"glyphs={noise}", "--jobs", 1)
+    killed = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    results = tmp_path / "out/results"
+    until = time.monotonic() + 120
+    while not (results.is_dir() and any(results.glob("*.parquet"))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    # The cell under way was left behind; its lock keeps it and the next start apart.
+    cells = cells_in(tmp_path / "smoke.toml", noise, tmp_path)
+    n_left = len(cells) - len(finished(tmp_path / "out", cells))
+    assert n_left > 0
+    run_cells(tmp_path / "out", cells, jobs=2)
+    for cell, outcome in finished(tmp_path / "out", cells).items():
+        assert outcome.differences(Outcome.read(result_file(folder / "out", cell))) == []
+    assert len(finished(tmp_path / "out", cells)) == 5
+
+
+@pytest.mark.slow
+def test_a_suite_asked_to_stop_lets_its_cell_save_and_go_on(noise, tmp_path):
+    long = {"schedule.epochs=2": "schedule.epochs=4000", "validation.every=2": "validation.every=4000"}
+    words = ["--data", f"glyphs={noise}", "--jobs", 1, "--only", "ROADMAP", "--seed", 0]
+    stopped = subprocess.Popen(
+        command(smoke(tmp_path, long), "--out", tmp_path / "out", *words), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("out/runs/*/run/last.pt")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    _, said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 2
+    assert b"stopped; the same command goes on from here" in said
+    assert not list(tmp_path.glob("out/results/*"))
+    assert list(tmp_path.glob("out/runs/*/run/last.pt")), "a checkpoint to go on from"
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_named_and_the_others_run(noise, tmp_path):
+    changes = SMALL | {'"loss.name=smooth_ap"': '"loss.name=smooth_ap", "sampler.per_class=9"'}
+    cells, said = cells_in(smoke(tmp_path, changes), noise, tmp_path, seeds=[0]), []
+    with pytest.raises(InputError, match=r"1 fault\n  Smooth-AP, glyphs, seed 0: status 2: .*sampler.per_class=9"):
+        run_cells(tmp_path / "out", cells, jobs=2, say=said.append)
+    assert {cell.row.name for cell in finished(tmp_path / "out", cells)} == {"before training", "ROADMAP"}
+
+
+@pytest.mark.slow
+def test_in_the_background_it_says_how_far_it_is(noise, tmp_path):
+    words = [smoke(tmp_path), "--out", tmp_path / "out", "--data", f"glyphs={noise}", "--only", "before training"]
+    started = subprocess.run(command(*words, "--background"), capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"process \d+ runs 1 cells; its lines go to .*log.txt\n", started.stdout)
+    until = time.monotonic() + 120
+    while not (tmp_path / "out/index.html").is_file():
+        assert time.monotonic() < until, (tmp_path / "out/log.txt").read_text()
+        time.sleep(0.1)
+    told = subprocess.run(command(*words, "--status"), capture_output=True, text=True, check=True).stdout
+    assert told.startswith("1 of 1 runs finished")
+    assert "[1/1] before training" in (tmp_path / "out/log.txt").read_text()
+
+
+def test_two_suites_do_not_work_in_one_folder(tmp_path):
+    assert holder(tmp_path / "lock") is None
+    with held(tmp_path / "lock"):
+        assert holder(tmp_path / "lock") == os.getpid()
+        with pytest.raises(InputError, match=f"process {os.getpid()} works here"):
+            run_cells(tmp_path, [], jobs=1)
+    run_cells(tmp_path, [], jobs=1)

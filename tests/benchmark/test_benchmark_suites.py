@@ -1,0 +1,171 @@
+"""Suites: read, refused, and cut into cells."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from sightline.benchmark.grid import cells_of
+from sightline.benchmark.sources import find_manifest, parse_data, read_images
+from sightline.benchmark.suite import DataSet, read_suite
+from sightline.data.manifest import read_manifest
+from sightline.errors import InputError
+
+SUITES = Path(__file__).parents[2] / "benchmarks/suites"
+GOOD = """
+title = "t"
+recipe = "glyphs"
+seeds = [0, 1]
+metrics = ["recall@1"]
+baseline = "A"
+data = [{ name = "noise" }]
+rows = [{ name = "A", set = ["loss.name=sup_ap"] }, { name = "B", set = ["loss.name=smooth_ap"] }]
+"""
+PUBLISHED = """
+published = [
+    { table = "tpami_table01", title = "", datasets = ["SOP"], metrics = { map = "R@1" }, rows = { A = "Smooth-AP" } },
+]
+data ="""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "suite.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("file", sorted(SUITES.glob("*.toml")), ids=lambda file: file.stem)
+def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_path):
+    suite = read_suite(file)
+    given = {data.source or data.name: noise for data in suite.data}
+    cells = cells_of(suite, given, tmp_path, check=False)
+    untrained = sum(not row.trained for row in suite.all_rows)
+    n_rows = len(suite.all_rows)
+    assert len(cells) == len(suite.data) * ((n_rows - untrained) * len(suite.seeds) + untrained)
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+def test_all_suites_are_there():
+    assert len(list(SUITES.glob("*.toml"))) == 7
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('baseline = "A"', 'baseline = "C"', "baseline: unknown row 'C'"),
+        ('"recall@1"', '"recal@1"', "unknown metric 'recal@1'"),
+        ('"recall@1"', '"map_label_x"', "unknown metric 'map_label_x'"),
+        ('name = "B"', 'name = "A"', "row 'A' is there 2 times"),
+        ("[0, 1]", "[]", "'seeds' is .*: "),
+        ("[0, 1]", "[3, 3]", "seed '3' is there 2 times"),
+        ('title = "t"', 'titel = "t"', "'title' is missing; unknown key 'titel': did you mean 'title'"),
+        ('{ name = "B", set', '{ name = "B", sets', "unknown key 'rows.1.sets': did you mean 'set'"),
+        ('recipe = "glyphs"', 'recipe = ["glyphs"', "not TOML"),
+        ("data =", PUBLISHED.replace("table01", "table"), "unknown published table 'tpami_table'"),
+        ("data =", PUBLISHED.replace("Smooth-AP", "SmoothAP"), "unknown method of published table .* 'SmoothAP'"),
+        ("data =", PUBLISHED.replace("{ A =", "{ Z ="), "published tpami_table01: unknown row 'Z'"),
+    ],
+)  # fmt: skip
+def test_a_suite_that_does_not_fit_is_refused(old, new, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        read_suite(written(tmp_path, GOOD.replace(old, new, 1)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("loss.name=sup_ap", "loss.name=sup_pa", "row 'A': unknown loss 'sup_pa': did you mean 'sup_ap'"),
+        ("loss.name=sup_ap", "loss.tua=1", "row 'A': loss 'roadmap' has no option 'tua': did you mean 'tau'"),
+        ("loss.name=sup_ap", "optimizer.rl=1", "row 'A': glyphs: unknown key 'optimizer.rl'"),
+        ('"recall@1"', '"map_label_7"', "unknown metric 'map_label_7'"),
+    ],
+)
+def test_a_row_that_cannot_run_is_refused_before_anything_runs(old, new, message, noise, tmp_path):
+    suite = read_suite(written(tmp_path, GOOD.replace(old, new, 1)))
+    with pytest.raises(InputError, match=message):
+        cells_of(suite, {"noise": noise}, tmp_path, check=False)
+
+
+def test_a_row_seed_or_data_set_that_the_suite_lacks_is_refused(noise, tmp_path):
+    suite = read_suite(written(tmp_path, GOOD))
+    with pytest.raises(InputError, match="unknown row 'a'"):
+        cells_of(suite, {"noise": noise}, tmp_path, only=["a"])
+    with pytest.raises(InputError, match="seed '7' is not of the suite, which has '0', '1'"):
+        cells_of(suite, {"noise": noise}, tmp_path, seeds=[7])
+    with pytest.raises(InputError, match="--data 'nose': no data set of the suite: did you mean 'noise'"):
+        cells_of(suite, {"nose": noise}, tmp_path)
+    with pytest.raises(InputError, match="--data 'noise': a name and a manifest are needed"):
+        parse_data(["noise"])
+
+
+def test_a_data_set_that_is_nowhere_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r"data set 'nothing': data/nothing/manifest.csv is not there .* give --data nothing="
+    ):
+        find_manifest(DataSet(name="nothing"), {})
+
+
+def test_a_changed_row_changes_its_key_and_no_other(noise, tmp_path):
+    before = cells_of(read_suite(written(tmp_path, GOOD)), {"noise": noise}, tmp_path, check=False)
+    changed = GOOD.replace("loss.name=smooth_ap", 'loss.name=smooth_ap", "loss.tau=0.02')
+    after = cells_of(read_suite(written(tmp_path, changed)), {"noise": noise}, tmp_path, check=False)
+    assert [a.key == b.key for a, b in zip(before, after, strict=True)] == [a.row.name == "A" for a in before]
+
+
+def test_the_key_follows_the_images_and_not_their_place(noise, tmp_path):
+    suite = read_suite(written(tmp_path, GOOD))
+
+    def keys(manifest):
+        return [cell.key for cell in cells_of(suite, {"noise": manifest}, tmp_path, check=False)]
+
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in noise.parent.iterdir():
+        (moved / file.name).symlink_to(file)
+    assert keys(moved / noise.name) == keys(noise)
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in noise.parent.iterdir():
+        (other / file.name).symlink_to(file)
+    table = pl.read_csv(noise)
+    (other / noise.name).unlink()
+    table.with_columns(split=pl.lit("train")).write_csv(other / noise.name)
+    assert not set(keys(other / noise.name)) & set(keys(noise))
+
+
+def test_recipe_values_of_a_result_are_compared_where_both_versions_know_them(noise, tmp_path):
+    cell = cells_of(read_suite(written(tmp_path, GOOD)), {"noise": noise}, tmp_path, check=False)[0]
+    stored = cell.recipe.model_dump(mode="json")
+    assert cell.agrees({"recipe": stored})
+    del stored["optimizer"]["momentum"]  # an option that the earlier version did not have
+    assert cell.agrees({"recipe": stored})
+    stored["schedule"]["gamma"] = 0.9  # a default that was another one
+    assert not cell.agrees({"recipe": stored})
+
+
+def test_queries_of_one_vendor_rank_the_others_and_can_be_kept_out_of_training(noise, tmp_path):
+    data = DataSet(name="red", source="noise", query={"vendor": "red"})
+    whole = pl.read_csv(noise)
+    for without in (False, True):
+        cut = read_manifest(read_images(data, noise, "test", without, tmp_path).manifest)
+        assert all(path.is_file() for path in cut.paths())
+        test = cut.table.filter(split="test")
+        assert test.filter("is_query")["vendor"].unique().to_list() == ["red"]
+        assert set(test.filter("is_gallery")["vendor"]) == set(whole["vendor"]) - {"red"}
+        assert len(test) == len(whole.filter(split="test"))
+        rest = cut.table.filter(pl.col("split") != "test")
+        assert ("red" in rest["vendor"]) is not without
+        assert len(rest) == len(whole.filter(pl.col("split") != "test", *([pl.col("vendor") != "red"] if without else [])))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"vendro": "red"}, "data set 'red' asks for column 'vendro'; it has .*'vendor'"),
+        ({"vendor": "pink"}, "split 'test' has no query for vendor 'pink'"),
+    ],
+)
+def test_queries_that_are_not_there_are_refused(query, message, noise, tmp_path):
+    with pytest.raises(InputError, match=message):
+        read_images(DataSet(name="red", query=query), noise, "test", False, tmp_path)
