@@ -45,10 +45,11 @@ def whole(noise, tmp_path_factory):
     """The folder of a suite of two losses and two seeds that ran by command, and what it printed."""
     folder = tmp_path_factory.mktemp("whole")
     page = folder / "page.md"
-    page.write_text("Before.\n\n<!-- suite smoke -->\nold\n<!-- end of suite smoke -->\n\nAfter.\n")
+    page.write_text("Before.\n\n<!-- suite smoke -->\nreplaced by the command\n<!-- end of suite smoke -->\n\nAfter.\n")
     words = command(smoke(folder), "--out", folder / "out", "--data", f"glyphs={noise}", "--jobs", 2, "--page", page)
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     return folder, done
 
 
@@ -74,7 +75,7 @@ def test_the_page_keeps_what_people_wrote(whole):
     text = (whole[0] / "page.md").read_text()
     assert text.startswith("Before.\n")
     assert text.endswith("\nAfter.\n")
-    assert "old" not in text
+    assert "replaced by the command" not in text
     assert "| Smooth-AP |" in text
 
 

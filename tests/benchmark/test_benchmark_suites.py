@@ -46,7 +46,7 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_pa
 
 
 def test_all_suites_are_there():
-    assert len(list(SUITES.glob("*.toml"))) == 7
+    assert len(list(SUITES.glob("*.toml"))) == 8
 
 
 @pytest.mark.parametrize(

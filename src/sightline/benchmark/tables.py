@@ -83,12 +83,12 @@ def _table(suite: Suite, name: str, sets: Sequence[dict[str, dict[int, Outcome]]
     classes = np.concatenate([_first(one).result.labels for one in sets]) if rows else np.zeros(0)
     entries: dict[str, dict[str, Entry]] = {row: {} for row in rows}
     for column, metric in enumerate(suite.all_metrics):
-        by_seed = {row: np.nanmean(values[row][:, :, column], axis=1) for row in rows}
-        means = {row: float(by_seed[row].mean()) for row in rows}
+        by_seed = {row: [_mean(one) for one in values[row][:, :, column]] for row in rows}
+        means = {row: _mean(np.array(by_seed[row])) for row in rows}
         places = _places(means, lower_is_better(metric))
         tests = _tests(suite, values, column, classes)
         for row in rows:
-            deviation = float(by_seed[row].std(ddof=1)) if len(by_seed[row]) > 1 else float("nan")
+            deviation = float(np.std(by_seed[row], ddof=1)) if len(by_seed[row]) > 1 else float("nan")
             entries[row][metric] = Entry(means[row], deviation, places[row], *tests.get(row, (float("nan"),) * 2))
     missing = [row for row, there in seeds.items() if not there]
     return Table(name, entries, {row: len(seeds[row]) for row in rows}, len(classes), missing)
@@ -131,7 +131,12 @@ def _tests(
     differences = {row: _over_seeds(values[row][:, :, column]) - baseline for row in others}
     groups = classes if suite.by == "classes" else None
     p = holm([float(permutation_p(differences[row][:, None], groups)[0]) for row in others])
-    return {row: (float(np.nanmean(differences[row])), float(p[place])) for place, row in enumerate(others)}
+    return {row: (_mean(differences[row]), float(p[place])) for place, row in enumerate(others)}
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
 
 
 def _over_seeds(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -144,9 +149,9 @@ def _over_seeds(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _places(means: Mapping[str, float], lower: bool) -> dict[str, int]:
     """1 and 2 for the best two values, as they are shown to one decimal of a percent; 0 for the rest."""
-    shown = {row: round(-mean if lower else mean, 4) for row, mean in means.items()}
+    shown = {row: round(-mean if lower else mean, 4) for row, mean in means.items() if not np.isnan(mean)}
     best = sorted(set(shown.values()), reverse=True)[:2]
-    return {row: best.index(value) + 1 if value in best else 0 for row, value in shown.items()}
+    return {row: best.index(shown[row]) + 1 if shown.get(row) in best else 0 for row in means}
 
 
 class Beside(NamedTuple):
