@@ -56,8 +56,10 @@ def ranked_by_hand(queries, gallery, own, steps):
             query = averaged(query, gallery, itself, refinement.expand, refinement.alpha)
         order = [n for n in np.argsort(-(gallery @ query), kind="stable") if n != itself]
         if refinement.rerank is not None:
-            first = order[: refinement.depth]
-            scores = kreciprocal_scores(torch.from_numpy(query)[None], torch.from_numpy(gallery[first])[None])[0].numpy()
+            first, ks = order[: refinement.depth], {20: (20, 6), 10: (10, 3)}[refinement.reciprocal]
+            scores = kreciprocal_scores(torch.from_numpy(query)[None], torch.from_numpy(gallery[first])[None], *ks)[
+                0
+            ].numpy()
             order[: refinement.depth] = [first[n] for n in np.argsort(-scores, kind="stable")]
         lists.append(order)
     return lists
@@ -70,7 +72,7 @@ STEPS = {
     "average": Steps(refinement=Refinement(expand=4, alpha=0.0)),
     "rerank": Steps(refinement=Refinement(rerank="kreciprocal", depth=10)),
     "rerank all": Steps(refinement=Refinement(rerank="kreciprocal", depth=500)),
-    "all": Steps(augment=3, refinement=Refinement(5, 3.0, "kreciprocal", 20)),
+    "all": Steps(augment=3, refinement=Refinement(5, 3.0, "kreciprocal", 20, 10)),
 }
 
 
@@ -114,8 +116,8 @@ def test_steps_change_the_result_and_none_changes_nothing():
 
 def test_steps_one_by_one():
     whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors))
-    steps = Steps(whitening, 3, Refinement(5, 3.0, "kreciprocal", 20))
-    plain, expanded = Refinement(alpha=3.0, depth=20), Refinement(5, 3.0, depth=20)
+    steps = Steps(whitening, 3, Refinement(5, 3.0, "kreciprocal", 20, 10))
+    plain, expanded = Refinement(alpha=3.0, depth=20, reciprocal=10), Refinement(5, 3.0, None, 20, 10)
     assert steps.one_by_one() == {
         "no step": Steps(refinement=plain),
         "+ whitening": Steps(whitening, refinement=plain),

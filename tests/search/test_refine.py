@@ -62,12 +62,12 @@ def test_expanded_queries_search_a_second_time(shelf, queries, alpha):
     np.testing.assert_allclose(scores, expected[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(("k", "depth"), [(5, 12), (20, 12), (40, 12)])
-def test_the_first_results_are_ordered_anew(shelf, queries, k, depth):
-    scores, ids = refined_search(shelf, queries, k, Refinement(rerank="kreciprocal", depth=depth))
+@pytest.mark.parametrize(("k", "depth", "k_1", "k_2"), [(5, 12, 20, 6), (20, 12, 10, 3), (40, 12, 4, 1), (5, 9, 1, 1)])
+def test_the_first_results_are_ordered_anew(shelf, queries, k, depth, k_1, k_2):
+    scores, ids = refined_search(shelf, queries, k, Refinement(rerank="kreciprocal", depth=depth, reciprocal=k_1))
     _, first = shelf.search(queries, max(k, depth))
     candidates = torch.from_numpy(np.stack([shelf.vectors(row) for row in first]))
-    rescored = kreciprocal_scores(torch.from_numpy(queries), candidates).numpy()
+    rescored = kreciprocal_scores(torch.from_numpy(queries), candidates, k_1, k_2).numpy()
     for row in range(4):
         expected = sorted(zip(-rescored[row], range(len(first[row])), first[row], strict=True))[:k]
         assert ids[row].tolist() == [name for _, _, name in expected]
@@ -112,7 +112,8 @@ def test_a_filter_holds_for_every_search(shelf, queries, refinement):
     [
         ({"expand": -1}, "expand is -1"),
         ({"alpha": float("nan")}, "alpha nan; both are at least 0"),
-        ({"depth": 0}, "depth is 0; at least 1"),
+        ({"depth": 0}, "depth is 0, reciprocal 20; both are at least 1"),
+        ({"reciprocal": 0}, "depth is 100, reciprocal 0; both are at least 1"),
         ({"rerank": "kreciprocl"}, "unknown re-ranking 'kreciprocl': did you mean 'kreciprocal'?"),
     ],
 )

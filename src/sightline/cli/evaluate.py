@@ -24,6 +24,7 @@ def evaluate(
     alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that neighbours are weighted by.")] = 2.0,
     rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100,
+    reciprocal: Annotated[int, typer.Option(min=1, help="Neighbours it looks at: about the images of a class.")] = 20,
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
@@ -37,7 +38,7 @@ def evaluate(
     embedded = embedded if split is None else embedded.split(split)
     other = None if gallery is None else EmbeddingTable.read(gallery)
     whitening = None if whiten is None else Whitening.load(whiten)
-    steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth))
+    steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth, reciprocal))
     for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
         result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some)
         typer.echo((f"{name}\n" if name else "") + result.as_text(interval))

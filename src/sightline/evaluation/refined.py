@@ -91,7 +91,8 @@ def refined(queries: Vectors, gallery: Vectors, own: Counts, steps: Steps) -> tu
             n_rows = max(1, CANDIDATE_ELEMENTS // (length * items.shape[1]))
             for some in torch.from_numpy(np.flatnonzero(lengths == length)).split(n_rows):
                 near = places[some, :length]
-                found[some[:, None], near] = ABOVE + rerank(rows[numbers[some.numpy()]], items[near]).double()
+                reranked = rerank(rows[numbers[some.numpy()]], items[near], refinement.reciprocal)
+                found[some[:, None], near] = ABOVE + reranked.double()
         return found
 
     return *sides, rescored

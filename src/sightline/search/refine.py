@@ -38,22 +38,24 @@ class Refinement:
         alpha: power of their similarity that they are weighted by; 0 weights them alike.
         rerank: how the first results are ordered anew: ``kreciprocal``; None leaves them.
         depth: results that are ordered anew, or as many as are asked for if that is more.
+        reciprocal: neighbours that the re-ranking looks at: about as many images as there are of one thing.
 
     Example:
         >>> Refinement(expand=10, rerank="kreciprocal")
-        Refinement(expand=10, alpha=2.0, rerank='kreciprocal', depth=100)
+        Refinement(expand=10, alpha=2.0, rerank='kreciprocal', depth=100, reciprocal=20)
     """
 
     expand: int = 0
     alpha: float = 2.0
     rerank: str | None = None
     depth: int = 100
+    reciprocal: int = 20
 
     def __post_init__(self) -> None:
         if self.expand < 0 or not self.alpha >= 0:
             raise InputError(f"expand is {self.expand}, alpha {self.alpha}; both are at least 0")
-        if self.depth < 1:
-            raise InputError(f"depth is {self.depth}; at least 1 is needed")
+        if self.depth < 1 or self.reciprocal < 1:
+            raise InputError(f"depth is {self.depth}, reciprocal {self.reciprocal}; both are at least 1")
         if self.rerank is not None:
             choose(RERANKERS, self.rerank, "re-ranking")
 
@@ -102,9 +104,16 @@ def refined_search(
     scores, ids = _search(gallery, vectors, max(k, refinement.depth), where, own)
     if not ids.size:
         return scores, ids
-    rescored = _rescored(refinement.rerank, torch.from_numpy(vectors), _vectors(gallery, ids, vectors.shape[1]), ids)
-    order = np.argsort(-rescored, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(rescored, order, 1), np.take_along_axis(ids, order, 1)
+    candidates = _vectors(gallery, ids, vectors.shape[1])
+    rerank = RERANKERS[refinement.rerank]
+    scores = np.full(ids.shape, -np.inf, np.float32)
+    lengths = (ids != None).sum(1)  # noqa: E711 -- elementwise
+    for length in np.unique(lengths[lengths > 0]):  # queries with as many results as each other are scored together
+        rows = np.flatnonzero(lengths == length)
+        some = torch.from_numpy(vectors[rows])
+        scores[rows, :length] = rerank(some, candidates[rows, :length], refinement.reciprocal).numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def _search(
@@ -131,13 +140,3 @@ def _vectors(gallery: Searchable, ids: Ids, dim: int) -> Tensor:
     places = np.full(ids.size, len(known))
     places[[name is not None for name in ids.flat]] = place
     return torch.from_numpy(table[places.reshape(ids.shape)])
-
-
-def _rescored(rerank: str, queries: Tensor, candidates: Tensor, ids: Ids) -> NDArray[np.float32]:
-    """(Q, K) new scores; queries with as many results as each other are scored together."""
-    lengths = (ids != None).sum(1)  # noqa: E711 -- elementwise
-    scores = np.full(ids.shape, -np.inf, np.float32)
-    for length in np.unique(lengths):
-        rows = np.flatnonzero(lengths == length)
-        scores[rows, :length] = RERANKERS[rerank](queries[rows], candidates[rows, :length]).numpy()
-    return scores

@@ -84,4 +84,10 @@ def _reciprocal(nearest: Tensor, k: int) -> Tensor:
     return among * among.mT
 
 
-RERANKERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kreciprocal": kreciprocal_scores}
+def _by_kreciprocal(queries: Tensor, candidates: Tensor, n_neighbours: int) -> Tensor:
+    # Zhong et al. choose 20 and 6.
+    return kreciprocal_scores(queries, candidates, n_neighbours, max(1, round(0.3 * n_neighbours)))
+
+
+# Scores by queries (Q, D), candidates (Q, M, D) and the neighbours to look at.
+RERANKERS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"kreciprocal": _by_kreciprocal}

@@ -1,0 +1,331 @@
+"""The gallery on Milvus, by a Milvus Lite file, against the gallery in a folder, which does the same otherwise."""
+
+import importlib.util
+import socket
+
+import numpy as np
+import pytest
+
+from sightline.errors import InputError
+from sightline.search.filters import compile_filter
+from sightline.search.gallery import Gallery
+from sightline.search.items import EncoderIdentity
+from sightline.search.milvus import MilvusGallery
+from sightline.search.milvus_connection import Address, index_type
+from sightline.search.milvus_filter import milvus_filter
+from sightline.search.refine import Refinement, refined_search
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="needs pymilvus[milvus_lite]"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of protobuf and pymilvus
+]
+IDENTITY = EncoderIdentity(fingerprint="00ff", dim=6, name="by hand")
+ODD = "quote \" backslash \\ line\nö'"
+VALUES = [1, 2.5, "a", "b", "", ODD, True, False, None, 2, -3, 10**15 + 1]
+
+
+def uri_of(folder, collection="birds"):
+    return f"milvus+file:{folder}/gallery.db/{collection}"
+
+
+def draw(seed, n):
+    return np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
+
+
+def items(n, seed=0):
+    """Ids, vectors and metadata with values of every type, some missing."""
+    metadata = [{"x": VALUES[row % 12], "year": 2000 + row, "label": "ab"[row % 2]} for row in range(n)]
+    for row in metadata[::5]:
+        del row["x"]
+    return [f"item {row}" for row in range(n)], draw(seed, n), metadata
+
+
+@pytest.fixture
+def both(tmp_path):
+    """The same 40 items in Milvus and in a folder."""
+    with (
+        MilvusGallery.create(uri_of(tmp_path), IDENTITY, index="exact") as milvus,
+        Gallery.create(tmp_path / "folder", IDENTITY, index="exact") as folder,
+    ):
+        for gallery in (milvus, folder):
+            gallery.add(*items(40))
+        yield milvus, folder
+
+
+def assert_same_results(milvus, folder, **options):
+    (scores, ids), (expected_scores, expected_ids) = (one.search(draw(1, 7), **options) for one in (milvus, folder))
+    assert scores.dtype == np.float32
+    assert ids.tolist() == expected_ids.tolist()
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"k": 1}, {}, {"k": 100}, {"k": 8, "where": 'label == "a" and year >= 2007'}])
+def test_it_finds_what_the_folder_finds(both, options):
+    assert_same_results(*both, **options)
+
+
+def test_it_holds_what_the_folder_holds_after_any_writes(both, tmp_path):
+    milvus, folder = both
+    rng = np.random.default_rng(0)
+    for step in range(6):
+        known = folder.ids()
+        gone = rng.choice(known, 4, replace=False).tolist()
+        fresh = [f"new {step} {n}" for n in range(5)]
+        replaced = [*rng.choice([one for one in known if one not in gone], 3, replace=False).tolist(), f"put {step}"]
+        for gallery in both:
+            gallery.remove(gone)
+            gallery.add(fresh, draw(step + 10, 5), [{"step": step}] * 5)
+            gallery.upsert(replaced, draw(step + 20, 4), [{"again": True}] * 4)
+    assert len(milvus) == len(folder) == len(milvus.ids())
+    assert milvus.ids() == folder.ids()
+    assert_same_results(milvus, folder, k=12)
+    for one, other in zip(milvus.get(milvus.ids()), folder.get(folder.ids()), strict=True):
+        assert (one.id, one.metadata) == (other.id, other.metadata)
+        np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+    some = folder.ids()[::-3]
+    assert milvus.metadata(some) == folder.metadata(some)
+    np.testing.assert_allclose(milvus.vectors(some), folder.vectors(some), atol=1e-6)
+    milvus.compact()
+    assert milvus.verify() == []
+    milvus.close()
+    milvus.close()
+    with Gallery.open(uri_of(tmp_path)) as again:
+        assert isinstance(again, MilvusGallery)
+        assert (again.identity, again.metric) == (IDENTITY, "cosine")
+        assert again.ids() == folder.ids()
+        assert_same_results(again, folder, k=12)
+
+
+LEAVES = ["x == 1", "x != 1", "x < 2", "x >= 2", "2 > x", 'x < "b"', 'x >= "a"', 'x == ""', "x == None", "x != None"]
+LEAVES += ["x in [1, 'a', None]", "x in []", "x not in ('b', 2.5)", "x == 2.0", "x == True", "x < True", f"x == {ODD!r}"]
+LEAVES += ["1 <= x < 3", "nothing == 1", "nothing != 1", "nothing < 1", "x == -3", "x > -1e300", f"x == {10**15 + 1}"]
+LEAVES += ["id == 'item 3'", "id != 'item 3'", "id < 'item 2'", "id in ['item 1', 'item 99', 5]", "id == 5", "id < 5"]
+JOINED = ['label == "a" and year >= 2020', "not (x == 1 or year < 2010)", "not (x < 2 and not year > 2004)"]
+JOINED += [
+    "not not x == 'a'",
+    "not (1 <= x < 3)",
+    "x == 1 or x == 'a' or not id == 'item 1'",
+    "not (x in [1, None] and year != 2001)",
+]
+
+
+@pytest.mark.parametrize("start", range(0, len(LEAVES) + len(JOINED), 8))
+def test_filters_mean_what_they_mean_in_the_folder(both, start):
+    milvus, folder = both
+    for text in [*LEAVES, *JOINED][start : start + 8]:
+        for condition in (text, f"not ({text})"):
+            assert milvus.filter(condition) == folder.filter(condition), condition
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "year", "year = 3", "x < None", "x == y", "x.y == 1", "x is None", "1 == 1", "x == [1]", "", 7],
+)
+def test_what_is_not_in_the_language_is_refused_in_the_same_words(text):
+    with pytest.raises(InputError) as expected:
+        compile_filter(text)
+    with pytest.raises(InputError) as found:
+        milvus_filter(text)
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_number_without_an_end_is_refused():
+    with pytest.raises(InputError, match="inf is not a number that Milvus can compare with"):
+        milvus_filter("x < 1e999")
+
+
+def test_a_string_cannot_leave_its_quotes():
+    text = milvus_filter(f"x == {'a' + chr(34) + ' or id != ' + chr(34)!r}")
+    assert text == 'metadata["x"] == "a\\" or id != \\""'
+
+
+@pytest.mark.parametrize("partition", ["label", "x"])
+def test_partitions_change_where_items_are_and_not_what_is_found(both, tmp_path, partition):
+    _, folder = both
+    with MilvusGallery.create(uri_of(tmp_path, "parted"), IDENTITY, index="exact", partition=partition) as parted:
+        parted.add(*items(40))
+        assert parted.stats()["partitions"] > 1
+        for where in (
+            'label == "a"',
+            '"a" == x',
+            "x == 1 and label == 'b'",
+            "x == None",
+            "not label == 'a'",
+            'label == "z"',
+        ):
+            assert parted.filter(where) == folder.filter(where)
+            assert_same_results(parted, folder, k=4, where=where)
+        parted.upsert(["item 0"], draw(3, 1), [{"label": "b", "x": "moved"}])
+        assert len(parted) == 40
+        assert parted.filter("x == 'moved' and label == 'b'") == ["item 0"]
+    with MilvusGallery.open(uri_of(tmp_path, "parted")) as again:
+        assert again.partition == partition
+
+
+def test_a_filter_that_fixes_the_partition_says_so():
+    assert milvus_filter("label == 'a' and year > 1", "label").startswith('partition == "a" and ')
+    assert "partition" not in milvus_filter("label == 'a' or year > 1", "label")
+    assert "partition" not in milvus_filter("not label == 'a'", "label")
+    assert "partition" not in milvus_filter("label == 1", "label")
+    assert "partition" not in milvus_filter("label == 'a'")
+
+
+@pytest.mark.parametrize("index", ["auto", "HNSW16", "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ3"])
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+def test_every_index_and_metric(tmp_path, index, metric):
+    with MilvusGallery.create(uri_of(tmp_path), IDENTITY, index=index, metric=metric) as gallery:
+        ids, vectors, metadata = items(300)
+        gallery.add(ids, vectors, metadata)
+        scores, found = gallery.search(vectors[:20], k=5)
+        assert found.shape == (20, 5)
+        assert (np.diff(scores, axis=1) <= 1e-6).all()
+        if metric == "cosine":
+            assert np.mean(found[:, 0] == ids[:20]) > 0.5  # itself; quantised vectors may miss
+        else:
+            np.testing.assert_allclose(gallery.vectors(ids[:3]), vectors[:3], atol=1e-6)
+        assert gallery.verify() == []
+
+
+def test_steps_after_the_first_ranking(both):
+    refinement = Refinement(expand=3, rerank="kreciprocal", depth=15, reciprocal=5)
+    found, expected = (refined_search(one, draw(4, 5), 6, refinement, where="year > 2003") for one in both)
+    assert found[1].tolist() == expected[1].tolist()
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
+
+
+def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
+    from sightline.search import milvus as module
+
+    milvus, folder = both
+    for name, value in (("WRITE_BYTES", 30_000), ("READ_IDS", 7), ("SEARCH_RESULTS", 10)):
+        monkeypatch.setattr(module, name, value)
+    ids, vectors, metadata = items(25, seed=5)
+    for gallery in both:
+        gallery.upsert(ids, vectors, metadata)
+        gallery.add([f"more {one}" for one in ids], vectors + 1, metadata)
+        gallery.remove(ids[:20])
+    assert milvus.ids() == folder.ids()
+    assert_same_results(milvus, folder, k=4)
+    assert len(milvus.get(milvus.ids())) == 45
+
+
+def test_an_add_that_fails_half_way_is_taken_back(both, monkeypatch):
+    from sightline.search import milvus as module
+
+    milvus, folder = both
+    monkeypatch.setattr(module, "WRITE_BYTES", 30_000)
+    insert, calls = milvus._client.insert, []
+
+    def failing(collection, data):
+        calls.append(len(data))
+        if len(calls) == 3:
+            raise ConnectionError("gone")
+        return insert(collection, data=data)
+
+    monkeypatch.setattr(milvus._client, "insert", failing)
+    with pytest.raises(ConnectionError):
+        milvus.add([f"new {n}" for n in range(30)], draw(3, 30))
+    assert len(calls) == 3
+    assert milvus.ids() == folder.ids()
+
+
+NAN = np.full((1, 6), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.add(["n"], NAN), "NaN or infinity in the vectors of 'n'"),
+        (lambda g: g.add(["n"], draw(0, 1)[:, :5]), "vectors have 5 dimensions, the gallery 6"),
+        (lambda g: g.add(["n", "n"], draw(0, 2)), "1 ids are there more than once in one call: 'n'"),
+        (lambda g: g.add(["n", "item 3"], draw(0, 2)), "gallery.db/birds: 1 ids are there already: 'item 3'"),
+        (lambda g: g.add(["n" * 1025], draw(0, 1)), "ids of more than 1024 bytes"),
+        (
+            lambda g: g.add(["n"], draw(0, 1), encoder="11ee"),
+            "its vectors are of another encoder: 'by hand' .* 00ff; .* 11ee",
+        ),
+        (
+            lambda g: g.upsert(["n"], draw(0, 1), encoder=EncoderIdentity("11ee", 6, "new")),
+            "another encoder.*'new' has 11ee",
+        ),
+        (lambda g: g.search(draw(0, 1), encoder="11ee"), "its vectors are of another encoder"),
+        (lambda g: g.remove(["item 3", "zebra"]), "1 unknown ids: 'zebra'"),
+        (lambda g: g.get(["zebra"]), "1 unknown ids: 'zebra'"),
+        (lambda g: g.search(NAN), "queries: NaN or infinity in 1 of 1 rows"),
+        (lambda g: g.search(draw(0, 1), k=0), "k is 0; Milvus takes from 1 to 16384"),
+        (lambda g: g.search(draw(0, 1), where="drop table"), "filter 'drop table': cannot be read"),
+        (lambda g: g.encoder(), "no encoder is saved in Milvus"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_lost(both, call, message):
+    milvus, folder = both
+    with pytest.raises(InputError, match=message):
+        call(milvus)
+    assert milvus.ids() == folder.ids()
+
+
+def test_a_gallery_to_be_read_alone(both, tmp_path):
+    both[0].close()
+    with MilvusGallery.open(uri_of(tmp_path), read_only=True) as gallery:
+        for write in (lambda: gallery.add(["n"], draw(0, 1)), lambda: gallery.remove(["item 1"]), gallery.compact):
+            with pytest.raises(InputError, match="opened to be read only"):
+                write()
+        assert len(gallery) == 40
+    with pytest.raises(InputError, match="the gallery was closed"):
+        len(gallery)
+
+
+def test_what_is_not_a_gallery_is_refused(both, tmp_path):
+    with pytest.raises(InputError, match=r"gallery\.db/birds: is there already; it is left as it is"):
+        MilvusGallery.create(uri_of(tmp_path), IDENTITY)
+    with pytest.raises(InputError, match=r"gallery\.db/fish: no such collection; there are 'birds'"):
+        MilvusGallery.open(uri_of(tmp_path, "fish"))
+    both[0]._client.create_collection("foreign", dimension=4)
+    with pytest.raises(InputError, match="foreign: a collection that Sightline has not made"):
+        MilvusGallery.open(uri_of(tmp_path, "foreign"))
+    with pytest.raises(InputError, match=r"none\.db: no such file"):
+        MilvusGallery.open(f"milvus+file:{tmp_path}/none.db")
+    with pytest.raises(InputError, match=r"no such folder to put it in"):
+        MilvusGallery.create(f"milvus+file:{tmp_path}/none/x.db", IDENTITY)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
+    from sightline.search import milvus_connection
+
+    monkeypatch.setattr(milvus_connection, "SECONDS", 1.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(InputError, match=rf"^milvus\+http://me@127.0.0.1:{port}/birds: cannot be reached: [^\n]+$"):
+        MilvusGallery.open(f"milvus+http://me:secret@127.0.0.1:{port}/birds")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "uri", "collection", "token"),
+    [
+        ("milvus+http://host:19530/birds", "http://host:19530", "birds", ""),
+        ("milvus+https://me:secret@host/birds", "https://host", "birds", "me:secret"),
+        ("milvus+http://key@host:1", "http://host:1", "sightline", "key"),
+        ("milvus+file:some/where.db/birds", "some/where.db", "birds", ""),
+        ("milvus+file:///some/where.db", "/some/where.db", "sightline", ""),
+        ("where.db", "where.db", "sightline", ""),
+    ],
+)
+def test_addresses(text, uri, collection, token):
+    address = Address.read(text)
+    assert (address.uri, address.collection, address.token) == (uri, collection, token)
+    assert "secret" not in address.shown
+
+
+@pytest.mark.parametrize("text", ["http://host/x", "milvus+ftp://host/x", "milvus+http://host/a b", "milvus+file:x.db/1a"])
+def test_addresses_that_do_not_fit(text):
+    with pytest.raises(InputError, match=r"not an address of Milvus|a collection's name is of letters"):
+        Address.read(text)
+
+
+def test_an_index_that_milvus_does_not_have():
+    assert index_type("HNSW32") == ("HNSW", {"M": 32, "efConstruction": 200})
+    with pytest.raises(InputError, match="index 'LSH' is not one of Milvus: auto, exact, HNSW32"):
+        index_type("LSH")
