@@ -1,6 +1,7 @@
 """Fourth step: groups of texts in one or several levels, as ``clusters.csv``, nearest to its group's centre first."""
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,6 @@ class ClusterOptions:
 
 def suggested_k(vectors: Vectors, seed: int = 0) -> tuple[int, dict[int, float]]:
     """The number of groups with the best mean silhouette on a sample, and the silhouette of each number tried."""
-    from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
     if len(vectors) < 4:
@@ -54,7 +54,7 @@ def suggested_k(vectors: Vectors, seed: int = 0) -> tuple[int, dict[int, float]]
     tried = sorted({int(k) for k in np.geomspace(2, max(2, len(sample) // 4), 14)})
     found = {}
     for k in tried:
-        groups = KMeans(k, n_init=2, random_state=seed).fit_predict(sample)
+        groups = _fitted(sample, k, seed, n_init=2).labels_
         if 1 < len(np.unique(groups)) < len(sample):
             found[k] = float(silhouette_score(sample, groups))
     if not found:
@@ -80,15 +80,30 @@ def clustered(vectors: Vectors, options: ClusterOptions) -> list[Groups]:
     return [_renumbered(groups) for groups in split(vectors, ks, options.seed)]
 
 
-def _kmeans(vectors: Vectors, ks: Sequence[int], seed: int) -> list[Groups]:
+def _fitted(
+    points: NDArray[np.floating[Any]],
+    k: int,
+    seed: int,
+    n_init: int = 1,
+    max_iter: int = 50,
+    sizes: NDArray[np.floating[Any]] | None = None,
+) -> Any:
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
+    with warnings.catch_warnings():
+        # Texts that are all alike leave groups empty, which are then not numbered.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(k, n_init=n_init, random_state=seed, max_iter=max_iter).fit(points, sample_weight=sizes)
+
+
+def _kmeans(vectors: Vectors, ks: Sequence[int], seed: int) -> list[Groups]:
     found: list[Groups] = []
     points: NDArray[np.floating[Any]] = vectors
     sizes: NDArray[np.floating[Any]] = np.ones(len(vectors))
     for k in ks:
         n_init = 1 if len(points) >= LARGE else RESTARTS
-        fitted = KMeans(min(k, len(points)), n_init=n_init, random_state=seed, max_iter=50).fit(points, sample_weight=sizes)
+        fitted = _fitted(points, min(k, len(points)), seed, n_init, sizes=sizes)
         own = fitted.labels_.astype(np.int64)
         found.append(own if not found else own[found[-1]])
         sizes = np.bincount(own, weights=sizes, minlength=len(fitted.cluster_centers_)).astype(np.float64)
@@ -101,13 +116,11 @@ def _agglomerative(vectors: Vectors, ks: Sequence[int], seed: int) -> list[Group
 
     owner, points = np.arange(len(vectors)), vectors
     if len(vectors) > DIRECT:
-        from sklearn.cluster import KMeans
-
         if ks[0] > DIRECT:
             raise InputError(
                 f"{ks[0]} groups: agglomerative makes at most {DIRECT} of more than {DIRECT} texts; use kmeans"
             )
-        fitted = KMeans(max(ks[0], DIRECT // 2), n_init=1, random_state=seed, max_iter=20).fit(vectors)
+        fitted = _fitted(vectors, max(ks[0], DIRECT // 2), seed, max_iter=20)
         owner, points = fitted.labels_.astype(np.int64), fitted.cluster_centers_
     if len(points) == 1:
         return [np.zeros(len(vectors), np.int64) for _ in ks]
@@ -132,7 +145,7 @@ def distances(vectors: Vectors, groups: Groups) -> NDArray[np.float64]:
 
 
 def group_names(texts: Sequence[str], groups: Groups, central: NDArray[np.float64]) -> list[str]:
-    """A name for each group: the words that are frequent in it and rare elsewhere, or its two most central texts; all different.
+    """A name for each group: words frequent in it and rare elsewhere, or its two most central texts; all different.
 
     Example:
         >>> group_names(["red cat", "old cat", "red dog", "old dog"], np.array([0, 0, 1, 1]), np.zeros(4))
@@ -153,7 +166,9 @@ def group_names(texts: Sequence[str], groups: Groups, central: NDArray[np.float6
     for group, one in enumerate(counts):
         worth = {word: n / sizes[group] * (np.log((1 + n_groups) / spread[word]) + 0.1) for word, n in one.items()}
         best = sorted(worth, key=lambda word: (-worth[word], word))
-        words = [word for word in best[:2] if one[word] >= 0.3 * sizes[group] and worth[word] >= 0.5 * worth[best[0]]]
+        words = [
+            word for word in best[:2] if one[word] >= max(2, 0.3 * sizes[group]) and worth[word] >= 0.5 * worth[best[0]]
+        ]
         name = " ".join(words) if words else ", ".join(typical[group])
         if name in taken:
             name = f"{name} ({typical[group][0]})"

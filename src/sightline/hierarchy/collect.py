@@ -39,7 +39,7 @@ def labels_of_manifest(manifest: Manifest, description: str | None = None, categ
         examples=pl.col("path").head(N_EXAMPLES),
     )
     joined = pl.col("examples").list.eval(pl.lit(root + "/") + pl.element()).list.join(BETWEEN)
-    return grouped.rename({"label_0": "label"}).with_columns(examples=joined).with_columns(pl.all().fill_null(""))
+    return grouped.rename({"label_0": "label"}).with_columns(examples=joined).with_columns(pl.col(pl.String).fill_null(""))
 
 
 def _joined(column: str | None) -> pl.Expr:

@@ -181,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
             name, kind = STATIC[address.path]
             text = (files("sightline.hierarchy") / "web" / name).read_bytes()
             return self._send(HTTPStatus.OK, text, f"{kind}; charset=utf-8")
+        if address.path == "/favicon.ico":
+            return self._send(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         routes: dict[str, Callable[[], Any]] = {
             "/api/overview": self.page.overview,
             "/api/members": lambda: self.page.members(int(asked["group"])),

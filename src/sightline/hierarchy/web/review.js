@@ -208,7 +208,7 @@ function pick(title, choices) {
       marked = Math.max(0, Math.min(marked, listed.length - 1));
       at("choices").replaceChildren(...listed.slice(0, 200).map((group, place) => {
         const choice = make("button", { type: "button", className: "entry choice", onclick: () => { taken = group.id; dialog.close(); } },
-          make("span", { className: "name", textContent: group.name }), make("small", { textContent: group.counts[0] }));
+          make("span", { className: "name", textContent: group.name }), make("small", { textContent: [byId.get(group.parent)?.name, group.counts[0]].filter(Boolean).join(" · ") }));
         choice.setAttribute("role", "option");
         choice.setAttribute("aria-selected", place === marked);
         return choice;

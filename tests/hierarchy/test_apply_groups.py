@@ -1,0 +1,88 @@
+"""The manifest that comes out, and the report about it."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline.data.manifest import read_manifest
+from sightline.errors import InputError
+from sightline.hierarchy.apply import apply_groups, label_groups, level_reports, report_text, with_groups
+from sightline.hierarchy.review import first_state
+from sightline.hierarchy.steps import write_step
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A folder of steps, its state and a manifest; label d has no group, e is unknown."""
+    kept = pl.DataFrame({"label": list("abcd"), "text": ["cat", "dog", "cat", "ufo"]})
+    write_step(tmp_path / "work", "clean.csv", kept)
+    groups = pl.DataFrame({"text": ["cat", "dog"], "group_1": ["feline", "canine"], "group_2": ["animal", "animal"]})
+    state = first_state(groups, "clusters.csv")
+    state.home["ufo"] = None
+    rows = [
+        f"{label}{n}.png,train,{label},old,{n}"
+        for label, n_images in zip("abcde", (4, 2, 1, 1, 1), strict=True)
+        for n in range(n_images)
+    ]
+    (tmp_path / "images").mkdir()
+    file = tmp_path / "images/m.csv"
+    file.write_text("path,split,label_0,label_1,extra\n" + "\n".join(rows) + "\n")
+    return tmp_path / "work", state, read_manifest(file), tmp_path
+
+
+def test_labels_get_the_groups_of_their_text(made):
+    folder, state, manifest, _ = made
+    groups = label_groups(folder, state)
+    assert groups.rows() == [("a", "feline", "animal"), ("b", "canine", "animal"), ("c", "feline", "animal")]
+    found, homeless = with_groups(manifest, groups)
+    assert homeless == ["d", "e"]
+    assert found.table.columns == ["id", "path", "split", "label_0", "label_1", "label_2", "extra"]
+    assert found.table.group_by("label_0", "label_1", "label_2", maintain_order=True).len().rows() == [
+        ("a", "feline", "animal", 4),
+        ("b", "canine", "animal", 2),
+        ("c", "feline", "animal", 1),
+    ]
+
+
+def test_labels_without_a_group_can_stand_alone(made):
+    folder, state, manifest, _ = made
+    found, homeless = with_groups(manifest, label_groups(folder, state), "alone")
+    assert (len(found), homeless) == (len(manifest), ["d", "e"])
+    assert found.table.filter(pl.col("label_0") == "e").select("label_1", "label_2").row(0) == ("e", "e")
+    with pytest.raises(InputError, match="unknown rule for labels without a group 'guess'"):
+        with_groups(manifest, label_groups(folder, state), "guess")
+
+
+@pytest.mark.parametrize("name", ["images/new.csv", "elsewhere/new.parquet"])
+def test_the_written_manifest_finds_its_images(made, name):
+    folder, state, manifest, root = made
+    apply_groups(folder, state, manifest, root / name)
+    again = read_manifest(root / name)
+    assert again.n_levels == 3
+    assert [path.resolve() for path in again.paths()] == [path.resolve() for path in manifest.paths()[:7]]
+    assert again.table["extra"].to_list() == manifest.table["extra"].to_list()[:7]
+    assert pl.read_csv(folder / "unplaced.csv")["label"].to_list() == ["d", "e"]
+    sizes = {(level, name): n for level, name, n in pl.read_csv(folder / "report.csv").rows()}
+    assert sizes[("label_1", "feline")] == 5
+    assert sizes[("label_2", "animal")] == 7
+
+
+def test_the_report_says_how_even_the_levels_are(made):
+    folder, state, manifest, _ = made
+    reports = level_reports(with_groups(manifest, label_groups(folder, state))[0])
+    fine, middle, top = reports
+    assert (fine.n_classes, fine.smallest, fine.median, fine.largest) == (3, 1, 2, 4)
+    assert fine.imbalance == pytest.approx(4 / (7 / 3))
+    shares = np.array([5, 2]) / 7
+    assert middle.effective == pytest.approx(np.exp(-sum(shares * np.log(shares))))
+    assert middle.names == [("feline", 5), ("canine", 2)]
+    assert (top.effective, top.imbalance) == (pytest.approx(1), pytest.approx(1))
+    assert "label_1: feline (5), canine (2)" in report_text(reports)
+
+
+def test_what_does_not_fit_is_told(made):
+    folder, state, manifest, root = made
+    with pytest.raises(InputError, match=r"a \.csv or \.parquet file is needed"):
+        apply_groups(folder, state, manifest, root / "new.txt")
+    with pytest.raises(InputError, match="none of its labels has a group"):
+        with_groups(manifest, label_groups(folder, state).with_columns(label=pl.lit("x")))

@@ -1,0 +1,96 @@
+"""The first two steps: what is known of each label, and one text for it."""
+
+import polars as pl
+import pytest
+
+from sightline.data.manifest import read_manifest
+from sightline.errors import InputError
+from sightline.hierarchy.clean import CleanRules, clean, cleaned
+from sightline.hierarchy.collect import COLUMNS, labels_of_manifest, read_labels, with_categories, write_labels
+from sightline.hierarchy.steps import read_step
+
+
+def written(file, text):
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def labels(**columns):
+    n = len(columns["label"])
+    usual = {"category": [""] * n, "description": [""] * n, "n_images": [1] * n, "examples": [""] * n}
+    return pl.DataFrame(usual | columns).select(COLUMNS)
+
+
+def test_labels_of_a_manifest_are_counted_and_described(tmp_path):
+    rows = [
+        "a/1.png,train,cat,a cat,pet",
+        "a/2.png,train,cat,a cat,wild",
+        "b/3.png,test,oak,a tree,",
+        "a/4.png,test,cat,x,pet",
+    ]
+    manifest = read_manifest(written(tmp_path / "m.csv", "path,split,label,what,kind\n" + "\n".join(rows) + "\n"))
+    found = labels_of_manifest(manifest, description="what", category="kind").rows_by_key("label", named=True, unique=True)
+    assert found["cat"]["n_images"] == 3
+    assert (found["cat"]["description"], found["cat"]["category"]) == ("a cat", "pet|wild")
+    assert found["cat"]["examples"].split("|") == [str(tmp_path / name) for name in ("a/1.png", "a/2.png", "a/4.png")]
+    assert (found["oak"]["description"], found["oak"]["category"]) == ("a tree", "")
+    with pytest.raises(InputError, match="no column 'colour'"):
+        labels_of_manifest(manifest, description="colour")
+
+
+def test_labels_of_a_table_are_joined(tmp_path):
+    text = "landmark_id,category\n7,Church\n8,Lake\n7,Museum\n7,Church\n"
+    found = read_labels(written(tmp_path / "l.csv", text))
+    assert found.select("label", "category", "n_images").rows() == [("7", "Church|Museum", 3), ("8", "Lake", 1)]
+    with pytest.raises(InputError, match=r"line 3: label is empty"):
+        read_labels(written(tmp_path / "e.csv", "label,category\na,b\n,c\n"))
+    with pytest.raises(InputError, match="no column 'label'"):
+        read_labels(written(tmp_path / "n.csv", "name\na\n"))
+
+
+def test_what_is_dropped_is_listed_with_its_reason():
+    given = labels(
+        label=["a", "b", "c", "d", "e", "f"],
+        category=["Church  Building", "church|Museum", "Wikimedia category", "", "LAKE|lake", "list of lakes"],
+        n_images=[5, 5, 5, 5, 5, 1],
+    )
+    kept, dropped = cleaned(given, CleanRules())
+    assert kept.select("label", "text").rows() == [("a", "church building"), ("e", "lake")]
+    assert dict(dropped.select("label", "reason").iter_rows()) == {
+        "b": "ambiguous: church|Museum",
+        "c": "says nothing: Wikimedia category",
+        "d": "no category",
+        "f": "says nothing: list of lakes",
+    }
+    assert len(kept) + len(dropped) == len(given)
+
+
+def test_other_rules():
+    given = labels(label=["red-crowned_crane", "b"], category=["x|y", "z"], description=["A  bird", ""], n_images=[1, 9])
+    assert cleaned(given, CleanRules(text="name"))[0]["text"].to_list() == ["red crowned crane", "b"]
+    assert cleaned(given, CleanRules(text="description"))[0]["text"].to_list() == ["a bird"]
+    assert cleaned(given, CleanRules(ambiguous=False))[0]["text"].to_list() == ["x", "z"]
+    kept, dropped = cleaned(given, CleanRules(text="name", min_images=2))
+    assert (kept["label"].to_list(), dropped["reason"].to_list()) == (["b"], ["1 images, fewer than 2"])
+    assert cleaned(given, CleanRules(text="name", meta=["b"]))[1]["label"].to_list() == ["b"]
+    with pytest.raises(InputError, match="unknown text 'nmae': did you mean 'name'"):
+        CleanRules(text="nmae")
+    with pytest.raises(InputError, match=r"meta: '\(' is no pattern"):
+        CleanRules(meta=["("])
+
+
+def test_steps_are_files_in_order(tmp_path):
+    with pytest.raises(InputError, match=r"labels.csv: no such file; `sightline hierarchy collect` makes it"):
+        clean(tmp_path, CleanRules())
+    write_labels(tmp_path, labels(label=["a", "b"], category=["x", ""]))
+    assert clean(tmp_path, CleanRules())[0] == 1
+    assert read_step(tmp_path, "clean.csv", ["label", "text"])["text"].to_list() == ["x"]
+    assert read_step(tmp_path, "dropped.csv", ["reason"])["reason"].to_list() == ["no category"]
+    with pytest.raises(InputError, match=r"no label is left \(2 no description\); another --text"):
+        clean(tmp_path, CleanRules(text="description"))
+    assert read_step(tmp_path, "clean.csv", [])["text"].to_list() == ["x"]
+
+
+def test_categories_that_were_looked_up(tmp_path):
+    found = with_categories(labels(label=["a", "b"]), [["x", "y"], []])
+    assert found["category"].to_list() == ["x|y", ""]

@@ -1,0 +1,240 @@
+"""Relevance between sets of codes against the definition, one pair of codes at a time; then in losses and metrics."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline.data.manifest import Manifest
+from sightline.data.samplers import ClassBalancedSampler
+from sightline.errors import InputError
+from sightline.evaluation.benchmark_protocols import evaluate_each_label
+from sightline.evaluation.protocol import evaluate
+from sightline.hierarchy.multilabel import CodeRelevance, graded, read_code_sets, sampling_labels
+from sightline.losses import create_loss
+
+QUERY, ITEM = ["3.6.3", "26.1.15", "29.1.1"], ["3.6.1", "26.1.15"]
+
+
+def draw_sets(seed, n_items, several_depths=False):
+    rng = np.random.default_rng(seed)
+    sets = []
+    for _ in range(n_items):
+        codes = {".".join(map(str, rng.integers(1, 4, 3))) for _ in range(rng.integers(1, 5))}
+        sets.append([code[: rng.choice([1, 3, 5])] if several_depths else code for code in sorted(codes)])
+    return sets
+
+
+def shared(one, other):
+    n = 0
+    for left, right in zip(one.split("."), other.split("."), strict=False):
+        if left != right:
+            break
+        n += 1
+    return n
+
+
+def by_definition(query, item, worth, weight=lambda code: 1.0, met=lambda one, other, value: value):
+    """For each code of the query its best match; averaged."""
+    codes = list(dict.fromkeys(query))
+    total = 0.0
+    for code in codes:
+        values = [met(code, other, ([0.0, *worth])[shared(code, other)]) for other in item]
+        total += weight(code) * max(values) / worth[code.count(".")]
+    return total / sum(map(weight, codes))
+
+
+@pytest.mark.parametrize(
+    ("options", "there", "back"),
+    [
+        ({}, 0.5555555556, 0.8333333333),
+        ({"alpha": 2}, 0.4814814815, 0.7222222222),
+        ({"symmetry": "mean"}, 0.6944444444, 0.6944444444),
+        ({"symmetry": "harmonic"}, 0.6666666667, 0.6666666667),
+        ({"level_weights": (0.0, 0.5, 1.0)}, 0.5, 0.75),
+        ({"code_weights": {"29": 0}}, 0.8333333333, 0.8333333333),
+        ({"threshold": 0.6}, 0.0, 0.8333333333),
+    ],
+)
+def test_pair_worked_by_hand(options, there, back):
+    relevance = CodeRelevance(3, **options)
+    assert relevance.matrix([QUERY], [ITEM])[0, 0] == pytest.approx(there, abs=1e-10)
+    assert relevance.matrix([ITEM], [QUERY])[0, 0] == pytest.approx(back, abs=1e-10)
+
+
+def test_further_vectors_of_the_specification():
+    relevance = CodeRelevance(3)
+    assert_close(relevance.matrix([["1.3.1"]], [["1.1.2"], ["3.9.1"]]), np.array([[1 / 3, 0.0]]))
+    assert_close(relevance.matrix([["1.1.1", "2.3.4"]], [["1.1.5", "9.9.9"], ["1.1.1"]]), np.array([[1 / 3, 0.5]]))
+    assert_close(relevance.matrix([["1.1.1"]], [["1.1.1", "2.3.4"]]), np.array([[1.0]]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("several_depths", [False, True])
+def test_all_pairs_are_those_of_the_definition(seed, several_depths):
+    queries, items = draw_sets(seed, 7, several_depths), draw_sets(seed + 100, 9, several_depths)
+    for alpha in (1.0, 2.5):
+        worth = [(level / 3) ** alpha for level in (1, 2, 3)]
+        expected = np.array([[by_definition(query, item, worth) for item in items] for query in queries])
+        assert_close(CodeRelevance(3, alpha=alpha).matrix(queries, items), expected)
+
+
+def test_rare_codes_count_more():
+    queries, items = draw_sets(0, 5), draw_sets(1, 30)
+    worth = [1 / 3, 2 / 3, 1.0]
+
+    def rarity(code):
+        return np.log(31 / (1 + sum(code in item for item in items))) + 1
+
+    expected = np.array([[by_definition(query, item, worth, rarity) for item in items] for query in queries])
+    assert_close(CodeRelevance(3, code_weights="idf").matrix(queries, items), expected)
+
+
+def test_an_auxiliary_code_meets_its_main_one_at_its_own_worth():
+    relevance = CodeRelevance(3, auxiliary={"3.6.25": "3.6.3", "03.06.26": "3.6.3"}, auxiliary_weight=0.9)
+    found = relevance.matrix([["3.6.3"]], [["3.6.3"], ["3.6.25"], ["3.6.1"], ["3.7.1"], ["4.1.1"]])
+    assert_close(found, np.array([[1.0, 0.9, 2 / 3, 1 / 3, 0.0]]))
+    assert_close(relevance.matrix([["3.6.25"]], [["3.6.26"], ["3.6.3"]]), np.array([[0.9, 0.9]]))
+    same_division = CodeRelevance(3, auxiliary={"3.6.25": "3.6.3"})
+    assert_close(same_division.matrix([["3.6.3"]], [["3.6.25"]]), np.array([[2 / 3]]))
+
+
+@pytest.mark.parametrize("symmetry", ["query", "mean", "harmonic"])
+def test_properties(symmetry):
+    sets = draw_sets(3, 12)
+    relevance = CodeRelevance(3, symmetry=symmetry)
+    table = relevance.matrix(sets)
+    assert_close(np.diag(table).copy(), np.ones(12))
+    assert table.min() >= 0
+    assert table.max() <= 1 + 1e-12
+    if symmetry == "query":
+        more = relevance.matrix(sets, [[*codes, "1.2.3"] for codes in sets])
+        assert (more >= table - 1e-12).all()
+    else:
+        assert_close(table, table.T.copy())
+    renamed = [[code.replace("1", "7") for code in codes] for codes in sets]
+    assert_close(relevance.matrix(renamed), table)
+
+
+def test_rows_in_blocks_are_those_of_the_whole():
+    sets = draw_sets(5, 20)
+    pairs = CodeRelevance(3, symmetry="mean").between(sets)
+    whole = CodeRelevance(3, symmetry="mean").matrix(sets)
+    assert_close(np.concatenate([pairs.rows(np.arange(start, start + 5)) for start in range(0, 20, 5)]), whole)
+    assert_close(pairs(np.array([3, 1])), graded(whole[[3, 1]]))
+
+
+@pytest.mark.parametrize("name", ["sup_h_ap", "sup_ndcg", "sup_ap", "roadmap"])
+def test_a_training_step_by_codes_moves_alike_items_together(name):
+    sets = draw_sets(0, 16)
+    relevance = CodeRelevance(3).batch(sets)
+    embeddings = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = create_loss(name)
+    optimizer = torch.optim.SGD([embeddings], lr=1.0)
+    before = loss(embeddings, relevance)
+    before.backward()
+    optimizer.step()
+    assert before.isfinite()
+    assert loss(embeddings, relevance) < before
+
+
+def test_a_reference_set_by_codes():
+    sets = draw_sets(1, 6)
+    vectors = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    others = draw_sets(2, 10)
+    relevance = CodeRelevance(3).batch(sets, others)
+    assert relevance.shape == (6, 10)
+    assert create_loss("sup_h_ap")(vectors[:6], relevance, ref_emb=vectors).isfinite()
+
+
+def h_ap_by_definition(scores, relevance):
+    order = sorted(range(len(scores)), key=lambda item: (-scores[item], relevance[item]))
+    ranked = [relevance[item] for item in order]
+    total = sum(
+        sum(min(other, one) for other in ranked[: place + 1]) / (place + 1) for place, one in enumerate(ranked) if one > 0
+    )
+    return total / sum(ranked)
+
+
+def test_metrics_by_codes_are_those_of_the_definition():
+    sets = draw_sets(7, 25)
+    vectors = np.random.default_rng(0).normal(size=(25, 6))
+    pairs = CodeRelevance(3, alpha=2).between(sets)
+    result = evaluate(vectors, judgements=pairs, metrics=["h_ap", "ndcg", "map"])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores, worth = unit @ unit.T, pairs(np.arange(25))
+    for query in range(25):
+        others = [item for item in range(25) if item != query]
+        expected = h_ap_by_definition(scores[query, others].tolist(), worth[query, others].tolist())
+        assert result.per_query["h_ap"][query] == pytest.approx(expected)
+
+
+def test_single_codes_of_full_depth_are_the_levels_of_a_tree():
+    sets = [[codes[0]] for codes in draw_sets(9, 30)]
+    vectors = np.random.default_rng(1).normal(size=(30, 6))
+    labels = sampling_labels(sets, 3)
+    by_codes = evaluate(vectors, judgements=CodeRelevance(3).between(sets), metrics=["h_ap"])
+    by_tree = evaluate(vectors, labels, metrics=["h_ap"], relevance="weight")
+    assert by_codes["h_ap"] == pytest.approx(by_tree["h_ap"])
+
+
+def test_flat_label_sets_have_an_average_precision_for_each_label():
+    scores = [0.9, 0.8, 0.7, 0.6, 0.5]
+    query, items = [[True, True]], [[True, False], [False, True], [True, True], [False, False], [False, True]]
+    angles = np.arccos(scores)
+    gallery = np.stack([np.cos(angles), np.sin(angles)], 1)
+    found = evaluate_each_label([[1.0, 0.0]], np.array(query), gallery, np.array(items))
+    assert found["map"] == pytest.approx(0.7111111111)
+
+
+def test_a_sampler_draws_by_the_rarest_code():
+    sets = [["29.1.1", f"1.{item % 4 + 1}.1"] for item in range(32)]
+    labels = sampling_labels(sets, 3)
+    assert labels.shape == (32, 3)
+    assert [len(np.unique(column)) for column in labels.T] == [4, 4, 1]
+    for batch in ClassBalancedSampler(labels, batch_size=8, per_class=4).batches(epoch=0):
+        assert sorted(np.unique([sets[item][1] for item in batch], return_counts=True)[1]) == [4, 4]
+    assert len({*map(tuple, sampling_labels([["1"], ["1.1"], ["1.1.1"]], 3).tolist())}) == 3
+
+
+def test_few_grades_are_enough_for_losses_and_metrics():
+    relevance = np.random.default_rng(0).random((40, 40))
+    assert len(np.unique(graded(relevance))) <= 121
+    assert np.abs(graded(relevance) - relevance)[relevance > 1 / 120].max() <= 1 / 240 + 1e-12
+    assert_close(graded(np.array([0.5, 1 / 3, 0.25, 0.2])), np.array([0.5, 1 / 3, 0.25, 0.2]))
+
+
+def manifest_of(codes):
+    return Manifest("m.csv", ".", pl.DataFrame({"path": [str(n) for n in range(len(codes))], "codes": codes}), 0)
+
+
+def test_codes_of_a_manifest():
+    assert read_code_sets(manifest_of(["26.01.15; 3.9", "1.1|2"])) == [["26.1.15", "3.9"], ["1.1", "2"]]
+    with pytest.raises(InputError, match=r"row 2: codes is empty"):
+        read_code_sets(manifest_of(["1.1", None]))
+    with pytest.raises(InputError, match="no column 'vienna'"):
+        read_code_sets(manifest_of(["1"]), "vienna")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level_weights": (0.5, 0.2, 1.0)}, "level_weights are"),
+        ({"level_weights": (0.5, 1.0)}, "3 are needed"),
+        ({"symmetry": "max"}, "unknown symmetry 'max'"),
+        ({"code_weights": "tf"}, "'idf', or weights by code"),
+        ({"code_weights": {"1": -1}}, "from 0 on"),
+        ({"auxiliary": {"1.1.2": "1.1.1"}, "auxiliary_weight": 0.2}, "auxiliary_weight is 0.2, not between 0.66"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(InputError, match=message):
+        CodeRelevance(3, **options)
+
+
+def test_sets_that_do_not_fit():
+    with pytest.raises(InputError, match=r"'1\.2\.3\.4' has 4 levels"):
+        CodeRelevance(3).matrix([["1.2.3.4"]])
+    with pytest.raises(InputError, match="item 2: no code"):
+        CodeRelevance(3).matrix([["1"], []])

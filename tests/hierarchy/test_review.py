@@ -1,0 +1,228 @@
+"""Changes to groups: each by hand, then many at random against undo, redo and reading the journal again."""
+
+import copy
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline.errors import InputError
+from sightline.hierarchy.review import Review, first_state, merged_reviews, read_review
+from sightline.hierarchy.steps import write_step
+
+ROWS = [
+    ("cat", "pets", "animals"),
+    ("dog", "pets", "animals"),
+    ("lion", "wild", "animals"),
+    ("oak", "trees", "plants"),
+    ("elm", "trees", "plants"),
+]
+
+
+def table(rows=ROWS):
+    return pl.DataFrame(rows, schema=["text", "group_1", "group_2"], orient="row").with_columns(
+        n_labels=pl.lit(1), n_images=pl.lit(2)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_step(tmp_path, "clusters.csv", table())
+    return tmp_path
+
+
+def number(review, name):
+    return next(place for place, group in review.state.groups.items() if group.name == name)
+
+
+def paths(review):
+    return {text: "/".join(reversed(review.state.path(text))) for text in review.state.home}
+
+
+FIRST = {text: f"{coarse}/{fine}" for text, fine, coarse in ROWS}
+
+
+def test_the_first_state_is_the_table(folder):
+    review = Review(folder)
+    assert paths(review) == FIRST
+    assert not review.can_undo
+    assert sorted(review.state.texts(number(review, "animals"))) == ["cat", "dog", "lion"]
+
+
+CHANGES = {
+    "rename": lambda at: (
+        {"group": at("pets"), "name": " house  pets "},
+        dict.fromkeys(("cat", "dog"), "animals/house pets"),
+    ),
+    "merge": lambda at: ({"groups": [at("wild")], "into": at("pets")}, {"lion": "animals/pets"}),
+    "merge above": lambda at: (
+        {"groups": [at("plants")], "into": at("animals")},
+        dict.fromkeys(("oak", "elm"), "animals/trees"),
+    ),
+    "split": lambda at: ({"group": at("pets"), "name": "felines", "texts": ["cat"]}, {"cat": "animals/felines"}),
+    "split above": lambda at: (
+        {"group": at("animals"), "name": "beasts", "groups": [at("wild")]},
+        {"lion": "beasts/wild"},
+    ),
+    "move": lambda at: (
+        {"texts": ["lion", "cat"], "group": at("trees")},
+        dict.fromkeys(("lion", "cat"), "plants/trees"),
+    ),
+    "move a group": lambda at: ({"group": at("wild"), "parent": at("plants")}, {"lion": "plants/wild"}),
+    "drop": lambda at: ({"texts": ["dog"]}, {"dog": ""}),
+    "done": lambda at: ({"group": at("pets"), "done": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_does_what_it_says_and_undo_takes_it_back(folder, name):
+    review = Review(folder)
+    change, moved = CHANGES[name](lambda group: number(review, group))
+    review.act({"action": name.split()[0]} | change)
+    assert paths(review) == FIRST | moved
+    assert paths(Review(folder)) == FIRST | moved
+    done = [group.name for group in review.state.groups.values() if group.done]
+    review.act({"action": "undo"})
+    assert paths(review) == FIRST
+    assert not any(group.done for group in review.state.groups.values())
+    review.act({"action": "redo"})
+    assert paths(Review(folder)) == FIRST | moved
+    assert [group.name for group in Review(folder).state.groups.values() if group.done] == done
+
+
+def test_groups_that_become_empty_are_gone(folder):
+    review = Review(folder)
+    review.act({"action": "move", "texts": ["oak", "elm"], "group": number(review, "pets")})
+    assert {group.name for group in review.state.groups.values()} == {"animals", "pets", "wild"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": "rename", "group": 99, "name": "x"}, "no group 99"),
+        ({"action": "rename", "group": 1, "name": " "}, "a group needs a name"),
+        ({"action": "rename", "group": 1, "name": "trees"}, "another group is called 'trees': merge the two"),
+        ({"action": "rename", "group": 1}, "rename: 'name' is missing"),
+        ({"action": "merge", "groups": [1], "into": 1}, "another group is needed"),
+        ({"action": "merge", "groups": [0], "into": 1}, "'animals' is a group of level 2, not 1"),
+        ({"action": "split", "group": 1, "name": "x", "texts": ["cat", "dog"]}, "some, not all"),
+        ({"action": "split", "group": 1, "name": "x", "texts": ["oak"]}, "some, not all"),
+        ({"action": "move", "texts": ["unicorn"], "group": 1}, "texts: a list of known ones"),
+        ({"action": "move", "group": 1, "parent": 2}, "'wild' is a group of level 1, not 2"),
+        ({"action": "undo"}, "nothing to undo"),
+        ({"action": "redo"}, "nothing to redo"),
+        ({"action": "renmae"}, "unknown action 'renmae': did you mean 'rename'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_not_written(folder, change, message):
+    review = Review(folder)
+    before = copy.deepcopy(review.state)
+    with pytest.raises(InputError, match=message):
+        review.act(change)
+    assert review.state == before
+    assert not (folder / "journal.jsonl").exists()
+
+
+def random_change(review, rng):
+    groups = list(review.state.groups) or [0]
+    one, other = (int(rng.choice(groups)) for _ in range(2))
+    texts = [text for text in review.state.home if rng.random() < 0.3]
+    return [
+        {"action": "rename", "group": one, "name": f"name {rng.integers(100)}"},
+        {"action": "merge", "groups": [one], "into": other},
+        {"action": "split", "group": one, "name": f"part {rng.integers(100)}", "texts": texts, "groups": [other]},
+        {"action": "move", "texts": texts, "group": one},
+        {"action": "move", "group": one, "parent": other},
+        {"action": "drop", "texts": texts},
+        {"action": "done", "group": one, "done": bool(rng.integers(2))},
+        {"action": "undo"},
+        {"action": "redo"},
+    ][rng.integers(9)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_read_again_is_the_same_and_undone_is_the_first(folder, seed):
+    rng = np.random.default_rng(seed)
+    review, n_made = Review(folder), 0
+    for _ in range(60):
+        before = copy.deepcopy(review.state)
+        try:
+            review.act(random_change(review, rng))
+            n_made += 1
+        except InputError:
+            assert review.state == before
+        assert {*review.state.home} == {*FIRST}
+        assert len({(g.level, g.name) for g in review.state.groups.values()}) == len(review.state.groups)
+    assert n_made > 15
+    again = Review(folder)
+    assert (again.state, again.version) == (review.state, review.version)
+    assert (again.can_undo, again.can_redo) == (review.can_undo, review.can_redo)
+    while again.can_undo:
+        again.act({"action": "undo"})
+    assert paths(again) == FIRST
+
+
+def test_a_line_cut_off_by_a_crash_never_took_effect(folder):
+    review = Review(folder)
+    review.act({"action": "drop", "texts": ["cat"]})
+    whole = (folder / "journal.jsonl").read_bytes()
+    (folder / "journal.jsonl").write_bytes(whole + b'{"action": "drop", "te')
+    again = Review(folder)
+    assert again.state == review.state
+    again.act({"action": "drop", "texts": ["dog"]})
+    assert Review(folder).state.left_out() == ["cat", "dog"]
+    assert [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()][1:] == [
+        {"action": "drop", "texts": ["cat"]},
+        {"action": "drop", "texts": ["dog"]},
+    ]
+
+
+def test_a_journal_of_other_clusters_is_refused(folder):
+    Review(folder).act({"action": "drop", "texts": ["cat"]})
+    write_step(folder, "clusters.csv", table(ROWS[1:]))
+    with pytest.raises(InputError, match=r"belongs to another clusters\.csv"):
+        Review(folder)
+    (folder / "journal.jsonl").write_text('x\n{"a": 1}\n')
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        Review(folder)
+
+
+def test_a_table_with_faults_tells_them_at_once():
+    rows = [("cat", "pets", "animals"), ("oak", "pets", "plants"), ("elm", "", "plants"), ("cat", "pets", "animals")]
+    with pytest.raises(InputError) as told:
+        first_state(table(rows), "review.csv")
+    assert str(told.value).splitlines()[0] == "review.csv: 3 faults"
+    assert "line 3: 'pets' has two parents: 'animals', 'plants'" in str(told.value)
+    assert "line 4: 'elm' has no group_1" in str(told.value)
+    assert "line 5: 'cat' is there twice" in str(told.value)
+
+
+def test_the_table_can_be_edited_and_read_again(folder):
+    review = Review(folder)
+    review.act({"action": "drop", "texts": ["cat"]})
+    file = write_step(folder, "review.csv", review.table())
+    state = read_review(file)
+    assert {text: state.path(text) for text in state.home} == {text: review.state.path(text) for text in review.state.home}
+    edited = review.table().with_columns(group_2=pl.lit("all"))
+    assert read_review(write_step(folder, "review.csv", edited)).path("oak") == ["trees", "all"]
+    wrong = review.table().with_columns(keep=pl.lit("maybe"))
+    with pytest.raises(InputError, match="line 2: keep is 'maybe', not yes or no"):
+        read_review(write_step(folder, "review.csv", wrong))
+
+
+def test_two_reviews_are_joined_where_they_agree(folder):
+    review = Review(folder)
+    one = write_step(folder, "one.csv", review.table())
+    review.act({"action": "move", "texts": ["lion"], "group": number(review, "pets")})
+    review.act({"action": "drop", "texts": ["elm"]})
+    two = write_step(folder, "two.csv", review.table())
+    agreed, conflicts = merged_reviews([one, two])
+    assert sorted(agreed["text"]) == ["cat", "dog", "oak"]
+    assert {row["text"]: row["2: two.csv"] for row in conflicts.to_dicts()} == {
+        "lion": "animals > pets",
+        "elm": "(left out)",
+    }
+    other = write_step(folder, "other.csv", review.table()[:2])
+    with pytest.raises(InputError, match="other texts or levels"):
+        merged_reviews([one, other])

@@ -1,0 +1,224 @@
+"""The review page in a real browser, and its server without one."""
+
+import http.client
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from sightline.hierarchy.review import Review
+from sightline.hierarchy.review_page import create_server
+from sightline.hierarchy.steps import digest, write_step
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+TEXTS = {"cat": ("pets", "animals"), "dog": ("pets", "animals"), "car": ("pets", "animals"), "bus": ("pets", "animals"),
+         "lion": ("wild", "animals"), "oak": ("trees", "plants"), "elm": ("trees", "plants")}  # fmt: skip
+PLACES = {"cat": 0.0, "dog": 0.1, "lion": 0.3, "car": 3.0, "bus": 3.1, "oak": 1.5, "elm": 1.6}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Image.fromarray(np.full((200, 300, 3), 90, np.uint8)).save(tmp_path / "cat.png")
+    examples = [str(tmp_path / "cat.png") if text == "cat" else "" for text in TEXTS]
+    terms = pl.DataFrame({"text": list(TEXTS), "n_labels": 1, "n_images": 2, "labels": list(TEXTS), "examples": examples})
+    write_step(tmp_path, "terms.csv", terms)
+    angles = np.array([PLACES[text] for text in TEXTS])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    save_file({"vectors": vectors}, tmp_path / "vectors.safetensors", {"terms": digest(tmp_path / "terms.csv")})
+    rows = [(text, 1, 2, *groups) for text, groups in TEXTS.items()]
+    columns = ["text", "n_labels", "n_images", "group_1", "group_2"]
+    write_step(tmp_path, "clusters.csv", pl.DataFrame(rows, schema=columns, orient="row"))
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder):
+    server = create_server(Review(folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def groups_on_disk(folder):
+    """What somebody who opens the folder anew would find."""
+    state = Review(folder).state
+    found = {}
+    for text in state.home:
+        found.setdefault("/".join(reversed(state.path(text))), set()).add(text)
+    return found
+
+
+FIRST = {"animals/pets": {"cat", "dog", "car", "bus"}, "animals/wild": {"lion"}, "plants/trees": {"oak", "elm"}}
+
+
+@pytest.fixture
+def tab(server):
+    if not CHROMIUM.is_file():
+        pytest.skip(f"no browser: {CHROMIUM} is not there")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as run:
+        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        tab = browser.new_page()
+        tab.set_default_timeout(20_000)
+        tab.troubles = []
+        tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
+        tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
+        tab.on("request", lambda request: "127.0.0.1" in request.url or tab.troubles.append(request.url))
+        tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        tab.wait_for_selector(".member")
+        yield tab
+        browser.close()
+    assert tab.troubles == []
+
+
+def shown(tab):
+    return {*tab.locator(".member b").all_inner_texts()}
+
+
+def open_group(tab, name):
+    tab.locator("#tree .entry", has=tab.get_by_text(name, exact=True)).click()
+    tab.wait_for_function("name => document.getElementById('name').value === name", arg=name)
+
+
+def told(tab, text):
+    tab.locator("#toast", has_text=text).wait_for()
+
+
+def test_a_review_by_hand(tab, folder):
+    open_group(tab, "pets")
+    assert shown(tab) == {"cat", "dog", "car", "bus"}
+    assert tab.locator(".member img").evaluate_all("images => images.every(image => image.complete)")
+
+    tab.locator("#name").fill("house pets")
+    tab.locator("#name").press("Enter")
+    told(tab, "Renamed to house pets")
+    assert "animals/house pets" in groups_on_disk(folder)
+
+    tab.keyboard.press("s")
+    told(tab, "Split in two")
+    halves = [texts for path, texts in groups_on_disk(folder).items() if path.startswith("animals") and len(texts) == 2]
+    assert {frozenset(texts) for texts in halves} == {frozenset({"cat", "dog"}), frozenset({"car", "bus"})}
+
+    tab.locator("#undo").click()
+    told(tab, "Undone")
+    assert groups_on_disk(folder)["animals/house pets"] == {"cat", "dog", "car", "bus"}
+
+    tab.locator(".member", has_text="car").click()
+    tab.locator(".member", has_text="bus").click()
+    tab.locator("#new").click()
+    tab.locator("#answer").fill("vehicles")
+    tab.locator("#answer").press("Enter")
+    told(tab, "vehicles made")
+    assert groups_on_disk(folder)["animals/vehicles"] == {"car", "bus"}
+
+    tab.locator(".member", has_text="dog").click()
+    tab.keyboard.press("m")
+    tab.locator("#picker-find").fill("wild")
+    tab.locator("#picker-find").press("Enter")
+    told(tab, "Moved to wild")
+    assert groups_on_disk(folder)["animals/wild"] == {"lion", "dog"}
+
+    open_group(tab, "vehicles")
+    tab.locator("#move").click()
+    tab.locator("#choices .choice", has_text="plants").click()
+    told(tab, "Moved below plants")
+    tab.keyboard.press("g")
+    tab.locator("#choices .choice", has_text="trees").click()
+    told(tab, "Merged into trees")
+    made = {"animals/house pets": {"cat"}, "animals/wild": {"lion", "dog"}, "plants/trees": {"oak", "elm", "car", "bus"}}
+    assert groups_on_disk(folder) == made
+
+    tab.reload()
+    tab.wait_for_selector(".member")
+    assert tab.locator("#name").input_value() == "trees"
+    assert shown(tab) == {"oak", "elm", "car", "bus"}
+    assert tab.locator("#undo").is_enabled()
+
+    tab.locator(".member", has_text="bus").click()
+    tab.keyboard.press("x")
+    told(tab, "1 left out")
+    assert groups_on_disk(folder)[""] == {"bus"}
+    tab.locator("#tree .entry", has_text="Left out").wait_for()
+
+    while tab.locator("#undo").is_enabled():
+        before = len((folder / "journal.jsonl").read_bytes())
+        tab.locator("#undo").click()
+        tab.wait_for_function("() => document.getElementById('toast').textContent.startsWith('Undone')")
+        while len((folder / "journal.jsonl").read_bytes()) == before:
+            tab.wait_for_timeout(20)
+        tab.wait_for_timeout(100)
+    assert groups_on_disk(folder) == FIRST
+
+
+def test_a_mistake_is_told_and_a_phone_shows_one_thing_at_a_time(tab, folder):
+    tab.set_viewport_size({"width": 390, "height": 800})
+    open_group(tab, "wild")
+    assert not tab.locator("#tree").is_visible()
+    tab.locator("#name").fill("trees")
+    tab.locator("#name").press("Enter")
+    told(tab, "another group is called 'trees'")
+    tab.wait_for_function("() => document.getElementById('name').value === 'wild'")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.locator("#back").click()
+    assert tab.locator("#tree").is_visible()
+    assert groups_on_disk(folder) == FIRST
+    tab.troubles[:] = [one for one in tab.troubles if "409" not in one]  # the browser's own line about the refusal
+
+
+def asked(server, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    usual = {"Content-Type": "application/json"} if body is not None else {}
+    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), usual | headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.getheader("Content-Type"), answer.read()
+    connection.close()
+    return found
+
+
+def test_a_stale_page_and_wrong_requests_change_nothing(server, folder):
+    change = {"action": "drop", "texts": ["cat"]}
+    assert asked(server, "/api/act", {"version": 3, "change": change})[0] == 409
+    assert asked(server, "/api/act", {"change": change})[0] == 400
+    assert asked(server, "/api/act", {"version": 0, "change": change}, **{"Content-Type": "text/plain"})[0] == 415
+    assert asked(server, "/api/act", {"version": 0, "change": change}, Host="evil.example:80")[0] == 403
+    assert asked(server, "/api/members?group=99")[0] == 409
+    assert asked(server, "/api/members")[0] == 400
+    assert asked(server, "/../secrets")[0] == 404
+    assert groups_on_disk(folder) == FIRST
+    assert asked(server, "/api/act", {"version": 0, "change": change})[0] == 200
+    assert "cat" in groups_on_disk(folder)[""]
+
+
+def test_pictures_are_small_and_only_those_of_the_texts(server):
+    status, kind, body = asked(server, "/picture?text=cat&n=0")
+    assert (status, kind) == (200, "image/webp")
+    assert len(body) < 5000
+    assert asked(server, "/picture?text=cat&n=1")[0] == 409
+    assert asked(server, "/picture?text=..%2Fclusters.csv&n=0")[0] == 409
+
+
+def test_the_nearest_groups_come_first_and_texts_are_found(server):
+    overview = json.loads(asked(server, "/api/overview")[2])
+    number = {group["name"]: group["id"] for group in overview["groups"]}
+    near = json.loads(asked(server, f"/api/near?group={number['wild']}&level=1")[2])
+    assert near == [number["pets"], number["trees"]] or near == [number["trees"], number["pets"]]
+    found = json.loads(asked(server, "/api/find?words=lio")[2])
+    assert found == [{"text": "lion", "group": number["wild"]}]
+    counts = {group["name"]: group["counts"] for group in overview["groups"]}
+    assert counts["animals"] == [5, 5, 10]

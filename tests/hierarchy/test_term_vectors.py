@@ -1,0 +1,104 @@
+"""Vectors of texts by the sentence model, of classes by their images, and of both."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline.data.manifest import Manifest
+from sightline.errors import InputError
+from sightline.hierarchy import embed
+from sightline.hierarchy.embed import class_means, embed_terms, joined, read_vectors, terms_of, text_vectors
+from sightline.hierarchy.steps import write_step
+
+
+def kept(rows):
+    return pl.DataFrame(rows, schema=["label", "text", "n_images", "examples"], orient="row")
+
+
+KEPT = kept([("a", "cat", 2, "1|2"), ("b", "dog", 1, ""), ("c", "cat", 3, "3"), ("d", "car", 1, "4")])
+
+
+def images(labels, vectors):
+    table = pl.DataFrame({"path": [str(n) for n in range(len(labels))], "label_0": labels})
+    return Manifest("images.parquet", ".", table, 1), np.array(vectors, np.float32)
+
+
+IMAGES = images(["a", "a", "b", "c", "d", "other"], [[2, 0], [0, 3], [1, 1], [0, 1], [-1, 0], [5, 5]])
+
+
+def unit(rows):
+    rows = np.array(rows, np.float64)
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def test_labels_of_one_text_are_one_term():
+    found = terms_of(KEPT)
+    assert found["text"].to_list() == ["cat", "dog", "car"]
+    assert found.row(0) == ("cat", 2, 5, "a|c", "1|2|3")
+    assert found.row(1) == ("dog", 1, 1, "b", "")
+
+
+def test_class_means_weigh_images_of_a_class_and_classes_of_a_text_alike():
+    mean_of_a = unit(unit([2, 0]) + unit([0, 3]))
+    expected = [unit(mean_of_a + unit([0, 1])), unit([1, 1]), unit([-1, 0])]
+    np.testing.assert_allclose(class_means(KEPT, terms_of(KEPT), *IMAGES), expected, atol=1e-6)
+    with pytest.raises(InputError, match=r"2 faults\n  no image of label 'a'\n  no image of label 'c'"):
+        class_means(KEPT, terms_of(KEPT), *images(["b", "d"], [[1, 0], [0, 1]]))
+
+
+def test_distances_of_joined_vectors_are_the_weighted_sum():
+    one, other = unit(np.random.default_rng(0).normal(size=(5, 4))), unit(np.random.default_rng(1).normal(size=(5, 3)))
+    both = joined([one, other], [3, 1])
+
+    def squares(rows):
+        return ((rows[:, None] - rows[None]) ** 2).sum(2)
+
+    np.testing.assert_allclose(squares(both), 0.75 * squares(one) + 0.25 * squares(other), atol=1e-6)
+    with pytest.raises(InputError, match="weights are"):
+        joined([one, other], [0, 0])
+
+
+def test_the_sentence_model_knows_what_is_alike(tmp_path):
+    cat, kitten, truck = text_vectors(["cat", "kitten", "pickup truck"], tmp_path)
+    assert np.linalg.norm(cat) == pytest.approx(1, abs=1e-5)
+    assert cat @ kitten > cat @ truck + 0.2
+
+
+def test_parts_that_are_there_are_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(embed, "PART", 2)
+    texts = ["cat", "dog", "car", "boat", "tree"]
+    first = text_vectors(texts[:4], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    n_encoded = []
+
+    class Model:
+        def encode(self, part, **_):
+            n_encoded.append(len(part))
+            return np.zeros((len(part), first.shape[1]), np.float32)
+
+    monkeypatch.setattr(embed, "_load_model", Model)
+    again = text_vectors(texts, tmp_path)
+    np.testing.assert_array_equal(again[:4], first)
+    assert n_encoded == [1]
+
+
+def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
+    write_step(tmp_path, "clean.csv", KEPT)
+    assert embed_terms(tmp_path, IMAGES, text_weight=0) == (3, 2)
+    terms, vectors = read_vectors(tmp_path)
+    assert terms["n_images"].to_list() == [5, 1, 1]
+    np.testing.assert_allclose(vectors, class_means(KEPT, terms_of(KEPT), *IMAGES))
+    write_step(tmp_path, "terms.csv", terms[:2])
+    with pytest.raises(InputError, match=r"made for another terms\.csv: run `sightline hierarchy embed` again"):
+        read_vectors(tmp_path)
+    (tmp_path / "vectors.safetensors").unlink()
+    with pytest.raises(InputError, match="`sightline hierarchy embed` makes it"):
+        read_vectors(tmp_path)
+
+
+def test_text_and_images_together(tmp_path):
+    write_step(tmp_path, "clean.csv", KEPT)
+    assert embed_terms(tmp_path, IMAGES, text_weight=1, image_weight=3) == (3, 384 + 2)
+    vectors = read_vectors(tmp_path)[1]
+    np.testing.assert_allclose((vectors[:, 384:] ** 2).sum(1), 0.75, atol=1e-5)
+    assert not (tmp_path / "text_vectors").exists()

@@ -1,0 +1,130 @@
+"""The label tree against walks up the parents, one step at a time."""
+
+import numpy as np
+import pytest
+
+from sightline.errors import InputError
+from sightline.hierarchy.sources import read_edges
+from sightline.hierarchy.tree import NOTHING, Tree
+
+EDGES = [
+    ("cat", "mammal"),
+    ("dog", "mammal"),
+    ("eagle", "bird"),
+    ("mammal", "animal"),
+    ("bird", "animal"),
+    ("oak", "plant"),
+    ("animal", None),
+    ("plant", ""),
+]
+
+
+def draw_tree(seed, n_nodes=40):
+    """Each node below an earlier one, or a root."""
+    rng = np.random.default_rng(seed)
+    parents = [int(rng.integers(-1, node)) if node else NOTHING for node in range(n_nodes)]
+    return Tree(tuple(f"n{node}" for node in range(n_nodes)), np.array(parents))
+
+
+def path_up(tree, node):
+    found = [node]
+    while tree.parents[found[-1]] != NOTHING:
+        found.append(int(tree.parents[found[-1]]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_common_ancestors_and_distances_are_those_of_the_paths(seed):
+    tree = draw_tree(seed)
+    nodes = np.arange(len(tree))
+    ancestors = tree.common_ancestor(nodes[:, None], nodes)
+    distances = tree.distance(nodes[:, None], nodes)
+    shared = tree.shared_levels(nodes[:, None], nodes)
+    for one in nodes:
+        for other in nodes:
+            up, above = path_up(tree, one), path_up(tree, other)
+            met = next((node for node in up if node in above), NOTHING)
+            assert ancestors[one, other] == met
+            steps = len(up) + len(above) if met == NOTHING else up.index(met) + above.index(met)
+            assert distances[one, other] == steps
+            assert shared[one, other] == (0 if met == NOTHING else len(path_up(tree, met)))
+    assert [len(path_up(tree, node)) - 1 for node in nodes] == tree.depths.tolist()
+
+
+def test_edges_in_any_order_make_the_same_tree():
+    tree, turned = Tree.from_edges(EDGES), Tree.from_edges(reversed(EDGES))
+    for one in (tree, turned):
+        assert one.path(one.find("cat")) == ["animal", "mammal", "cat"]
+        assert one.level_sizes() == [2, 3, 3]
+        assert {one.names[leaf] for leaf in one.leaves} == {"cat", "dog", "eagle", "oak"}
+        assert {one.names[child] for child in one.children(one.find("animal"))} == {"mammal", "bird"}
+        assert {one.names[root] for root in one.children(NOTHING)} == {"animal", "plant"}
+
+
+def test_cycles_two_parents_and_empty_rows_are_told_at_once():
+    edges = [("a", "b"), ("b", "c"), ("c", "a"), ("x", "y"), ("x", "z"), ("", "y"), ("own", "own")]
+    with pytest.raises(InputError) as told:
+        Tree.from_edges(edges, "edges.csv")
+    message = str(told.value)
+    assert message.startswith("edges.csv: 4 faults")
+    assert "row 6: the child is empty" in message
+    assert "'x' has 2 parents: 'y', 'z'" in message
+    assert "a cycle: 'a' < 'b' < 'c' < 'a'" in message
+    assert "a cycle: 'own' < 'own'" in message
+
+
+def test_faults_of_columns_are_told_at_once():
+    paths = [("animal", "cat"), ("plant", "cat"), ("animal", ""), ("cat", "tabby"), ("animal",)]
+    with pytest.raises(InputError) as told:
+        Tree.from_paths(paths, "m.csv")
+    message = str(told.value)
+    assert message.startswith("m.csv: 4 faults")
+    assert "'cat' has 2 parents: 'animal', 'plant'" in message
+    assert "'cat' is a name at levels 1, 2" in message
+    assert "animal > : a level is missing" in message
+    assert "animal: 1 levels, most have 2" in message
+
+
+def test_paths_that_share_a_name_are_two_nodes_where_asked():
+    tree = Tree.from_paths([("animal", "cat"), ("machine", "cat")], unique=False)
+    assert tree.level_sizes() == [2, 2]
+    with pytest.raises(InputError, match=r"2 nodes are called 'cat': animal > cat; machine > cat"):
+        tree.find("cat")
+
+
+def test_columns_and_labels_of_the_leaves():
+    tree = Tree.from_paths([("animal", "cat"), ("animal", "dog"), ("plant", "oak")])
+    assert tree.columns().to_dict(as_series=False) == {
+        "label_0": ["cat", "dog", "oak"],
+        "label_1": ["animal", "animal", "plant"],
+    }
+    labels = tree.labels(tree.leaves)
+    assert [[tree.names[node] for node in row] for row in labels.tolist()] == [
+        ["cat", "animal"],
+        ["dog", "animal"],
+        ["oak", "plant"],
+    ]
+
+
+def test_leaves_of_different_depth_are_refused_until_levelled():
+    tree = Tree.from_edges(EDGES)
+    with pytest.raises(InputError, match=r"'oak' is a leaf of 2 levels, others have 3"):
+        tree.columns()
+    columns = tree.levelled().columns().sort("label_0")
+    assert columns.row(3) == ("oak", "oak", "plant")
+    assert columns.row(0) == ("cat", "mammal", "animal")
+
+
+def test_written_and_read_it_is_the_same_tree(tmp_path):
+    tree = Tree.from_edges(EDGES)
+    again = read_edges(tree.write(tmp_path / "tree.csv"))
+    assert (again.names, again.parents.tolist()) == (tree.names, tree.parents.tolist())
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(InputError, match="no node 'mamal': did you mean 'mammal'"):
+        Tree.from_edges(EDGES).find("mamal")
+    with pytest.raises(InputError, match=r"2 faults\n  no node 'x'\n  no node 'y'"):
+        Tree.from_edges(EDGES).find_all(["cat", "x", "y"])
+    with pytest.raises(InputError, match="no row"):
+        Tree.from_edges([])

@@ -1,0 +1,90 @@
+"""Trees from the files that people have."""
+
+import json
+
+import pytest
+
+from sightline.data.manifest import read_manifest
+from sightline.errors import InputError
+from sightline.hierarchy.sources import (
+    normal_codes,
+    read_edges,
+    read_taxonomy,
+    tree_of_codes,
+    tree_of_folders,
+    tree_of_manifest,
+)
+
+
+def written(file, text):
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_label_columns_of_a_manifest(tmp_path):
+    text = "path,split,label_0,label_1\na.png,train,cat,animal\nb.png,train,cat,animal\nc.png,test,oak,plant\n"
+    tree = tree_of_manifest(read_manifest(written(tmp_path / "m.csv", text)))
+    assert tree.columns().rows() == [("cat", "animal"), ("oak", "plant")]
+
+
+def test_folders(image_tree):
+    tree = tree_of_folders(image_tree)
+    assert tree.level_sizes() == [3, 12]
+    assert tree.path(tree.find("class04")) == ["super1", "class04"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "child,parent\ndog.n.01,canine.n.02\ncanine.n.02,\n"),
+        ("t.csv", "hypernym,hyponym,note\ncanine.n.02,dog.n.01,x\n"),
+        ("t.tsv", "dog.n.01\tcanine.n.02\n"),
+        ("t.txt", "child\tparent\n dog.n.01 \tcanine.n.02\n"),
+    ],
+)
+def test_tables_of_edges(tmp_path, name, text):
+    tree = read_edges(written(tmp_path / name, text))
+    assert tree.path(tree.find("dog.n.01")) == ["canine.n.02", "dog.n.01"]
+
+
+def test_a_second_hypernym_is_a_fault_unless_the_first_is_to_count(tmp_path):
+    file = written(tmp_path / "wordnet.csv", "child,parent\ndog,canine\ndog,domestic animal\n")
+    with pytest.raises(InputError, match="'dog' has 2 parents: 'canine', 'domestic animal'"):
+        read_edges(file)
+    tree = read_edges(file, several_parents="first")
+    assert tree.path(tree.find("dog")) == ["canine", "dog"]
+    with pytest.raises(InputError, match="unknown rule for several parents 'last'"):
+        read_edges(file, several_parents="last")
+
+
+RANKED = "genus,kingdom,species\nMorus,Plantae,Morus alba\nMorus,Animalia,Morus bassanus\n,Animalia,Odd one\n"
+
+
+def test_a_taxonomy_keeps_names_of_two_branches_apart(tmp_path):
+    file = written(tmp_path / "species.csv", RANKED)
+    with pytest.raises(InputError, match=r"row 3: genus is empty \(Animalia > Odd one\)"):
+        read_taxonomy(file)
+    tree = read_taxonomy(file, fill=True)
+    assert tree.level_sizes() == [2, 3, 3]
+    assert tree.path(tree.find("Odd one")) == ["Animalia", "Animalia (no genus)", "Odd one"]
+    assert tree.path(tree.find("Morus alba")) == ["Plantae", "Morus", "Morus alba"]
+
+
+def test_categories_of_inaturalist(tmp_path):
+    records = [{"id": 3, "name": "Morus alba", "genus": "Morus", "kingdom": "Plantae", "supercategory": "Plants"}]
+    file = written(tmp_path / "train2018.json", json.dumps({"categories": records}))
+    assert read_taxonomy(file).columns().rows() == [("Morus alba", "Morus", "Plantae")]
+    with pytest.raises(InputError, match="a list of records"):
+        read_taxonomy(written(tmp_path / "other.json", "{}"))
+
+
+def test_codes_make_a_tree_of_their_beginnings():
+    tree = tree_of_codes(["26.01.15", "26.1.3", "3.9", "26.1.15"])
+    assert {*tree.names} == {"26", "26.1", "26.1.15", "26.1.3", "3", "3.9"}
+    assert int(tree.shared_levels(tree.find("26.1.15"), tree.find("26.1.3"))) == 2
+    assert tree.levelled().columns().sort("label_0").rows()[-1] == ("3.9", "3.9", "3")
+
+
+def test_wrong_codes_are_told_at_once():
+    with pytest.raises(InputError, match=r"logos: 2 faults\n  row 2: '26..1' .*\n  row 3: 'x' is no dotted code"):
+        normal_codes(["1.1", "26..1", "x"], "logos")

@@ -1,0 +1,150 @@
+"""The client of the Wikimedia API against a server on this machine that answers from a recording."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from sightline.errors import InputError
+from sightline.hierarchy.wikimedia import Wikimedia
+
+
+def statement(item, rank="normal"):
+    return {"mainsnak": {"datavalue": {"value": {"id": item}, "type": "wikibase-entityid"}}, "rank": rank}
+
+
+# As wbgetentities answers, cut to what is asked for.
+PAGES = {
+    "Eiffel Tower": ("Q243", [statement("Q1440476"), statement("Q570116")]),
+    "Notre-Dame": ("Q2981", [statement("Q2977"), statement("Q1", "deprecated")]),
+    "Nowhere": ("Q9", [{"mainsnak": {"snaktype": "novalue"}, "rank": "normal"}]),
+}
+NAMES = {"Q1440476": "lattice tower", "Q570116": "tourist attraction", "Q2977": "cathedral"}
+
+
+class Recorded(BaseHTTPRequestHandler):
+    """Answers; ``troubles`` are given first, one a request."""
+
+    def do_GET(self):
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        self.server.asked.append((time.monotonic(), self.headers["User-Agent"], asked))
+        if self.server.troubles:
+            status, headers, body = self.server.troubles.pop(0)
+            return self.answer(status, headers, body)
+        if asked["props"] == "labels":
+            entities = {
+                item: {"id": item, "labels": {"en": {"language": "en", "value": NAMES[item]}}}
+                for item in asked["ids"].split("|")
+            }
+        elif "ids" in asked:
+            by_item = dict(PAGES.values())
+            entities = {item: {"id": item, "claims": {"P31": by_item[item]}} for item in asked["ids"].split("|")}
+        else:
+            entities = {}
+            for number, title in enumerate(asked["titles"].split("|"), start=1):
+                if title.replace("_", " ") not in PAGES:
+                    entities[f"-{number}"] = {"site": "enwiki", "title": title, "missing": ""}
+                    continue
+                item, claims = PAGES[title.replace("_", " ")]
+                links = {asked["sites"]: {"site": asked["sites"], "title": title.replace("_", " ")}}
+                entities[item] = {"id": item, "claims": {"P31": claims}, "sitelinks": links}
+        return self.answer(200, {}, json.dumps({"entities": entities, "success": 1}))
+
+    def answer(self, status, headers, body):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Recorded)
+    server.asked, server.troubles = [], []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def client(server, folder, **options):
+    usual = {"per_second": 1000.0, "wait": 0.001}
+    return Wikimedia(folder, "me@example.org", f"http://127.0.0.1:{server.server_address[1]}/w/api.php", **usual | options)
+
+
+LABELS = ["Eiffel_Tower", "Atlantis", "Notre-Dame", "Nowhere", "Q2981"]
+FOUND = [["lattice tower", "tourist attraction"], [], ["cathedral"], [], ["cathedral"]]
+
+
+def test_instance_of_titles_and_items(server, tmp_path):
+    assert client(server, tmp_path).instance_of(LABELS) == FOUND
+    assert len(server.asked) == 3
+    assert all(agent.startswith("Sightline/") and "me@example.org" in agent for _, agent, _ in server.asked)
+    assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
+
+
+def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):
+    client(server, tmp_path).instance_of(LABELS)
+    n_asked = len(server.asked)
+    assert client(server, tmp_path).instance_of(LABELS) == FOUND
+    assert len(server.asked) == n_asked
+    client(server, tmp_path, site="commonswiki").instance_of(["Eiffel Tower"])
+    assert server.asked[n_asked][2]["sites"] == "commonswiki"
+
+
+def test_a_stopped_run_goes_on(server, tmp_path):
+    labels = [f"Page {number}" for number in range(120)]
+    server.troubles = []
+    first = client(server, tmp_path, retries=0)
+    first.instance_of(labels[:50])
+    server.troubles = [(200, {}, json.dumps({"entities": {}})), (500, {}, "broken")]
+    with pytest.raises(InputError, match=r"no answer \(500 .*run it again to go on"):
+        client(server, tmp_path, retries=0).instance_of(labels)
+    n_asked = len(server.asked)
+    assert n_asked == 3
+    assert client(server, tmp_path).instance_of(labels) == [[]] * 120
+    assert [asked["titles"].split("|")[0] for _, _, asked in server.asked[n_asked:]] == ["Page 100"]
+
+
+def test_it_waits_longer_each_time_and_as_long_as_it_is_asked_to(server, tmp_path):
+    lag = json.dumps({"error": {"code": "maxlag", "info": "Waiting for a server"}})
+    server.troubles = [(503, {}, ""), (429, {"Retry-After": "7"}, ""), (200, {}, lag), (200, {}, "{half")]
+    waited = []
+    found = client(server, tmp_path, wait=1.0, sleep=waited.append).instance_of(["Notre-Dame"])
+    assert found == [["cathedral"]]
+    assert [wait for wait in waited if wait >= 1] == [1.0, 7.0, 14.0, 28.0]
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".json"] * 2
+
+
+def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
+    server.troubles = [(200, {}, json.dumps({"error": {"code": "no-such-entity", "info": "Could not find an entity"}}))]
+    with pytest.raises(InputError, match="Could not find an entity"):
+        client(server, tmp_path).instance_of(["Notre-Dame"])
+    server.troubles = [(403, {}, "")]
+    with pytest.raises(InputError, match="403"):
+        client(server, tmp_path).instance_of(["Notre-Dame"])
+    assert len(server.asked) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_requests_keep_their_distance(server, tmp_path):
+    client(server, tmp_path, per_second=10.0).instance_of([f"Page {number}" for number in range(150)])
+    times = [moment for moment, _, _ in server.asked]
+    assert len(times) == 3
+    assert times[-1] - times[0] >= 0.15
+
+
+def test_whoever_asks_must_say_who_it_is(tmp_path):
+    with pytest.raises(InputError, match="contact: a mail address or page is needed"):
+        Wikimedia(tmp_path, " ")
+    with pytest.raises(InputError, match="api: 'ftp://x' is no http address"):
+        Wikimedia(tmp_path, "me", api="ftp://x")
