@@ -57,7 +57,7 @@ def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, tm
 
 def test_prepare_names_what_is_missing_or_not_read(sightline, tmp_path):
     status, _, err = sightline("data", "prepare", "sop", "--out", tmp_path / "x.csv")
-    assert (status, "sop: --root is needed: a folder with 'Ebay_train.txt'" in err) == (2, True)
+    assert (status, "sop: --root is needed: a folder with 'Stanford_Online_Products.zip'" in err) == (2, True)
     status, _, err = sightline("data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "x.csv", "--seed", 1)
     assert (status, "sop: no option '--seed'; it has '--root', '--subset'" in err) == (2, True)
     status, _, err = sightline("data", "prepare", "glyphs", "--root", tmp_path, "--out", tmp_path / "x")

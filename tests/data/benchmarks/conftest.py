@@ -1,6 +1,6 @@
 """Tiny trees in the layout of the published files."""
 
-import io
+import shutil
 import tarfile
 import zlib
 from pathlib import Path
@@ -38,17 +38,13 @@ class Tree:
 
     def archive(self, name: str, folder: str) -> None:
         """Pack a folder of the tree and remove it."""
-        with tarfile.open(self.root / name, "w:gz") as tar:
-            for file in sorted((self.root / folder).rglob("*")):
-                if file.is_file():
-                    content = file.read_bytes()
-                    entry = tarfile.TarInfo(file.relative_to(self.root).as_posix())
-                    entry.size = len(content)
-                    tar.addfile(entry, io.BytesIO(content))
-                    file.unlink()
-        for below in sorted((self.root / folder).rglob("*"), reverse=True):
-            below.rmdir()
-        (self.root / folder).rmdir()
+        packed = self.root / name
+        if packed.suffix == ".zip":
+            shutil.make_archive(str(packed.with_suffix("")), "zip", self.root, folder)
+        else:
+            with tarfile.open(packed, "w:gz") as tar:
+                tar.add(self.root / folder, folder)
+        shutil.rmtree(self.root / folder)
 
     def prepare(self, reader, **options) -> Manifest:
         """The manifest that was written and read again; all its images are there. No counts unless they are given."""

@@ -85,7 +85,7 @@ def test_the_wrong_folder(tree):
 
 def test_an_empty_folder_no_folder_and_a_file(tree, tmp_path):
     assert tree.complaint(SOP).endswith("in this folder; it is empty")
-    with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Ebay_train\.txt'"):
+    with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Stanford_Online_Products\.zip'"):
         prepare_benchmark(SOP, tmp_path / "gone", tmp_path / "m.csv")
     (tmp_path / "sop.zip").touch()
     with pytest.raises(InputError, match=r"sop\.zip: it is a file; give the folder it lies in"):

@@ -140,6 +140,20 @@ def test_sop(tree, rows):
     assert "Ebay_test.txt: not UTF-8 text" in tree.complaint(SOP)
 
 
+def test_sop_from_its_archive(tree):
+    header, folder = "image_id class_id super_class_id path\n", "Stanford_Online_Products"
+    tree.text(f"{folder}/Ebay_train.txt", header + "1 1 1 bicycle_final/1_0.JPG\n")
+    tree.text(f"{folder}/Ebay_test.txt", header + "2 2 1 bicycle_final/2_0.JPG\n")
+    tree.images(f"{folder}/bicycle_final/1_0.JPG", f"{folder}/bicycle_final/2_0.JPG")
+    tree.archive("Stanford_Online_Products.zip", folder)
+    whole = (tree.root / "Stanford_Online_Products.zip").read_bytes()
+    tree.data("Stanford_Online_Products.zip", whole[:-30])
+    assert "Stanford_Online_Products.zip: truncated, or not an archive: File is not a zip file" in tree.complaint(SOP)
+    tree.data("Stanford_Online_Products.zip", whole)
+    paths = tree.prepare(SOP, counts={"train": Part(1, (1, 1)), "test": Part(1, (1, 1))}).table["path"].to_list()
+    assert paths == [f"set_images/{folder}/bicycle_final/{number}_0.JPG" for number in (1, 2)]
+
+
 CLOTHES = {
     "img/WOMEN/Dresses/id_00000001/01_1_front.jpg": ("id_00000001", "train"),
     "img/MEN/Shorts/id_00000002/01_1_front.jpg": ("id_00000002", "query"),
@@ -149,7 +163,7 @@ CLOTHES = {
 
 
 def put_clothes(tree, listed="Eval/list_eval_partition.txt", n_said=4, images="Img/"):
-    lines = [f"{path}   {item}  {role}" for path, (item, role) in CLOTHES.items()]
+    lines = [f"{path}   {item}  {role} " for path, (item, role) in CLOTHES.items()]
     tree.text(listed, "\n".join([str(n_said), "image_name item_id evaluation_status", *lines]))
     tree.images(*(images + path for path in CLOTHES))
 
@@ -167,6 +181,13 @@ def test_in_shop(tree, rows, listed, images):
         ("id_00000002", "MEN/Shorts", "MEN", "test", True, False),
         ("id_00000003", "WOMEN/Shorts", "WOMEN", "test", True, False),
     ]
+
+
+def test_in_shop_from_its_archive(tree):
+    put_clothes(tree)
+    (tree.root / "Img/img").rename(tree.root / "img")
+    tree.archive("Img/img.zip", "img")
+    assert tree.prepare(IN_SHOP).table["path"].to_list() == [f"set_images/{path}" for path in CLOTHES]
 
 
 def test_in_shop_with_faults(tree):

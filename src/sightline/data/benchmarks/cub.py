@@ -45,7 +45,7 @@ def _is_image(file: Path) -> bool:
 
 CUB = Reader(
     about="200 species of birds < 37 families < 13 orders",
-    needs="CUB_200_2011.tgz, or 'images' and 'images.txt' from it",
+    needs="'CUB_200_2011.tgz', or 'images' and 'images.txt' from it",
     read=read_cub,
     counts={"train": Part(5864, (100, 29, 13)), "test": Part(5924, (100, 20, 6))},
 )

@@ -137,7 +137,7 @@ def read_sfm(source: Source) -> Draft:
             raise InputError(f"{listed}: {split}: {len(ids)} images and {len(clusters)} clusters")
         paths = [images / name[-2:] / name[-4:-2] / name[-6:-4] / name for name in ids]
         tables.append(rows_of(paths, split, [[f"{split}/{cluster}" for cluster in clusters]]))
-    return Draft(pl.concat(tables), dict.fromkeys(parts, listed))
+    return Draft(pl.concat(tables), dict.fromkeys(parts, listed) if pickled else {})  # the .mat has another selection
 
 
 _GLDV2_NEEDS = (

@@ -125,8 +125,10 @@ def _count_faults(table: pl.DataFrame, draft: Draft, counts: Mapping[str, Part],
     """Where the parts are not as large as they should be: the file that lists them, what was found, what was published."""
     faults = []
     for part, wanted in counts.items():
+        if part not in draft.files:
+            continue
         rows = table.filter(pl.col(f"is_{part}") if f"is_{part}" in table.columns else pl.col("split") == part)
-        where = f"{os.path.relpath(draft.files[part], root.resolve())} ({part})" if part in draft.files else part
+        where = f"{os.path.relpath(draft.files[part], root.resolve())} ({part})"
         if wanted.images is not None and len(rows) != wanted.images:
             faults.append(f"{where}: {len(rows)} images, {wanted.images} are published: {_short(len(rows), wanted.images)}")
         for level, n_wanted in enumerate(wanted.classes):

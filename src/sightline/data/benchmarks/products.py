@@ -13,6 +13,8 @@ IN_SHOP_HEADER = "image_name item_id evaluation_status"
 
 def read_sop(source: Source) -> Draft:
     """``Ebay_train.txt`` and ``Ebay_test.txt``; a super-class is the folder's name without ``_final``."""
+    kinds = ("bicycle_final", "Stanford_Online_Products/bicycle_final")
+    source = source.unpacked(["Stanford_Online_Products.zip"], unless=kinds)
     tables, files = [], {}
     for split in ("train", "test"):
         listed = source.file(f"Ebay_{split}.txt", f"Stanford_Online_Products/Ebay_{split}.txt")
@@ -27,6 +29,7 @@ def read_sop(source: Source) -> Draft:
 def read_in_shop(source: Source) -> Draft:
     """``list_eval_partition.txt`` and ``img/<GENDER>/<Category>/<item>/``: item < category of a gender < gender."""
     listed = source.file("list_eval_partition.txt", "Eval/list_eval_partition.txt")
+    source = source.unpacked(["img.zip", "Img/img.zip"], unless=["img", "Img/img"])
     base = source.folder("img", "Img/img").parent
     _check_header(listed, IN_SHOP_HEADER, line=2)
     rows = read_fields(listed, 3, skip=2)
@@ -58,13 +61,13 @@ def _check_header(file: Path, header: str, line: int) -> None:
 
 SOP = Reader(
     about="22,634 products on sale < 12 kinds",
-    needs="'Ebay_train.txt', 'Ebay_test.txt' and the folders they name, such as 'bicycle_final'",
+    needs="'Stanford_Online_Products.zip', or 'Ebay_train.txt', 'Ebay_test.txt' and folders like 'bicycle_final' from it",
     read=read_sop,
     counts={"train": Part(59551, (11318, 12)), "test": Part(60502, (11316, 12))},
 )
 IN_SHOP = Reader(
     about="7,982 pieces of clothing < categories < gender; queries and a gallery",
-    needs="'list_eval_partition.txt' (or in 'Eval') and the folder 'img' (or 'Img/img')",
+    needs="'list_eval_partition.txt' (or in 'Eval') and 'img.zip' or the folder 'img' from it (or in 'Img')",
     read=read_in_shop,
     counts={"train": Part(25882, (3997,)), "query": Part(14218, (3985,)), "gallery": Part(12612, (3985,))},
 )

@@ -20,7 +20,7 @@ def read_revisited(source: Source, name: str, distractors: bool) -> Draft:
     """``gnd_<name>.pkl`` with ``imlist``, ``qimlist`` and ``gnd``, images in ``jpg``; distractors in ``revisitop1m``."""
     listed = source.file(f"gnd_{name}.pkl", f"{name}/gnd_{name}.pkl")
     truth = as_text(read_pickle(listed.read_bytes(), listed))
-    images = listed.parent / "jpg"
+    images = source.folder("jpg", f"{name}/jpg")
     try:
         items, queries, judged = list(truth["imlist"]), list(truth["qimlist"]), list(truth["gnd"])
         boxes = [[float(side) for side in entry["bbx"]] for entry in judged]

@@ -33,7 +33,7 @@ class Draft:
 
     Attributes:
         table: the manifest's columns; ``path`` in full.
-        files: for each part that is counted (a split, ``query`` or ``gallery``), the file that lists it.
+        files: the file that lists each part (a split, ``query`` or ``gallery``); only these parts are counted.
         judgements: for each query's id, the ids of the items of each kind, such as ``easy``; None where labels say it.
     """
 
@@ -169,7 +169,7 @@ def read_fields(file: Path, n_fields: int, skip: int = 0) -> list[list[str]]:
         skip: lines at the top that are no rows.
     """
     lines = list(enumerate(read_text(file).splitlines(), start=1))[skip:]
-    rows = [(number, line.split(maxsplit=n_fields - 1)) for number, line in lines if line.strip()]
+    rows = [(number, line.strip().split(maxsplit=n_fields - 1)) for number, line in lines if line.strip()]
     raise_faults(
         file,
         [f"line {number}: {n_fields} fields are needed, found {len(row)}" for number, row in rows if len(row) != n_fields],
