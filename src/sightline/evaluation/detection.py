@@ -1,0 +1,255 @@
+"""How well outliers are told apart, and known queries identified among unknown ones.
+
+An energy is high for an outlier. Items that belong are to be accepted, outliers to be refused. Ties count one half in
+AUROC; equal energies are one threshold everywhere.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sightline.errors import InputError, choose
+from sightline.evaluation.result import Interval
+from sightline.files import replaced
+
+Floats = NDArray[np.float64]
+METRICS = ("auroc", "fpr95", "aupr_out", "aupr_in", "accuracy")
+LOWER_IS_BETTER = ("fpr95",)
+N_RESAMPLES = 1000
+BLOCK_ELEMENTS = 1 << 22
+METHODS = {"linear": "linear", "higher": "higher"}
+TPR = 0.95
+
+
+def detection_metrics(inside: ArrayLike, outside: ArrayLike, method: str = "linear") -> dict[str, float]:
+    """Every metric of how energies tell outliers apart.
+
+    - ``auroc``: the probability that an outlier's energy is above that of an item that belongs; ties count one half.
+    - ``fpr95``: the share of outliers at or below the threshold that accepts 95 % of the items that belong.
+    - ``aupr_out``, ``aupr_in``: average precision with outliers, or with items that belong, as what is looked for.
+    - ``accuracy``: the largest mean of the shares of both kinds that a threshold gets right.
+
+    Args:
+        inside: (N,) energies of items that belong.
+        outside: (M,) energies of outliers.
+        method: of the threshold: ``linear`` interpolates between two energies, ``higher`` takes the upper of them.
+
+    Returns:
+        Fractions in [0, 1], by name.
+
+    Example:
+        >>> detection_metrics([0.1, 0.2, 0.3], [0.25, 0.9])["auroc"]
+        0.8333333333333334
+    """
+    counts = _Counts.of(inside, outside)
+    return {name: float(values[0]) for name, values in counts.metrics(method).items()}
+
+
+def detection_identification_rate(
+    known_scores: ArrayLike, known_correct: ArrayLike, unknown_scores: ArrayLike, far: float = 0.01
+) -> float:
+    """The share of queries with a match that are detected and identified, at a rate of false alarms.
+
+    The threshold is the lowest that no more than a share ``far`` of queries without a match exceeds.
+
+    Args:
+        known_scores: (Q,) similarity to the best item, of queries that have a match in the gallery.
+        known_correct: (Q,) bool, whether that item is a match.
+        unknown_scores: (U,) similarity to the best item, of queries that have none.
+        far: false-alarm rate, from 0 to below 1.
+
+    Example:
+        >>> detection_identification_rate([0.9, 0.8, 0.4], [True, False, True], [0.5, 0.3], far=0.0)
+        0.3333333333333333
+    """
+    scores, unknown = _energies(known_scores, "known_scores"), _energies(unknown_scores, "unknown_scores")
+    correct = np.asarray(known_correct, bool)
+    if correct.shape != scores.shape:
+        raise InputError(f"known_correct: one for each of the {len(scores)} queries is needed, found {correct.shape}")
+    if not 0 <= far < 1:
+        raise InputError(f"far is {far}; from 0 to below 1 is needed")
+    n_alarms = int(far * len(unknown) + 1e-9)
+    threshold = np.sort(unknown)[::-1][n_alarms]
+    return float((correct & (scores > threshold)).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionResult:
+    """One scorer's energies of a set that belongs and of sets that do not.
+
+    Attributes:
+        inside: (N,) energies of the set that belongs.
+        outside: energies of each outlier set, by its name.
+        method: of the threshold of ``fpr95``.
+
+    Example:
+        >>> result = DetectionResult(np.array([0.1, 0.2]), {"a": np.array([0.3]), "b": np.array([0.15, 0.3])})
+        >>> result.per_set["b"]["auroc"], result.means["auroc"]
+        (0.75, 0.875)
+    """
+
+    inside: Floats
+    outside: Mapping[str, Floats]
+    method: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not self.outside:
+            raise InputError("no outlier set to evaluate on")
+        choose(METHODS, self.method, "method")
+
+    @cached_property
+    def per_set(self) -> dict[str, dict[str, float]]:
+        """The metrics of each outlier set."""
+        return {name: detection_metrics(self.inside, energies, self.method) for name, energies in self.outside.items()}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each metric over the sets, each counting the same."""
+        return {metric: float(np.mean([values[metric] for values in self.per_set.values()])) for metric in METRICS}
+
+    def intervals(
+        self, level: float = 0.95, n_resamples: int = N_RESAMPLES, seed: int = 0
+    ) -> dict[str, dict[str, Interval]]:
+        """Between which two numbers each metric of each set, and its mean (``mean``), lies, by bootstrap.
+
+        Items that belong and outliers are drawn anew, each among their own; those that belong are the same draw for every
+        set.
+        """
+        if not 0 < level < 1:
+            raise InputError(f"level is {level}; between 0 and 1 is needed")
+        ends = [(1 - level) / 2, (1 + level) / 2]
+        drawn: dict[str, dict[str, Floats]] = {}
+        for name, energies in self.outside.items():
+            counts = _Counts.of(self.inside, energies)
+            parts = [part.metrics(self.method) for part in counts.resampled(n_resamples, seed)]
+            drawn[name] = {metric: np.concatenate([part[metric] for part in parts]) for metric in METRICS}
+        drawn["mean"] = {metric: np.mean([values[metric] for values in drawn.values()], 0) for metric in METRICS}
+        return {
+            name: {metric: Interval(*np.quantile(values, ends).tolist()) for metric, values in metrics.items()}
+            for name, metrics in drawn.items()
+        }
+
+    def rows(self, level: float | None = None, metrics: Sequence[str] = METRICS) -> list[list[str]]:
+        """A header, a line for each set and their mean, in percent, with intervals if a level is given."""
+        found = None if level is None else self.intervals(level)
+        lines = [["set", *metrics]]
+        for name, values in {**self.per_set, **({"mean": self.means} if len(self.outside) > 1 else {})}.items():
+            cells = []
+            for metric in metrics:
+                cell = f"{100 * values[metric]:.1f}"
+                if found is not None:
+                    low, high = found[name][metric]
+                    cell += f" [{100 * low:.1f}, {100 * high:.1f}]"
+                cells.append(cell)
+            lines.append([name, *cells])
+        return lines
+
+    def as_text(self, level: float | None = None) -> str:
+        """A table for a terminal, in percent."""
+        rows = self.rows(level)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        ]
+        sizes = ", ".join(f"{len(energies)} of {name}" for name, energies in self.outside.items())
+        note = "" if level is None else f"; {100 * level:g} % intervals"
+        return "\n".join([*lines, f"{len(self.inside)} images that belong against {sizes}{note}"])
+
+    def as_markdown(self, level: float | None = None) -> str:
+        """A Markdown table, in percent."""
+        rows = self.rows(level)
+        rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
+        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+    def write_json(self, file: Path, level: float | None = 0.95) -> Path:
+        """Write the metrics of each set, their means, counts, and intervals if a level is given."""
+        stored: dict[str, object] = {
+            "per_set": self.per_set,
+            "means": self.means,
+            "n_inside": len(self.inside),
+            "n_outside": {name: len(energies) for name, energies in self.outside.items()},
+        }
+        if level is not None:
+            stored |= {"level": level, "intervals": self.intervals(level)}
+        with replaced(Path(file)) as scratch:
+            scratch.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        return Path(file)
+
+
+def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
+    """The shares of outliers and of items that belong that are accepted, for every threshold from none to all."""
+    counts = _Counts.of(inside, outside)
+    shares = [np.concatenate([[0.0], np.cumsum(side[0]) / side[0].sum()]) for side in (counts.outside, counts.inside)]
+    return shares[0], shares[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """How often each energy occurs: (V,) distinct energies, rising; (R, V) counts of both kinds, one row a resample."""
+
+    values: Floats
+    inside: Floats
+    outside: Floats
+
+    @classmethod
+    def of(cls, inside: ArrayLike, outside: ArrayLike) -> "_Counts":
+        both = _energies(inside, "inside"), _energies(outside, "outside")
+        values = np.unique(np.concatenate(both))
+        counted = [np.bincount(np.searchsorted(values, side), minlength=len(values))[None].astype(float) for side in both]
+        return cls(values, *counted)
+
+    def resampled(self, n_resamples: int, seed: int) -> Iterator["_Counts"]:
+        draws = [np.random.default_rng([seed, kind]) for kind in (0, 1)]
+        most = max(1, BLOCK_ELEMENTS // len(self.values))
+        for start in range(0, n_resamples, most):
+            n_rows = min(most, n_resamples - start)
+            sides = []
+            for rng, side in zip(draws, (self.inside[0], self.outside[0]), strict=True):
+                n_items = int(side.sum())
+                places = np.repeat(np.arange(len(side)), side.astype(int))  # (N,) the value of each item
+                drawn = places[rng.integers(n_items, size=(n_rows, n_items))] + len(side) * np.arange(n_rows)[:, None]
+                sides.append(np.bincount(drawn.ravel(), minlength=n_rows * len(side)).reshape(n_rows, -1).astype(float))
+            yield _Counts(self.values, *sides)
+
+    def metrics(self, method: str) -> dict[str, Floats]:
+        """(R,) each metric of every row."""
+        n_in, n_out = self.inside.sum(1), self.outside.sum(1)
+        up_to_in, up_to_out = self.inside.cumsum(1), self.outside.cumsum(1)
+        below_in = up_to_in - self.inside
+        from_in, from_out = n_in[:, None] - below_in, n_out[:, None] - (up_to_out - self.outside)
+        sure_out = from_out / np.maximum(from_out + from_in, 1)
+        sure_in = up_to_in / np.maximum(up_to_in + up_to_out, 1)
+        rates = (up_to_in / n_in[:, None] + 1 - up_to_out / n_out[:, None]) / 2
+        return {
+            "auroc": (self.outside * (below_in + self.inside / 2)).sum(1) / (n_in * n_out),
+            "fpr95": self._accepted(up_to_in, up_to_out, choose(METHODS, method, "method")),
+            "aupr_out": (self.outside * sure_out).sum(1) / n_out,
+            "aupr_in": (self.inside * sure_in).sum(1) / n_in,
+            "accuracy": np.maximum(rates.max(1), 0.5),
+        }
+
+    def _accepted(self, up_to_in: Floats, up_to_out: Floats, method: str) -> Floats:
+        """(R,) the share of outliers at or below the threshold."""
+        place = (up_to_in[0, -1] - 1) * TPR
+        low, high = (
+            self.values[(up_to_in <= end).sum(1)] for end in (np.floor(place + 1e-9), np.ceil(place - 1e-9))
+        )  # the energies at both places, in order
+        threshold = low + (high - low) * (place - np.floor(place + 1e-9)) if method == "linear" else high
+        n_values = np.searchsorted(self.values, threshold, side="right")
+        rows = np.arange(len(up_to_out))
+        return np.where(n_values > 0, up_to_out[rows, n_values - 1], 0) / up_to_out[:, -1]
+
+
+def _energies(values: ArrayLike, what: str) -> Floats:
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1 or not len(array):
+        raise InputError(f"{what}: a list of one number or more is needed, found shape {array.shape}")
+    if np.isnan(array).any():
+        raise InputError(f"{what}: item {int(np.isnan(array).argmax())} is not a number")
+    return array

@@ -1,0 +1,235 @@
+"""A fitted scorer with its threshold, bound to one encoder: does a query belong here, and has it a match?"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError, choose
+from sightline.ood import create, load
+from sightline.ood.scorer import Scorer
+from sightline.ood.storage import replaced_folder
+from sightline.ranking.similarity import score_blocks
+
+FORMAT = 1
+FOLDER = "rejector"  # where it lies inside an encoder's or a gallery's folder
+SETTINGS_FILE = "rejector.json"
+HELD_OUT = 0.2  # share of a table's images to calibrate on where no other table is given
+BLOCK_ELEMENTS = 1 << 24
+Policy = Literal["reject", "flag", "ignore"]
+POLICIES: dict[str, Policy] = {"reject": "reject", "flag": "flag", "ignore": "ignore"}
+
+
+class Verdict(NamedTuple):
+    """What is said of one query.
+
+    Attributes:
+        belongs: is it the kind of image the collection is of? True where ``energy`` is at most ``threshold``.
+        energy: how far out it is.
+        threshold: at which the stated share of images that belong is accepted.
+        matched: does the gallery hold its match? True where ``similarity`` is at least ``similarity_threshold``; None
+            where either is not known.
+        similarity: to the best item of the gallery.
+        similarity_threshold: at which the stated share of queries that have a match is recognised.
+    """
+
+    belongs: bool
+    energy: float
+    threshold: float
+    matched: bool | None
+    similarity: float | None
+    similarity_threshold: float | None
+
+
+@dataclass
+class Rejector:
+    """Says of queries whether they belong; see :func:`fit_rejector`.
+
+    Attributes:
+        scorer: fitted on vectors and calibrated.
+        fingerprint: of the encoder whose vectors it judges.
+        policy: ``reject`` gives a query that does not belong no results, ``flag`` gives them and says so, ``ignore`` does
+            not ask.
+        similarity_threshold: below which the best item is no match; None where no gallery was given.
+        similarity_acceptance: the share of queries with a match above it.
+    """
+
+    scorer: Scorer
+    fingerprint: str
+    policy: Policy = "reject"
+    similarity_threshold: float | None = None
+    similarity_acceptance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scorer.needs != ("vectors",):
+            raise InputError(
+                f"a rejector judges vectors; scorer {self.scorer.name!r} needs {' and '.join(self.scorer.needs)}"
+            )
+        if self.scorer.threshold is None:
+            raise InputError(f"scorer {self.scorer.name!r} has no threshold yet: calibrate it on held-out items")
+        choose(POLICIES, self.policy, "policy")
+
+    def judge(self, vectors: ArrayLike, best_scores: ArrayLike | None = None) -> list[Verdict]:
+        """One verdict for each query.
+
+        Args:
+            vectors: (Q, D) of the encoder it belongs to.
+            best_scores: (Q,) the similarity of each query to the best item of the gallery.
+        """
+        energies = self.scorer.score(np.asarray(vectors))
+        best: list[float | None] = [None] * len(energies)
+        if best_scores is not None:
+            given = np.asarray(best_scores, np.float64)
+            if given.shape != energies.shape:
+                raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {given.shape}")
+            best = given.tolist()
+        threshold, limit = self.scorer.threshold, self.similarity_threshold
+        if threshold is None:
+            raise InputError(f"scorer {self.scorer.name!r} has no threshold")
+        return [
+            Verdict(
+                energy <= threshold,
+                energy,
+                threshold,
+                None if score is None or limit is None else score >= limit,
+                score,
+                limit,
+            )
+            for energy, score in zip(energies.tolist(), best, strict=True)
+        ]
+
+    def keeps(self, verdict: Verdict) -> bool:
+        """Are results given to a query of this verdict? Only ``reject`` withholds them, from what does not belong."""
+        return self.policy != "reject" or verdict.belongs
+
+    def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
+        """Refuse an encoder, gallery or table of another fingerprint."""
+        if fingerprint != self.fingerprint:
+            raise InputError(
+                f"{where}: the rejector was fitted on vectors of encoder {self.fingerprint}, these are of {fingerprint}; "
+                "fit one anew with `sightline ood fit`"
+            )
+
+    def save(self, folder: Path | str) -> Path:
+        """Write three files to a folder of their own, which appears complete or not at all."""
+        folder = Path(folder)
+        with replaced_folder(folder, SETTINGS_FILE, "a rejector") as scratch:
+            self.scorer.write(scratch)
+            described = {
+                "format": FORMAT,
+                "fingerprint": self.fingerprint,
+                "policy": self.policy,
+                "similarity_threshold": self.similarity_threshold,
+                "similarity_acceptance": self.similarity_acceptance,
+            }
+            (scratch / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        return folder
+
+    @classmethod
+    def load(cls, folder: Path | str, fingerprint: str | None = None) -> "Rejector":
+        """The rejector that :meth:`save` wrote there, or in ``rejector`` inside that folder.
+
+        Args:
+            folder: its own, or that of an encoder or gallery that holds one.
+            fingerprint: of the encoder in use; a rejector of another one is refused.
+        """
+        folder = Path(folder)
+        if not (folder / SETTINGS_FILE).is_file() and (folder / FOLDER / SETTINGS_FILE).is_file():
+            folder = folder / FOLDER
+        if not (folder / SETTINGS_FILE).is_file():
+            raise InputError(f"{folder}: not a rejector: it has no {SETTINGS_FILE}")
+        try:
+            described = dict(json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8")))
+            found = described.pop("format", None)
+            if found != FORMAT:
+                raise InputError(f"{folder}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")
+            rejector = cls(load(folder), **described)
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{folder / SETTINGS_FILE}: not a rejector's settings: {error}") from error
+        if fingerprint is not None:
+            rejector.check_encoder(fingerprint, folder)
+        return rejector
+
+
+def fit_rejector(
+    table: EmbeddingTable,
+    scorer: str = "heat",
+    tpr: float = 0.95,
+    held_out: EmbeddingTable | None = None,
+    gallery: EmbeddingTable | None = None,
+    policy: str = "reject",
+    level: int = 0,
+    seed: int = 0,
+    show_progress: bool = False,
+    **options: object,
+) -> Rejector:
+    """Fit a scorer on a table's vectors and calibrate it on vectors it was not fitted on.
+
+    Args:
+        table: images that belong.
+        scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors.
+        tpr: the share of images that belong to accept; likewise of queries with a match to recognise.
+        held_out: images that belong, to calibrate on; None for a fifth of the table, drawn at random.
+        gallery: what queries are searched in; sets the similarity below which there is no match.
+        policy: ``reject``, ``flag`` or ``ignore``.
+        level: of the labels to fit on, 0 being the finest.
+        seed: of the draw.
+        show_progress: draw a bar.
+        options: the scorer's.
+    """
+    made = create(scorer, **options)
+    if made.needs != ("vectors",):
+        raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
+    for name, other in (("held-out table", held_out), ("gallery table", gallery)):
+        if other is not None and other.fingerprint != table.fingerprint:
+            raise InputError(f"the {name} is of encoder {other.fingerprint}, the fit table of {table.fingerprint}")
+    if held_out is None:
+        table, held_out = _parted(table, seed)
+    n_levels = table.manifest.n_levels
+    if n_levels and not 0 <= level < n_levels:
+        raise InputError(f"level is {level}; the table has {n_levels} label levels")
+    labels = table.manifest.labels()[:, level] if n_levels else None
+    made.fit(table.vectors, labels, show_progress=show_progress)
+    made.calibrate(held_out.vectors, tpr)
+    limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
+    return Rejector(made, table.fingerprint, choose(POLICIES, policy, "policy"), limit, None if gallery is None else tpr)
+
+
+def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float = 0.95) -> float:
+    """The similarity that a share ``tpr`` of queries reach with an item of their own class.
+
+    A query is not compared with itself (by id); queries without an item of their class are left out.
+    """
+    if not queries.manifest.n_levels or not gallery.manifest.n_levels:
+        raise InputError("a threshold for matches needs labels in both tables")
+    names = [table.manifest.table["label_0"].cast(pl.String).to_numpy() for table in (queries, gallery)]
+    ids = np.array(queries.ids, object), np.array(gallery.ids, object)
+    best = []
+    blocks = score_blocks(torch.from_numpy(queries.vectors), torch.from_numpy(gallery.vectors), BLOCK_ELEMENTS)
+    for rows, scores in blocks:
+        own = (names[0][rows, None] == names[1][None]) & (ids[0][rows, None] != ids[1][None])
+        best.append(np.where(own, scores.numpy(), -np.inf).max(1))
+    found: NDArray[np.float64] = np.concatenate(best)
+    found = found[np.isfinite(found)]
+    if not len(found):
+        raise InputError(f"no query of {queries.manifest.source} has an image of its class in {gallery.manifest.source}")
+    return float(np.quantile(found, 1 - tpr, method="lower"))
+
+
+def _parted(table: EmbeddingTable, seed: int) -> tuple[EmbeddingTable, EmbeddingTable]:
+    """A part to fit on, and a part held out."""
+    n_held_out = max(1, round(HELD_OUT * len(table)))
+    if len(table) - n_held_out < 1:
+        raise InputError(f"{table.manifest.source}: {len(table)} image(s); 2 or more are needed, one to calibrate on")
+    drawn = np.zeros(len(table), bool)
+    drawn[np.random.default_rng(seed).permutation(len(table))[:n_held_out]] = True
+    held_out = pl.lit(pl.Series(drawn))
+    return table.where(~held_out), table.where(held_out)

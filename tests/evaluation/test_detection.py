@@ -1,0 +1,125 @@
+"""Metrics of outlier detection against their definitions and scikit-learn."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from sightline import InputError
+from sightline.evaluation.detection import (
+    METRICS,
+    DetectionResult,
+    detection_identification_rate,
+    detection_metrics,
+    roc,
+)
+
+INSIDE = [0.1, 0.4, 0.35, 0.8, 0.2, 0.5, 0.3, 0.6, 0.25, 0.45]
+OUTSIDE = [0.7, 0.9, 0.35, 1.2, 0.65]
+sides = st.lists(st.integers(0, 12).map(float), min_size=1, max_size=30)
+
+
+def slowly(inside, outside, method="linear"):
+    pairs = [(e > i) + (e == i) / 2 for i in inside for e in outside]
+    threshold = np.quantile(inside, 0.95, method=method)
+    thresholds = [-np.inf, *inside, *outside]
+    right = [(np.mean([i <= t for i in inside]) + np.mean([e > t for e in outside])) / 2 for t in thresholds]
+    truth, energies = [0] * len(inside) + [1] * len(outside), [*inside, *outside]
+    return {
+        "auroc": np.mean(pairs),
+        "fpr95": np.mean([e <= threshold for e in outside]),
+        "aupr_out": average_precision_score(truth, energies),
+        "aupr_in": average_precision_score([1 - t for t in truth], [-e for e in energies]),
+        "accuracy": max(right),
+    }
+
+
+def test_numbers_of_the_specification():
+    found = detection_metrics(INSIDE, OUTSIDE)
+    assert found["auroc"] == pytest.approx(0.85)
+    assert found["fpr95"] == pytest.approx(0.6)
+    assert found["aupr_out"] == pytest.approx(0.8009090909)
+    assert found["aupr_in"] == pytest.approx(0.9123595849)
+    assert detection_metrics(INSIDE, OUTSIDE, "higher")["fpr95"] == pytest.approx(0.6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(sides, sides, st.sampled_from(["linear", "higher"]))
+def test_every_metric_by_definition_with_ties(inside, outside, method):
+    found = detection_metrics(inside, outside, method)
+    assert list(found) == list(METRICS)
+    assert found == pytest.approx(slowly(inside, outside, method))
+    truth = [0] * len(inside) + [1] * len(outside)
+    assert found["auroc"] == pytest.approx(roc_auc_score(truth, [*inside, *outside]))
+
+
+def test_auroc_of_minus_energy_and_of_a_rising_function():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(size=200), rng.normal(1, 1, size=150)
+    found = detection_metrics(inside, outside, "higher")
+    assert detection_metrics(-inside, -outside)["auroc"] == pytest.approx(1 - found["auroc"])
+    assert detection_metrics(np.exp(inside), np.exp(outside), "higher") == pytest.approx(found)
+
+
+def test_roc_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(size=50), rng.normal(1, 1, size=40)
+    accepted_out, accepted_in = roc(inside, outside)
+    fpr, tpr, _ = roc_curve([1] * 50 + [0] * 40, [*-inside, *-outside], drop_intermediate=False)
+    np.testing.assert_allclose(accepted_out, fpr)
+    np.testing.assert_allclose(accepted_in, tpr)
+
+
+def test_identification_at_a_false_alarm_rate_by_definition():
+    rng = np.random.default_rng(0)
+    scores, correct, unknown = rng.random(200), rng.random(200) < 0.7, rng.random(100) * 0.9
+    for far in (0.0, 0.01, 0.1, 0.5):
+        allowed = [t for t in [0.0, *unknown] if (unknown > t).mean() <= far]
+        expected = np.mean([c and s > min(allowed) for s, c in zip(scores, correct, strict=True)])
+        assert detection_identification_rate(scores, correct, unknown, far) == pytest.approx(expected)
+    with pytest.raises(InputError, match=r"far is 1\.0"):
+        detection_identification_rate(scores, correct, unknown, 1.0)
+    with pytest.raises(InputError, match="known_correct: one for each of the 200"):
+        detection_identification_rate(scores, correct[:3], unknown)
+
+
+def test_sets_means_intervals_and_files(tmp_path):
+    rng = np.random.default_rng(0)
+    result = DetectionResult(rng.normal(size=400), {"near": rng.normal(1, 1, 300), "far": rng.normal(4, 1, 200)})
+    assert result.means["auroc"] == pytest.approx((result.per_set["near"]["auroc"] + result.per_set["far"]["auroc"]) / 2)
+    found = result.intervals(0.9)
+    assert list(found) == ["near", "far", "mean"]
+    for name, values in {**result.per_set, "mean": result.means}.items():
+        for metric, value in values.items():
+            low, high = found[name][metric]
+            assert low - 0.01 <= value <= high + 0.01
+    # as wide as repeating the experiment makes it: 500 new draws of both sets
+    again = [detection_metrics(rng.normal(size=400), rng.normal(1, 1, 300))["auroc"] for _ in range(500)]
+    width = np.subtract(*np.quantile(again, [0.95, 0.05]))
+    assert np.subtract(*found["near"]["auroc"][::-1]) == pytest.approx(width, rel=0.25)
+    assert result.intervals(0.9) == found
+
+    text = result.as_text(0.9)
+    assert text.splitlines()[-1] == "400 images that belong against 300 of near, 200 of far; 90 % intervals"
+    assert f"{100 * result.means['auroc']:.1f} [" in text.splitlines()[3]
+    assert result.as_markdown().splitlines()[1].startswith("| --- | ---:")
+    stored = json.loads(result.write_json(tmp_path / "r.json", 0.9).read_text())
+    assert stored["per_set"]["near"]["auroc"] == result.per_set["near"]["auroc"]
+    assert stored["intervals"]["mean"]["fpr95"] == list(found["mean"]["fpr95"])
+    assert stored["n_outside"] == {"near": 300, "far": 200}
+
+
+def test_what_does_not_fit():
+    with pytest.raises(InputError, match="inside: a list of one number or more"):
+        detection_metrics([], [1.0])
+    with pytest.raises(InputError, match="outside: item 1 is not a number"):
+        detection_metrics([1.0], [1.0, np.nan])
+    with pytest.raises(InputError, match="no outlier set"):
+        DetectionResult(np.ones(2), {})
+    with pytest.raises(InputError, match="unknown method 'lower'"):
+        detection_metrics([1.0], [2.0], "lower")
+    with pytest.raises(InputError, match="level is 2"):
+        DetectionResult(np.ones(2), {"a": np.ones(2)}).intervals(2)
