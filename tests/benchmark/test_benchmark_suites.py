@@ -1,5 +1,6 @@
 """Suites: read, refused, and cut into cells."""
 
+import re
 from pathlib import Path
 
 import polars as pl
@@ -47,6 +48,12 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_pa
 
 def test_all_suites_are_there():
     assert len(list(SUITES.glob("*.toml"))) == 8
+
+
+def test_the_page_has_a_place_for_every_suite_on_emoji():
+    page = (SUITES.parents[1] / "docs/benchmarks.md").read_text()
+    assert re.findall(r"<!-- suite (\S+) -->", page) == re.findall(r"<!-- end of suite (\S+) -->", page)
+    assert sorted(re.findall(r"<!-- suite (\S+) -->", page)) == sorted(file.stem for file in SUITES.glob("emoji-*.toml"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Tables against numbers worked out by hand, and the published tables beside them."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sightline.benchmark.curves import draw_curves
+from sightline.benchmark.layout import Grid, Heading, Paragraph, Value, blocks_of
+from sightline.benchmark.outcome import Outcome
+from sightline.benchmark.pages import as_html, as_markdown, update_page
+from sightline.benchmark.suite import PublishedTable, Suite
+from sightline.benchmark.tables import beside_published, tables_of
+from sightline.errors import InputError
+from sightline.evaluation.result import Result
+from sightline.papers import published_tables, published_value, read_published
+
+BASE = {
+    "title": "t",
+    "recipe": "glyphs",
+    "seeds": [0, 1],
+    "metrics": ["map", "severity@1"],
+    "baseline": "A",
+    "by": "queries",
+}
+ROWS = [{"name": "A"}, {"name": "B"}, {"name": "C"}]
+# By row and seed, the values of four queries; worked out by hand below.
+MAP = {
+    "A": [[0.2, 0.4, 0.6, 0.8], [0.4, 0.4, 0.6, 0.6]],  # seeds 0.5 and 0.5
+    "B": [[0.3, 0.5, 0.7, 0.9], [0.5, 0.7, 0.7, 0.9]],  # seeds 0.6 and 0.7
+    "C": [[0.1, 0.5, 0.6, 0.8], [0.3, 0.5, 0.6, 0.6]],  # seeds 0.5 and 0.5
+}
+NAN = float("nan")
+SEVERITY = {
+    "A": [[NAN, 2, 2, 2], [NAN, 1, 1, 1]],
+    "B": [[1, 1, NAN, 1], [1, 1, NAN, 1]],
+    "C": [[3, 3, 3, 3], [3, 3, 3, 3]],
+}
+
+
+def suite_of(**changes):
+    return Suite.model_validate(BASE | {"rows": ROWS, "data": [{"name": "d"}]} | changes)
+
+
+def outcome(row, seed, labels=(0, 0, 1, 1), ids="abcd"):
+    values = {"map": np.array(MAP[row][seed], float), "severity@1": np.array(SEVERITY[row][seed], float)}
+    about = {"was_resumed": False, "cpu_seconds": 7.0, "seconds": 9.0, "machine": "m", "torch": "2"}
+    return Outcome(Result(values, list(ids), np.array(labels), "f"), about)
+
+
+def done_of(suite, rows="ABC", seeds=(0, 1)):
+    """Results of the rows; a cell here is no more than its names."""
+    named = {row.name: row for row in suite.all_rows}
+    return {
+        Named(row=named[row], data=data.name, seed=seed): outcome(row, seed)
+        for data, row, seed in itertools.product(suite.data, rows, seeds)
+    }
+
+
+class Named(SimpleNamespace):
+    """Names that can be a key."""
+
+    __hash__ = object.__hash__
+
+
+def test_mean_deviation_and_places():
+    (table,) = tables_of(suite_of(), done_of(suite_of()))
+    a, b, c = (table.rows[row] for row in "ABC")
+    assert [one["map"].mean for one in (a, b, c)] == pytest.approx([0.5, 0.65, 0.5])
+    assert [one["map"].deviation for one in (a, b, c)] == pytest.approx([0, 0.05 * 2**0.5, 0], abs=1e-12)
+    assert [one["map"].place for one in (a, b, c)] == [2, 1, 2], "equal means share a place"
+    assert [one["severity@1"].mean for one in (a, b, c)] == pytest.approx([1.5, 1, 3])
+    assert [one["severity@1"].place for one in (a, b, c)] == [2, 1, 0], "lower is better"
+    assert table.n_queries == 4
+    assert table.seeds == {"A": 2, "B": 2, "C": 2}
+
+
+def p_by_definition(differences):
+    """Every arrangement of signs, one at a time."""
+    reached = abs(sum(differences)) - 1e-12
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in
+            itertools.product((1, -1), repeat=len(differences))]  # fmt: skip
+    return sum(one >= reached for one in sums) / len(sums)
+
+
+def test_the_paired_test_averages_seeds_first_and_is_raised_for_the_rows():
+    (table,) = tables_of(suite_of(), done_of(suite_of()))
+    # Over seeds: A .3 .4 .6 .7, B .4 .6 .7 .9, C .2 .5 .6 .7.
+    b, c = [0.1, 0.2, 0.1, 0.2], [-0.1, 0.1, 0.0, 0.0]
+    assert math.isnan(table.rows["A"]["map"].difference)
+    assert table.rows["B"]["map"].difference == pytest.approx(0.15)
+    assert table.rows["C"]["map"].difference == pytest.approx(0, abs=1e-12)
+    smaller, larger = sorted([p_by_definition(b), p_by_definition(c)])
+    assert (smaller, larger) == (2 / 16, 1)
+    assert table.rows["B"]["map"].p == pytest.approx(min(1, 2 * smaller))
+    assert table.rows["C"]["map"].p == pytest.approx(1)
+    # Severity of B is 1, of A 1.5, where both have one: two queries.
+    assert table.rows["B"]["severity@1"].difference == pytest.approx(-0.5)
+
+
+def test_over_classes_the_signs_of_a_class_flip_together():
+    suite = suite_of(by="classes", rows=ROWS[:2])
+    (table,) = tables_of(suite, done_of(suite, "AB"))
+    assert table.rows["B"]["map"].p == p_by_definition([0.3, 0.3]) == 0.5
+
+
+def test_a_suite_under_way_shows_what_there_is():
+    suite = suite_of()
+    done = done_of(suite, "AB", seeds=[0])
+    (table,) = tables_of(suite, done)
+    assert table.missing == ["C"]
+    assert math.isnan(table.rows["A"]["map"].deviation)
+    text = as_markdown(blocks_of(suite, SimpleNamespace(name="s.toml", stem="s"), done, 6, []))
+    assert "**4 of 6 runs are not finished yet.**" in text
+    assert "Without a result yet: C." in text
+
+
+def test_several_data_sets_are_also_taken_together():
+    suite = suite_of(data=[{"name": "d"}, {"name": "e"}])
+    first, second, both = tables_of(suite, done_of(suite))
+    assert (first.data, second.data, both.data) == ("d", "e", "all")
+    assert both.n_queries == 8
+    assert both.rows["B"]["map"].mean == pytest.approx(0.65)
+    assert both.rows["B"]["map"].p < first.rows["B"]["map"].p
+    assert len(tables_of(suite, {cell: one for cell, one in done_of(suite).items() if cell.data == "d"})) == 1
+
+
+def test_results_of_other_queries_are_not_compared():
+    suite = suite_of()
+    done = done_of(suite)
+    last = list(done)[-1]
+    done[last] = outcome("C", 1, ids="abce")
+    with pytest.raises(InputError, match="row 'C': its queries are not those of the other rows"):
+        tables_of(suite, done)
+
+
+def test_markdown_and_html_mark_best_and_second_best(tmp_path):
+    suite = suite_of()
+    blocks = blocks_of(suite, SimpleNamespace(name="s.toml", stem="s"), done_of(suite), 6, [])
+    text = as_markdown(blocks)
+    assert "| A | _50.0 ± 0.0_ | _1.50 ± 0.71_ | 2 |" in text
+    assert "| B | **65.0 ± 7.1** | **1.00 ± 0.00** | 2 |" in text
+    assert "| C | _50.0 ± 0.0_ | 3.00 ± 0.00 | 2 |" in text
+    assert "| B | +15.0 (p = 0.2500) |" in text
+    assert "severity@1 ↓" in text
+    assert "7 s of processor time" in text
+    html = as_html("<title>", blocks, tmp_path)
+    assert '<td class="place1">65.0 ± 7.1</td>' in html
+    assert "&lt;title&gt;" in html
+
+
+def test_a_star_in_a_name_stays_a_star():
+    text = as_markdown([Heading("h"), Grid(["", "x"], [[Value("L_DG*"), Value("1", 1)]]), Paragraph("p")])
+    assert "| L_DG\\* | **1** |" in text
+
+
+def test_our_means_stand_beside_the_published_ones():
+    suite = suite_of()
+    (table,) = tables_of(suite, done_of(suite))
+    rows = {"A": "Fast-AP", "B": "ROADMAP", "C": "Smooth-AP"}
+    published = PublishedTable(
+        table="tpami_table01", title="I", datasets=("SOP", "iNaturalist"), metrics={"map": "mAP@R"}, rows=rows
+    )
+    sop, inaturalist = beside_published(table, published)
+    assert sop.pairs["B"] == pytest.approx((65.0, 55.7))
+    assert inaturalist.pairs["C"] == pytest.approx((50.0, 26.5))
+    # Ours: A = C < B; theirs: A < C < B. Two of three pairs agree, one is tied here: tau-b is 2 / sqrt(2 * 3).
+    assert sop.tau == pytest.approx(2 / 6**0.5)
+    blocks = blocks_of(suite_of(published=[published]), SimpleNamespace(name="s", stem="s"), done_of(suite), 6, [])
+    assert "| C | 50.0 | 54.3 | 26.5 |" in as_markdown(blocks)
+
+
+def test_a_page_without_a_place_for_the_suite_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- suite other -->\n<!-- end of suite other -->\n")
+    suite = suite_of()
+    with pytest.raises(InputError, match=r"no lines '<!-- suite s -->' .* to write between; it has 'other'"):
+        update_page(page, suite, SimpleNamespace(stem="s", name="s.toml"), [], tmp_path)
+
+
+def test_sweeps_become_rows_and_a_picture(tmp_path):
+    sweep = {"name": "R", "key": "loss.weight", "values": [0.1, 1], "label": "w", "figure": "f λ", "metric": "map"}
+    suite = suite_of(rows=[], sweeps=[sweep], baseline="R, w 0.1")
+    assert [(row.name, row.set) for row in suite.all_rows] == [
+        ("R, w 0.1", ("loss.weight=0.1",)),
+        ("R, w 1", ("loss.weight=1",)),
+    ]
+    done = {
+        Named(row=row, data="d", seed=seed): outcome("AB"[place], seed)
+        for place, row in enumerate(suite.all_rows)
+        for seed in (0, 1)
+    }
+    (picture,) = draw_curves(suite, done, tmp_path, "s")
+    assert picture.file == "s-f.png"
+    written = (tmp_path / picture.file).read_bytes()
+    assert written.startswith(b"\x89PNG")
+    draw_curves(suite, done, tmp_path, "s")
+    assert (tmp_path / picture.file).read_bytes() == written, "the same numbers make the same file"
+
+
+def test_all_published_tables_are_read():
+    tables = published_tables()
+    assert len(tables) == 56
+    assert sum(len(read_published(table)) for table in tables) > 2500
+    assert all(math.isfinite(row.value) for table in tables for row in read_published(table))
+
+
+def test_a_number_that_a_table_does_not_print():
+    assert published_value("tpami_table04", "CUB", "ProxyNCA", "R@100") is None
+    with pytest.raises(InputError, match="unknown dataset of published table 'tpami_table01' 'CUB'"):
+        published_value("tpami_table01", "CUB", "ROADMAP", "R@1")
+    with pytest.raises(InputError, match="unknown published table 'tpami_table99'"):
+        read_published("tpami_table99")
