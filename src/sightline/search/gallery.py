@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
-from sightline.search.exact import top_k_products
+from sightline.search.faiss_index import Header, check_index
 from sightline.search.filters import compile_filter
+from sightline.search.indexes import Indexes
 from sightline.search.items import (
     EncoderIdentity,
     Item,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ENCODER_FOLDER = "encoder"
 FILTERS_KEPT = 64
-GATHERED_SHARE = 4  # below a quarter of the items, a filter's vectors are put together; above, the others are passed over
+RECALL = 0.95
 
 
 class Gallery:
@@ -67,6 +67,7 @@ class Gallery:
         self.metric = store.metric
         self.repairs: list[str] = []
         self._store = store
+        self._indexes = Indexes(store, self.repairs)
         self._snapshot: Snapshot | None = None
         self._filtered: dict[str, NDArray[np.int64]] = {}
         self._filtered_at = -1
@@ -86,11 +87,12 @@ class Gallery:
         folder = Path(folder)
         check_metric(metric)
         identity = EncoderIdentity.of(encoder)
+        check_index(index, identity.dim)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder}: exists and is not empty; it is left as it is")
         scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
-            Store.create(scratch, identity, metric, index).close()
+            Store.create(scratch, identity, metric, index, RECALL).close()
             if not isinstance(encoder, EncoderIdentity):
                 encoder.save_pretrained(scratch / ENCODER_FOLDER)
             if folder.exists():
@@ -289,41 +291,62 @@ class Gallery:
         with self._store.reading():
             snapshot = self._refresh()
             rows = None if where is None else self._matching(where)
-        scores, places = self._nearest(snapshot, table, k, rows)
+        scores, places = self._indexes.nearest(snapshot, table, k, rows)
         return scores, _ids_at(snapshot, places)
-
-    def _nearest(
-        self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return exact_nearest(snapshot, queries, k, rows)
 
     def _refresh(self) -> Snapshot:
         """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
         self._snapshot = refreshed(self._store, self._snapshot, self.repairs)
         return self._snapshot
 
+    def build_index(
+        self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False
+    ) -> Header | None:
+        """Build the index from the vectors, tune it to the asked recall, measure it, and save it.
+
+        Until then, and for items added later, search is by brute force: exact, and slower.
+
+        Args:
+            index: ``exact``, a FAISS factory string or ``auto``; None for what the gallery was created with.
+            recall: share of the true 10 nearest to be found, in (0, 1]; None for what was asked before, at first 0.95.
+            show_progress: draw a bar.
+
+        Returns:
+            What was built, with the recall that was measured; None where search is by brute force: for ``exact``, for
+            ``auto`` with few items, and where there are too few to train the index.
+        """
+        if recall is not None and not 0 < recall <= 1:
+            raise InputError(f"recall is {recall}; a share above 0 and at most 1 is needed")
+        wanted = {"index": index and check_index(index, self.identity.dim), "recall": recall and str(recall)}
+        if any(wanted.values()):
+            with self._store.writing():
+                for key, value in wanted.items():
+                    if value:
+                        self._store.describe(key, value)
+        with self._store.reading():
+            snapshot = self._refresh()
+        return self._indexes.build(snapshot, show_progress)
+
     def compact(self) -> None:
-        """Write the items anew without what was removed, and give the space back."""
+        """Write the items anew without what was removed, give the space back, and build the index anew."""
         with self._store.writing():
             snapshot = self._refresh()
             self._store.compact(snapshot.table, snapshot.rows())
         self._store.shrink()
-        with self._store.reading():
-            self._refresh()
+        self.build_index()
 
     def verify(self) -> list[str]:
-        """Hold every item and vector against its checksum; what is wrong, one sentence each, nothing if all is well."""
-        faults = self._store.faults()
-        if not faults:
-            with self._store.reading():
-                self._refresh()
-        return faults
+        """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
+        return self._store.faults() + self._indexes.faults()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the gallery, by name."""
         with self._store.reading():
             state = self._store.state()
             n_blocks = len(self._store.blocks_from(0))
+            asked = self._store.described()
+        header = self._indexes.header()
+        header = header if header and header.epoch == state.epoch else None
         database, log = self._store.size()
         return {
             "items": state.n_items,
@@ -334,6 +357,10 @@ class Gallery:
             "fingerprint": self.identity.fingerprint,
             "generation": state.generation,
             "blocks": n_blocks,
+            "index": asked["index"],
+            "index_built": header.factory if header else "exact",
+            "index_covers": header.n_rows if header else 0,
+            "index_recall": header.recall if header else 1.0,
             "database_bytes": database + log,
             "folder_bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
         }
@@ -354,36 +381,6 @@ class Gallery:
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def exact_nearest(
-    snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Scores and rows of the nearest items by brute force: the oracle of every index.
-
-    Args:
-        snapshot: what to search.
-        queries: (Q, D), checked.
-        k: results wanted.
-        rows: those that may be found, rising; None for all items.
-    """
-    n_rows = len(snapshot.ids)
-    wanted = torch.from_numpy(queries)
-    if rows is not None and len(rows) * GATHERED_SHARE <= n_rows:
-        filled = torch.zeros(len(rows) + -len(rows) % 16, queries.shape[1])
-        filled[: len(rows)] = torch.from_numpy(snapshot.table[rows])
-        scores, places = top_k_products(wanted, filled, len(rows), min(k, len(rows)))
-        return scores.numpy(), rows[places.numpy()]
-    shown = None
-    if rows is not None:
-        shown = np.zeros(n_rows, bool)
-        shown[rows] = True
-    elif snapshot.n_items < n_rows:
-        shown = snapshot.alive
-    n_shown = snapshot.n_items if rows is None else len(rows)
-    mask = None if shown is None else torch.from_numpy(shown)
-    scores, places = top_k_products(wanted, torch.from_numpy(snapshot.table), n_rows, min(k, n_shown), mask)
-    return scores.numpy(), places.numpy()
 
 
 def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_]:

@@ -74,7 +74,7 @@ class Store:
         self.metric = described["metric"]
 
     @classmethod
-    def create(cls, folder: Path, identity: EncoderIdentity, metric: str, index: str) -> "Store":
+    def create(cls, folder: Path, identity: EncoderIdentity, metric: str, index: str, recall: float) -> "Store":
         """A new database in a folder that has none."""
         folder.mkdir(parents=True, exist_ok=True)
         with _translated(folder):
@@ -84,7 +84,7 @@ class Store:
             connection.executescript(
                 f"BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {SCHEMA}"
             )
-            for key, value in {**asdict(identity), "metric": metric, "index": index}.items():
+            for key, value in {**asdict(identity), "metric": metric, "index": index, "recall": recall}.items():
                 connection.execute("INSERT INTO described VALUES (?, ?, ?)", (key, str(value), _checksum(key, str(value))))
             connection.execute("COMMIT")
         return cls._configured(folder, connection, read_only=False)
@@ -162,12 +162,12 @@ class Store:
         return State(*row)
 
     def described(self) -> dict[str, str]:
-        """Encoder, metric and the index asked for."""
+        """Encoder, metric, and the index and recall asked for."""
         rows = self._connection.execute("SELECT key, value, checksum FROM described").fetchall()
         if wrong := [key for key, value, checksum in rows if checksum != _checksum(key, value)]:
             raise InputError(f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}")
         found = {key: value for key, value, _ in rows}
-        if missing := sorted({"fingerprint", "dim", "name", "metric", "index"} - found.keys()):
+        if missing := sorted({"fingerprint", "dim", "name", "metric", "index", "recall"} - found.keys()):
             raise InputError(f"{self.folder}: the database is damaged: no {some(missing)}")
         return found
 

@@ -1,0 +1,344 @@
+"""Fast indexes derived from a gallery by FAISS: chosen, trained, measured, saved with a checksum, and searched.
+
+An index covers the rows of a gallery from 0 to some row, in order, removed ones too: those are passed over in a search.
+Rows that were added later are searched by brute force, so an index is never wrong, only slower, until it is built anew.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InputError
+from sightline.files import replaced
+from sightline.progress import tracked
+
+HEADER = "index.json"
+LOCK = "index.lock"
+EXACT, AUTO = "exact", "auto"
+RECALL_AT, N_MEASURED = 10, 256
+EFFORTS = {"nprobe": [2**power for power in range(13)], "efSearch": [16, 32, 64, 128, 256, 512, 1024]}
+CHEAP_PRODUCT = 1 << 26  # values: a query over 130,000 x 512 takes some 25 ms by brute force
+LARGEST_GRAPH = 300_000  # a graph of more takes hours to build on two cores
+ADDED_AT_ONCE = 16_384
+Exact = Callable[[NDArray[np.float32], int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an index file is of, and how good it was measured to be.
+
+    Attributes:
+        factory: FAISS's name for the kind of index.
+        epoch: of the gallery it was built from.
+        n_rows: rows from 0 that it covers.
+        token: a checksum over the blocks of these rows.
+        file: its name.
+        checksum: of the file's bytes.
+        recall: share of the true 10 nearest that it finds, over some items of the gallery.
+        effort: search parameters that were needed for it.
+    """
+
+    factory: str
+    epoch: int
+    n_rows: int
+    token: str
+    file: str
+    checksum: str
+    recall: float
+    effort: dict[str, int] = field(default_factory=dict)
+
+
+def library() -> Any:
+    """The module ``faiss``, or an error that says how to get it."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError("this index needs FAISS: pip install 'sightline[search]', or use index='exact'") from error
+    return faiss
+
+
+def check_index(factory: str, dim: int) -> str:
+    """The name, if an index of that kind can be made."""
+    if factory not in (EXACT, AUTO):
+        _new(factory, dim)
+    return factory
+
+
+def _new(factory: str, dim: int) -> Any:
+    faiss = library()
+    try:
+        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        reason = str(error).rpartition("Error")[2].strip(": \n") or str(error)
+        raise InputError(
+            f"index {factory!r} is no FAISS factory string for {dim} dimensions ({reason}); "
+            f"'exact', 'auto', or such as 'Flat', 'HNSW32', 'IVF1024,PQ64', 'SQ8'"
+        ) from error
+
+
+def choose_index(n_rows: int, dim: int, recall: float, memory: int | None = None) -> str:
+    """The kind of index for so many vectors: brute force while that is quick, a graph while it can be built, then lists.
+
+    Args:
+        n_rows: vectors.
+        dim: of each.
+        recall: share of the true nearest that must be found; above 0.999 only brute force will do.
+        memory: bytes the index may take; None for half of what is free.
+
+    Example:
+        >>> [choose_index(n, 512, 0.95, memory=2**32) for n in (60_000, 200_000, 1_000_000, 100_000_000)]
+        ['exact', 'HNSW32', 'IVF4096,SQ8', 'IVF32768,PQ64']
+    """
+    if n_rows * dim <= CHEAP_PRODUCT or recall > 0.999:
+        return EXACT
+    if memory is None:
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if n_rows <= LARGEST_GRAPH and n_rows * (4 * dim + 320) <= memory:
+        return "HNSW32"
+    n_lists = min(2 ** round(np.log2(4 * np.sqrt(n_rows))), 32_768)
+    if n_rows * (dim + 8) <= memory:
+        return f"IVF{n_lists},SQ8"
+    pieces = max(n for n in range(1, max(1, dim // 8) + 1) if dim % n == 0)
+    return f"IVF{n_lists},PQ{pieces}"
+
+
+def n_candidates(factory: str) -> int:
+    """How many candidates an index is asked for in place of one: codes that lose much need more to choose from."""
+    if any(kind in factory for kind in ("PQ", "PCA", "RaBitQ", "RQ")):
+        return 10
+    return 2 if "SQ" in factory else 1
+
+
+class FaissIndex:
+    """A trained index over the first rows of a table."""
+
+    def __init__(self, header: Header, index: Any) -> None:
+        self.header = header
+        self._index = index
+        self._set_effort(header.effort)
+
+    def _set_effort(self, effort: dict[str, int]) -> None:
+        for name, value in effort.items():
+            library().ParameterSpace().set_index_parameter(self._index, name, value)
+
+    def candidates(self, queries: NDArray[np.float32], k: int, shown: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """(Q, C) rows that may be among the k nearest, in no order; -1 where fewer are found.
+
+        Args:
+            queries: (Q, D).
+            k: results wanted.
+            shown: (n_rows,) bool, the rows that may be found; None for all.
+        """
+        n_rows = self.header.n_rows
+        wanted = min(n_rows, k * n_candidates(self.header.factory))
+        if shown is None or shown.all():
+            return self._search(queries, wanted, None)
+        bits = np.packbits(shown, bitorder="little")  # must live as long as the selector
+        selector = library().IDSelectorBitmap(bits)
+        try:
+            return self._search(queries, wanted, _parameters(library(), self._index, selector))
+        except RuntimeError:  # this kind cannot pass rows over: ask for more until enough are left
+            while True:
+                rows = self._search(queries, wanted, None)
+                rows = np.where((rows >= 0) & shown[rows], rows, -1)
+                if wanted == n_rows or ((rows >= 0).sum(1) >= min(k, int(shown.sum()))).all():
+                    return rows
+                wanted = min(n_rows, 4 * wanted)
+
+    def _search(self, queries: NDArray[np.float32], k: int, parameters: Any) -> NDArray[np.int64]:
+        rows: NDArray[np.int64] = self._index.search(queries, k, params=parameters)[1]
+        return rows
+
+
+def _parameters(faiss: Any, index: Any, selector: Any) -> Any:
+    """Search parameters of the index's kind, which lets only selected rows be found."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return faiss.SearchParametersPreTransform(index_params=_parameters(faiss, index.index, selector))
+    if isinstance(index, faiss.IndexIVF):
+        return faiss.SearchParametersIVF(sel=selector, nprobe=index.nprobe)
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(sel=selector, efSearch=index.hnsw.efSearch)
+    return faiss.SearchParameters(sel=selector)
+
+
+def nearest_of(
+    table: NDArray[np.float32], queries: NDArray[np.float32], rows: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Of some candidate rows for each query, the k of the largest inner product, best first, equal ones by row.
+
+    Args:
+        table: (R, D).
+        queries: (Q, D).
+        rows: (Q, C), -1 for none.
+        k: results wanted.
+
+    Returns:
+        (Q, k) scores, -inf where there are fewer candidates; and (Q, k) rows, -1 there.
+    """
+    scores = np.full((len(queries), k), -np.inf, np.float32)
+    places = np.full((len(queries), k), -1, np.int64)
+    for number, (query, candidates) in enumerate(zip(queries, rows, strict=True)):
+        found = np.unique(candidates[candidates >= 0])
+        products = table[found] @ query
+        order = np.argsort(-products, kind="stable")[:k]
+        scores[number, : len(order)], places[number, : len(order)] = products[order], found[order]
+    return scores, places
+
+
+def build(
+    table: NDArray[np.float32],
+    alive: NDArray[np.bool_],
+    factory: str,
+    recall: float,
+    exact: Exact,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> tuple[Any, float, dict[str, int]] | None:
+    """Train an index on a sample, fill it, and find how much effort the asked recall takes.
+
+    Args:
+        table: (R, D) vectors of all rows.
+        alive: (R,) bool, those that are items.
+        factory: the kind.
+        recall: of the 10 nearest, to reach if the kind can.
+        exact: the true rows of the nearest items of some queries.
+        seed: of the sample.
+        show_progress: draw a bar.
+
+    Returns:
+        The index, the recall it reached and the effort that took; None if there are too few items to train it.
+    """
+    index = _new(factory, table.shape[1])
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(alive)
+    faiss = library()
+    kind = _without_transforms(faiss, index)
+    n_lists = kind.nlist if isinstance(kind, faiss.IndexIVF) else 0
+    if not index.is_trained:
+        sample = rng.choice(rows, min(len(rows), max(65_536, 64 * n_lists)), replace=False)
+        if len(sample) < max(n_lists, 1) or ("PQ" in factory and len(sample) < 256):
+            return None
+        index.train(table[np.sort(sample)])
+    starts = range(0, len(table), ADDED_AT_ONCE)
+    for start in tracked(starts, f"Index {factory}", len(starts), show_progress):
+        index.add(np.ascontiguousarray(table[start : start + ADDED_AT_ONCE]))
+    measured = np.sort(rng.choice(rows, min(len(rows), N_MEASURED), replace=False))
+    reached, effort = _tuned(
+        FaissIndex(Header(factory, 0, len(table), "", "", "", 0), index), table, alive, measured, recall, exact
+    )
+    return index, reached, effort
+
+
+def _without_transforms(faiss: Any, index: Any) -> Any:
+    """What is searched after rotations and projections; it lives as long as the whole index does."""
+    index = faiss.downcast_index(index)
+    return _without_transforms(faiss, index.index) if isinstance(index, faiss.IndexPreTransform) else index
+
+
+def _tuned(
+    index: FaissIndex,
+    table: NDArray[np.float32],
+    alive: NDArray[np.bool_],
+    measured: NDArray[np.int64],
+    asked: float,
+    exact: Exact,
+) -> tuple[float, dict[str, int]]:
+    """The recall of the least effort that is enough, or of the most; items look for their neighbours, not themselves."""
+    queries = np.array(table[measured])
+    truth = exact(queries, RECALL_AT + 1)
+    faiss = library()
+    knob = {faiss.IndexIVF: "nprobe", faiss.IndexHNSW: "efSearch"}
+    inner = _without_transforms(faiss, index._index)
+    name = next((name for kind, name in knob.items() if isinstance(inner, kind)), None)
+    reached, effort = 0.0, {}
+    for value in EFFORTS[name] if name else [0]:
+        if name == "nprobe" and value > inner.nlist:
+            break
+        effort = {name: value} if name else {}
+        index._set_effort(effort)
+        found = nearest_of(table, queries, index.candidates(queries, RECALL_AT + 1, alive), RECALL_AT + 1)[1]
+        hits = [
+            len((set(true) & set(row)) - {itself, -1}) / max(1, len(set(true) - {itself}))
+            for true, row, itself in zip(truth.tolist(), found.tolist(), measured.tolist(), strict=True)
+        ]
+        reached = float(np.mean(hits))
+        if reached >= asked:
+            break
+    return reached, effort
+
+
+def save(folder: Path, index: Any, header: Header) -> Header:
+    """Write the index, then the header that names it; each is there complete or not at all."""
+    name = f"index-{header.epoch}-{header.n_rows}-{os.getpid()}.faiss"
+    with replaced(folder / name) as scratch:
+        library().write_index(index, str(scratch))
+        checksum = _checksum(scratch)
+    header = Header(**{**asdict(header), "file": name, "checksum": checksum})
+    with replaced(folder / HEADER) as scratch:
+        scratch.write_text(json.dumps(asdict(header), indent=2) + "\n")
+    for other in folder.glob("index-*.faiss"):
+        if other.name != name:
+            other.unlink(missing_ok=True)
+    for scratch in folder.glob(".index-*"):  # of builds that were killed: this one holds the lock
+        scratch.unlink(missing_ok=True)
+    return header
+
+
+def read_header(folder: Path) -> Header | None:
+    """What the present index is of; None if there is none, or what is there is damaged."""
+    try:
+        return Header(**json.loads((folder / HEADER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget(folder: Path) -> None:
+    """Let there be no index; the header goes first, so that none is ever named without being there."""
+    (folder / HEADER).unlink(missing_ok=True)
+    for file in folder.glob("index-*.faiss"):
+        file.unlink(missing_ok=True)
+
+
+def is_whole(folder: Path, header: Header) -> bool:
+    """Is the file that a header names as it was written?"""
+    try:
+        return _checksum(folder / header.file) == header.checksum
+    except OSError:
+        return False
+
+
+def load(folder: Path, header: Header) -> FaissIndex | None:
+    """The index of a header; None if its file is not there or not as it was written."""
+    if not is_whole(folder, header):
+        return None
+    try:
+        return FaissIndex(header, library().read_index(str(folder / header.file)))
+    except (OSError, RuntimeError):
+        return None
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[bool]:
+    """True for the one process that may build this folder's index."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

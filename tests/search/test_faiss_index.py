@@ -1,0 +1,204 @@
+"""FAISS indexes are derived: whatever befalls them, a gallery finds what its vectors say."""
+
+import numpy as np
+import pytest
+
+from sightline.errors import InputError
+from sightline.search import faiss_index, indexes
+from sightline.search.faiss_index import choose_index, nearest_of
+from sightline.search.gallery import Gallery
+from sightline.search.items import EncoderIdentity
+
+DIM, N_ITEMS = 16, 900
+KINDS = [
+    "Flat",
+    "HNSW16",
+    "IVF16,Flat",
+    "IVF16,PQ8x4",
+    "SQ8",
+    "PQ8x4",
+    "OPQ8,IVF8,PQ8x4",
+    "PCA8,Flat",
+    "IVF8_HNSW8,SQ8",
+    "NSG16",
+]
+
+
+def draw(n_rows, seed=0):
+    """Some clusters, as embeddings have them."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((30, DIM))
+    return (centres[rng.integers(0, 30, n_rows)] + 0.3 * rng.standard_normal((n_rows, DIM))).astype(np.float32)
+
+
+def create(folder, index):
+    gallery = Gallery.create(folder, EncoderIdentity("f", DIM, "by hand"), index=index)
+    gallery.add([str(n) for n in range(N_ITEMS)], draw(N_ITEMS), [{"year": n} for n in range(N_ITEMS)])
+    return gallery
+
+
+def truth(gallery, queries, k):
+    """Rows of ids by falling cosine in double precision, over what the gallery says it holds."""
+    ids = gallery.ids()
+    units = gallery.vectors(ids).astype(float)
+    order = np.argsort(-(queries.astype(float) @ units.T), axis=1, kind="stable")[:, :k]
+    return np.array(ids, object)[order]
+
+
+def recall(found, true):
+    return np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, true, strict=True)])
+
+
+@pytest.fixture
+def queries():
+    return draw(20, seed=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_built_measured_searched_and_forgets_what_is_removed(tmp_path, queries, kind):
+    with create(tmp_path / "g", kind) as gallery:
+        header = gallery.build_index(recall=0.9)
+        assert header.factory == kind
+        assert gallery.stats()["index_covers"] == N_ITEMS
+        found = recall(gallery.search(queries)[1], truth(gallery, queries, 10))
+        assert abs(found - header.recall) < 0.15
+        assert found > 0.75
+        gone = [str(n) for n in range(N_ITEMS) if n % 3]
+        gallery.remove(gone)
+        scores, ids = gallery.search(queries)
+        assert not set(ids.reshape(-1)) & set(gone)
+        assert recall(ids, truth(gallery, queries, 10)) > 0.7
+        late = draw(50, seed=2)
+        gallery.add([f"late {n}" for n in range(50)], late)
+        scores, ids = gallery.search(late, 1)
+        assert ids[:, 0].tolist() == [f"late {n}" for n in range(50)]
+        np.testing.assert_allclose(scores, 1, atol=1e-5)
+        gallery.compact()
+        assert gallery.stats()["index_covers"] == len(gallery) == N_ITEMS // 3 + 50
+        assert recall(gallery.search(queries)[1], truth(gallery, queries, 10)) > 0.7
+        assert gallery.verify() == gallery.repairs == []
+
+
+def test_flat_equals_exact_with_scores(tmp_path, queries):
+    with create(tmp_path / "g", "Flat") as gallery:
+        exact_scores, exact_ids = gallery.search(queries, 25)
+        assert gallery.build_index().recall == 1
+        scores, ids = gallery.search(queries, 25)
+        assert ids.tolist() == exact_ids.tolist()
+        np.testing.assert_allclose(scores, exact_scores, atol=1e-6)
+        assert gallery.search(queries, 9999)[1].shape == (20, N_ITEMS)
+
+
+@pytest.mark.parametrize("limit", [0, 65_536])
+def test_filters_hold_with_an_index(tmp_path, queries, limit, monkeypatch):
+    monkeypatch.setattr(indexes, "EXACT_MATCHES", limit)
+    with create(tmp_path / "g", "Flat") as gallery:
+        gallery.build_index()
+        gallery.add(["late"], queries[:1], [{"year": 2000}])
+        gallery.remove(["1"])
+        _, ids = gallery.search(queries, 700, where="year < 500 or year == 2000")
+        assert ids.shape == (20, 500)
+        assert all(set(row) == {*(str(n) for n in range(500) if n != 1), "late"} for row in ids)
+        assert gallery.search(queries, 3, where="year > 9999")[1].shape == (20, 0)
+
+
+def test_more_effort_is_spent_for_more_recall(tmp_path):
+    with create(tmp_path / "g", "IVF64,Flat") as gallery:
+        low, high = gallery.build_index(recall=0.3), gallery.build_index(recall=0.999)
+        assert low.effort["nprobe"] < high.effort["nprobe"]
+        assert low.recall < 0.999 <= high.recall
+        assert gallery.stats()["index_recall"] == high.recall
+        assert gallery.build_index("exact") is None
+        assert not list(gallery.folder.glob("index-*"))
+        assert gallery.stats()["index_built"] == "exact"
+
+
+@pytest.mark.parametrize("part", ["index", "header", "missing"])
+def test_a_damaged_index_is_built_anew(tmp_path, queries, part):
+    with create(tmp_path / "g", "HNSW16") as gallery:
+        gallery.build_index()
+        expected = gallery.search(queries)
+    file = next(gallery.folder.glob("index-*.faiss"))
+    if part == "missing":
+        file.unlink()
+    else:
+        damaged = file if part == "index" else gallery.folder / "index.json"
+        data = bytearray(damaged.read_bytes())
+        data[len(data) // 2 if part == "index" else 0] ^= 1
+        damaged.write_bytes(data)
+    with Gallery.open(gallery.folder, read_only=True) as reader:  # may not write: searches by brute force
+        assert len(reader.verify()) == 1
+        assert reader.search(queries)[1].tolist() == truth(reader, queries, 10).tolist()
+        assert not list(gallery.folder.glob("index-*")) or part != "missing"
+    with Gallery.open(gallery.folder) as again:
+        scores, ids = again.search(queries)
+        assert ids.tolist() == expected[1].tolist()
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert len(again.repairs) == 1
+        assert "built anew" in again.repairs[0]
+        assert again.verify() == []
+
+
+def test_an_index_of_another_gallery_is_not_used(tmp_path, queries):
+    with create(tmp_path / "a", "Flat") as gallery:
+        gallery.build_index()
+    with Gallery.create(tmp_path / "b", EncoderIdentity("f", DIM, "x"), index="Flat") as other:
+        other.add([str(n) for n in range(N_ITEMS)], draw(N_ITEMS, seed=5))
+        for file in gallery.folder.glob("index*"):
+            (other.folder / file.name).write_bytes(file.read_bytes())
+        assert other.search(queries)[1].tolist() == truth(other, queries, 10).tolist()
+        assert len(other.repairs) == 1
+
+
+def test_readers_take_a_new_index_when_it_is_there(tmp_path, queries):
+    with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
+        first = reader.search(queries)[1].tolist()
+        assert reader._indexes._loaded is None
+        gallery.build_index()
+        assert reader.search(queries)[1].tolist() == first
+        assert reader._indexes._loaded.header == gallery._indexes.header()
+        gallery.remove(["3"])
+        gallery.compact()
+        assert reader.search(queries)[1].tolist() == truth(gallery, queries, 10).tolist()
+        assert reader.repairs == []
+
+
+def test_too_few_items_to_train_are_searched_by_brute_force(tmp_path, queries):
+    with Gallery.create(tmp_path / "g", EncoderIdentity("f", DIM, "x"), index="IVF1024,PQ4") as gallery:
+        assert gallery.build_index() is None
+        gallery.add(["a"], draw(1))
+        assert gallery.build_index() is None
+        assert gallery.search(queries)[1].tolist() == [["a"]] * 20
+
+
+def test_only_one_process_builds(tmp_path):
+    with create(tmp_path / "g", "Flat") as gallery, faiss_index.building(gallery.folder) as mine:
+        assert mine
+        with pytest.raises(InputError, match="another process is building the index"):
+            gallery.build_index()
+
+
+def test_names_and_shares_that_do_not_fit_are_refused(tmp_path):
+    identity = EncoderIdentity("f", DIM, "x")
+    for name in ("HNWS32", "IVF,PQ", "PQ7"):
+        with pytest.raises(InputError, match=f"index '{name}' is no FAISS factory string for 16 dimensions"):
+            Gallery.create(tmp_path / "g", identity, index=name)
+    assert not (tmp_path / "g").exists()
+    with Gallery.create(tmp_path / "g", identity) as gallery, pytest.raises(InputError, match=r"recall is 1\.5; a share"):
+        gallery.build_index(recall=1.5)
+
+
+def test_auto_chooses_by_size_recall_and_memory():
+    assert choose_index(100_000, 512, 0.95, 2**40) == "exact"
+    assert choose_index(10**6, 512, 0.9999, 2**40) == "exact"
+    assert choose_index(200_000, 512, 0.95, 2**40) == "HNSW32"
+    assert choose_index(200_000, 512, 0.95, 2**28) == "IVF2048,SQ8"
+    assert choose_index(200_000, 512, 0.95, 2**24) == "IVF2048,PQ64"
+    assert choose_index(10**7, 96, 0.95, 2**28) == "IVF16384,PQ12"
+
+
+def test_nearest_of_candidates_by_hand():
+    table = np.array([[1, 0], [0, 1], [1, 0], [0.5, 0]], np.float32)
+    scores, rows = nearest_of(table, np.array([[1, 0]], np.float32), np.array([[3, 2, -1, 0, 2]]), 4)
+    assert rows.tolist() == [[0, 2, 3, -1]]
+    assert scores.tolist() == [[1, 1, 0.5, -np.inf]]
