@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
+from sightline.embedding.extract import embed_manifest, own_part
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 
@@ -47,3 +47,24 @@ def test_all_images_that_cannot_be_read_are_named_at_once(encoder, image_tree, t
     with pytest.raises(InputError, match="2 faults") as caught:
         embed_manifest(encoder, read_manifest(tmp_path / "tree"), batch_size=4)
     assert all(str(path) in str(caught.value) for path in broken)
+
+
+@pytest.mark.parametrize("n_processes", [2, 5, 100])
+def test_the_parts_of_several_processes_are_the_whole_in_order(image_tree, tmp_path, monkeypatch, n_processes):
+    manifest, ids, files = read_manifest(image_tree), [], []
+    monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    for rank in range(n_processes):
+        monkeypatch.setenv("RANK", str(rank))
+        part, file = own_part(manifest, tmp_path / "table.parquet")
+        ids += part.table["id"].to_list()
+        files.append(file)
+        assert abs(len(part) - len(manifest) / n_processes) < 1
+    assert ids == manifest.table["id"].to_list()
+    assert files[1] == tmp_path / f"table-00001-of-{n_processes:05}.parquet"
+    assert len(set(files)) == n_processes
+
+
+def test_one_process_has_the_whole(image_tree, tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    manifest = read_manifest(image_tree)
+    assert own_part(manifest, tmp_path / "table.parquet") == (manifest, tmp_path / "table.parquet")

@@ -14,12 +14,13 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
 ) -> None:
-    """Write a vector for every image, with its id and labels, to one file."""
+    """Write a vector for every image, with its id and labels, to one file; under torchrun to one for each process."""
     from sightline.data.manifest import read_manifest
-    from sightline.embedding.extract import embed_manifest
+    from sightline.embedding.extract import embed_manifest, own_device, own_part
     from sightline.models.encoder import Encoder
 
     manifest = read_manifest(source, labelled=False)
-    manifest = manifest if split is None else manifest.split(split)
-    table = embed_manifest(Encoder.from_pretrained(encoder), manifest, batch_size, workers, show_progress=True)
+    manifest, out = own_part(manifest if split is None else manifest.split(split), out)
+    model = Encoder.from_pretrained(encoder).to(own_device())
+    table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
     typer.echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")

@@ -1,5 +1,11 @@
 """Run an encoder over a manifest into a table."""
 
+import os
+from pathlib import Path
+
+import polars as pl
+import torch
+
 from sightline.data.dataset import ImageDataset
 from sightline.data.manifest import Manifest
 from sightline.data.transforms import eval_transform
@@ -14,3 +20,24 @@ def embed_manifest(
     dataset = ImageDataset.of(manifest, eval_transform(encoder.settings.preprocessing))
     vectors = encoder.encode_dataset(dataset, batch_size, n_workers, show_progress)
     return EmbeddingTable(manifest, vectors, encoder.fingerprint())
+
+
+def own_part(manifest: Manifest, out: Path) -> tuple[Manifest, Path]:
+    """The images that this process of ``torchrun`` has to embed, and the file for them; alone, all and the file given.
+
+    Of four processes the second takes the second quarter and writes ``table-00001-of-00004.parquet``. Each part is a table
+    of its own, so that a process that fails is started again by itself.
+    """
+    rank, n_processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if n_processes == 1:
+        return manifest, out
+    first, last = (len(manifest) * edge // n_processes for edge in (rank, rank + 1))
+    part = manifest.where(pl.int_range(pl.len()).is_between(first, last, closed="left"))
+    return part, out.with_name(f"{out.stem}-{rank:05}-of-{n_processes:05}{out.suffix}")
+
+
+def own_device() -> torch.device:
+    """The GPU of this process of ``torchrun``, or the first; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
