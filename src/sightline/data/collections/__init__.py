@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Protocol
 
 from sightline.data.collections.emoji import write_emoji
+from sightline.data.collections.fashion_mnist import write_fashion_mnist
+from sightline.data.collections.logos import write_logos
+from sightline.data.collections.openclipart import write_openclipart
 
 
 class WriteCollection(Protocol):
@@ -14,6 +17,11 @@ class WriteCollection(Protocol):
         ...
 
 
-COLLECTIONS: dict[str, WriteCollection] = {"emoji": write_emoji}
+COLLECTIONS: dict[str, WriteCollection] = {
+    "emoji": write_emoji,
+    "fashion-mnist": write_fashion_mnist,
+    "logos": write_logos,
+    "openclipart": write_openclipart,
+}
 
 __all__ = ["COLLECTIONS", "WriteCollection"]
