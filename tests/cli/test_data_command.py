@@ -51,7 +51,8 @@ def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, tm
     assert (status, "Ebay_train.txt (train): 1 images, 59551 are published: the file is short" in err) == (2, True)
     assert "1 of 2 images are not there: 'chair_final/2_0.JPG'" in err
     assert not list(tmp_path.glob("*sop*"))
-    assert sightline(*words, "--subset")[0] == 0
+    with pytest.warns(UserWarning, match=r"1 of 2 images are not there and left out: 'chair_final/2_0\.JPG'"):
+        assert sightline(*words, "--subset")[0] == 0
     assert pl.read_parquet(tmp_path / "sop.parquet")["path"].to_list() == ["chair_final/1_0.JPG"]
 
 
@@ -102,6 +103,14 @@ def test_stats_by_split_and_level(sightline, tmp_path):
         ["test", "1", "1", "1", "1", "1", "1"],
         ["is_query:", "5", "images"],
     ]
+
+
+def test_stats_of_more_than_a_million_are_written_out(sightline, tmp_path):
+    table = pl.select(path=pl.int_range(1_234_567)).with_columns(split=pl.lit("train"), label=pl.col("path") < 2)
+    table.write_parquet(tmp_path / "m.parquet")
+    status, out, _ = sightline("data", "stats", tmp_path / "m.parquet")
+    assert status == 0
+    assert out.splitlines()[-1].split() == ["train", "0", "1,234,567", "2", "2", "617,283.5", "1,234,565"]
 
 
 def test_stats_without_labels(sightline, tmp_path):

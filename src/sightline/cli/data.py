@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
 
 GLYPHS = "glyphs"
+MADE = {
+    GLYPHS: "characters drawn from fonts: code point < base letter < script; needs nothing",
+    "emoji": "emoji, each drawn by four vendors: emoji < subcategory < category; needs npm, or its packages in --root",
+    "logos": "brands, each drawn by several collections: brand < category; needs npm, or its packages in --root",
+    "fashion-mnist": "70,000 pictures of clothes, 10 classes; needs apt, or the package dataset-fashion-mnist in --root",
+    "openclipart": "clip art by its tree of folders; needs apt, or the package openclipart-png in --root",
+}
 
 
 @app.command()
@@ -47,11 +54,9 @@ def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manife
 def _statistics(manifest: "Manifest") -> list[str]:
     from sightline.data.manifest import FLAGS, manifest_statistics
 
-    lines = [f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>9}{'most':>9}"]
-    for split, level, n_images, *numbers in manifest_statistics(manifest).rows():
-        sizes = "".join(
-            f"{number:>{width},g}" for number, width in zip(numbers, (10, 9, 9, 9), strict=True) if number is not None
-        )
+    lines = [f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>11}{'most':>11}"]
+    for split, level, n_images, n_classes, fewest, median, most in manifest_statistics(manifest).rows():
+        sizes = "" if level is None else f"{n_classes:>10,}{fewest:>9,}{f'{median:,.1f}'.removesuffix('.0'):>11}{most:>11,}"
         lines.append(f"{split:<6}{'-' if level is None else level:>6}{n_images:>12,}{sizes}")
     there = [flag for flag in FLAGS if flag in manifest.table.columns]
     return lines + [f"{flag}: {manifest.table[flag].sum():,} images" for flag in there]
@@ -63,9 +68,8 @@ def list_sets() -> None:
     from sightline.data.benchmarks import READERS
 
     typer.echo("Made or fetched: sightline data prepare NAME --out FOLDER")
-    for name, write in {GLYPHS: None, **_collections()}.items():
-        about = (write.__doc__ or "").strip().splitlines()[0] if write else "characters drawn from fonts; needs nothing"
-        typer.echo(f"  {name:<17} {about}")
+    for name in (GLYPHS, *_collections()):
+        typer.echo(f"  {name:<17} {MADE[name]}")
     typer.echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
     for name, reader in READERS.items():
         typer.echo(f"  {name:<17} {reader.about}; needs {reader.needs}")

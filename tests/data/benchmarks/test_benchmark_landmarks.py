@@ -191,7 +191,8 @@ def test_a_subset_has_judgements_of_what_is_there(tree):
     put_oxford(tree)
     (tree.root / f"roxford5k/jpg/{ITEMS[2]}.jpg").unlink()
     assert "1 of 6 images are not there" in tree.complaint(ROXFORD)
-    manifest = tree.prepare(ROXFORD, subset=True)
+    with pytest.warns(UserWarning, match="1 of 6 images are not there and left out"):
+        manifest = tree.prepare(ROXFORD, subset=True)
     found = read_judgements(
         judgements_file(tree.out), manifest.table["id"].to_list()[:2], manifest.table["id"].to_list()[2:]
     )

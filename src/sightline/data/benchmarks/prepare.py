@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,10 +90,12 @@ def _checked(
     first = ["path", "split", *(name for name in label_columns(len(table.columns)) if name in table.columns)]
     table = table.select(*first, *(name for name in table.columns if name not in first))
     missing = _missing(table["path"], show_progress)
-    if subset:
+    if subset and len(missing):
+        if len(missing) == len(table):
+            raise InputError(f"{root}: none of its {len(table)} images is there; needed is a folder with {reader.needs}")
+        left_out = f"{root}: {len(missing)} of {len(table)} images are not there and left out: {_some(missing, root)}"
+        warnings.warn(left_out, stacklevel=3)
         table = table.filter(~pl.col("path").is_in(missing.implode()))
-        if not len(table):
-            raise InputError(f"{root}: none of its {len(missing)} images is there; needed is a folder with {reader.needs}")
     faults = [] if subset else [*_count_faults(table, draft, counts, root)]
     if len(missing) and not subset:
         faults.append(f"{len(missing)} of {len(table)} images are not there: {_some(missing, root)}")
@@ -132,8 +135,7 @@ def _count_faults(table: pl.DataFrame, draft: Draft, counts: Mapping[str, Part],
         if wanted.images is not None and len(rows) != wanted.images:
             faults.append(f"{where}: {len(rows)} images, {wanted.images} are published: {_short(len(rows), wanted.images)}")
         for level, n_wanted in enumerate(wanted.classes):
-            above = [name for name in label_columns(len(rows.columns))[level:] if name in rows.columns]
-            n_found = rows.select(above).n_unique() if len(rows) else 0
+            n_found = rows[f"label_{level}"].n_unique()
             if n_found != n_wanted:
                 faults.append(f"{where}: {n_found} classes in label_{level}, {n_wanted} are published")
     return faults

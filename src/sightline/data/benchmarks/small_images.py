@@ -92,8 +92,8 @@ def _opened(source: Source, files: Cifar) -> tuple[Path, Callable[[str], bytes],
         packed = source.find([archive], Path.is_file)
         if packed is not None:
             with archive_faults(packed), tarfile.open(packed) as tar:
-                members = {Path(member.name).name: tar.extractfile(member) for member in tar if member.isfile()}
-                loaded = {name: file.read() for name, file in members.items() if file is not None}
+                files_in = ((member, tar.extractfile(member)) for member in tar)  # read in order: the archive is a stream
+                loaded = {Path(member.name).name: file.read() for member, file in files_in if file is not None}
             return packed, partial(_member, loaded, packed), bool(suffix)
     sought = source.file(*files.archives, *(f"{folder}/{files.test}" for folder in files.folders))  # says what is missing
     raise InputError(f"{sought}: not a file of this data set")
