@@ -3,13 +3,14 @@ import pickle
 import numpy as np
 import polars as pl
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from scipy.io import savemat
 
 from sightline.data.benchmarks.judgements import judgements_file, read_judgements
 from sightline.data.benchmarks.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, SFM_120K
 from sightline.data.benchmarks.revisited import ROXFORD, ROXFORD_1M
 from sightline.data.benchmarks.source import Part
+from sightline.data.images import load_image
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_revisited
 
@@ -163,6 +164,22 @@ def test_queries_have_boxes_and_judgements(tree, folder):
     assert manifest.boxes() == [(1, 0, 5, 5), (0, 1, 3, 4), None, None, None, None]  # the images are 6 x 5
     with Image.open(manifest.paths()[0]) as image:
         assert image.size == (6, 5)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_the_box_turns_with_the_image(tree, turn):
+    put_oxford(tree)
+    path = tree.root / "roxford5k/jpg/hertford_000007.jpg"
+    with Image.open(path) as image:
+        stored = image.convert("RGB")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    stored.save(path, "PNG", exif=exif)  # whatever its name: no pixel may change
+    part = stored.crop((0, 1, 3, 4))
+    part.getexif()[ExifTags.Base.Orientation] = turn
+    manifest = tree.prepare(ROXFORD)
+    seen = load_image(manifest.paths()[1], manifest.boxes()[1])
+    np.testing.assert_array_equal(np.asarray(seen), np.asarray(ImageOps.exif_transpose(part)))
 
 
 def test_judgements_fit_the_evaluation_with_and_without_distractors(tree):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from PIL import Image
+from PIL import ExifTags, Image
 
 from sightline.data.benchmarks.foreign import as_text, read_pickle
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, read_text, rows_of
@@ -59,13 +59,23 @@ def read_revisited(source: Source, name: str, distractors: bool) -> Draft:
 
 
 def _pixels(path: Path, box: Sequence[float]) -> tuple[int, int, int, int]:
-    """The box in whole pixels, within the image where that can be read."""
+    """The box in whole pixels, within the image where that can be read.
+
+    Boxes are of the stored pixels; images are turned as their cameras say when they are opened, and the box with them.
+    """
     left, top, right, bottom = map(round, box)
     try:
         with Image.open(path) as image:
-            return max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
+            width, height = image.size
+            turn = image.getexif().get(ExifTags.Base.Orientation, 1)
     except OSError:  # missing images are reported together
-        return max(left, 0), max(top, 0), right, bottom
+        return left, top, right, bottom
+    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+    if turn in (2, 3, 7, 8):
+        left, right = width - right, width - left
+    if turn in (3, 4, 6, 7):
+        top, bottom = height - bottom, height - top
+    return (top, left, bottom, right) if turn in (5, 6, 7, 8) else (left, top, right, bottom)
 
 
 def _reader(name: str, city: str, n_images: int, distractors: bool) -> Reader:
