@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sightline import __version__
-from sightline.cli import data, hierarchy
+from sightline.cli import data, hierarchy, index, ood
 from sightline.cli.benchmark import benchmark
 from sightline.cli.compare import compare
 from sightline.cli.demo import demo
@@ -21,6 +21,8 @@ from sightline.errors import InputError
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data.app, name="data")
 app.add_typer(hierarchy.app, name="hierarchy")
+app.add_typer(index.app, name="index")
+app.add_typer(ood.app, name="ood")
 for command in (train, embed, whiten, evaluate, compare, search, report, demo, benchmark):
     app.command()(command)
 

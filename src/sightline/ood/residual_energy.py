@@ -106,8 +106,9 @@ class ResidualEnergy(Scorer):
     """
 
     name = "residual_energy"
-    state: ClassVar[tuple[str, ...]] = ("temperature",)
+    state: ClassVar[tuple[str, ...]] = ("temperature", "scale")
     temperature: Tensor
+    scale: Tensor  # of what the network sees: unit vectors of many dimensions would leave it nearly constant
     network: nn.Sequential
 
     def __init__(self, prior: Scorer, settings: ResidualSettings) -> None:
@@ -121,7 +122,7 @@ class ResidualEnergy(Scorer):
 
     def residual(self, features: Tensor) -> Tensor:
         """(N,) what the network adds."""
-        found: Tensor = self.network(features)
+        found: Tensor = self.network(self.scale * features)
         return found.squeeze(1)
 
     def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
@@ -142,6 +143,7 @@ class ResidualEnergy(Scorer):
             deviation * 2 * settings.weight / settings.spread if settings.temperature == "auto" else settings.temperature
         )
         self.temperature = torch.tensor(asked, dtype=torch.float64)
+        self.scale = data.square().mean().rsqrt()
         self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
         self._train(data, labels)
 

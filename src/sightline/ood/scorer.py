@@ -185,7 +185,8 @@ class Scorer(ABC):
         self.width = _width(inputs)
         for name in self.state:  # float64 was for fitting; scoring takes the type of the inputs
             tensor = getattr(self, name)
-            setattr(self, name, tensor.to(inputs.dtype) if tensor.is_floating_point() else tensor)
+            # Contiguous as it is saved: a product with a transposed layout differs in the last bits.
+            setattr(self, name, tensor.to(inputs.dtype if tensor.is_floating_point() else tensor.dtype).contiguous())
 
     def _energy_given(self, given: dict[str, Tensor]) -> Tensor:
         inputs = given[self.needs[0]]

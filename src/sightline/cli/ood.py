@@ -1,0 +1,107 @@
+"""``sightline ood``: does an image belong to a collection?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Tell images that belong from those that do not.")
+
+
+@app.command()
+def fit(
+    table: Annotated[Path, typer.Argument(help="Images that belong, written by `sightline embed`.")],
+    out: Annotated[Path, typer.Option(help="Folder to write, such as encoder/rejector.")],
+    scorer: Annotated[str, typer.Option(help="heat, gmm, knn, vim ...; see docs/ood.md.")] = "heat",
+    tpr: Annotated[float, typer.Option(help="Share of images that belong to accept.")] = 0.95,
+    split: Annotated[str | None, typer.Option(help="Fit on this split alone.")] = None,
+    held_out_table: Annotated[
+        Path | None, typer.Option(help="Images that belong, to calibrate on; without it, a fifth of the table.")
+    ] = None,
+    gallery_table: Annotated[
+        Path | None, typer.Option(help="The gallery, to calibrate from which similarity on there is a match.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="What search does with outliers: reject, flag or ignore.")] = "reject",
+    level: Annotated[int, typer.Option(min=0, help="Label level to fit on; 0 is the finest.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the part held out.")] = 0,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="One of the scorer's, as name=value in JSON; may be repeated.")
+    ] = None,
+) -> None:
+    """Fit and calibrate a rejector; print its thresholds."""
+    from sightline.embedding.table import EmbeddingTable
+    from sightline.ood.rejector import fit_rejector
+
+    embedded = EmbeddingTable.read(table)
+    rejector = fit_rejector(
+        embedded if split is None else embedded.split(split),
+        scorer,
+        tpr,
+        None if held_out_table is None else EmbeddingTable.read(held_out_table),
+        None if gallery_table is None else EmbeddingTable.read(gallery_table),
+        policy,
+        level,
+        seed,
+        show_progress=True,
+        **_options(option or []),
+    )
+    typer.echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
+    if rejector.similarity_threshold is not None:
+        typer.echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
+
+
+@app.command()
+def evaluate(
+    rejector: Annotated[Path, typer.Argument(help="Folder written by `sightline ood fit`.")],
+    inside: Annotated[Path, typer.Option("--in", help="Table of images that belong and that it was not fitted on.")],
+    out_sets: Annotated[list[str], typer.Option("--out-sets", help="name=table of images that do not; may be repeated.")],
+    split: Annotated[str | None, typer.Option(help="Only this split of the images that belong.")] = None,
+    interval: Annotated[float | None, typer.Option(help="Also print between which values each lies: 0.95.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write metrics and intervals to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw ROC and histograms to this .svg or .png file.")] = None,
+) -> None:
+    """Print AUROC, FPR95, AUPR and accuracy for each set and their mean, in percent, and how many images are refused."""
+    from sightline.embedding.table import EmbeddingTable
+    from sightline.evaluation.detection import DetectionResult
+    from sightline.ood.rejector import Rejector
+
+    loaded = Rejector.load(rejector)
+    belonging = EmbeddingTable.read(inside)
+    belonging = belonging if split is None else belonging.split(split)
+    tables = {name: EmbeddingTable.read(Path(file)) for name, file in _named(out_sets).items()}
+    loaded.check_encoder(belonging.fingerprint, inside)
+    for name, table in tables.items():
+        loaded.check_encoder(table.fingerprint, name)
+    energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
+    result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
+    typer.echo(result.as_text(interval))
+    threshold = loaded.scorer.threshold or 0.0
+    refused = {"those that belong": result.inside, **energies}
+    typer.echo("refused: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in refused.items()))
+    if json is not None:
+        result.write_json(json, interval or 0.95)
+    if plot is not None:
+        from sightline.report.detection import draw_detection
+
+        draw_detection(result, plot, threshold)
+
+
+def _options(words: list[str]) -> dict[str, object]:
+    """What name=value says; a value that is no JSON is a word."""
+    from json import JSONDecodeError, loads
+
+    found: dict[str, object] = {}
+    for name, value in _named(words).items():
+        try:
+            found[name] = loads(value)
+        except JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def _named(words: list[str]) -> dict[str, str]:
+    from sightline.errors import InputError
+
+    if wrong := [word for word in words if "=" not in word]:
+        raise InputError(f"{wrong[0]!r}: name=value is needed")
+    return {name: value for name, _, value in (word.partition("=") for word in words)}

@@ -1,0 +1,200 @@
+"""The rejector: bound to an encoder, saved in a folder of its own; and the commands that make and measure it."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
+from sightline.cli.main import run
+from sightline.ood.rejector import Rejector, fit_rejector, match_threshold
+
+PRINT, OTHER = "a" * 32, "b" * 32
+
+
+def table(n, seed=0, shift=0.0, fingerprint=PRINT, n_classes=8, prefix="i"):
+    """Unit vectors about class means that every seed shares."""
+    labels = np.arange(n) % n_classes
+    means = np.random.default_rng(99).normal(size=(n_classes, 6))
+    vectors = (means[labels] + 0.3 * np.random.default_rng(seed).normal(size=(n, 6)) + shift).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = pl.DataFrame(
+        {
+            "id": [f"{prefix}{seed}-{place}" for place in range(n)],
+            "path": [f"{place}.png" for place in range(n)],
+            "split": ["test"] * n,
+            "label_0": [f"c{label}" for label in labels],
+        }
+    )
+    return EmbeddingTable(Manifest(Path("images.csv"), Path("."), rows, 1), vectors, fingerprint)
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Run the console command here; returns status, standard output and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def test_accepts_the_stated_share_and_refuses_what_is_elsewhere():
+    rejector = fit_rejector(table(2000), "gmm", tpr=0.9)
+    verdicts = rejector.judge(table(2000, seed=1).vectors)
+    assert np.mean([verdict.belongs for verdict in verdicts]) == pytest.approx(0.9, abs=0.03)
+    outside = rejector.judge(np.random.default_rng(0).normal(size=(200, 6)))
+    assert np.mean([verdict.belongs for verdict in outside]) < 0.3
+    assert all(v.matched is None and v.similarity is None and v.similarity_threshold is None for v in verdicts)
+    assert all(v.belongs == (v.energy <= v.threshold) for v in verdicts)
+
+
+def test_no_match_is_kept_apart_from_not_belonging():
+    rejector = fit_rejector(table(400), "knn", gallery=table(80, seed=5), k=3)
+    assert rejector.similarity_acceptance == 0.95
+    limit = rejector.similarity_threshold
+    vectors = table(3, seed=1).vectors
+    verdicts = rejector.judge(vectors, [limit, limit - 1e-6, 1.0])
+    assert [verdict.matched for verdict in verdicts] == [True, False, True]
+    assert [verdict.similarity for verdict in verdicts] == [limit, limit - 1e-6, 1.0]
+    np.testing.assert_allclose([verdict.energy for verdict in verdicts], rejector.scorer.score(vectors))
+    with pytest.raises(InputError, match=r"one for each of the 3 queries is needed, found \(2,\)"):
+        rejector.judge(vectors, [0.1, 0.2])
+
+
+def test_match_threshold_by_definition():
+    queries, gallery = table(60, seed=1), table(50, seed=2)
+    both = EmbeddingTable(  # the gallery holds some of the queries too: they do not match themselves
+        Manifest(Path("g.csv"), Path("."), pl.concat([gallery.manifest.table, queries.manifest.table[:20]]), 1),
+        np.concatenate([gallery.vectors, queries.vectors[:20]]),
+        PRINT,
+    )
+    best = []
+    for query_id, label, z in zip(queries.ids, queries.manifest.table["label_0"], queries.vectors, strict=True):
+        same = zip(both.ids, both.manifest.table["label_0"], both.vectors, strict=True)
+        best.append(max(float(z @ g) for item_id, other, g in same if other == label and item_id != query_id))
+    found = match_threshold(queries, both, 0.9)
+    assert found == pytest.approx(np.quantile(best, 0.1, method="lower"), abs=1e-6)
+    assert np.mean(np.array(best) >= found - 1e-6) >= 0.9
+    stranger = table(20, seed=3)
+    renamed = Manifest(Path("x.csv"), Path("."), stranger.manifest.table.with_columns(pl.lit("z").alias("label_0")), 1)
+    with pytest.raises(InputError, match=r"no query of x\.csv has an image of its class in g\.csv"):
+        match_threshold(EmbeddingTable(renamed, stranger.vectors, PRINT), both)
+
+
+def test_policies():
+    rejector = fit_rejector(table(300), "gmm")
+    inside, outside = rejector.judge(np.stack([table(1).vectors[0], -table(1).vectors[0]]))
+    assert (inside.belongs, outside.belongs) == (True, False)
+    kept = {}
+    for policy in ("reject", "flag", "ignore"):
+        rejector.policy = policy
+        kept[policy] = (rejector.keeps(inside), rejector.keeps(outside))
+    assert kept == {"reject": (True, False), "flag": (True, True), "ignore": (True, True)}
+    with pytest.raises(InputError, match="unknown policy 'refuse'"):
+        fit_rejector(table(300), "gmm", policy="refuse")
+
+
+def test_saved_inside_an_encoder_and_bound_to_it(tmp_path):
+    encoder = Encoder.create("tiny", 6, image_size=32)
+    folder = encoder.save_pretrained(tmp_path / "encoder")
+    made = fit_rejector(table(300, fingerprint=encoder.fingerprint()), "gmm", policy="flag", gallery=None)
+    made.save(folder / "rejector")
+    assert Encoder.from_pretrained(folder).fingerprint() == encoder.fingerprint()
+    for place in (folder, folder / "rejector"):
+        loaded = Rejector.load(place, encoder.fingerprint())
+        assert (loaded.policy, loaded.similarity_threshold) == ("flag", None)
+        assert loaded.judge(table(5).vectors) == made.judge(table(5).vectors)
+    with pytest.raises(InputError, match=f"fitted on vectors of encoder {encoder.fingerprint()}, these are of {OTHER}"):
+        Rejector.load(folder, OTHER)
+    made.save(folder / "rejector")  # again, in its place
+    assert sorted(file.name for file in (folder / "rejector").iterdir()) == [
+        "rejector.json",
+        "scorer.json",
+        "scorer.safetensors",
+    ]
+
+
+def test_what_does_not_fit(tmp_path):
+    with pytest.raises(InputError, match="a rejector judges vectors; scorer 'gmm_std' needs feature maps"):
+        fit_rejector(table(50), "gmm_std")
+    with pytest.raises(InputError, match="has no threshold yet"):
+        Rejector(ood.create("gmm").fit(table(50).vectors), PRINT)
+    with pytest.raises(InputError, match="a rejector judges vectors; scorer 'gmm_std'"):
+        Rejector(ood.create("gmm_std"), PRINT)
+    with pytest.raises(InputError, match=f"the gallery table is of encoder {OTHER}, the fit table of {PRINT}"):
+        fit_rejector(table(50), "gmm", gallery=table(50, fingerprint=OTHER))
+    with pytest.raises(InputError, match="level is 1; the table has 1 label levels"):
+        fit_rejector(table(50), "gmm", level=1)
+    with pytest.raises(InputError, match="2 or more are needed"):
+        fit_rejector(table(1), "gmm")
+    with pytest.raises(InputError, match=r"not a rejector: it has no rejector\.json"):
+        Rejector.load(tmp_path)
+    folder = fit_rejector(table(50), "gmm").save(tmp_path / "r")
+    stored = json.loads((folder / "rejector.json").read_text())
+    for broken, message in (
+        ({**stored, "format": 2}, "of format 2"),
+        ({**stored, "extra": 1}, "not a rejector's settings"),
+        ([1], "not a rejector's settings"),
+    ):
+        (folder / "rejector.json").write_text(json.dumps(broken))
+        with pytest.raises(InputError, match=message):
+            Rejector.load(folder)
+
+
+def test_commands(sightline, tmp_path):
+    files = {}
+    made = {"fit": table(400), "held": table(200, 1), "far": table(100, 2, shift=4.0), "near": table(90, 3, shift=0.5)}
+    for name, part in made.items():
+        files[name] = part.write(tmp_path / f"{name}.parquet")
+    files["other"] = table(20, fingerprint=OTHER).write(tmp_path / "other.parquet")
+    words = [
+        "ood",
+        "fit",
+        files["fit"],
+        "--out",
+        tmp_path / "rejector",
+        "--scorer",
+        "heat",
+        "--tpr",
+        0.9,
+        "--policy",
+        "flag",
+    ]
+    small = ["hidden=8", "epochs=1", "n_chains=16", "n_steps=1", 'priors=["gmm"]', "start=data"]
+    words += [word for option in small for word in ("--option", option)]
+    status, out, err = sightline(*words, "--gallery-table", files["held"])
+    assert status == 0, err
+    assert "heat, energies up to" in out
+    assert "are a match (90 %)" in out
+    loaded = Rejector.load(tmp_path / "rejector")
+    assert (loaded.policy, loaded.fingerprint, loaded.scorer.options()["start"]) == ("flag", PRINT, "data")
+
+    words = ["ood", "evaluate", tmp_path / "rejector", "--in", files["held"], "--out-sets", f"far={files['far']}"]
+    words += ["--out-sets", f"near={files['near']}", "--interval", 0.9]
+    status, out, err = sightline(*words, "--json", tmp_path / "r.json", "--plot", tmp_path / "r.svg")
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0].split() == ["set", "auroc", "fpr95", "aupr_out", "aupr_in", "accuracy"]
+    assert [line.split()[0] for line in lines[1:4]] == ["far", "near", "mean"]
+    assert lines[4].startswith("200 images that belong against 100 of far, 90 of near")
+    assert lines[5].startswith("refused: ")
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert f"{100 * stored['per_set']['far']['auroc']:.1f} [" in lines[1]
+    assert stored["level"] == 0.9
+    assert "<svg" in (tmp_path / "r.svg").read_text()
+
+    status, _, err = sightline(*words[:4], files["other"], *words[5:])
+    assert (status, f"these are of {OTHER}" in err) == (2, True)
+    status, _, err = sightline("ood", "fit", files["fit"], "--out", tmp_path / "x", "--scorer", "gnm")
+    assert (status, "did you mean 'gmm'" in err) == (2, True)
+    assert not (tmp_path / "x").exists()
+    status, _, err = sightline("ood", "evaluate", tmp_path / "rejector", "--in", files["held"], "--out-sets", "far")
+    assert (status, "'far': name=value is needed" in err) == (2, True)
