@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from sightline.data.collections.logo_drawings import READERS, Drawing, brand_key, read_drawings, same_brands
 from sightline.data.collections.logos import PACKAGES, write_logos
 from sightline.data.collections.near_duplicates import alike_pairs, ink_of
-from sightline.data.images import check_images
+from sightline.data.images import check_images, load_image
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 
@@ -121,7 +121,7 @@ def test_rendered_on_white_in_the_colour_of_the_brand(tmp_path):
         "bxl": write_npm(tmp_path / "npm", "@iconify-json/bxl", iconify({"acme": CROSS}, {"Shops": ["acme"]})),
     }
     table = table_of(tmp_path, packages)
-    of = {row["collection"]: Image.open(tmp_path / "logos" / row["path"]) for row in table.iter_rows(named=True)}
+    of = {row["collection"]: load_image(tmp_path / "logos" / row["path"]) for row in table.iter_rows(named=True)}
     assert of["simple-icons"].size == (128, 128)
     assert [of["simple-icons"].getpixel(at) for at in ((2, 2), (64, 64))] == [(255, 255, 255), (255, 0, 0)]
     assert [of["bxl"].getpixel(at) for at in ((2, 2), (64, 64))] == [(255, 255, 255), (0, 0, 0)]

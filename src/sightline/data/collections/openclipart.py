@@ -84,10 +84,10 @@ def _sorted_files(root: Path, counts: Counter[str]) -> list[PurePosixPath]:
 
 
 def _n_pixels(file: Path) -> int:
-    """As the header says: it is read without the decoder, which warns of the largest images; 0 if there is no header."""
+    """As the header says: read without the decoder, which warns of the largest images; 0 if there is no header."""
     with file.open("rb") as opened:
         header = opened.read(24)
-    return math.prod(struct.unpack(">II", header[16:])) if len(header) == 24 else 0
+    return math.prod(struct.unpack(">II", header[16:])) if len(header) == 24 and header[12:16] == b"IHDR" else 0
 
 
 def _labels(file: PurePosixPath) -> tuple[str, ...]:
