@@ -264,6 +264,12 @@ def test_bad_input_is_refused_and_nothing_is_lost(both, call, message):
     assert milvus.ids() == folder.ids()
 
 
+def test_a_gallery_is_made_by_its_address_too(tmp_path):
+    with Gallery.create(uri_of(tmp_path), IDENTITY, index="HNSW16", metric="dot") as gallery:
+        assert isinstance(gallery, MilvusGallery)
+        assert (gallery.metric, gallery.stats()["index"]) == ("dot", "HNSW")
+
+
 def test_a_gallery_to_be_read_alone(both, tmp_path):
     both[0].close()
     with MilvusGallery.open(uri_of(tmp_path), read_only=True) as gallery:

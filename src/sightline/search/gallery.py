@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -79,11 +78,16 @@ class Gallery:
         """A new, empty gallery; it appears complete or not at all.
 
         Args:
-            folder: must not exist, or be empty.
-            encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the gallery too.
+            folder: must not exist, or be empty; or an address of Milvus, such as ``milvus+http://host:19530/collection``.
+            encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the folder too.
             index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
             metric: ``cosine`` or ``dot``.
         """
+        if _is_cluster(folder):
+            from sightline.search.milvus import MilvusGallery
+
+            cluster: Any = MilvusGallery.create(str(folder), encoder, index=index, metric=metric)
+            return cluster  # type: ignore[no-any-return]
         folder = Path(folder)
         check_metric(metric)
         identity = EncoderIdentity.of(encoder)
@@ -105,13 +109,11 @@ class Gallery:
     @classmethod
     def open(cls, folder_or_uri: Path | str, *, read_only: bool = False) -> "Gallery":
         """The gallery in a folder, or on a cluster (``milvus+http://host:19530/collection``, or a Milvus Lite file)."""
-        if str(folder_or_uri).startswith("milvus") or (
-            Path(folder_or_uri).suffix == ".db" and Path(folder_or_uri).name != DATABASE
-        ):
-            opened: Gallery = import_module("sightline.search.milvus").MilvusGallery.open(
-                folder_or_uri, read_only=read_only
-            )
-            return opened
+        if _is_cluster(folder_or_uri):
+            from sightline.search.milvus import MilvusGallery
+
+            cluster: Any = MilvusGallery.open(str(folder_or_uri), read_only=read_only)  # has the same methods
+            return cluster  # type: ignore[no-any-return]
         return cls(Store.open(Path(folder_or_uri), read_only))
 
     def close(self) -> None:
@@ -138,7 +140,9 @@ class Gallery:
         folder = self.folder / ENCODER_FOLDER
         if not folder.is_dir():
             raise InputError(f"{self.folder}: no encoder was saved in this gallery; it is of {self.identity.name!r}")
-        encoder: Encoder = import_module("sightline.models.encoder").Encoder.from_pretrained(folder)
+        from sightline.models.encoder import Encoder
+
+        encoder = Encoder.from_pretrained(folder)
         self.check_encoder(encoder)
         return encoder
 
@@ -388,3 +392,9 @@ def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_
     found = np.full(places.shape, None, object)
     found[places >= 0] = snapshot.ids[places[places >= 0]]
     return found
+
+
+def _is_cluster(folder_or_uri: Path | str) -> bool:
+    """Whether it is an address of Milvus or a file of Milvus Lite."""
+    file = Path(folder_or_uri)
+    return str(folder_or_uri).startswith("milvus+") or (file.suffix == ".db" and file.name != DATABASE)
