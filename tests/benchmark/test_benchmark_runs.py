@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from sightline.benchmark.cell import run_job
 from sightline.benchmark.grid import cells_of
 from sightline.benchmark.locks import held, holder
 from sightline.benchmark.outcome import Outcome
-from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status
+from sightline.benchmark.pages import update_page, write_pages
+from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status, write_job
 from sightline.benchmark.suite import read_suite
 from sightline.errors import InputError
+from sightline.pipeline import train
 
 SMOKE = Path(__file__).parents[2] / "benchmarks/suites/glyphs-smoke.toml"
 SMALL = {"schedule.epochs=2": "schedule.epochs=1", "sampler.n_batches=4": "sampler.n_batches=2"}
@@ -40,39 +43,42 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "sightline", "benchmark", *map(str, words)]
 
 
+def run_here(out: Path, cells) -> None:
+    """What the processes of a suite do, without their start, which takes longer than such a run."""
+    for cell in cells:
+        assert run_job(write_job(out, cell)) == 0
+
+
 @pytest.fixture(scope="module")
 def whole(noise, tmp_path_factory):
-    """The folder of a suite of two losses and two seeds that ran by command, and what it printed."""
+    """The folder of a suite of two losses and two seeds that has run."""
     folder = tmp_path_factory.mktemp("whole")
-    page = folder / "page.md"
-    page.write_text("Before.\n\n<!-- suite smoke -->\nreplaced by the command\n<!-- end of suite smoke -->\n\nAfter.\n")
-    words = command(smoke(folder), "--out", folder / "out", "--data", f"glyphs={noise}", "--jobs", 2, "--page", page)
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    return folder, done
+    run_here(folder / "out", cells_in(smoke(folder), noise, folder))
+    return folder
 
 
-def test_a_suite_runs_from_end_to_end(whole, noise):
-    folder, done = whole
-    cells = cells_in(folder / "smoke.toml", noise, folder)
-    assert len(finished(folder / "out", cells)) == len(cells) == 5
-    assert len(list((folder / "out/results").iterdir())) == 5
-    assert not list((folder / "out/runs").iterdir()), "run folders are cleared"
-    assert "0 of 5 runs are finished already; 2 at once" in done.stderr
-    assert len(re.findall(r"^\[\d/5\] .*: recall@1 \d+\.\d, \d+ s", done.stderr, flags=re.M)) == 5
-    markdown = (folder / "out/tables.md").read_text()
+def test_a_suite_leaves_results_and_pages(whole, noise):
+    cells = cells_in(whole / "smoke.toml", noise, whole)
+    assert len(finished(whole / "out", cells)) == len(cells) == 5
+    assert len(list((whole / "out/results").iterdir())) == 5
+    assert not list((whole / "out/runs").iterdir()), "run folders are cleared"
+    write_pages(read_suite(whole / "smoke.toml"), whole / "smoke.toml", cells, whole / "out")
+    markdown = (whole / "out/tables.md").read_text()
     assert re.search(r"^\| ROADMAP \|.* ± .*\| 2 \|$", markdown, flags=re.M)
     assert re.search(r"^\| before training \| [^±]*\| 1 \|$", markdown, flags=re.M)
     assert "| ROADMAP | " in markdown.partition("### Beside TPAMI Table I")[2]
     assert "| 81.9 |" in markdown
-    html = (folder / "out/index.html").read_text()
+    html = (whole / "out/index.html").read_text()
     assert "<table>" in html
     assert not re.search(r'(?:src|href)="(?!data:)', html), "opens offline"
 
 
-def test_the_page_keeps_what_people_wrote(whole):
-    text = (whole[0] / "page.md").read_text()
+def test_the_page_keeps_what_people_wrote(whole, noise, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- suite smoke -->\nreplaced by the command\n<!-- end of suite smoke -->\n\nAfter.\n")
+    cells = cells_in(whole / "smoke.toml", noise, whole)
+    update_page(page, read_suite(whole / "smoke.toml"), whole / "smoke.toml", cells, whole / "out")
+    text = page.read_text()
     assert text.startswith("Before.\n")
     assert text.endswith("\nAfter.\n")
     assert "replaced by the command" not in text
@@ -80,48 +86,88 @@ def test_the_page_keeps_what_people_wrote(whole):
 
 
 def test_a_finished_suite_runs_nothing_and_says_so(whole, noise):
-    folder, _ = whole
-    cells, said = cells_in(folder / "smoke.toml", noise, folder), []
-    before = {file: file.stat().st_mtime_ns for file in (folder / "out/results").iterdir()}
-    run_cells(folder / "out", cells, jobs=1, say=said.append)
+    cells, said = cells_in(whole / "smoke.toml", noise, whole), []
+    before = {file: file.stat().st_mtime_ns for file in (whole / "out/results").iterdir()}
+    run_cells(whole / "out", cells, jobs=1, say=said.append)
     assert said == ["5 of 5 runs are finished already; 1 at once from here on"]
-    assert {file: file.stat().st_mtime_ns for file in (folder / "out/results").iterdir()} == before
-    assert status(folder / "out", cells).as_text(2) == "5 of 5 runs finished; nobody works on it"
+    assert {file: file.stat().st_mtime_ns for file in (whole / "out/results").iterdir()} == before
+    assert status(whole / "out", cells).as_text(2) == "5 of 5 runs finished; nobody works on it"
 
 
-def test_a_cell_run_again_is_the_same_to_the_last_bit(whole, noise):
-    folder, _ = whole
-    cells = cells_in(folder / "smoke.toml", noise, folder, only=["ROADMAP"], seeds=[1])
-    assert list(repeat(folder / "out", cells).values()) == [[]]
+def test_a_cell_run_again_is_the_same_to_the_last_bit(whole, noise, tmp_path):
+    first, second = cells_in(whole / "smoke.toml", noise, whole, only=["ROADMAP"])
+    run_here(tmp_path, [first])
+    stored = finished(whole / "out", [first, second])
+    assert stored[first].differences(Outcome.read(result_file(tmp_path, first))) == []
+    assert stored[first].differences(stored[second])[0].startswith("the encoder: "), "another seed is not the same"
 
 
-def test_another_seed_is_not_the_same(whole, noise):
-    folder, _ = whole
-    first, second = cells_in(folder / "smoke.toml", noise, folder, only=["ROADMAP"])
-    found = finished(folder / "out", [first, second])
-    assert found[first].differences(found[second])[0].startswith("the encoder: ")
+def test_a_cell_interrupted_goes_on_to_the_same_result(whole, noise, tmp_path):
+    (cell,) = cells_in(whole / "smoke.toml", noise, whole, only=["Smooth-AP"], seeds=[0])
+    job = write_job(tmp_path, cell)
+    train(cell.recipe, job.parent / "run", max_minutes=0)  # stops after its first step, with a checkpoint
+    assert not (job.parent / "run/encoder").exists()
+    assert run_job(job) == 0
+    outcome = Outcome.read(result_file(tmp_path, cell))
+    assert outcome.about["was_resumed"]
+    assert finished(whole / "out", [cell])[cell].differences(outcome) == []
 
 
-def test_repeating_what_was_never_run_is_refused(whole, noise, tmp_path):
+def test_a_run_folder_of_another_recipe_is_begun_anew(whole, noise, tmp_path):
+    (cell,) = cells_in(whole / "smoke.toml", noise, whole, only=["Smooth-AP"], seeds=[0])
+    job = write_job(tmp_path, cell)
+    train(cell.recipe.model_copy(update={"seed": 5}), job.parent / "run", max_minutes=0)
+    assert run_job(job) == 0
+    assert finished(whole / "out", [cell])[cell].differences(Outcome.read(result_file(tmp_path, cell))) == []
+
+
+def test_keep_leaves_the_encoder(noise, tmp_path):
+    (cell,) = cells_in(smoke(tmp_path), noise, tmp_path, only=["ROADMAP"], seeds=[0])
+    assert run_job(write_job(tmp_path, cell, keep=True)) == 0
+    assert len(list(tmp_path.glob("runs/*/run/encoder"))) == 1
+
+
+def test_repeating_what_was_never_run_is_refused(noise, tmp_path):
     cells = cells_in(smoke(tmp_path), noise, tmp_path, only=["before training"])
     with pytest.raises(InputError, match="1 of 1 runs are not finished: nothing to compare with"):
         repeat(tmp_path / "out", cells)
 
 
+def test_a_result_of_other_defaults_is_run_again(whole, noise, tmp_path):
+    (cell,) = cells_in(whole / "smoke.toml", noise, whole, only=["before training"])
+    stored = finished(whole / "out", [cell])[cell]
+    changed = stored.about | {"recipe": stored.about["recipe"] | {"precision": "bf16-mixed"}}
+    Outcome(stored.result, changed).write(result_file(tmp_path, cell))
+    assert finished(tmp_path, [cell]) == {}
+    said = []
+    run_cells(tmp_path, [cell], jobs=1, say=said.append)
+    assert said[0].startswith("0 of 1 runs are finished already")
+    assert re.fullmatch(r"\[1/1\] before training, glyphs, seed 0: recall@1 \d+\.\d, \d+ s", said[1])
+    assert finished(tmp_path, [cell])[cell].differences(stored) == []
+
+
 @pytest.mark.slow
+def test_the_command_runs_a_suite_from_end_to_end(whole, noise, tmp_path):
+    words = command(whole / "smoke.toml", "--out", tmp_path / "out", "--data", f"glyphs={noise}", "--jobs", 2)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 5 runs are finished already; 2 at once" in done.stderr
+    assert "Warning" not in done.stderr
+    assert len(re.findall(r"^\[\d/5\] .*: recall@1 \d+\.\d, \d+ s", done.stderr, flags=re.M)) == 5
+    again = subprocess.run([*words, "--repeat", "--only", "ROADMAP"], capture_output=True, text=True)
+    assert again.stdout == "2 runs repeated: every value of every query is the same\n"
+
+
 def test_a_changed_suite_runs_only_what_changed(whole, noise):
-    folder, _ = whole
-    changed = smoke(folder, SMALL | {'"loss.name=roadmap"': '"loss.name=roadmap", "loss.weight=0.3"'})
-    cells, said = cells_in(changed, noise, folder, seeds=[0]), []
-    run_cells(folder / "out", cells, jobs=1, say=said.append)
-    smoke(folder)  # as it was, for the other tests
-    assert said[0] == "2 of 3 runs are finished already; 1 at once from here on"
-    assert [line.partition(",")[0] for line in said[1:]] == ["[3/3] ROADMAP"]
+    changed = smoke(whole, SMALL | {'"loss.name=roadmap"': '"loss.name=roadmap", "loss.weight=0.3"'})
+    cells = cells_in(changed, noise, whole, seeds=[0])
+    smoke(whole)  # as it was, for the other tests
+    done = finished(whole / "out", cells)
+    assert [cell.row.name for cell in cells if cell not in done] == ["ROADMAP"]
 
 
 @pytest.mark.slow
 def test_a_suite_killed_between_cells_goes_on_where_it_was(whole, noise, tmp_path):
-    folder, _ = whole
     words = command(smoke(tmp_path), "--out", tmp_path / "out", "--data", f"glyphs={noise}", "--jobs", 1)
     killed = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     results = tmp_path / "out/results"
@@ -137,7 +183,7 @@ def test_a_suite_killed_between_cells_goes_on_where_it_was(whole, noise, tmp_pat
     assert n_left > 0
     run_cells(tmp_path / "out", cells, jobs=2)
     for cell, outcome in finished(tmp_path / "out", cells).items():
-        assert outcome.differences(Outcome.read(result_file(folder / "out", cell))) == []
+        assert outcome.differences(Outcome.read(result_file(whole / "out", cell))) == []
     assert len(finished(tmp_path / "out", cells)) == 5
 
 

@@ -111,6 +111,8 @@ def test_a_data_set_that_is_nowhere_is_named(tmp_path, monkeypatch):
         InputError, match=r"data set 'nothing': data/nothing/manifest.csv is not there .* give --data nothing="
     ):
         find_manifest(DataSet(name="nothing"), {})
+    with pytest.raises(InputError, match=r"data set 'glyphs': .* is not there and nothing is made now"):
+        find_manifest(DataSet(name="glyphs"), {}, make=False)
 
 
 def test_a_changed_row_changes_its_key_and_no_other(noise, tmp_path):

@@ -93,7 +93,7 @@ def cells_of(
         folder: where cut manifests go.
         only: names of the rows wanted; none: all.
         seeds: wanted; none: all.
-        check: decode every image once before the first run.
+        check: make sets that are missing, and decode every image once, before the first run.
         show_progress: draw a bar while that is done.
     """
     rows = only_rows(suite, list(only))
@@ -106,7 +106,7 @@ def cells_of(
         _check_loss(suite, row)
     cells = []
     for data in suite.data:
-        manifest = find_manifest(data, given)
+        manifest = find_manifest(data, given, make=check)
         if check:
             check_once(manifest, folder, show_progress)
         images = {

@@ -77,9 +77,8 @@ def blocks_of(suite: Suite, file: Path, done: Mapping[Cell, Outcome], n_cells: i
 
 
 def _budget(suite: Suite, done: Mapping[Cell, Outcome], n_cells: int) -> str:
-    said = (
-        f"Recipe `{Path(suite.recipe).stem}` with `{' '.join(suite.set)}`; " if suite.set else f"Recipe `{suite.recipe}`; "
-    )
+    laid_over = f" with `{' '.join(suite.set)}`" if suite.set else ""
+    said = f"Recipe `{Path(suite.recipe).name}`{laid_over}; "
     said += f"{len(suite.seeds)} seeds, measured on the {suite.split} classes."
     runs = [outcome.about for cell, outcome in done.items() if cell.row.trained and not outcome.about["was_resumed"]]
     if runs:

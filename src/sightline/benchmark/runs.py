@@ -110,7 +110,7 @@ def run_cells(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     cell = waiting.pop(0)
-                    running[cell] = start(out, cell, keep)
+                    running[cell] = start(write_job(out, cell, keep), cell.threads)
                 for cell in [cell for cell, process in running.items() if process.poll() is not None]:
                     code = running.pop(cell).returncode
                     if code == 0:
@@ -140,9 +140,8 @@ def repeat(out: Path, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
     return found
 
 
-def start(out: Path, cell: Cell, keep: bool) -> "subprocess.Popen[bytes]":
-    """A process that runs the cell."""
-    folder = out.resolve() / RUNS / cell.stem
+def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
+    """Write what :mod:`sightline.benchmark.cell` needs to know of a cell, and return the file."""
     job = {
         "row": cell.row.name,
         "trained": cell.row.trained,
@@ -156,17 +155,23 @@ def start(out: Path, cell: Cell, keep: bool) -> "subprocess.Popen[bytes]":
         "result": str(result_file(out.resolve(), cell)),
         "recipe": json.loads(cell.recipe.model_dump_json()),
     }
-    with replaced(folder / "job.json") as scratch:
+    file = out.resolve() / RUNS / cell.stem / "job.json"
+    with replaced(file) as scratch:
         scratch.write_text(json.dumps(job, indent=2), encoding="utf-8")
-    threads = str(cell.threads)
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-    with (folder / LOG_FILE).open("wb") as log:
+    return file
+
+
+def start(job_file: Path, threads: int) -> "subprocess.Popen[bytes]":
+    """A process that runs the cell."""
+    libraries = ("OMP", "MKL", "NUMBA", "OPENBLAS")
+    limits = {f"{library}_NUM_THREADS": str(threads) for library in libraries} | {"POLARS_MAX_THREADS": str(threads)}
+    with job_file.with_name(LOG_FILE).open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "sightline.benchmark.cell", str(folder / "job.json")],
+            [sys.executable, "-m", "sightline.benchmark.cell", str(job_file)],
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env=os.environ | limits | {"POLARS_MAX_THREADS": threads},
+            env=os.environ | limits,
             start_new_session=True,  # Ctrl-C is for the suite, which then asks its cells to save
         )
 

@@ -49,19 +49,17 @@ def parse_data(given: list[str]) -> dict[str, Path]:
     return pairs
 
 
-def find_manifest(data: DataSet, given: Mapping[str, Path]) -> Path:
-    """The manifest that was given for a set, or ``data/<set>/manifest.csv``, which is made if there is none yet."""
+def find_manifest(data: DataSet, given: Mapping[str, Path], make: bool = True) -> Path:
+    """The manifest that was given for a set, or ``data/<set>/manifest.csv``, made if it is not there and may be."""
     source = data.source or data.name
     if source in given:
         return given[source]
     usual = SOURCES / source / "manifest.csv"
     if usual.is_file():
         return usual
-    if source not in MAKERS:
-        known = nearest(source, MAKERS)
-        raise InputError(
-            f"data set {source!r}: {usual} is not there and it cannot be made ({known}); give --data {source}=<manifest>"
-        )
+    if source not in MAKERS or not make:
+        why = "nothing is made now" if source in MAKERS else f"it cannot be made ({nearest(source, MAKERS)})"
+        raise InputError(f"data set {source!r}: {usual} is not there and {why}; give --data {source}=<manifest>")
     return MAKERS[source](usual.parent)
 
 
