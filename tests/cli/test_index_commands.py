@@ -1,0 +1,222 @@
+"""From a folder of images to a gallery that is kept, and to answers as a table, as JSON and as a page."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.cli.main import run
+from sightline.models.encoder import Encoder
+from sightline.search.gallery import Gallery
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Run the console command here; its status, output and error output."""
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            run()
+        captured = capsys.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path_factory.mktemp("e") / "encoder")
+
+
+@pytest.fixture
+def images(image_tree, tmp_path):
+    """A copy that may be written to."""
+    return shutil.copytree(image_tree, tmp_path / "images")
+
+
+@pytest.fixture
+def built(sightline, encoder, images, tmp_path):
+    status, out, _ = sightline("index", "build", encoder, images, "--out", tmp_path / "gallery", "--workers", 0)
+    assert (status, out) == (0, f"{tmp_path / 'gallery'}: 72 items: 72 added\nindex: exact\n")
+    return tmp_path / "gallery"
+
+
+def nearest_by_hand(encoder, images, query, k):
+    """Paths by falling cosine, each image embedded by itself."""
+    model = Encoder.from_pretrained(encoder)
+    paths = sorted(images.rglob("*.png"))
+    vectors = np.concatenate([model.encode([path]) for path in paths]).astype(float)
+    cosines = vectors @ model.encode([query])[0].astype(float)
+    return [str(paths[place]) for place in np.argsort(-cosines)[:k]]
+
+
+def test_search_by_image_folder_and_id(sightline, encoder, images, built):
+    query = images / "super0/class00/0.png"
+    expected = nearest_by_hand(encoder, images, query, 4)
+    status, out, _ = sightline("search", query, "--gallery", built, "-k", 4)
+    first, *hits = out.splitlines()
+    assert (status, first) == (0, str(query))
+    assert [hit.split()[2] for hit in hits] == expected
+    assert hits[0].split()[1:] == ["1.0000", str(query), "class00", "<", "super0"]
+
+    status, out, _ = sightline("search", "super0/class00/0.png", "--gallery", built, "-k", 3, "--json")
+    (answer,) = json.loads(out)
+    assert answer["query"] == "super0/class00/0.png"
+    assert [hit["metadata"]["path"] for hit in answer["results"]] == expected[1:]  # it does not find itself
+    assert answer["results"][0]["metadata"]["file_size"] == os.path.getsize(expected[1])
+
+    status, out, _ = sightline("search", images / "super0/class00", "--gallery", built, "-k", 1)
+    assert (status, len(out.splitlines())) == (0, 12)
+
+    status, out, _ = sightline("search", query, "--gallery", built, "--where", 'label_0 == "class03"', "-k", 99, "--json")
+    assert {hit["metadata"]["label_0"] for hit in json.loads(out)[0]["results"]} == {"class03"}
+    assert len(json.loads(out)[0]["results"]) == 6
+
+    for options in (["--expand", 3], ["--expand", 3, "--alpha", 0], ["--rerank", "kreciprocal"]):
+        status, out, _ = sightline("search", query, "--gallery", built, "-k", 5, *options)
+        assert (status, len(out.splitlines())) == (0, 6)
+
+
+def test_a_contact_sheet_has_every_picture_inside(sightline, images, built, tmp_path):
+    query = images / "super0/class00/0.png"
+    nasty = images / "super0/class00/<b>&.png"
+    shutil.copy(query, nasty)
+    sightline("index", "add", built, images, "--workers", 0)
+    status, out, _ = sightline("search", query, "--gallery", built, "-k", 5, "--html", tmp_path / "sheet.html")
+    assert (status, out.strip()) == (0, str(tmp_path / "sheet.html"))
+    page = (tmp_path / "sheet.html").read_text()
+    assert page.count('<img src="data:image/jpeg;base64,') == 6
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "class00 &lt; super0" in page
+    assert "<b>" not in page
+    assert "&lt;b&gt;&amp;.png" in page
+    nasty.unlink()
+    sightline("search", query, "--gallery", built, "-k", 5, "--html", tmp_path / "sheet.html")
+    assert (tmp_path / "sheet.html").read_text().count("no image") == 1
+
+
+def test_only_what_is_new_or_changed_is_embedded(sightline, encoder, images, built, monkeypatch):
+    embedded = []
+    encode = Encoder.encode_dataset
+
+    def watched(self, dataset, *args):
+        embedded.extend(path.name for path in dataset.images)
+        return encode(self, dataset, *args)
+
+    monkeypatch.setattr(Encoder, "encode_dataset", watched)
+
+    def add(*options):
+        embedded.clear()
+        status, out, err = sightline("index", "add", built, images, "--workers", 0, *options)
+        assert status == 0
+        return out.partition("items: ")[2].splitlines()[0], err
+
+    assert add()[0] == "72 unchanged"
+    assert embedded == []
+    os.utime(images / "super0/class00/0.png", (1, 1))  # touched: compared by its bytes
+    assert add()[0] == "1 relabelled, 71 unchanged"
+    assert embedded == []
+    assert add()[0] == "72 unchanged"
+
+    Image.new("RGB", (40, 40), "red").save(images / "super0/class00/1.png")
+    Image.new("RGB", (40, 40), "blue").save(images / "super0/class00/new.png")
+    (images / "super0/class00/2.png").write_bytes(b"no image")
+    (images / "super0/class00/bad.png").write_bytes(b"no image")
+    told, err = add()
+    assert told == "1 added, 1 changed, 70 unchanged, 2 broken"
+    assert err.count("skipped: ") == 2
+    assert "2.png: not a readable image" in err
+    with Gallery.open(built) as gallery:
+        assert len(gallery) == 73  # the item whose file broke is kept as it was
+        found = gallery.vectors(["super0/class00/1.png", "super0/class00/new.png"])
+        paths = [images / "super0/class00/1.png", images / "super0/class00/new.png"]
+        np.testing.assert_allclose(found, Encoder.from_pretrained(encoder).encode(paths), atol=1e-5)
+
+    shutil.rmtree(images / "super1")
+    told, _ = add("--prune")
+    assert told == "48 unchanged, 24 pruned, 2 broken"
+
+
+def test_labels_that_change_are_taken_without_embedding(sightline, encoder, images, tmp_path):
+    manifest = tmp_path / "m.csv"
+    manifest.write_text("path,split,label,year\nimages/super0/class00/0.png,test,a,2001\n")
+    words = ["index", "build", encoder, manifest, "--out", tmp_path / "g", "--workers", 0]
+    assert "1 added" in sightline(*words)[1]
+    manifest.write_text("path,split,label,year\nimages/super0/class00/0.png,test,b,2001\n")
+    assert "1 relabelled" in sightline(*words)[1]
+    with Gallery.open(tmp_path / "g") as gallery:
+        assert gallery.filter('label_0 == "b" and split == "test"') == ["images/super0/class00/0.png"]
+
+
+def test_remove_verify_stats_compact(sightline, built):
+    status, out, _ = sightline("index", "remove", built, "super0/class00/0.png", "super0/class00/1.png")
+    assert (status, out) == (0, f"{built}: 2 removed, 70 left\n")
+    status, out, _ = sightline("index", "remove", built, "--where", 'label_1 == "super1"')
+    assert (status, out) == (0, f"{built}: 24 removed, 46 left\n")
+    status, _, err = sightline("index", "remove", built, "nobody", "super0/class00/2.png")
+    assert (status, "1 unknown ids: 'nobody'" in err) == (2, True)
+    assert sightline("index", "remove", built)[0] == 2
+    assert sightline("index", "verify", built)[:2] == (0, f"{built}: 46 items, no fault\n")
+    stats = json.loads(sightline("index", "stats", built, "--json")[1])
+    assert (stats["items"], stats["removed"], stats["dim"], stats["encoder"]) == (46, 26, 8, "tiny")
+    status, out, _ = sightline("index", "compact", built)
+    assert (status, "46 items" in out) == (0, True)
+    assert re.search(r"removed +0\n", sightline("index", "stats", built)[1])
+
+
+def test_verify_tells_of_damage_with_status_2(sightline, built):
+    file = built / "gallery.db"
+    data = bytearray(file.read_bytes())
+    data[data.index(b'"label_0": "class05"') + 14] ^= 1
+    file.write_bytes(data)
+    status, out, err = sightline("index", "verify", built)
+    assert (status, out) == (2, "")
+    assert re.search(
+        r"gallery: 1 fault\n  item 'super\d/class05/\d.png' in row \d+: the checksum of its id and metadata", err
+    )
+
+
+def test_a_faiss_index_prints_the_recall_it_was_measured_at(sightline, encoder, images, tmp_path):
+    words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0]
+    status, out, _ = sightline(*words, "--index", "IVF4,Flat", "--recall", 1)
+    assert status == 0
+    assert re.search(r"^index: IVF4,Flat, recall@10 1\.0000 against exact, nprobe \d$", out, flags=re.M)
+    status, _, err = sightline(*words, "--index", "HNWS32")
+    assert (status, "index 'HNWS32' is no FAISS factory string" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search", "x.png", "--gallery", "nowhere"], "nowhere: not a gallery"),
+        (["search", "x.png", "--gallery", "GALLERY"], "1 unknown ids: 'x.png'"),
+        (["search", "x.png"], "either --gallery or --table is needed"),
+        (["search", "IMAGE", "--gallery", "GALLERY", "--where", "import os"], "filter 'import os': cannot be read"),
+        (["search", "IMAGE", "--gallery", "GALLERY", "--encoder", "OTHER"], "another encoder"),
+        (["search", "IMAGE", "--gallery", "GALLERY", "--rerank", "x"], "unknown re-ranking 'x'"),
+        (["index", "build", "OTHER", "IMAGES", "--out", "GALLERY"], "another encoder"),
+        (["index", "build", "ENCODER", "IMAGES", "--out", "IMAGES"], "exists and is not empty"),
+        (["index", "add", "GALLERY", "nowhere"], "nowhere: no such file or folder"),
+        (["index", "stats", "IMAGES"], "not a gallery"),
+    ],
+)
+def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built, tmp_path, words, message):
+    other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
+    places = {
+        "GALLERY": built,
+        "ENCODER": encoder,
+        "OTHER": other,
+        "IMAGES": images,
+        "IMAGE": images / "super0/class00/0.png",
+    }
+    status, out, err = sightline(*(places.get(word, word) for word in words))
+    assert (status, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    with Gallery.open(built) as gallery:
+        assert (len(gallery), gallery.verify()) == (72, [])

@@ -1,0 +1,138 @@
+"""The language of filters means what Python means, over what items have, and nothing else is in it."""
+
+import json
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.errors import InputError
+from sightline.search.filters import compile_filter
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=300)
+VALUES = [None, True, False, 0, 1, -3, 2.5, 2020, "", "a", "b", "2020", "Flags", "O'Brien", 'say "x"', "ü", "1 OR 1=1"]
+ITEMS = [{"x": value, "y": VALUES[-1 - n]} for n, value in enumerate(VALUES)] + [{}, {"y": "a"}]
+
+
+def holding(text):
+    """The places of the items for which the compiled condition holds, by a database of its own."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE items (row INTEGER PRIMARY KEY, id TEXT, metadata TEXT)")
+    rows = [(n, f"id {n}", json.dumps(item)) for n, item in enumerate(ITEMS)]
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?)", rows)
+    condition = compile_filter(text)
+    found = connection.execute(f"SELECT row FROM items WHERE {condition.sql} ORDER BY row", condition.values).fetchall()
+    connection.close()
+    return [row for (row,) in found]
+
+
+def python_value(left, symbol, right):
+    if symbol == "==":
+        return left == right
+    if symbol == "!=":
+        return left != right
+    ordered = {"<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}[symbol]
+    if isinstance(left, str) != isinstance(right, str) or left is None or right is None:
+        return False
+    return getattr(left, ordered)(right) is True if type(left) is type(right) else eval(f"{left!r} {symbol} {right!r}")
+
+
+@st.composite
+def conditions(draw, depth=3):
+    """A text, and the function of an item that it states."""
+    kind = draw(st.sampled_from(["compare", "in", "not", "and", "or"] if depth else ["compare", "in"]))
+    name = draw(st.sampled_from(["x", "y", "nobody"]))
+    if kind == "compare":
+        symbol = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
+        value = draw(st.sampled_from(VALUES if symbol in ("==", "!=") else VALUES[1:]))
+        if draw(st.booleans()):
+            return f"{name} {symbol} {value!r}", lambda item: python_value(item.get(name), symbol, value)
+        mirror = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(symbol, symbol)
+        return f"{value!r} {mirror} {name}", lambda item: python_value(item.get(name), symbol, value)
+    if kind == "in":
+        values = draw(st.lists(st.sampled_from(VALUES), max_size=4))
+        word = draw(st.sampled_from(["in", "not in"]))
+        return f"{name} {word} {values!r}", lambda item: (item.get(name) in values) == (word == "in")
+    first = draw(conditions(depth - 1))
+    if kind == "not":
+        return f"not ({first[0]})", lambda item: not first[1](item)
+    second = draw(conditions(depth - 1))
+    joined = all if kind == "and" else any
+    return f"({first[0]}) {kind} ({second[0]})", lambda item: joined(part[1](item) for part in (first, second))
+
+
+@reproducible
+@given(conditions())
+def test_a_filter_means_what_python_means(condition):
+    text, meaning = condition
+    assert holding(text) == [n for n, item in enumerate(ITEMS) if meaning(item)]
+
+
+def test_by_hand():
+    assert [ITEMS[n]["x"] for n in holding("0 < x <= 2020")] == [True, 1, 2.5, 2020]
+    assert holding('id == "id 3"') == [3]
+    assert holding('id in ("id 3", "id 5") and not x == -3') == [3]
+    assert holding("x == 'O\\'Brien'") == [VALUES.index("O'Brien")]
+    assert holding(" x == None ") == [0, len(ITEMS) - 2, len(ITEMS) - 1]
+
+
+def test_values_are_never_part_of_the_statement():
+    for value in VALUES[10:]:
+        condition = compile_filter(f"x == {value!r} or y in [{value!r}]")
+        assert condition.sql == compile_filter("x == 'other' or y in ['other']").sql
+        assert "other" not in condition.sql
+    assert "label" not in compile_filter("label == 1").sql
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "True",
+        "x ==",
+        "x = 1",
+        "x == y",
+        "1 == 1",
+        "x is None",
+        "x == f'{y}'",
+        "x == 1 + 1",
+        "x == -'a'",
+        "x == not 1",
+        "x == [1]",
+        "x == b'a'",
+        "x == 1j",
+        "x == ...",
+        "x in 'abc'",
+        "'a' in x",
+        "x in [y]",
+        "x in [[1]]",
+        "x.y == 1",
+        "x[0] == 1",
+        "x() == 1",
+        "len(x) == 1",
+        "lambda: 1",
+        "[x for x in y]",
+        "x if y else z",
+        "x := 1",
+        "x < None",
+        "x == 99999999999999999999",
+        "import os",
+        "__import__('os').system('true')",
+        "x == 1; DROP TABLE items",
+        "x == 1 -- y",
+        "x == '\0'\n\0",
+        "(" * 5000 + "x" + ")" * 5000,
+        "not " * 3000 + "x == 1",
+        "x == '" + "a" * 20_000 + "'",
+    ],
+)
+def test_what_is_not_in_the_language_is_refused(text):
+    with pytest.raises(InputError, match="filter"):
+        compile_filter(text)
+
+
+def test_only_a_text_is_a_filter():
+    with pytest.raises(InputError, match="a filter is a text, found dict"):
+        compile_filter({"x": 1})
