@@ -84,7 +84,7 @@ TELLS_CATEGORY = {"thesvg": 0, "devicon": 1}  # before the others
 @dataclass(frozen=True)
 class _Rendered:
     drawing: Drawing
-    image: Image.Image
+    png: bytes  # packed: all the images at once would take a gigabyte
     ink: Ink
 
 
@@ -130,7 +130,7 @@ def write_logos(
             brand, collection, name = item.drawing.brand, item.drawing.collection, item.drawing.name
             path = f"images/{brand}/{collection}-{name}.png"
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            item.image.save(draft / path)
+            (draft / path).write_bytes(item.png)
             rows.append((path, split_of("logos", brand), brand, category_of[brand], collection, name))
         columns = ["path", "split", "label_0", "label_1", "collection", "name"]
         manifest = pl.DataFrame(rows, columns, orient="row").sort("path")
@@ -188,7 +188,9 @@ def _render_all(drawings: list[Drawing], counts: Counter[str], show_progress: bo
             elif not 1 / MAX_ASPECT <= ink.aspect <= MAX_ASPECT:
                 counts["left out: wordmarks, more than twice as wide as high or the reverse"] += 1
             else:
-                rendered.append(_Rendered(drawing, image, ink))
+                packed = io.BytesIO()
+                image.save(packed, "png")
+                rendered.append(_Rendered(drawing, packed.getvalue(), ink))
     return rendered
 
 
