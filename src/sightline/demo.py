@@ -7,15 +7,15 @@ from sightline.config import read_recipe
 from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
 from sightline.embedding.extract import embed_manifest
-from sightline.evaluation.protocol import evaluate_table
 from sightline.evaluation.result import Result
 from sightline.models.encoder import Encoder
 from sightline.pipeline import train
-from sightline.report.gallery import draw_queries, nearest_pictures, picture_of
-from sightline.report.page import Comparison, write_page
+from sightline.report.measures import told_metrics
+from sightline.report.page import write_report
+from sightline.report.subject import Subject, read_untrained
 from sightline.training.logs import read_log
 
-N_QUERIES, N_SHOWN = 12, 7  # each character has seven other images
+N_SHOWN = 7  # results of a query: each character has seven other images
 
 
 @dataclass(frozen=True)
@@ -53,36 +53,30 @@ def run_demo(folder: Path, overrides: list[str] | None = None, show_progress: bo
     recipe = read_recipe("glyphs", [f"data.manifest={manifest_file}", *(overrides or [])])
     test = read_manifest(manifest_file).split("test")
 
-    untrained = Encoder.create(
-        recipe.model.backbone,
-        None,
-        "avg",
-        recipe.model.weights,
-        recipe.data.image_size,
-        recipe.data.resize,
-        seed=recipe.seed,
-    )
-    before = embed_manifest(untrained, test, show_progress=show_progress)
     encoder_folder = train(recipe, folder / "run", resume=True, show_progress=show_progress)
     after = embed_manifest(Encoder.from_pretrained(encoder_folder), test, show_progress=show_progress)
     table_file = after.write(folder / "test.parquet")
-
-    results = evaluate_table(before), evaluate_table(after)
-    queries = draw_queries(after, N_QUERIES, recipe.seed)
-    found = zip(queries, nearest_pictures(before, queries, N_SHOWN), nearest_pictures(after, queries, N_SHOWN), strict=True)
-    report = write_page(
+    trained = Subject("trained", after, tuple(read_log(folder / "run" / "log.csv")), recipe)
+    untrained = read_untrained(trained, show_progress)
+    report = write_report(
         folder / "report.html",
-        "Sightline on characters it has never seen",
-        [
+        trained,
+        untrained,
+        title="Sightline on characters it has never seen",
+        summary=[
             f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for "
             f"{recipe.schedule.epochs} epochs on characters drawn in several typefaces, then asked to find the same "
             "character in other typefaces. "
             "No character of this page was seen in training.",
-            "Before: the pretrained features without training. Repeat with: sightline demo",
+            "Untrained: the pretrained features as they are. Repeat with: sightline demo",
         ],
-        *results,
-        read_log(folder / "run" / "log.csv"),
-        recipe.validation.metric,
-        [Comparison(picture_of(after, int(query)), old, new) for query, old, new in found],
+        k=N_SHOWN,
+        seed=recipe.seed,
     )
-    return DemoOutcome(*results, encoder_folder, table_file, report, [test.paths()[query] for query in queries])
+    told = told_metrics(test.n_levels, N_SHOWN)
+    results = [
+        Result({name: report.results[one.name].per_query[name] for name in told}, after.ids) for one in (untrained, trained)
+    ]
+    random = next(gallery for gallery in report.galleries if gallery.name == "random")
+    queries = [test.paths()[asked.query.row] for asked in random.rows]
+    return DemoOutcome(results[0], results[1], encoder_folder, table_file, report.file, queries)

@@ -1,91 +1,137 @@
 import base64
 import io
-import math
 
 import numpy as np
-import polars as pl
 import pytest
 from PIL import Image
 
-from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
-from sightline.report.gallery import THUMBNAIL, draw_queries, nearest_pictures, picture_of
-
-ANGLES = (0, 10, 25, 60, 62, 100)  # degrees
-LABELS = ("a", "b", "a", "c", "c", "b")
+from sightline.evaluation.protocol import evaluate_table
+from sightline.report.gallery import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
+from sightline.report.rankings import first_results
 
 
-def table_of(folder, angles=ANGLES, labels=LABELS, **columns):
-    """An image of its own colour for each vector."""
-    names = [f"{place}.png" for place in range(len(angles))]
-    for place, name in enumerate(names):
-        Image.new("RGB", (200, 100), (place, 0, 0)).save(folder / name)
-    rows = {"id": names, "path": names, "split": ["test"] * len(names), "label_0": list(labels), **columns}
-    vectors = [[math.cos(math.radians(angle)), math.sin(math.radians(angle))] for angle in angles]
-    return EmbeddingTable(Manifest(folder, folder, pl.DataFrame(rows), 1), np.array(vectors, np.float32), "f")
-
-
-def opened(picture):
-    head, data = picture.source.split(",")
-    assert head == "data:image/png;base64"
+def opened(uri):
+    head, data = uri.split(",")
+    assert head == "data:image/webp;base64"
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
-def test_the_nearest_others_come_best_first_each_right_or_wrong(tmp_path):
-    rows = nearest_pictures(table_of(tmp_path), np.array([0, 3, 5]), k=3)
-    assert [[picture.name for picture in row] for row in rows] == [
-        ["1.png", "2.png", "3.png"],
-        ["4.png", "2.png", "5.png"],
-        ["4.png", "3.png", "2.png"],
-    ]
-    assert [[picture.right for picture in row] for row in rows] == [[False, True, False], [True, False, False], [False] * 3]
-    assert [picture.label for picture in rows[0]] == ["b", "a", "c"]
-    expected = [math.cos(math.radians(angle)) for angle in (10, 25, 60)]
-    np.testing.assert_allclose([picture.score for picture in rows[0]], expected, atol=1e-6)
+def shown(subjects, **options):
+    found = {subject.name: first_results(subject, 5) for subject in subjects}
+    precision = {subject.name: evaluate_table(subject.table).per_query["map"] for subject in subjects}
+    return found, precision, {one.name: one for one in galleries(subjects[0].table, found, precision, **options)}
 
 
-def test_a_query_among_its_copies_is_still_the_one_left_out(tmp_path):
-    table = table_of(tmp_path, angles=[30] * 6)
-    rows = nearest_pictures(table, np.arange(6), k=2)
-    assert [[picture.name for picture in row] for row in rows] == [
-        ["1.png", "2.png"],
-        ["0.png", "2.png"],
-        *[["0.png", "1.png"]] * 4,
-    ]
+def rows_of(gallery):
+    return [asked.query.row for asked in gallery.rows]
 
 
-def test_fewer_come_where_the_table_is_small(tmp_path):
-    assert [len(row) for row in nearest_pictures(table_of(tmp_path), np.array([2]), k=50)] == [5]
+def test_frames_are_the_relation_computed_by_hand(random_subject):
+    subject = random_subject()
+    rows = subject.table.manifest.table
+    paths = list(zip(rows["label_2"], rows["label_1"], rows["label_0"], strict=True))
+    _, _, by_name = shown([subject])
+    seen = set()
+    for asked in by_name["random"].rows:
+        for picture in asked.found["model"]:
+            shared = 0
+            while shared < 3 and paths[asked.query.row][shared] == paths[picture.row][shared]:
+                shared += 1
+            assert picture.height == 3 - shared
+            seen.add(picture.height)
+            assert picture.label == rows["label_0"][picture.row]
+    assert len(seen) >= 3
 
 
-def test_a_picture_is_a_thumbnail_of_its_image(tmp_path):
-    picture = picture_of(table_of(tmp_path), 4, score=0.5, right=False)
-    image = opened(picture)
+def test_each_gallery_shows_what_it_says(random_subject):
+    subjects = [random_subject(0, "new"), random_subject(1, "old")]
+    found, precision, by_name = shown(subjects, n_queries=4)
+    assert list(by_name) == ["hardest", "severe", "improved", "worsened", "random"]
+    ap, gain = precision["new"], precision["new"] - precision["old"]
+    assert rows_of(by_name["hardest"])[0] == np.argmin(ap)
+    assert ap[rows_of(by_name["hardest"])].tolist() == sorted(ap[rows_of(by_name["hardest"])])
+    assert rows_of(by_name["improved"])[0] == np.argmax(gain)
+    assert (gain[rows_of(by_name["improved"])] > 0).all()
+    assert rows_of(by_name["worsened"])[0] == np.argmin(gain)
+    assert (gain[rows_of(by_name["worsened"])] < 0).all()
+    first = found["new"].heights[:, 0]
+    severe = rows_of(by_name["severe"])
+    assert first[severe[0]] == first.max()
+    assert first[severe].tolist() == sorted(first[severe], reverse=True)
+    codes = subjects[0].table.manifest.labels()[:, 0]
+    for gallery in by_name.values():
+        assert len(set(codes[rows_of(gallery)])) == len(gallery.rows) <= 4
+        assert all(list(asked.found) == ["new", "old"] for asked in gallery.rows)
+        assert all(asked.precision["old"] == precision["old"][asked.query.row] for asked in gallery.rows)
+
+
+def test_the_surest_of_equally_severe_mistakes_come_first(circle):
+    subject = circle((0, 1, 40, 80, 84), ["a", "b", "a", "b", "c"])  # 4 is alone in its class
+    _, _, by_name = shown([subject], n_queries=1)
+    assert rows_of(by_name["severe"]) == [0]  # 0 and 1 are nearest; of a tie the earlier
+
+
+def test_queries_without_a_relevant_image_are_not_shown(circle):
+    _, _, by_name = shown([circle((0, 10, 20, 30), "aabc")])
+    assert {row for gallery in by_name.values() for row in rows_of(gallery)} <= {0, 1}
+
+
+def test_a_perfect_model_has_no_severe_queries(circle):
+    assert list(shown([circle((0, 1, 80, 81), "aabb")])[2]) == ["hardest", "random"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_lowest_of_each_class_are_chosen(seed):
+    rng = np.random.default_rng(seed)
+    values, classes = rng.random(30), rng.integers(0, 8, 30)
+    values[rng.random(30) < 0.2] = np.nan
+    expected, seen = [], set()
+    for place in sorted(range(30), key=lambda place: values[place] if values[place] == values[place] else 9):
+        if not np.isnan(values[place]) and classes[place] not in seen:
+            seen.add(classes[place])
+            expected.append(place)
+    assert choose_queries(values, classes, 5).tolist() == expected[:5]
+
+
+def test_another_seed_draws_other_queries(random_subject):
+    subject = random_subject()
+    drawn = [tuple(rows_of(shown([subject], n_queries=3, seed=seed)[2]["random"])) for seed in range(8)]
+    assert len(set(drawn)) > 4
+
+
+def test_a_thumbnail_is_small_cut_to_its_box_and_read_once(circle):
+    boxes = {side: [at, None] for side, at in zip(("x_1", "y_1", "x_2", "y_2"), (10, 20, 40, 30), strict=True)}
+    subject = circle((0, 1), "aa", **boxes, name_of=["LETTER A", None])
+    thumbnails = Thumbnails(subject.table)
+    assert opened(thumbnails.uri(0)).size == (30, 10)
+    image = opened(thumbnails.uri(1))
     assert image.size == (THUMBNAIL, THUMBNAIL // 2)
-    assert image.getpixel((3, 3)) == (4, 0, 0)
-    assert (picture.label, picture.score, picture.right) == ("c", 0.5, False)
+    assert np.abs(np.array(image.convert("RGB").getpixel((9, 9))) - (1, 0, 200)).max() < 12
+    assert not thumbnails.missing
+    assert thumbnails.image(1) is thumbnails.image(1)
 
 
-def test_a_picture_is_cut_to_its_box_and_called_by_its_name(tmp_path):
-    boxes = {side: [at] * 6 for side, at in zip(("x_1", "y_1", "x_2", "y_2"), (10, 20, 40, 30), strict=True)}
-    table = table_of(tmp_path, **boxes, name=["LATIN SMALL LETTER A", *[None] * 5])
-    assert opened(picture_of(table, 0)).size == (30, 10)
-    assert picture_of(table, 0).name == "LATIN SMALL LETTER A"
-    assert picture_of(table, 1).name == "1.png"
+def test_an_image_is_called_by_its_name_or_its_path(circle):
+    subject = circle((0, 1), "aa", name="m")
+    named = subject.table.manifest.table.with_columns(name=np.array(["LETTER A", None], object))
+    object.__setattr__(subject.table.manifest, "table", named)
+    assert picture_of(subject.table, 0).name == "LETTER A"
+    assert picture_of(subject.table, 1, 0.5, 1).name == "1.png"
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_queries_are_of_different_classes_with_another_image(seed, tmp_path):
-    labels = "aaabbcdddde"
-    table = table_of(tmp_path, angles=range(len(labels)), labels=labels)
-    queries = draw_queries(table, 10, seed)
-    assert sorted(labels[query] for query in queries) == ["a", "b", "d"]
-    assert draw_queries(table, 2, seed).tolist() == queries[:2].tolist()
-    assert draw_queries(table, 10, seed).tolist() == queries.tolist()
+def test_an_image_that_cannot_be_read_is_counted(circle):
+    subject = circle((0, 1, 2), "aab")
+    (subject.table.manifest.root / "1.png").unlink()
+    (subject.table.manifest.root / "2.png").write_bytes(b"no image")
+    thumbnails = Thumbnails(subject.table)
+    assert [thumbnails.uri(row) is None for row in (0, 1, 2, 1)] == [False, True, True, True]
+    assert thumbnails.missing == {1, 2}
 
 
-def test_another_seed_draws_other_queries(tmp_path):
-    table = table_of(tmp_path, angles=range(12), labels="aaabbbcccddd")
-    drawn = [tuple(draw_queries(table, 4, seed).tolist()) for seed in range(20)]
-    assert len(set(drawn)) > 10
-    assert {query for queries in drawn for query in queries} == set(range(12))  # any image of a class, not its first
+def test_a_gallery_is_a_figure_with_a_line_for_each_model(random_subject):
+    subjects = [random_subject(0, "new"), random_subject(1, "old")]
+    gallery = shown(subjects, n_queries=2)[2]["random"]
+    figure = gallery_figure(gallery, Thumbnails(subjects[0].table), n_levels=3)
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert len(figure.axes) == 2 * 2 * 6
+    assert len(pictures) == 2 * (1 + 5 + 5)  # the query once

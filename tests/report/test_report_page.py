@@ -1,134 +1,182 @@
+import json
 import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
+from PIL import Image
 
-from sightline.evaluation.result import Result
-from sightline.report.gallery import Picture
-from sightline.report.page import Comparison, write_page
+from sightline.report.page import write_report
+from sightline.report.subject import Subject
 
 NASTY = "<script>alert('x')</script> & \"q\""
-LOG = [(1, 0, "loss", 0.5), (2, 0, "loss", 0.4), (2, 0, "val/map", 0.3)]
-BEFORE = Result({"recall@1": np.array([1.0, 0.0, np.nan]), "map": np.array([0.5, 0.25, np.nan])})
-AFTER = Result({"recall@1": np.array([1.0, 1.0, np.nan]), "map": np.array([0.75, 0.125, np.nan])})
-DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
-
-
-def picture(label="a", score=0.5, right=True):
-    return Picture(DOT, f"name of {label}", label, score, right)
-
-
-COMPARISONS = [
-    Comparison(
-        picture("q", None), [picture("w1", 0.125, right=False), picture("r1")], [picture("r2"), picture("r3", -0.25)]
-    ),
-    Comparison(picture(NASTY, None), [], [picture(NASTY, right=False)]),
-]
+LOG = (*((step, 0, "loss", 1 / step) for step in range(1, 6)), (5, 0, "val/map@r", 0.25))
+VOID = {"meta", "img", "input", "br", "link"}
 
 
 class Page(HTMLParser):
-    """The tags and the text of a page."""
+    """The tags and the text of a page; refuses tags that do not close in order."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.texts = [], []
+        self.tags, self.texts, self.open = [], [], []
         self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.texts.append(data)
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
 
 
-@pytest.fixture
-def text(tmp_path):
-    file = write_page(
-        tmp_path / "new" / "report.html",
-        f"Title {NASTY}",
-        ["One.", f"Two {NASTY}."],
-        BEFORE,
-        AFTER,
-        LOG,
-        "map",
-        COMPARISONS,
-    )
-    assert [path.name for path in file.parent.iterdir()] == ["report.html"]
-    return file.read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def two(two_subjects):
+    new, old = two_subjects
+    return Subject("new", new.table, LOG), old
+
+
+@pytest.fixture(scope="module")
+def report(two, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    said = {"title": f"Title {NASTY}", "summary": [f"Two {NASTY}."]}
+    return write_report(folder / "new" / "report.html", *two, **said, k=4, n_queries=2, figures=folder / "figures")
+
+
+@pytest.fixture(scope="module")
+def text(report):
+    assert [path.name for path in report.file.parent.iterdir()] == ["report.html"]
+    return report.file.read_text(encoding="utf-8")
 
 
 def test_the_page_needs_nothing_but_itself(text):
     page = Page(text)
-    assert {"html", "svg", "img", "table"} <= {tag for tag, _ in page.tags}
-    assert not {"script", "link", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
+    assert {"html", "svg", "img", "table", "nav"} <= {tag for tag, _ in page.tags}
+    assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
     loaded = [
-        value for _, attrs in page.tags for key, value in attrs.items() if re.search(r"(^|:)(src|href|srcset|data)$", key)
+        value for _, attrs in page.tags for key, value in attrs.items() if re.search(r"(^|:)(src|href|srcset|action)$", key)
     ]
     loaded += re.findall(r"url\(\s*['\"]?([^)'\"]*)", text)
-    assert len(loaded) > len([tag for tag, _ in page.tags if tag == "img"]) == 7
+    assert len(loaded) > 100
     assert [value for value in loaded if not value.startswith(("data:", "#"))] == []
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:;")
     assert "@import" not in text
+    assert len(text) < 2e6
+
+
+def test_every_section_is_there_and_no_id_twice(text):
+    page = Page(text)
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    sections = ["metrics", "training", "curves", "galleries", "map", "severity", "scores", "gap", "classes"]
+    assert [attrs["id"] for tag, attrs in page.tags if tag == "section"] == sections
+    targets = [attrs["href"][1:] for tag, attrs in page.tags if tag == "a"]
+    assert set(targets) <= set(ids)
+    panels = re.findall(r'<figure class="panel">(<svg.*?</svg>)', text, re.DOTALL)
+    assert len(panels) == 2 + 3 + 2 + 2 + 1
+    assert all(ET.fromstring(svg).get("aria-label") for svg in panels)
 
 
 def test_what_people_wrote_is_shown_and_never_obeyed(text):
-    assert "<script" not in text.lower()
-    page = Page(text)
-    shown = "".join(page.texts)
-    assert f"Title {NASTY}" in shown
+    assert "alert('x')" not in re.sub(r"&#39;|&quot;", "", text)
+    shown = "".join(Page(text).texts)
+    assert shown.count(f"Title {NASTY}") == 2
     assert f"Two {NASTY}." in shown
-    assert shown.count(NASTY) == 5  # title, heading, sentence, a query's label, a result's label
-    assert [attrs["alt"] for tag, attrs in page.tags if tag == "img"][-2:] == [
-        f"query: name of {NASTY}",
-        f"name of {NASTY}",
-    ]
 
 
-def test_each_metric_stands_there_before_and_after_with_its_change(text):
-    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td class="after">(.*?)</td><td.*?>(.*?)</td>', text)
-    assert rows == [("recall@1", "50.0", "100.0", "+50.0"), ("map", "37.5", "43.8", "+6.2")]
-    assert "3 queries, 1 without a relevant image left out" in text
-    assert "Validation map (%)" in text
+def test_names_of_classes_cannot_end_a_script(circle, tmp_path):
+    subject = circle((0, 10, 50, 60), ["</script><b>", "</script><b>", "b", "b"], ["x & y"] * 4)
+    page = Page(write_report(tmp_path / "r.html", subject).file.read_text(encoding="utf-8"))
+    assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
 
 
-def test_a_number_of_levels_is_no_percentage_and_better_if_it_falls(tmp_path):
-    before, after = (Result({"severity@1": np.array([value])}) for value in (2.0, 1.5))
-    text = write_page(tmp_path / "report.html", "T", [], before, after, LOG, "map", []).read_text(encoding="utf-8")
-    assert '<td>2.00</td><td class="after">1.50</td><td class="gain">-0.50</td>' in text
+def test_the_map_knows_the_name_of_each_point(text):
+    data = json.loads(re.search(r'id="map-data">(.*?)</script>', text, re.DOTALL)[1])
+    assert sorted(data["names"]) == [f"c{number}" for number in range(10)]
+    assert sorted(data["kinds"]) == ["even", "odd"]
+    kinds = {name: data["kinds"][kind] for name, kind in zip(data["names"], data["kind_of"], strict=True)}
+    assert kinds == {f"c{number}": "even" if number % 3 == 0 else "odd" for number in range(10)}
+    assert len(re.findall(r'<path class="k\d+" data-i="', text)) == 20
 
 
-def test_a_metric_that_only_one_side_has_is_left_out(tmp_path):
-    after = Result({**AFTER.per_query, "new": np.array([1.0, 1.0, 1.0])})
-    text = write_page(tmp_path / "report.html", "T", [], BEFORE, after, LOG, "map", []).read_text(encoding="utf-8")
-    assert re.findall(r'<th scope="row">(.*?)</th>', text) == ["recall@1", "map"]
-
-
-def test_frames_say_which_results_are_right(text):
+def test_frames_and_marks_of_results(report, text):
     page = Page(text)
-    frames = [attrs["class"] for tag, attrs in page.tags if tag == "figure"]
-    assert frames == ["query", "wrong", "right", "right", "right", "query", "wrong"]
-    captions = re.findall(r"<figcaption><b>(.)</b> (.*?)<br>(.*?)</figcaption>", text)
-    assert captions[:4] == [("✗", "w1", "0.12"), ("✓", "r1", "0.50"), ("✓", "r2", "0.50"), ("✓", "r3", "-0.25")]
-    assert [stage for stage in page.texts if stage in ("before", "after")] == [
-        "before",
-        "after",
-    ] * 3  # the table's head first
+    frames = [int(attrs["class"][1:]) for tag, attrs in page.tags if tag == "img" and "class" in attrs]
+    expected = [
+        picture.height
+        for gallery in report.galleries
+        for asked in gallery.rows
+        for pictures in asked.found.values()
+        for picture in pictures
+    ]
+    assert frames == expected
+    marks = [text for text in page.texts if re.fullmatch("✓|✗|↑[12]", text)][4:]  # the legend's first
+    assert marks == [("✓", "↑1", "↑2", "✗")[height] for height in expected]
 
 
-def test_the_page_is_utf_8_whatever_the_computer_speaks(tmp_path):
-    code = (
-        "import sys; from pathlib import Path; import numpy as np\n"
-        "from sightline.evaluation.result import Result; from sightline.report.page import write_page\n"
-        "result = Result({'map': np.ones(1)})\n"
-        "write_page(Path(sys.argv[1]), 'T', [], result, result, [], 'map', [])"
-    )
+def test_one_model_and_one_level_need_no_comparison_and_no_tree(circle, tmp_path):
+    report = write_report(tmp_path / "r.html", circle((0, 5, 50, 60, 7), "aabbb"), k=3)
+    text = report.file.read_text(encoding="utf-8")
+    assert "verdict" not in "".join(Page(text).texts)
+    assert "another class" in text
+    assert [gallery.name for gallery in report.galleries] == ["hardest", "severe", "random"]
+    assert 'id="training"' not in text
+
+
+def test_images_that_cannot_be_read_have_a_placeholder_and_a_count(circle, tmp_path):
+    subject = circle((0, 5, 50, 60, 7), "aabbb")
+    for path in subject.table.manifest.paths()[:3]:
+        path.unlink()
+    report = write_report(tmp_path / "r.html", subject, k=4)
+    assert report.n_missing == 3
+    text = report.file.read_text(encoding="utf-8")
+    assert f"{report.n_missing} of the images shown could not be read" in text
+    assert text.count(">no image</div>") >= report.n_missing
+
+
+def test_every_figure_is_a_file_too(report):
+    names = {path.name for path in report.figures}
+    assert names == {path.name for path in report.figures[0].parent.iterdir()}
+    stems = {name.rpartition(".")[0] for name in names}
+    assert {
+        "training-loss", "training-validation", "recall", "precision-recall", "hierarchical-precision-recall",
+        "severity-1", "severity-4", "scores-new", "scores-old", "decomposability-gap", "tsne-new", "tsne-old",
+        "gallery-hardest", "gallery-severe", "gallery-improved", "gallery-worsened", "gallery-random",
+    } == stems  # fmt: skip
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    for path in report.figures:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert min(image.size) > 300
+        else:
+            assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_same_report_twice_is_the_same_page(circle, tmp_path):
+    subject = circle((0, 5, 50, 60, 7, 80), "aabbbb", "xxxxyy")
+    first, second = (write_report(tmp_path / f"{n}.html", subject, k=4).file.read_bytes() for n in range(2))
+    assert first == second
+
+
+def test_the_page_is_utf_8_whatever_the_computer_speaks(two, tmp_path):
+    table = two[0].table.write(tmp_path / "table.parquet")
+    words = [sys.executable, "-m", "sightline", "report", str(table), "--out", str(tmp_path / "r.html")]
     speaks_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    file = tmp_path / "report.html"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(file)], env=os.environ | speaks_ascii, capture_output=True, text=True
-    )
+    done = subprocess.run(words, env=os.environ | speaks_ascii, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "✓" in file.read_text(encoding="utf-8")
+    assert re.fullmatch(r".*r\.html: \d\.\d MB\n", done.stdout)
+    assert "✓" in (tmp_path / "r.html").read_text(encoding="utf-8")

@@ -1,24 +1,33 @@
-"""Curves of a training run, drawn as SVG that stands inside a page."""
+"""Curves and bars of one or two models, one panel each."""
 
-import io
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from matplotlib import rc_context
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-LogRow = tuple[int, int, str, float]
-INK, LOSS, METRIC = "#6b7280", "#0072b2", "#009e73"  # readable on light and on dark, and to colour-blind readers
-SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
-    "svg.hashsalt": "sightline",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-}
+from sightline.evaluation.decomposability import Gap
+from sightline.evaluation.result import IN_LEVELS
+from sightline.report.rankings import EDGES, GRID, Curves
+from sightline.report.style import INK, MODELS, drawing, dress, level_colours, level_lines, level_names
+from sightline.report.subject import LogRow
+
+Floats = NDArray[np.float64]
+LABEL_LINES = ("-", "--", ":", "-.")  # of relevance by the finest label, the next one, ...
 
 
-def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A figure with the name of its file and a sentence for those who cannot see it."""
+
+    name: str
+    description: str
+    figure: Figure
+
+
+def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     """An exponential mean, unbiased at the start.
 
     Example:
@@ -32,36 +41,158 @@ def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
     return means
 
 
-def training_curves(log: list[LogRow], metric: str) -> str:
-    """The loss of every step and the validation metric of every epoch, as one SVG element.
+def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Panel]:
+    """The loss of every step, and the validation metric of every epoch where one was validated.
 
     Args:
-        log: the rows of a run's ``log.csv``.
-        metric: the metric to draw, such as ``map@r``; its panel is left out where nothing was validated.
+        logs: rows of each model's ``log.csv``; those without rows are left out.
+        metric: the metric to draw, such as ``map@r``.
     """
-    losses = [(step, value) for step, _, name, value in log if name == "loss"]
-    validated = [(step, 100 * value) for step, _, name, value in log if name == f"val/{metric}"]
-    with rc_context(SETTINGS):
-        figure = Figure(figsize=(9, 2.8), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots(1, 2 if validated else 1, squeeze=False)[0]
-        steps, values = [step for step, _ in losses], [value for _, value in losses]
-        axes[0].plot(steps, values, color=LOSS, alpha=0.25, linewidth=1)
-        axes[0].plot(steps, smoothed(values), color=LOSS, linewidth=1.8)
-        _dress(axes[0], "Training loss")
-        if validated:
-            axes[1].plot(*zip(*validated, strict=True), color=METRIC, linewidth=1.8, marker="o", markersize=4)
-            _dress(axes[1], f"Validation {metric} (%)")
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return svg.getvalue()[svg.getvalue().index("<svg") :]
+    factor = 1 if metric.startswith(IN_LEVELS) else 100
+    rows = {
+        "loss": {name: [(step, value) for step, _, what, value in log if what == "loss"] for name, log in logs.items()},
+        metric: {
+            name: [(step, factor * value) for step, _, what, value in log if what == f"val/{metric}"]
+            for name, log in logs.items()
+        },
+    }
+    panels = []
+    for what, series in rows.items():
+        if not any(series.values()):
+            continue
+        with drawing() as (figure, axes):
+            for (colour, line), (name, points) in zip(MODELS, series.items(), strict=False):
+                if not points:
+                    continue
+                steps, values = zip(*points, strict=True)
+                if what == "loss":
+                    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
+                    axes.plot(steps, smoothed(values), line, color=colour, linewidth=1.8, label=name)
+                else:
+                    axes.plot(steps, values, line, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+            percent = " (%)" if factor == 100 else ""
+            dress(axes, "Training loss" if what == "loss" else f"Validation {metric}{percent}", "step")
+            _legend(axes, len([points for points in series.values() if points]))
+        kind = "loss" if what == "loss" else "validation"
+        panels.append(Panel(f"training-{kind}", f"{kind} against training step", figure))
+    return panels
 
 
-def _dress(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", color=INK)
-    axes.set_xlabel("step", color=INK)
-    axes.tick_params(colors=INK)
-    axes.grid(alpha=0.25)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_edgecolor(INK)
+def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:
+    """Recall@k against k.
+
+    Args:
+        ks: ascending.
+        recalls: by model, (L, K) for each label as what counts, finest first.
+    """
+    with drawing() as (figure, axes):
+        _by_label(axes, np.array(ks, np.float64), recalls)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(ks)[::2], [str(k) for k in list(ks)[::2]])
+        axes.set_ylim(top=101)
+        dress(axes, "Recall@k: a right image among the first k", "k", "queries (%)")
+        _legend(axes, 2)
+    return Panel("recall", "share of queries with a right image among the first k, against k", figure)
+
+
+def precision_panel(curves: dict[str, Curves]) -> Panel:
+    """Precision against recall of each label."""
+    with drawing() as (figure, axes):
+        _by_label(axes, 100 * GRID, {name: one.precision for name, one in curves.items()})
+        dress(axes, "Precision at each recall", "recall (%)", "precision (%)")
+        axes.set_ylim(0, 101)
+        _legend(axes, 2)
+    return Panel("precision-recall", "precision against recall", figure)
+
+
+def h_precision_panel(curves: dict[str, Curves]) -> Panel:
+    """Hierarchical precision against hierarchical recall; the area is H-AP."""
+    with drawing() as (figure, axes):
+        for (colour, line), (name, one) in zip(MODELS, curves.items(), strict=False):
+            area = 100 * float(np.mean(one.h_precision))
+            label = f"{name} (area {area:.1f})"
+            axes.plot(100 * GRID, 100 * one.h_precision, line, color=colour, linewidth=1.8, label=label)
+        dress(axes, "Hierarchical precision at each recall", "hierarchical recall (%)", "hierarchical precision (%)")
+        axes.set_ylim(0, 101)
+        _legend(axes, 2)
+    return Panel("hierarchical-precision-recall", "hierarchical precision against hierarchical recall", figure)
+
+
+def severity_panel(shares: dict[str, Floats], k: int) -> Panel:
+    """How far up the common ancestor of query and result is, as shares of the first k results."""
+    n_levels = len(next(iter(shares.values()))) - 1
+    with drawing() as (figure, axes):
+        width = 0.8 / len(shares)
+        for place, ((colour, _), (name, share)) in enumerate(zip(MODELS, shares.items(), strict=False)):
+            at = np.arange(n_levels + 1) + (place - (len(shares) - 1) / 2) * width
+            bars = axes.bar(at, 100 * share, width * 0.94, color=colour, label=name, hatch=("", "//")[place], alpha=0.9)
+            for bar in bars:
+                bar.set_edgecolor("white")
+            axes.bar_label(bars, [f"{100 * value:.0f}" for value in share], fontsize=8, color=INK)
+        axes.set_xticks(range(n_levels + 1), [name.replace(" ", "\n") for name in level_names(n_levels)])
+        dress(axes, "First result" if k == 1 else f"First {k} results", "", "results (%)")
+        axes.grid(axis="x", alpha=0)
+        axes.set_ylim(top=max(100 * share.max() for share in shares.values()) * 1.1)
+        _legend(axes, len(shares))
+    return Panel(f"severity-{k}", f"how much the first {k} results share with their query", figure)
+
+
+def score_panel(name: str, histogram: NDArray[np.int64], thresholds: dict[str, float]) -> Panel:
+    """Scores of pairs by what they share, each kind as a density."""
+    n_levels = len(histogram) - 1
+    used = np.flatnonzero(histogram.sum(0))
+    low, high = EDGES[used[0]], EDGES[used[-1] + 1]
+    with drawing() as (figure, axes):
+        kinds = zip(histogram, level_colours(n_levels), level_lines(n_levels), level_names(n_levels), strict=True)
+        for counts, colour, line, called in kinds:
+            if counts.sum():
+                density = counts / counts.sum() / (EDGES[1] - EDGES[0])
+                axes.stairs(density, EDGES, color=colour, fill=True, alpha=0.15)
+                axes.stairs(density, EDGES, color=colour, linestyle=line, linewidth=1.6, label=called)
+        for at, (called, value) in enumerate(thresholds.items()):
+            axes.axvline(value, color=INK, linewidth=1.2, linestyle=(0, (6 - 3 * at, 2)))
+            axes.annotate(
+                called, (value, 1), xycoords=("data", "axes fraction"), color=INK, fontsize=9, ha="right", va="top"
+            )
+        dress(axes, f"Scores of {name}", "cosine", "density")
+        ends = [low, high, *thresholds.values()]
+        axes.set_xlim(max(-1, min(ends) - 0.02), min(1.0, max(ends) + 0.02))
+        _legend(axes, 2)
+    return Panel(f"scores-{name}", f"densities of the scores of {name} by what two images share", figure)
+
+
+def gap_panel(gaps: dict[str, dict[int, Gap]]) -> Panel:
+    """The decomposability gap of average precision against the batch size."""
+    with drawing() as (figure, axes):
+        for (colour, line), (name, one) in zip(MODELS, gaps.items(), strict=False):
+            sizes, means = list(one), 100 * np.array([gap.mean for gap in one.values()])
+            axes.errorbar(
+                sizes,
+                means,
+                100 * np.array([gap.deviation for gap in one.values()]),
+                color=colour,
+                linestyle=line,
+                marker="o",
+                markersize=4,
+                capsize=3,
+                label=name,
+            )
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
+        dress(axes, "AP inside batches minus AP of the whole set", "batch size", "gap (points)")
+        _legend(axes, len(gaps))
+    return Panel("decomposability-gap", "decomposability gap of average precision against batch size", figure)
+
+
+def _by_label(axes: Axes, x: Floats, curves: dict[str, Floats]) -> None:
+    for (colour, _), (name, rows) in zip(MODELS, curves.items(), strict=False):
+        for label, row in enumerate(rows):
+            called = f"{name}, label_{label}" if len(rows) > 1 else name
+            line, width = LABEL_LINES[min(label, len(LABEL_LINES) - 1)], 1.8 if label == 0 else 1.3
+            axes.plot(x, 100 * row, line, color=colour, linewidth=width, label=called)
+
+
+def _legend(axes: Axes, n_series: int) -> None:
+    if n_series > 1:
+        axes.legend(fontsize=8)

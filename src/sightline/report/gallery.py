@@ -1,19 +1,26 @@
-"""Queries with their nearest images, small enough to stand inside a page."""
+"""Queries with what they find, framed by what each result shares with the query."""
 
 import base64
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from sightline.data.images import load_image
 from sightline.data.manifest import BOX
 from sightline.embedding.table import EmbeddingTable
-from sightline.search.exact import top_k
+from sightline.errors import InputError
+from sightline.report.rankings import Found
+from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines
 
-THUMBNAIL = 72
+THUMBNAIL = 112  # pixels at most; shown at 72, so that screens with fine pixels show it sharp
+N_QUERIES = 8
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -21,47 +28,179 @@ class Picture:
     """One image of a row.
 
     Attributes:
-        source: the image as a data URI.
+        row: of the table; -1 for none.
         name: what it is called, for people who hover or cannot see it.
         label: its finest label.
         score: similarity to the query; None for the query itself.
-        right: does it share the query's finest label?
+        height: of the common ancestor with the query: 0 the same finest label, L nothing shared.
     """
 
-    source: str
+    row: int
     name: str
     label: str
     score: float | None = None
-    right: bool = True
+    height: int = 0
 
 
-def draw_queries(table: EmbeddingTable, n_queries: int, seed: int) -> NDArray[np.int64]:
-    """Places of queries drawn at random, each of another finest class that has at least two images."""
-    codes = table.manifest.labels()[:, 0]
-    order = np.random.default_rng(seed).permutation(len(codes))
-    first_of_class = order[np.sort(np.unique(codes[order], return_index=True)[1])]
-    return first_of_class[np.bincount(codes)[codes[first_of_class]] > 1][:n_queries]
+@dataclass(frozen=True)
+class Asked:
+    """One query and, for each model, what it finds and how well: the average precision."""
+
+    query: Picture
+    found: dict[str, list[Picture]]
+    precision: dict[str, float]
 
 
-def nearest_pictures(table: EmbeddingTable, queries: NDArray[np.int64], k: int) -> list[list[Picture]]:
-    """For each query its k nearest images of the table, itself left out, best first."""
-    vectors = torch.from_numpy(table.vectors)
-    scores, places = top_k(vectors[queries], vectors, k + 1)
-    codes = table.manifest.labels()[:, 0]
-    rows = []
-    for query, row_scores, row_places in zip(queries.tolist(), scores.tolist(), places.tolist(), strict=True):
-        others = [(place, score) for place, score in zip(row_places, row_scores, strict=True) if place != query][:k]
-        rows.append([picture_of(table, p, s, bool(codes[p] == codes[query])) for p, s in others])
-    return rows
+@dataclass(frozen=True)
+class Gallery:
+    """Some queries, chosen for a reason."""
+
+    name: str
+    title: str
+    reason: str
+    rows: list[Asked]
 
 
-def picture_of(table: EmbeddingTable, place: int, score: float | None = None, right: bool = True) -> Picture:
-    """The image at a place of the table, as it stands in a row."""
-    row = table.manifest.table.row(place, named=True)
-    box = tuple(row[side] for side in BOX) if row.get(BOX[0]) is not None else None
-    image = load_image(table.manifest.root / row["path"], box)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    encoded = io.BytesIO()
-    image.save(encoded, "PNG")
-    source = "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
-    return Picture(source, str(row.get("name") or row["path"]), row["label_0"], score, right)
+@dataclass(eq=False)
+class Thumbnails:
+    """Small pictures of a table's images, each read once; one that cannot be read is counted, and None."""
+
+    table: EmbeddingTable
+    missing: set[int] = field(default_factory=set)
+    _images: dict[int, Image.Image | None] = field(default_factory=dict)
+
+    def image(self, row: int) -> Image.Image | None:
+        """At most ``THUMBNAIL`` wide and high."""
+        if row not in self._images:
+            told = self.table.manifest.table.row(row, named=True)
+            box = tuple(told[side] for side in BOX) if told.get(BOX[0]) is not None else None
+            try:
+                image = load_image(self.table.manifest.root / told["path"], box)
+                image.thumbnail((THUMBNAIL, THUMBNAIL))
+                self._images[row] = image
+            except InputError:
+                self.missing.add(row)
+                self._images[row] = None
+        return self._images[row]
+
+    def uri(self, row: int) -> str | None:
+        """As WebP inside a data URI."""
+        image = self.image(row)
+        if image is None:
+            return None
+        encoded = io.BytesIO()
+        image.save(encoded, "WEBP", quality=82)
+        return "data:image/webp;base64," + base64.b64encode(encoded.getvalue()).decode()
+
+
+def choose_queries(values: Floats, classes: Counts, n_queries: int = N_QUERIES) -> Counts:
+    """Places of the queries with the lowest values, each of another class, best first; NaN are left out.
+
+    Example:
+        >>> choose_queries(np.array([0.3, 0.1, 0.2, np.nan]), np.array([0, 1, 1, 2])).tolist()
+        [1, 0]
+    """
+    order = np.argsort(values, kind="stable")
+    order = order[~np.isnan(values[order])]
+    first = np.sort(np.unique(classes[order], return_index=True)[1])
+    return order[first][:n_queries]
+
+
+def galleries(
+    table: EmbeddingTable, found: dict[str, Found], precision: dict[str, Floats], n_queries: int = N_QUERIES, seed: int = 0
+) -> list[Gallery]:
+    """The hardest, the most severe, the most changed and random queries, each of another class.
+
+    Args:
+        table: the images.
+        found: the first results by model; the first model decides which queries are shown.
+        precision: by model, the average precision of each query.
+        n_queries: in each gallery.
+        seed: of the random ones.
+    """
+    name = next(iter(found))
+    own, mine = found[name], precision[name]
+    classes = table.manifest.labels()[own.queries, 0]
+    counted = ~np.isnan(mine)
+    chosen = {
+        ("hardest", "Hardest", f"The lowest average precision of {name}."): mine,
+        ("severe", "Most severe", "The first results share the least with the query; the surest mistakes first."): np.where(
+            counted & (own.heights[:, 0] > 0), _severity_order(own), np.nan
+        ),
+    }
+    for other in list(found)[1:]:
+        gain = mine - precision[other]
+        chosen["improved", "Most improved", f"Average precision rose the most from {other} to {name}."] = np.where(
+            gain > 0, -gain, np.nan
+        )
+        chosen["worsened", "Most worsened", f"Average precision fell the most from {other} to {name}."] = np.where(
+            gain < 0, gain, np.nan
+        )
+    drawn = np.random.default_rng(seed).permutation(len(mine)).astype(np.float64)
+    chosen["random", "Random", "Drawn by lot, each of another class."] = np.where(counted, drawn, np.nan)
+    shown = []
+    for (key, title, reason), values in chosen.items():
+        places = choose_queries(values, classes, n_queries)
+        if len(places):
+            shown.append(Gallery(key, title, reason, [_asked(table, found, precision, place) for place in places.tolist()]))
+    return shown
+
+
+def _severity_order(found: Found) -> Floats:
+    """The place of each query by how little its first result shares, then its others, then by how sure the first is."""
+    others = np.where(found.heights >= 0, found.heights, np.nan)
+    order = np.lexsort((-found.scores[:, 0], -np.nanmean(others, 1), -found.heights[:, 0]))
+    places = np.empty(len(order))
+    places[order] = np.arange(len(order))
+    return places
+
+
+def _asked(table: EmbeddingTable, found: dict[str, Found], precision: dict[str, Floats], place: int) -> Asked:
+    rows = {
+        name: [
+            picture_of(table, row, score, height)
+            for row, score, height in zip(
+                one.rows[place].tolist(), one.scores[place].tolist(), one.heights[place].tolist(), strict=True
+            )
+            if row >= 0
+        ]
+        for name, one in found.items()
+    }
+    query = int(next(iter(found.values())).queries[place])
+    return Asked(picture_of(table, query), rows, {name: float(values[place]) for name, values in precision.items()})
+
+
+def picture_of(table: EmbeddingTable, row: int, score: float | None = None, height: int = 0) -> Picture:
+    """The image at a row of the table, as it stands in a gallery."""
+    told = table.manifest.table.row(row, named=True)
+    return Picture(row, str(told.get("name") or told["path"]), told["label_0"], score, height)
+
+
+def gallery_figure(gallery: Gallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
+    """The gallery as papers print it: the query, then the results in their frames, a row for each model."""
+    models = list(gallery.rows[0].found)
+    n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
+    colours, lines = level_colours(n_levels), level_lines(n_levels)
+    n_lines = len(gallery.rows) * len(models)
+    with drawing(n_columns * 0.9 + 0.8, n_lines * 0.95, nrows=n_lines, ncols=n_columns, squeeze=False) as (figure, grid):
+        for axes in grid.flat:
+            axes.set_axis_off()
+        for number, asked in enumerate(gallery.rows):
+            for line, name in enumerate(models):
+                axes_row = grid[number * len(models) + line]
+                pictures = [asked.query, *asked.found[name]] if line == 0 else [None, *asked.found[name]]
+                for axes, picture in zip(axes_row, pictures, strict=False):
+                    if picture is None:
+                        continue
+                    axes.set_axis_on()
+                    axes.set_xticks([])
+                    axes.set_yticks([])
+                    image = thumbnails.image(picture.row)
+                    axes.imshow(image if image is not None else np.full((2, 2, 3), 225, np.uint8))
+                    is_query = picture.score is None
+                    for spine in axes.spines.values():
+                        spine.set_edgecolor(PURPLE if is_query else colours[picture.height])
+                        spine.set_linestyle("-" if is_query else lines[picture.height])
+                        spine.set_linewidth(2.5)
+                axes_row[1].set_ylabel(name, fontsize=7, color=INK)
+    return figure

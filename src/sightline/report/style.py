@@ -1,0 +1,118 @@
+"""How figures look: colours that colour-blind readers can tell apart, and one panel as SVG or PNG."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sightline.files import replaced
+
+# Okabe and Ito's palette without black and yellow, which a white page or a dark one would swallow.
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+GREY = "#999999"
+INK = "#6b7280"
+CLASSES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY)  # with another marker each time they run out
+MARKERS = ("o", "^", "s", "D")
+MODELS = ((BLUE, "-"), (ORANGE, "--"))  # colour and line of the model shown, and of the one it is compared with
+PANEL = (5.0, 3.3)
+SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
+    "svg.hashsalt": "sightline",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "text.color": INK,
+}
+# What a dark page shows in another shade; in files the colours stay as they are.
+PAGE_COLOURS = {INK: "var(--soft)", BLUE: "var(--blue)"}
+
+
+@contextmanager
+def drawing(width: float = PANEL[0], height: float = PANEL[1], **grid: Any) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its axes (one, or an array of them where ``nrows`` or ``ncols`` is given), in the house style."""
+    with rc_context(SETTINGS):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(**grid)
+
+
+def dress(axes: Axes, title: str, x: str, y: str = "") -> None:
+    """Title and axes in one grey that is readable on white and on black."""
+    axes.set_title(title, color=INK, fontsize=11)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.tick_params(colors=INK)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_edgecolor(INK)
+
+
+def level_colours(n_levels: int) -> list[str]:
+    """The colour of each height of a common ancestor: green 0, the same finest label; oranges; vermillion, nothing shared.
+
+    Example:
+        >>> level_colours(1)
+        ['#009e73', '#d55e00']
+    """
+    near, far = np.array([0xB0, 0x74, 0x00]), np.array([0xF0, 0xC2, 0x4B])
+    shares = [height / max(1, n_levels - 2) for height in range(n_levels - 1)]
+    oranges = ["#" + "".join(f"{round(part):02x}" for part in near + share * (far - near)) for share in shares]
+    return [GREEN, *oranges, VERMILLION]
+
+
+def level_lines(n_levels: int) -> list[str]:
+    """The line of each height: solid, dashed, dotted; so that no meaning hangs on colour alone."""
+    return ["-", *["--"] * (n_levels - 1), ":"]
+
+
+def level_names(n_levels: int) -> list[str]:
+    """What each height of a common ancestor means.
+
+    Example:
+        >>> level_names(3)
+        ['same label_0', 'shares label_1', 'shares label_2', 'nothing shared']
+        >>> level_names(1)
+        ['same class', 'another class']
+    """
+    if n_levels == 1:
+        return ["same class", "another class"]
+    return ["same label_0", *(f"shares label_{height}" for height in range(1, n_levels)), "nothing shared"]
+
+
+def as_svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as one SVG element of a page: no two have an id in common, and colours follow the page's mode."""
+    text = io.StringIO()
+    with rc_context(SETTINGS):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{re.sub('[^a-z0-9]', '-', name.lower())}-", svg)
+    for colour, variable in PAGE_COLOURS.items():
+        svg = svg.replace(colour, variable)
+    label = description.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def write_figure(
+    figure: Figure, folder: Path, name: str, formats: tuple[str, ...] = ("png", "svg"), dpi: int = 200
+) -> list[Path]:
+    """Write ``folder/name.png`` and ``folder/name.svg``, on white; the name as a file can have it."""
+    files = [folder / f"{re.sub('[^A-Za-z0-9@._-]+', '-', name)}.{kind}" for kind in formats]
+    for file in files:
+        kind = file.suffix[1:]
+        with replaced(file) as scratch, rc_context(SETTINGS):
+            figure.savefig(scratch, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else None)
+    return files

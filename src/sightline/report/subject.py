@@ -1,0 +1,176 @@
+"""What a report is about: a run folder or an embedding table, read, with what is known of how it was made."""
+
+import inspect
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from sightline.config import Recipe
+from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
+from sightline.embedding.extract import embed_manifest
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError, names
+from sightline.losses import LOSSES
+from sightline.models.encoder import Encoder
+from sightline.training.logs import read_log
+
+UNTRAINED = "untrained"
+EMBEDDED = "report.parquet"  # in a run folder: its test images, so that a second report need not embed them
+LogRow = tuple[int, int, str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One model as a report shows it.
+
+    Attributes:
+        name: what readers know it by.
+        table: labelled images with their vectors.
+        log: rows of the run's ``log.csv``; none where it is not known.
+        recipe: of the run, where it is known.
+    """
+
+    name: str
+    table: EmbeddingTable
+    log: tuple[LogRow, ...] = ()
+    recipe: Recipe | None = None
+
+    @property
+    def queries(self) -> NDArray[np.int64]:
+        """Rows of the table that ask."""
+        return _rows_of(self.table, "is_query")
+
+    @property
+    def items(self) -> NDArray[np.int64]:
+        """Rows of the table that are ranked."""
+        return _rows_of(self.table, "is_gallery")
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Scores that training aimed at: relevant images above alpha, others below beta, where the loss calibrates."""
+        if self.recipe is None or self.recipe.loss.name not in LOSSES:
+            return {}
+        parameters = inspect.signature(LOSSES[self.recipe.loss.name]).parameters
+        options = {name: one.default for name, one in parameters.items()} | self.recipe.loss.options()
+        if not {"alpha", "beta"} <= options.keys() or options.get("decomposability", "calibration") != "calibration":
+            return {}
+        return {name: float(options[name]) for name in ("alpha", "beta")}
+
+
+def read_subject(
+    source: Path,
+    show_progress: bool = False,
+    split: str | None = None,
+    name: str | None = None,
+    like: EmbeddingTable | None = None,
+) -> Subject:
+    """Read an embedding table, or embed the images that a run did not learn from.
+
+    Of a run these are its split ``test``, else ``val``, else the classes it held out; their vectors are kept in the run
+    folder.
+
+    Args:
+        source: a ``.parquet`` file of ``sightline embed`` or a folder of ``sightline train``.
+        show_progress: draw a bar while embedding.
+        split: only this one.
+        name: what readers know it by; None for the name of the file or folder.
+        like: embed the images of this table instead.
+    """
+    source = Path(source)
+    if not source.is_dir():
+        table = EmbeddingTable.read(source)
+        return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
+    recipe = _recipe(source)
+    encoder = Encoder.from_pretrained(source / "encoder")
+    manifest = _unseen(recipe, split) if like is None else like.manifest
+    kept = source / EMBEDDED
+    vectors = EmbeddingTable.read(kept) if kept.is_file() else None
+    if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
+        vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
+        vectors.write(kept)
+    return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(source / "log.csv")), recipe)
+
+
+def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
+    """The run's pretrained backbone on the same images: pooled by a mean, without projection or training."""
+    if run.recipe is None:
+        raise InputError(f"--against {UNTRAINED}: a run folder is needed, for {run.name!r} is a table without a recipe")
+    recipe = run.recipe
+    settings = recipe.model.backbone, None, "avg", recipe.model.weights, recipe.data.image_size, recipe.data.resize
+    encoder = Encoder.create(*settings, seed=recipe.seed)
+    return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
+
+
+def matched(subject: Subject, other: Subject) -> Subject:
+    """The other one with its rows in the order of the first; refused unless they are the same images and labels."""
+    ids, other_ids = subject.table.ids, other.table.ids
+    missing, more = set(ids) - set(other_ids), set(other_ids) - set(ids)
+    if missing or more:
+        first = sorted(missing or more)[0]
+        raise InputError(
+            f"{subject.name!r} and {other.name!r} are of other images: {len(missing)} of {len(ids)} ids are only in the "
+            f"first, {len(more)} only in the second, such as {first!r}; the same images are needed"
+        )
+    place = {name: row for row, name in enumerate(other_ids)}
+    order = np.array([place[name] for name in ids])
+    levels = subject.table.manifest.n_levels, other.table.manifest.n_levels
+    if levels[0] != levels[1]:
+        raise InputError(f"{subject.name!r} and {other.name!r}: labels of {levels[0]} and {levels[1]} levels")
+    rows = other.table.manifest.table[order]
+    for column in label_columns(levels[0]):
+        told = zip(ids, subject.table.manifest.table[column], rows[column], strict=True)
+        differ = [(name, mine, theirs) for name, mine, theirs in told if mine != theirs]
+        if differ:
+            name, mine, theirs = differ[0]
+            raise InputError(
+                f"{subject.name!r} and {other.name!r}: {column} differs for {len(differ)} of {len(ids)} images, first for "
+                f"{name!r}: {mine!r} and {theirs!r}"
+            )
+    table = EmbeddingTable(subject.table.manifest, other.table.vectors[order], other.table.fingerprint)
+    return replace(other, table=table)
+
+
+def _recipe(folder: Path) -> Recipe:
+    file = folder / "recipe.json"
+    if not file.is_file() or not (folder / "encoder").is_dir():
+        there = sorted(path.name for path in folder.iterdir())[:10]
+        raise InputError(
+            f"{folder}: not the folder of a run that has an encoder: 'recipe.json' and 'encoder' are needed, "
+            f"found {names(there) or 'nothing'}"
+        )
+    try:
+        return Recipe.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, ValidationError) as error:
+        raise InputError(f"{file}: not a recipe: {str(error).splitlines()[0]}") from error
+
+
+def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
+    manifest = read_manifest(recipe.data.manifest)
+    if wanted is not None:
+        return manifest.split(wanted)
+    there = set(manifest.table["split"])
+    for split in ("test", "val"):
+        if split in there:
+            return manifest.split(split)
+    if not recipe.data.val_fraction:
+        raise InputError(
+            f"{manifest.source}: the run learned from all its images: embed others with `sightline embed`, "
+            "and give that table"
+        )
+    return hold_out_classes(manifest.split("train"), recipe.data.val_fraction, recipe.seed)[1]
+
+
+def _labelled(table: EmbeddingTable) -> EmbeddingTable:
+    if not table.manifest.n_levels:
+        raise InputError(f"{table.manifest.source}: its images have no labels, and a report compares with labels")
+    return table
+
+
+def _rows_of(table: EmbeddingTable, role: str) -> NDArray[np.int64]:
+    rows = table.manifest.table
+    told = role in rows.columns and rows[role].count()
+    return np.flatnonzero(rows[role].fill_null(False).to_numpy()) if told else np.arange(len(rows))

@@ -1,0 +1,54 @@
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from sightline.losses.blackbox import blackbox_ranks
+from sightline.report.concepts import followed, interpolation, landscape_section, toy_gradients, toy_losses, write_concepts
+
+
+def test_the_toy_example_is_that_of_the_papers():
+    found = list(toy_gradients().values())
+    expected = [
+        [-0.591562, 0.591525, 3.75e-5],
+        [-9.2e-6, -2.8e-5, 3.7e-5],
+        [-0.6406859, -0.4540935, 1.0947793],
+    ]
+    assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_only_sup_ap_ends_in_the_right_order():
+    ends = {name: followed(loss, 100)[-1] for name, loss in toy_losses().items()}
+    assert min(ends["sup_ap"][:2]) > ends["sup_ap"][2]
+    assert max(ends["smooth_ap"][:2]) < ends["smooth_ap"][2]
+
+
+def test_the_interpolations_slope_is_the_blackbox_gradient():
+    section, _ = landscape_section()
+    weights = torch.randn(20, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    scores, strength, width = section.centre[None], 0.05, 1e-7
+    moved = scores + width * torch.eye(20, dtype=torch.float64)
+    back = scores - width * torch.eye(20, dtype=torch.float64)
+    numeric = (interpolation(moved, weights, strength) - interpolation(back, weights, strength)) / (2 * width)
+    leaf = scores.clone().requires_grad_()
+    ranks = 20 * blackbox_ranks(leaf, torch.zeros(1, 20, dtype=torch.bool), strength=strength / 20)
+    (ranks @ weights).sum().backward()
+    assert leaf.grad.abs().sum() > 1
+    assert_close(numeric, leaf.grad[0], atol=1e-4, rtol=1e-4)
+
+
+def test_the_section_is_a_plane_of_unit_directions():
+    section, relevant = landscape_section()
+    assert_close(section.across @ section.up, torch.tensor(0.0).double(), atol=1e-12, rtol=0)
+    assert_close(section.at(torch.tensor([0.1]), torch.tensor([0.2])).sub(section.centre).norm().item(), 0.05**0.5)
+    assert int(relevant.sum()) == 6
+
+
+def test_every_picture_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("sightline.report.concepts.SIDE", 21)
+    monkeypatch.setattr("sightline.report.concepts.ARROWS", 4)
+    files = write_concepts(tmp_path / "new")
+    names = ["rank-surrogates.png", "toy-gradients.png", "loss-landscapes.png", "rank-landscapes.png"]
+    assert [file.name for file in files] == names
+    for file in files:
+        with Image.open(file) as image:
+            assert image.width > 700

@@ -1,0 +1,117 @@
+"""Panels, maps and published tables."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.testing import assert_close
+
+from sightline.errors import InputError
+from sightline.report.curves import score_panel, severity_panel, smoothed, training_panels
+from sightline.report.maps import class_map, class_means, map_panel
+from sightline.report.published import KNOWN, published_tables_of
+from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
+
+LOSSES = [(step, 0, "loss", 1 / step) for step in range(1, 6)]
+
+
+def test_the_mean_by_definition():
+    values = [3.0, -1.0, 4.0, 1.0, -5.0]
+    expected = []
+    for last in range(len(values)):
+        weights = [0.8 ** (last - place) for place in range(last + 1)]
+        expected.append(math.fsum(w * v for w, v in zip(weights, values, strict=False)) / math.fsum(weights))
+    assert_close(smoothed(values, weight=0.8), expected)
+    assert smoothed([]) == []
+
+
+def test_loss_and_metric_are_drawn_where_they_were_logged():
+    both = training_panels({"new": [*LOSSES, (5, 0, "val/map", 0.5)], "old": []}, "map")
+    assert [panel.name for panel in both] == ["training-loss", "training-validation"]
+    assert both[1].figure.axes[0].lines[0].get_ydata() == [50.0]
+    assert both[1].figure.axes[0].get_title(loc="left") == "Validation map (%)"
+    assert [panel.name for panel in training_panels({"new": LOSSES}, "map")] == ["training-loss"]
+    assert training_panels({"new": [], "old": []}, "map") == []
+    levels = training_panels({"new": [(5, 0, "val/severity@1", 1.5)]}, "severity@1")
+    assert levels[0].figure.axes[0].lines[0].get_ydata() == [1.5]
+
+
+def test_bars_stand_for_the_shares():
+    panel = severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
+    assert_close([bar.get_height() for bar in panel.figure.axes[0].patches], [50.0, 25.0, 25.0, 20.0, 30.0, 50.0])
+
+
+def test_thresholds_stand_in_the_histogram():
+    histogram = np.zeros((2, 100), np.int64)
+    histogram[0, 90], histogram[1, 60] = 4, 9
+    axes = score_panel("m", histogram, {"alpha": 0.9, "beta": 0.6}).figure.axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines] == [0.9, 0.6]
+    assert {text.get_text() for text in axes.texts} == {"alpha", "beta"}
+
+
+def test_two_figures_of_a_page_share_no_id_and_follow_its_mode():
+    panel = training_panels({"new": LOSSES}, "map")[0]
+    svg = as_svg(panel.figure, "a<b", 'say "so"')
+    assert 'aria-label="say &quot;so&quot;"' in svg
+    assert "var(--blue)" in svg
+    assert "#0072b2" not in svg
+    assert "<metadata" not in svg
+    assert "a-b-figure_1" in svg
+
+
+@pytest.mark.parametrize("n_levels", [1, 2, 3, 7])
+def test_each_relation_has_a_colour_of_its_own(n_levels):
+    colours = level_colours(n_levels)
+    assert len(set(colours)) == n_levels + 1
+
+
+def test_class_means_by_definition(random_subject):
+    subject = random_subject()
+    codes = subject.table.manifest.labels()[:, 0]
+    means = class_means(subject)
+    for code in range(10):
+        total = sum(subject.table.vectors[place].astype(np.float64) for place in range(40) if codes[place] == code)
+        assert_close(means[code], total / np.linalg.norm(total), atol=1e-6, rtol=0)
+
+
+def test_a_map_has_each_class_once_in_the_look_of_its_coarsest_label(random_subject):
+    found = class_map([random_subject(0, "new"), random_subject(1, "old")])
+    assert sorted(found.names) == [f"c{number}" for number in range(10)]
+    assert [kind.name for kind in found.kinds] == ["odd", "even"]  # 6 classes, then 4
+    assert set(found.points) == {"new", "old"}
+    assert all(points.shape == (10, 2) and points.min() == 0 and points.max() == 1 for points in found.points.values())
+    sizes = [len(drawn.get_offsets()) for drawn in map_panel(found, "new").figure.axes[0].collections]
+    assert sizes == [6, 4]
+
+
+def test_more_labels_than_looks_share_a_grey(circle):
+    n_labels = len(MARKERS) * (len(CLASSES) - 1) + 5
+    labels = [f"{number:03}" for number in range(n_labels) for _ in range(2)]
+    found = class_map([circle(range(len(labels)), labels, labels)])
+    assert len({(kind.colour, kind.marker) for kind in found.kinds}) == len(found.kinds) == n_labels - 4
+    assert found.kinds[-1].name == "5 others"
+    assert (found.kind_of == n_labels - 5).sum() == 5
+
+
+def test_published_values_stand_beside_a_known_set():
+    tables = published_tables_of(Path("/data/CUB_200_2011/images"), None, ["recall@1", "recall@2", "map"])
+    assert [(table.dataset, table.metrics) for table in tables] == [("CUB", ["recall@1", "recall@2"])]
+    assert dict(tables[0].rows)["Triplet SH"][0] == 63.6
+    assert published_tables_of(Path("/data/photos"), None, ["recall@1"]) == []
+
+
+def test_a_published_table_can_be_asked_for():
+    (table,) = published_tables_of(Path("/data/sop"), "tpami_table01", ["recall@1", "map@r"])
+    assert dict(table.rows)["Fast-AP"] == [77.8, 50.5]
+    with pytest.raises(InputError, match="is of 'SOP', 'iNaturalist', and the folder '/photos' does not say"):
+        published_tables_of(Path("/photos"), "tpami_table01", ["recall@1"])
+    with pytest.raises(InputError, match="unknown published table 'tpami_table1'"):
+        published_tables_of(Path("/photos"), "tpami_table1", ["recall@1"])
+
+
+def test_every_known_set_has_its_tables():
+    for dataset, (folders, tables) in KNOWN.items():
+        found = published_tables_of(Path("/", folders[0]), None, ["recall@1", "map", "asi", "h_ap"])
+        assert [table.table for table in found] == list(tables)
+        assert all(table.rows and table.dataset == dataset for table in found)

@@ -1,0 +1,136 @@
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline.config import Recipe, read_recipe
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError
+from sightline.models.encoder import Encoder
+from sightline.pipeline import train
+from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
+
+
+def changed(subject, rows, name="other"):
+    """The subject with another table of images."""
+    manifest = subject.table.manifest
+    other = type(manifest)(manifest.source, manifest.root, rows, manifest.n_levels)
+    return Subject(name, EmbeddingTable(other, subject.table.vectors[: len(rows)], "g"))
+
+
+def test_rows_in_another_order_are_matched_by_id(random_subject):
+    subject = random_subject()
+    order = np.random.default_rng(0).permutation(40)
+    other = changed(subject, subject.table.manifest.table[order])
+    vectors = matched(subject, other).table.vectors
+    assert np.array_equal(vectors[order], other.table.vectors)
+
+
+def test_other_images_are_refused(random_subject):
+    subject = random_subject()
+    rows = subject.table.manifest.table
+    with pytest.raises(InputError, match=r"1 of 40 ids are only in the first, 0 only in the second, such as '39.png'"):
+        matched(subject, changed(subject, rows[:39]))
+    renamed = rows.with_columns(id=pl.col("id").str.replace("^3.png", "x.png"))
+    with pytest.raises(InputError, match=r"1 of 40 ids are only in the first, 1 only in the second, such as '3.png'"):
+        matched(subject, changed(subject, renamed))
+
+
+def test_other_labels_are_refused(random_subject):
+    subject = random_subject()
+    rows = subject.table.manifest.table
+    other = rows.with_columns(label_1=pl.when(pl.col("id") == "7.png").then(pl.lit("new")).otherwise(pl.col("label_1")))
+    with pytest.raises(InputError, match=r"label_1 differs for 1 of 40 images, first for '7.png': 'm1' and 'new'"):
+        matched(subject, changed(subject, other))
+
+
+def test_a_table_without_labels_is_refused(circle, tmp_path):
+    file = circle((0, 1)).table.write(tmp_path / "flat.parquet")
+    with pytest.raises(InputError, match="its images have no labels"):
+        read_subject(file)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    (tmp_path / "some").touch()
+    with pytest.raises(InputError, match=r"'recipe.json' and 'encoder' are needed, found 'some'"):
+        read_subject(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        read_subject(tmp_path / "nowhere.parquet")
+
+
+def test_a_table_has_no_untrained_self(circle):
+    with pytest.raises(InputError, match="--against untrained: a run folder is needed"):
+        read_untrained(circle((0, 1), "aa"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, image_tree):
+    overrides = [
+        "model.backbone=tiny", "model.weights=none", "model.embedding_dim=8", "data.image_size=32", "data.n_workers=0",
+        "sampler.batch_size=16", "schedule.epochs=1", "loss.alpha=0.8",
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(read_recipe("images", [f"data.manifest={image_tree}", *overrides]), folder)
+    return folder
+
+
+def test_a_run_is_shown_on_the_classes_it_held_out_and_embedded_once(run):
+    subject = read_subject(run)
+    assert (subject.name, len(subject.table), subject.table.manifest.n_levels) == ("run", 12, 2)
+    assert subject.table.fingerprint == Encoder.from_pretrained(run / "encoder").fingerprint()
+    assert any(name == "loss" for _, _, name, _ in subject.log)
+    assert subject.thresholds == {"alpha": 0.8, "beta": 0.6}
+    stamp = (run / EMBEDDED).stat().st_mtime_ns
+    again = read_subject(run, name="mine")
+    assert (run / EMBEDDED).stat().st_mtime_ns == stamp
+    assert again.name == "mine"
+    assert np.array_equal(again.table.vectors, subject.table.vectors)
+
+
+def test_another_encoder_in_the_run_is_embedded_anew(run):
+    subject = read_subject(run)
+    stale = EmbeddingTable(subject.table.manifest, subject.table.vectors + 1, "of another")
+    stale.write(run / EMBEDDED)
+    assert np.array_equal(read_subject(run).table.vectors, subject.table.vectors)
+
+
+def test_a_run_can_be_shown_on_the_images_of_a_table(run, image_tree):
+    few = read_subject(run).table.where(pl.col("label_1") == "super0")
+    like = read_subject(run, like=few)
+    assert like.table.ids == few.ids
+
+
+def test_the_untrained_backbone_sees_the_same_images(run):
+    subject = read_subject(run)
+    untrained = read_untrained(subject)
+    assert untrained.name == "untrained"
+    assert untrained.table.ids == subject.table.ids
+    assert untrained.table.fingerprint != subject.table.fingerprint
+    assert untrained.thresholds == {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({"name": "roadmap"}, {"alpha": 0.9, "beta": 0.6}),
+        ({"name": "roadmap", "decomposability": "proxy"}, {}),
+        ({"name": "smooth_ap"}, {}),
+    ],
+)
+def test_thresholds_are_those_that_training_aimed_at(random_subject, loss, expected):
+    recipe = Recipe.model_validate({"data": {"manifest": "x"}, "loss": loss})
+    assert Subject("m", random_subject().table, recipe=recipe).thresholds == expected
+
+
+def test_a_run_that_held_nothing_out_says_what_to_do(run, image_tree, tmp_path):
+    text = (run / "recipe.json").read_text()
+    copy = tmp_path / "run"
+    copy.mkdir()
+    (copy / "encoder").symlink_to(run / "encoder")
+    (copy / "recipe.json").write_text(re.sub(r'"val_fraction": [\d.]+', '"val_fraction": 0.0', text))
+    with pytest.raises(InputError, match="embed others with `sightline embed`"):
+        read_subject(copy)
+    (copy / "recipe.json").write_text("{}")
+    with pytest.raises(InputError, match=r"recipe\.json: not a recipe"):
+        read_subject(copy)
