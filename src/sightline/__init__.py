@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from sightline.evaluation.result import Result, compare
     from sightline.losses import create_loss, list_losses
     from sightline.models.encoder import Encoder
+    from sightline.models.heads import Whitening
     from sightline.pipeline import train
     from sightline.search.gallery import Gallery
     from sightline.search.images import search_images
     from sightline.search.items import EncoderIdentity, Item
+    from sightline.search.refine import Refinement, refined_search
 
 __version__ = "0.1.0"
 
@@ -39,9 +41,11 @@ _MODULES = {
     "Item": "search.items",
     "Manifest": "data.manifest",
     "Recipe": "config",
+    "Refinement": "search.refine",
     "Relevance": "evaluation.graded",
     "Result": "evaluation.result",
     "RetrievalSet": "evaluation.benchmark_protocols",
+    "Whitening": "models.heads",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
@@ -56,6 +60,7 @@ _MODULES = {
     "ood": "ood",
     "read_manifest": "data.manifest",
     "read_recipe": "config",
+    "refined_search": "search.refine",
     "search_images": "search.images",
     "train": "pipeline",
 }
@@ -81,9 +86,11 @@ __all__ = [
     "Item",
     "Manifest",
     "Recipe",
+    "Refinement",
     "Relevance",
     "Result",
     "RetrievalSet",
+    "Whitening",
     "__version__",
     "compare",
     "create_loss",
@@ -99,6 +106,7 @@ __all__ = [
     "ood",
     "read_manifest",
     "read_recipe",
+    "refined_search",
     "search_images",
     "train",
 ]
