@@ -1,6 +1,8 @@
 """HEAT: sampling, the loss, the composition, and that the residual corrects its prior."""
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,8 +101,8 @@ def test_schedule_numbers(decay, expected):
 )
 def test_chains_reach_the_variance_they_should(langevin, variance):
     generator = torch.Generator().manual_seed(0)
-    last = langevin.chains(lambda z: z.square().sum(1) / 2, torch.zeros(30_000, 1, dtype=torch.float64), generator)
-    assert float(last.var()) == pytest.approx(variance, rel=0.03)
+    last = langevin.chains(lambda z: z.square().sum(1) / 2, torch.zeros(10_000, 1, dtype=torch.float64), generator)
+    assert float(last.var()) == pytest.approx(variance, rel=0.05)
 
 
 def test_one_step_numbers():
@@ -156,7 +158,7 @@ def two_bumps(n, seed):
     return (rng.choice([-2.0, 2.0], n) + 0.5 * rng.normal(size=n))[:, None]
 
 
-TOY = {"hidden": 64, "lr": 1e-3, "epochs": 30, "batch_size": 256, "n_chains": 128, "n_steps": 2}
+TOY = {"hidden": 64, "lr": 1e-3, "epochs": 15, "batch_size": 256, "n_chains": 128, "n_steps": 2}
 
 
 def test_residual_corrects_a_prior_that_ranks_outliers_first():
@@ -174,6 +176,15 @@ def test_residual_corrects_a_prior_that_ranks_outliers_first():
     residual = heat.members[0].residual(torch.tensor([[0.0], [-2.0], [2.0]], dtype=torch.float64))
     assert residual[0] > residual[1:].max()
     assert float(heat.members[0].residual(torch.from_numpy(held_out)).abs().max()) <= 1.1 / 20
+
+
+def test_residual_gives_held_out_data_more_density_than_its_prior():
+    """On the picture of the docs: a cloud with a bent arm, one Gaussian as prior, density normalised by samples."""
+    toy = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "ood_toy.py"))
+    heat = ood.create("heat", epochs=8, **toy["SETTINGS"]).fit(toy["cloud_with_arm"](2000, 0))
+    assert toy["log_density_ratio"](heat.members[0], toy["cloud_with_arm"](2000, 1), 20_000) > 0.4
+    untrained = ood.create("heat", epochs=0, **toy["SETTINGS"]).fit(toy["cloud_with_arm"](2000, 0))
+    assert toy["log_density_ratio"](untrained.members[0], toy["cloud_with_arm"](500, 1), 1000) == pytest.approx(0, abs=1e-9)
 
 
 def test_an_untrained_residual_ranks_as_its_prior_and_a_heavy_weight_keeps_it_so():

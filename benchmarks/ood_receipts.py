@@ -1,0 +1,210 @@
+"""How well each scorer tells emoji from other images, from one frozen encoder: the tables and pictures of docs/ood.md.
+
+`python benchmarks/ood_receipts.py --sets sets --work work` does what is not yet in the work folder, one cell at a time, and
+can be stopped and started again; with `--out docs` it then writes the tables. `--parts` and `--seeds` do less of it. `sets`
+holds what `sightline data prepare emoji|logos|openclipart|fashion-mnist|glyphs --out sets/...` made.
+
+The encoder is EfficientNet-Lite0 with its bundled ImageNet weights at 64 pixels and an untrained projection to 512. For
+each seed a fifth of the emoji (all drawings of each) is kept for testing, the rest is fitted on, with the 99 subcategories
+as classes.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from measure import table, write_section
+
+from sightline import ood
+from sightline.data.manifest import read_manifest
+from sightline.embedding.extract import embed_manifest
+from sightline.embedding.table import EmbeddingTable
+from sightline.evaluation.detection import DetectionResult
+from sightline.models.encoder import Encoder
+
+INSIDE, LEVEL = "emoji", 1
+OUTSIDE = ("logos", "openclipart", "glyphs", "fashion-mnist")
+N_OUTSIDE = 3000  # images of each, drawn at random
+PLAIN: dict[str, dict[str, object]] = {
+    "msp": {},
+    "maxlogit": {},
+    "energy": {},
+    "kl_matching": {},
+    "react": {},
+    "dice": {},
+    "mahalanobis": {},
+    "ssd": {},
+    "ssd+": {"supervised": True},
+    "knn": {},
+    "soft_knn": {},
+    "residual": {},
+    "vim": {},
+    "gmm": {},
+    "gmm + energy": {"scorers": ["gmm", "energy"]},
+}
+HEAT: dict[str, dict[str, object]] = {
+    "heat-gmm": {"priors": ["gmm"]},
+    "heat-energy": {"priors": ["energy"]},
+    "heat-gmm + heat-energy": {"priors": ["gmm", "energy"]},
+}
+NAMES = {"ssd+": "ssd", "gmm + energy": "composition"}
+FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+BETAS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
+PARTS = ("plain", "heat", "low_data", "weight", "beta")
+
+
+def embedded(sets: Path, work: Path, name: str, limit: int | None) -> EmbeddingTable:
+    """The table of a set; made once."""
+    file = work / f"{name}.parquet"
+    if not file.is_file():
+        if not (work / "encoder").exists():
+            Encoder.create("tf_efficientnet_lite0", 512, weights="bundled", image_size=64).save_pretrained(work / "encoder")
+        manifest = read_manifest(sets / name / "manifest.csv", labelled=False)
+        if limit is not None and len(manifest) > limit:
+            kept = np.zeros(len(manifest), bool)
+            kept[np.random.default_rng(0).choice(len(manifest), limit, replace=False)] = True
+            manifest = manifest.where(pl.lit(pl.Series(kept)))
+        embed_manifest(Encoder.from_pretrained(work / "encoder"), manifest, show_progress=True).write(file)
+    return EmbeddingTable.read(file)
+
+
+class Cells:
+    """Results on disk, one file a cell; one that is there is not computed again."""
+
+    def __init__(self, sets: Path, work: Path) -> None:
+        self.folder = work / "cells"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.inside = embedded(sets, work, INSIDE, None)
+        self.outside = {name: embedded(sets, work, name, N_OUTSIDE) for name in OUTSIDE}
+        self.labels = self.inside.manifest.labels()
+
+    def parts(self, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to fit on and rows to test on; no emoji is in both. A fraction is drawn within each class, one at least."""
+        rng = np.random.default_rng(seed)
+        n_classes = self.labels[:, 0].max() + 1
+        tested = np.isin(self.labels[:, 0], rng.permutation(n_classes)[: n_classes // 5])
+        fitted = rng.permutation(np.flatnonzero(~tested))
+        if fraction < 1:
+            n_items = round(fraction * len(fitted))
+            place = np.zeros(len(fitted))  # of each row within its class, as a share of the class
+            for label in np.unique(self.labels[fitted, LEVEL]):
+                own = np.flatnonzero(self.labels[fitted, LEVEL] == label)
+                place[own] = (np.arange(len(own)) + rng.random()) / len(own)
+            fitted = fitted[np.argsort(place, kind="stable")[:n_items]]
+        return fitted, np.flatnonzero(tested)
+
+    def cell(self, key: str, name: str, options: dict[str, object], seed: int, fraction: float = 1.0) -> dict[str, dict]:
+        """Metrics of each set and their means."""
+        file = self.folder / f"{key.replace(' ', '')}-{seed}.json"
+        if not file.is_file():
+            fitted, tested = self.parts(seed, fraction)
+            labels = self.labels[fitted, LEVEL]
+            seeded = {"seed": seed} if "seed" in ood.scorer_options(name) else {}
+            if "k" in ood.scorer_options(name) and name == "knn":
+                seeded["k"] = min(50, len(fitted))
+            since = time.process_time()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # fewer items than dimensions, which is the point of low_data
+                scorer = ood.create(name, **seeded | options).fit(self.inside.vectors[fitted], labels)
+            seconds = time.process_time() - since
+            energies = {other: scorer.score(part.vectors) for other, part in self.outside.items()}
+            result = DetectionResult(scorer.score(self.inside.vectors[tested]), energies)
+            found = {**result.per_set, "mean": result.means, "cpu": {"seconds": seconds}}
+            file.write_text(json.dumps(found) + "\n")
+            print(f"{key} seed {seed}: {100 * found['mean']['auroc']:.1f} ({seconds:.0f} s of CPU)", flush=True)  # noqa: T201
+        return json.loads(file.read_text())
+
+    def seeds(self, key: str) -> list[dict[str, dict]]:
+        """All seeds of a cell that are there."""
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob(f"{key.replace(' ', '')}-[0-9].json"))]
+
+
+def compute(cells: Cells, parts: list[str], seeds: range) -> None:
+    for seed in seeds:
+        if "plain" in parts:
+            for key, options in PLAIN.items():
+                cells.cell(key, NAMES.get(key, key), options, seed)
+        if "heat" in parts:
+            for key, options in HEAT.items():
+                cells.cell(key, "heat", options, seed)
+        if "beta" in parts:
+            for beta in BETAS:
+                options = {"scorers": ["gmm", "energy", "soft_knn"], "beta": beta}
+                cells.cell(f"beta {beta:g}", "composition", options, seed)
+        if "weight" in parts:
+            for weight in WEIGHTS:
+                cells.cell(f"weight {weight:g}", "heat", {"weight": weight, "temperature": "auto"}, seed)
+        if "low_data" in parts:
+            for fraction in FRACTIONS:
+                cells.cell(f"gmm at {fraction:g}", "gmm", {}, seed, fraction)
+                cells.cell(f"knn at {fraction:g}", "knn", {}, seed, fraction)
+                cells.cell(f"heat at {fraction:g}", "heat", {}, seed, fraction)
+
+
+def shown(found: list[dict[str, dict]], name: str, metric: str) -> str:
+    values = 100 * np.array([one[name][metric] for one in found])
+    return f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else "")
+
+
+def main_table(cells: Cells) -> str:
+    rows = []
+    for key in [*PLAIN, *HEAT]:
+        if found := cells.seeds(key):
+            own = [f"{shown(found, name, 'auroc')} / {shown(found, name, 'fpr95')}" for name in [*OUTSIDE, "mean"]]
+            rows.append([f"`{key}`", *own, str(len(found))])
+    return table(["scorer", *OUTSIDE, "mean", "seeds"], rows)
+
+
+def curve_table(cells: Cells, heads: list[str], keys: list[list[str]], points: list[str]) -> str:
+    rows = []
+    for point, line in zip(points, keys, strict=True):
+        found = [cells.seeds(key) for key in line]
+        if any(found):
+            rows.append([point, *(shown(one, "mean", "auroc") if one else "" for one in found)])
+    return table(heads, rows)
+
+
+def write(cells: Cells, out: Path) -> None:
+    file = out / "ood.md"
+    sizes = ", ".join(f"{len(part):,} of {name}" for name, part in cells.outside.items())
+    intro = (
+        f"AUROC / FPR95 in percent, mean and deviation over seeds: {len(cells.inside):,} emoji against {sizes}. "
+        "`python benchmarks/ood_receipts.py --sets sets --work work --out docs --parts plain heat`\n\n"
+    )
+    write_section(file, "Emoji against other images", intro + main_table(cells))
+    low = curve_table(
+        cells,
+        ["share of the fit set", "`gmm`", "`knn`", "`heat`"],
+        [[f"{name} at {f:g}" for name in ("gmm", "knn", "heat")] for f in FRACTIONS],
+        [f"{100 * f:g} %" for f in FRACTIONS],
+    )
+    write_section(file, "With less data", f"Mean AUROC over the four sets. `... --parts low_data`\n\n{low}")
+    weights = curve_table(cells, ["lambda", "`heat`"], [[f"weight {w:g}"] for w in WEIGHTS], [f"{w:g}" for w in WEIGHTS])
+    betas = curve_table(
+        cells, ["beta", "`gmm`, `energy`, `soft_knn`"], [[f"beta {b:g}"] for b in BETAS], [f"{b:g}" for b in BETAS]
+    )
+    text = f"Mean AUROC over the four sets. `... --parts weight beta`\n\n{weights}\n\n{betas}"
+    write_section(file, "Lambda and beta", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=None, help="folder of ood.md")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    cells = Cells(options.sets, options.work)
+    compute(cells, options.parts, range(options.seeds))
+    if options.out is not None:
+        write(cells, options.out)
+
+
+if __name__ == "__main__":
+    main()
