@@ -33,6 +33,8 @@ def test_labels_of_a_manifest_are_counted_and_described(tmp_path):
     assert found["cat"]["n_images"] == 3
     assert (found["cat"]["description"], found["cat"]["category"]) == ("a cat", "pet|wild")
     assert found["cat"]["examples"].split("|") == [str(tmp_path / name) for name in ("a/1.png", "a/2.png", "a/4.png")]
+    absolute = read_manifest(written(tmp_path / "a.csv", "path,split,label\n/elsewhere/1.png,train,cat\n"))
+    assert labels_of_manifest(absolute)["examples"].to_list() == ["/elsewhere/1.png"]
     assert (found["oak"]["description"], found["oak"]["category"]) == ("a tree", "")
     with pytest.raises(InputError, match="no column 'colour'"):
         labels_of_manifest(manifest, description="colour")

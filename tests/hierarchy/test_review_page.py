@@ -103,7 +103,7 @@ def told(tab, text):
 def test_a_review_by_hand(tab, folder):
     open_group(tab, "pets")
     assert shown(tab) == {"cat", "dog", "car", "bus"}
-    assert tab.locator(".member img").evaluate_all("images => images.every(image => image.complete)")
+    tab.wait_for_function("() => [...document.querySelectorAll('.member img')].some(image => image.naturalWidth > 0)")
 
     tab.locator("#name").fill("house pets")
     tab.locator("#name").press("Enter")

@@ -21,7 +21,7 @@ Groups = NDArray[np.int64]
 SAMPLE = 2000  # texts on which a number of groups is judged
 DIRECT = 4000  # texts that are joined two by two; more are gathered into so many small groups first
 RESTARTS = 4
-LARGE = 20_000  # from here on one start of k-means, for it differs little
+LARGE = 20_000  # points from which on k-means works through batches of them, once
 WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -88,12 +88,15 @@ def _fitted(
     max_iter: int = 50,
     sizes: NDArray[np.floating[Any]] | None = None,
 ) -> Any:
-    from sklearn.cluster import KMeans
+    from sklearn.cluster import KMeans, MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         # Texts that are all alike leave groups empty, which are then not numbered.
         warnings.simplefilter("ignore", ConvergenceWarning)
+        if len(points) >= LARGE:  # the centres settle on a part of the points at a time
+            fast = MiniBatchKMeans(k, n_init=1, random_state=seed, max_iter=10, batch_size=max(4096, 2 * k))
+            return fast.fit(points, sample_weight=sizes)
         return KMeans(k, n_init=n_init, random_state=seed, max_iter=max_iter).fit(points, sample_weight=sizes)
 
 
@@ -102,8 +105,7 @@ def _kmeans(vectors: Vectors, ks: Sequence[int], seed: int) -> list[Groups]:
     points: NDArray[np.floating[Any]] = vectors
     sizes: NDArray[np.floating[Any]] = np.ones(len(vectors))
     for k in ks:
-        n_init = 1 if len(points) >= LARGE else RESTARTS
-        fitted = _fitted(points, min(k, len(points)), seed, n_init, sizes=sizes)
+        fitted = _fitted(points, min(k, len(points)), seed, RESTARTS, sizes=sizes)
         own = fitted.labels_.astype(np.int64)
         found.append(own if not found else own[found[-1]])
         sizes = np.bincount(own, weights=sizes, minlength=len(fitted.cluster_centers_)).astype(np.float64)

@@ -31,15 +31,15 @@ def labels_of_manifest(manifest: Manifest, description: str | None = None, categ
     for column in (description, category):
         if column is not None and column not in manifest.table.columns:
             raise InputError(f"{manifest.source}: no column {column!r}; it has {names(manifest.table.columns)}")
-    root = str(manifest.root.resolve())
-    grouped = manifest.table.group_by("label_0", maintain_order=True).agg(
+    root = manifest.root.resolve()
+    full = pl.Series("full", [str(root / path) for path in manifest.table["path"]], dtype=pl.String)
+    grouped = manifest.table.with_columns(full).group_by("label_0", maintain_order=True).agg(
         category=_joined(category),
         description=pl.lit("") if description is None else pl.col(description).cast(str).drop_nulls().mode().sort().first(),
         n_images=pl.len(),
-        examples=pl.col("path").head(N_EXAMPLES),
+        examples=pl.col("full").head(N_EXAMPLES).str.join(BETWEEN),
     )
-    joined = pl.col("examples").list.eval(pl.lit(root + "/") + pl.element()).list.join(BETWEEN)
-    return grouped.rename({"label_0": "label"}).with_columns(examples=joined).with_columns(pl.col(pl.String).fill_null(""))
+    return grouped.rename({"label_0": "label"}).with_columns(pl.col(pl.String).fill_null(""))
 
 
 def _joined(column: str | None) -> pl.Expr:

@@ -115,7 +115,7 @@ function drawTools() {
 
 function drawMembers() {
   const cards = shown.map((member, place) => {
-    const pictures = (member.pictures || []).map((source) => make("img", { src: source, alt: "", loading: "lazy" }));
+    const pictures = (member.pictures || []).map((source) => make("img", { src: source, alt: "", loading: "lazy", onerror: (event) => event.target.remove() }));
     const card = make("div", { className: "member", tabIndex: 0, title: member.hint || "" });
     if (pictures.length) card.append(make("div", { className: "pictures" }, ...pictures));
     card.append(make("b", { textContent: member.name }), make("small", { textContent: member.note }));
