@@ -289,7 +289,7 @@ def save(folder: Path, index: Any, header: Header) -> Header:
     for other in folder.glob("index-*.faiss"):
         if other.name != name:
             other.unlink(missing_ok=True)
-    for scratch in folder.glob(".index-*"):  # of builds that were killed: this one holds the lock
+    for scratch in folder.glob(".index*"):  # of builds that were killed: this one holds the lock
         scratch.unlink(missing_ok=True)
     return header
 

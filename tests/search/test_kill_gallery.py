@@ -1,0 +1,259 @@
+"""Galleries whose writers die by SIGKILL, or run out of disk, lose nothing that was acknowledged and keep nothing by half.
+
+As a script, ``python test_kill_gallery.py <folder> <seed> <rounds>``, it lets writers die: each is forked from a process
+that imports but never computes, works on the gallery and is killed at a random moment of the kind of write that is its
+round's. After each, another process holds the gallery against the list of what was acknowledged.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+from sightline.search.items import EncoderIdentity
+
+DIM, N_FIRST, LONGEST = 64, 300, 0.06
+KINDS = ["add", "remove", "compact", "build"]
+IDENTITY = EncoderIdentity("f", DIM, "by hand")
+
+
+def draw(n_rows, seed):
+    return np.random.default_rng(seed).standard_normal((n_rows, DIM)).astype(np.float32)
+
+
+def apply(items, operation):
+    """What a dictionary of id: (seed, place) becomes."""
+    kind, ids, seed = operation
+    items = dict(items)
+    for place, id_ in enumerate(ids):
+        items.pop(id_, None)
+        if kind == "add":
+            items[id_] = (seed, place, len(ids))
+    return items
+
+
+def perform(gallery, operation):
+    kind, ids, seed = operation
+    if kind == "add":  # some of the ids may be there
+        gallery.upsert(ids, draw(len(ids), seed), [{"seed": seed, "place": place} for place in range(len(ids))])
+    elif kind == "remove":
+        gallery.remove(ids)
+    elif kind == "compact":
+        gallery.compact()
+    else:
+        gallery.build_index()
+
+
+def next_operation(rng, items, kind):
+    if kind == "add":
+        return kind, [f"item {n}" for n in rng.sample(range(2000), rng.randint(1, 250))], rng.randrange(10**9)
+    if kind == "remove":
+        return kind, rng.sample(sorted(items), min(len(items), rng.randint(1, 120))), 0
+    return kind, [], 0
+
+
+def work(folder, items, kind, seed, pipe):
+    """Write until killed: the kind asked for, most of the time; each operation is told before and after."""
+    rng = random.Random(seed)
+    with Gallery.open(folder) as gallery:
+        while True:
+            chosen = kind if rng.random() < 0.7 and (kind != "remove" or len(items) > 50) else "add"
+            operation = next_operation(rng, items, chosen)
+            os.write(pipe, (json.dumps(["begin", operation]) + "\n").encode())
+            perform(gallery, operation)
+            os.write(pipe, b'["done"]\n')
+            items = apply(items, operation)
+
+
+def killed_writer(folder, items, kind, seed):
+    """The operations a writer began before it was killed, and how many of them it acknowledged."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            work(folder, items, kind, seed, writing)
+        except BaseException as error:
+            os.write(writing, (json.dumps(["error", repr(error)]) + "\n").encode())
+        os._exit(1)
+    os.close(writing)
+    first = os.read(reading, 1)  # it has opened the gallery
+    time.sleep(random.Random(seed).uniform(0, LONGEST * 4))
+    os.kill(child, signal.SIGKILL)
+    text = first
+    while part := os.read(reading, 1 << 16):
+        text += part
+    os.close(reading)
+    os.waitpid(child, 0)
+    lines = [json.loads(line) for line in text.decode().splitlines() if line.endswith("]")]
+    assert not [line for line in lines if line[0] == "error"], lines[-1]
+    return [line[1] for line in lines if line[0] == "begin"], sum(line[0] == "done" for line in lines)
+
+
+def assert_holds(folder, items):
+    """Ids, metadata and vectors are those of the dictionary, and search is brute force over them."""
+    with Gallery.open(folder) as gallery:
+        assert gallery.verify() == []
+        assert gallery.ids() == list(items)
+        vectors = np.array([draw(n, seed)[place] for seed, place, n in items.values()]).reshape(len(items), DIM)
+        units = vectors.astype(float) / np.linalg.norm(vectors.astype(float), axis=1, keepdims=True)
+        np.testing.assert_allclose(gallery.vectors(list(items)), units, atol=1e-6)
+        told = [(row["seed"], row["place"]) for row in gallery.metadata(list(items))]
+        assert told == [(seed, place) for seed, place, _ in items.values()]
+        queries = draw(3, 1)
+        order = np.argsort(-(queries.astype(float) @ units.T), axis=1)[:, :10]
+        assert gallery.search(queries)[1].tolist() == np.array(list(items), object)[order].tolist()
+        assert len(list(folder.glob("vectors-*"))) == 1
+
+
+def holds(folder, items):
+    """Whether the gallery is the dictionary, seen by another process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            assert_holds(folder, items)
+        except BaseException as error:
+            sys.stderr.write(f"{error}\n")
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def told_of(folder):
+    """Id, seed and place of each item, by SQLite alone."""
+    connection = sqlite3.connect(folder / "gallery.db")
+    rows = connection.execute("SELECT id, metadata FROM items ORDER BY row").fetchall()
+    connection.close()
+    return [(id_, json.loads(text)["seed"], json.loads(text)["place"]) for id_, text in rows]
+
+
+def main(folder, seed, n_rounds):
+    folder, hit = Path(folder), Counter()
+    items = apply({}, ("add", [f"item {n}" for n in range(N_FIRST)], 7))
+    for number in range(n_rounds):
+        begun, n_done = killed_writer(folder, items, KINDS[number % len(KINDS)], seed * 1000 + number)
+        for operation in begun[:n_done]:
+            items = apply(items, operation)
+        hit["idle"] += len(begun) == n_done
+        if len(begun) > n_done:  # the last one was under way: it happened as a whole, or not
+            hit[begun[-1][0]] += 1
+            after = apply(items, begun[-1])
+            if told_of(folder) == [(id_, seed, place) for id_, (seed, place, _) in after.items()]:
+                items = after
+        if not holds(folder, items):
+            sys.exit(f"round {number}, after {n_done} of {begun}")
+    sys.stdout.write(json.dumps(hit))
+
+
+def run_killed(tmp_path, seed, n_rounds):
+    folder = tmp_path / "gallery"
+    with Gallery.create(folder, IDENTITY, index="Flat") as gallery:
+        perform(gallery, ("add", [f"item {n}" for n in range(N_FIRST)], 7))
+        gallery.build_index()
+    words = [sys.executable, __file__, folder, str(seed), str(n_rounds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    hit = Counter(json.loads(done.stdout))
+    assert hit.total() == n_rounds
+    return hit
+
+
+def test_killed_at_some_moments(tmp_path):
+    hit = run_killed(tmp_path, seed=0, n_rounds=8)
+    assert hit["idle"] < 8
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_random_moments_of_every_kind(tmp_path):
+    hit = run_killed(tmp_path, seed=1, n_rounds=60)
+    assert hit.total() - hit["idle"] >= 50
+    assert all(hit[kind] >= 3 for kind in KINDS)
+
+
+FILLING = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+folder = Path(sys.argv[1])
+vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
+with Gallery.open(folder) as gallery:
+    largest = 1_500_000  # bytes of any one file
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    for call in (gallery.add, gallery.upsert):
+        try:
+            call([f"new {n}" for n in range(20_000)], vectors)
+        except InputError as error:
+            print(error)
+    assert len(gallery) == 300 and gallery.search(vectors[:2])[1].shape == (2, 10)
+    gallery.add(["small"], vectors[:1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    gallery.add(["later"], vectors[1:2])
+"""
+
+
+def test_a_disk_that_fills_up_is_one_error_and_nothing_is_lost(tmp_path):
+    folder = tmp_path / "gallery"
+    first = ("add", [f"item {n}" for n in range(N_FIRST)], 7)
+    with Gallery.create(folder, IDENTITY) as gallery:
+        perform(gallery, first)
+    done = subprocess.run([sys.executable, "-c", FILLING, folder], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    message = f"{folder}: cannot be read or written"
+    assert [line.startswith(message) and "Nothing of this call was kept" in line for line in done.stdout.splitlines()] == [
+        True,
+        True,
+    ]
+    with Gallery.open(folder) as gallery:
+        assert gallery.verify() == []
+        gallery.remove(["small", "later"])
+    assert_holds(folder, apply({}, first))
+
+
+def test_a_limit_that_only_the_table_of_vectors_meets_leaves_search_exact(tmp_path):
+    folder = tmp_path / "gallery"
+    items = apply({}, ("add", [f"item {n}" for n in range(N_FIRST)], 7))
+    with Gallery.create(folder, IDENTITY) as gallery:
+        perform(gallery, ("add", list(items), 7))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (folder / "vectors-0.f32").unlink(missing_ok=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+    try:
+        with Gallery.open(folder) as gallery:
+            found = gallery.search(draw(3, 1))[1].tolist()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (folder / "vectors-0.f32").unlink(missing_ok=True)
+    with Gallery.open(folder) as gallery:
+        assert gallery.search(draw(3, 1))[1].tolist() == found
+
+
+def test_a_build_that_was_killed_leaves_no_litter_behind_the_next(tmp_path):
+    folder = tmp_path / "gallery"
+    with Gallery.create(folder, IDENTITY, index="Flat") as gallery:
+        perform(gallery, ("add", ["a", "b"], 1))
+        for name in (".index-0-2-1.faiss.1", ".index.json.1", "index-0-1-1.faiss"):
+            (folder / name).write_bytes(b"half")
+        gallery.build_index()
+        assert len([path for path in folder.iterdir() if "index-" in path.name]) == 1
+        assert not list(folder.glob(".*"))
+        with pytest.raises(InputError):
+            gallery.remove(["c"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
