@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sightline.evaluation.graded import Relevance
     from sightline.evaluation.protocol import evaluate, evaluate_table
     from sightline.evaluation.result import Result, compare
+    from sightline.hierarchy.multilabel import CodeRelevance
+    from sightline.hierarchy.tree import Tree
     from sightline.losses import create_loss, list_losses
     from sightline.models.encoder import Encoder
     from sightline.models.heads import Whitening
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {
+    "CodeRelevance": "hierarchy.multilabel",
     "EmbeddingTable": "embedding.table",
     "Encoder": "models.encoder",
     "EncoderIdentity": "search.items",
@@ -46,6 +49,7 @@ _MODULES = {
     "Result": "evaluation.result",
     "RetrievalSet": "evaluation.benchmark_protocols",
     "Whitening": "models.heads",
+    "Tree": "hierarchy.tree",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
@@ -78,6 +82,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "CodeRelevance",
     "EmbeddingTable",
     "Encoder",
     "EncoderIdentity",
@@ -90,6 +95,7 @@ __all__ = [
     "Relevance",
     "Result",
     "RetrievalSet",
+    "Tree",
     "Whitening",
     "__version__",
     "compare",

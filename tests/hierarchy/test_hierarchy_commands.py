@@ -64,6 +64,31 @@ def test_a_table_of_categories(tmp_path):
     assert "1 says nothing" in out
 
 
+FLAT = "path,split,label\na.png,train,cat\nb.png,train,26.01.15\nc.png,test,cat\nd.png,test,oak\n"
+
+
+def test_a_tree_at_hand_is_attached(tmp_path):
+    (tmp_path / "m.csv").write_text(FLAT)
+    (tmp_path / "edges.csv").write_text("child,parent\ncat,mammal\nmammal,animal\noak,plant\n")
+    out = run("attach", tmp_path / "m.csv", "--tree", tmp_path / "edges.csv", "--out", tmp_path / "new.csv")
+    assert "1 labels are not in the tree: 26.01.15" in out
+    found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
+    assert found == [("cat", "mammal", "animal"), ("cat", "mammal", "animal"), ("oak", "oak", "plant")]
+    (tmp_path / "ranks.csv").write_text("kingdom,species\nAnimalia,cat\nPlantae,oak\n")
+    words = ["--tree", tmp_path / "ranks.csv", "--out", tmp_path / "new.csv", "--unplaced", "alone"]
+    run("attach", tmp_path / "m.csv", *words)
+    assert read_manifest(tmp_path / "new.csv").table["label_1"].to_list() == ["Animalia", "26.01.15", "Animalia", "Plantae"]
+    with pytest.raises(InputError, match="either --tree or --codes is needed"):
+        run("attach", tmp_path / "m.csv", "--out", tmp_path / "new.csv")
+
+
+def test_codes_are_their_own_tree(tmp_path):
+    (tmp_path / "m.csv").write_text("path,split,label\na.png,train,26.01.15\nb.png,train,3.9\n")
+    run("attach", tmp_path / "m.csv", "--codes", "--out", tmp_path / "new.csv")
+    found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
+    assert found == [("26.01.15", "26.1", "26"), ("3.9", "3.9", "3")]
+
+
 def test_the_command_is_there():
     from sightline.cli.main import app as whole
 

@@ -121,6 +121,20 @@ def test_written_and_read_it_is_the_same_tree(tmp_path):
     assert (again.names, again.parents.tolist()) == (tree.names, tree.parents.tolist())
 
 
+def test_codes_keep_what_is_shared():
+    tree = Tree.from_edges(EDGES)
+    codes = tree.codes()
+    for one in tree.names:
+        for other in tree.names:
+            parts = zip(codes[one].split("."), codes[other].split("."), strict=False)
+            n_shared = next((n for n, (left, right) in enumerate(parts) if left != right), None)
+            shortest = min(codes[one].count("."), codes[other].count(".")) + 1
+            expected = int(tree.shared_levels(tree.find(one), tree.find(other)))
+            assert (shortest if n_shared is None else n_shared) == expected
+    with pytest.raises(InputError, match="2 nodes are called 'cat'"):
+        Tree.from_paths([("animal", "cat"), ("machine", "cat")], unique=False).codes()
+
+
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(InputError, match="no node 'mamal': did you mean 'mammal'"):
         Tree.from_edges(EDGES).find("mamal")

@@ -140,3 +140,34 @@ def apply(
     if homeless:
         typer.echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
     typer.echo(report_text(level_reports(found)))
+
+
+@app.command()
+def attach(
+    manifest: Annotated[Path, typer.Argument(help="A manifest, or a folder of images, with labels.")],
+    out: Annotated[Path, typer.Option(help="Manifest to write (.csv or .parquet).")],
+    tree: Annotated[Path | None, typer.Option(help="Table child,parent, or columns kingdom ... species.")] = None,
+    kind: Annotated[str, typer.Option(help="What the table is: edges, taxonomy, or auto.")] = "auto",
+    codes: Annotated[bool, typer.Option("--codes", help="The labels themselves are dotted codes: 26.1.15.")] = False,
+    unplaced: Annotated[str, typer.Option(help="Labels that are not in the tree: drop, or alone.")] = "drop",
+) -> None:
+    """Give a manifest the levels of a tree that you have; all faults of the tree are told at once."""
+    from sightline.data.manifest import read_manifest
+    from sightline.errors import InputError
+    from sightline.hierarchy.apply import code_groups, level_reports, report_text, tree_groups, with_groups, write_manifest
+    from sightline.hierarchy.sources import read_tree
+
+    if (tree is None) != codes:
+        raise InputError("either --tree or --codes is needed, not both")
+    images = read_manifest(manifest)
+    if tree is None:
+        groups = code_groups(images.table["label_0"].unique(maintain_order=True).to_list(), manifest)
+    else:
+        groups = tree_groups(read_tree(tree, kind))
+    found, homeless = with_groups(images, groups, unplaced)
+    typer.echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
+    if homeless:
+        typer.echo(
+            f"{len(homeless)} labels are not in the tree: {', '.join(homeless[:10])}{', ...' * (len(homeless) > 10)}"
+        )
+    typer.echo(report_text(level_reports(found)))

@@ -11,7 +11,9 @@ from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, choose
 from sightline.files import replaced
 from sightline.hierarchy.review import State
+from sightline.hierarchy.sources import normal_codes, tree_of_codes
 from sightline.hierarchy.steps import CLEAN, REPORT, UNPLACED, read_step, write_step
+from sightline.hierarchy.tree import Tree
 
 RULES = {"alone": True, "drop": False}
 
@@ -49,6 +51,20 @@ def label_groups(folder: Path, state: State) -> pl.DataFrame:
     whole = [path for path in paths if path]
     columns = {f"group_{n + 1}": pl.Series([path[n] for path in whole], dtype=pl.String) for n in range(state.n_levels)}
     return placed.with_columns(**columns)
+
+
+def tree_groups(tree: Tree) -> pl.DataFrame:
+    """One row a leaf of a tree: ``label`` and what is above it, as :func:`label_groups` gives it; short branches repeat."""
+    columns = tree.levelled().columns()
+    return columns.rename({name: "label" if level == 0 else f"group_{level}" for level, name in enumerate(columns.columns)})
+
+
+def code_groups(labels: list[str], source: object = "labels") -> pl.DataFrame:
+    """The same for labels that are dotted codes: their beginnings are their groups."""
+    codes = normal_codes(labels, source)
+    groups = tree_groups(tree_of_codes(codes, source)).rename({"label": "code"})
+    written = pl.DataFrame({"label": labels, "code": codes})
+    return written.join(groups, on="code", how="left", maintain_order="left").drop("code")
 
 
 def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop") -> tuple[Manifest, list[str]]:
@@ -116,11 +132,22 @@ def apply_groups(
     folder: Path, state: State, manifest: Manifest, out: Path, unplaced: str = "drop"
 ) -> tuple[Manifest, list[str]]:
     """Write the new manifest, ``report.csv`` (classes of each level with their images) and ``unplaced.csv``."""
-    out = Path(out)
+    found, homeless = with_groups(manifest, label_groups(folder, state), unplaced)
+    write_manifest(found, out)
+    sizes = []
+    for level, column in enumerate(found.labels().T):
+        called, counts = found.class_names(level), np.bincount(column).tolist()
+        sizes.append(pl.DataFrame({"level": f"label_{level}", "name": called, "n_images": counts}))
+    write_step(folder, REPORT, pl.concat(sizes))
+    write_step(folder, UNPLACED, pl.DataFrame({"label": homeless}, schema={"label": pl.String}))
+    return found, homeless
+
+
+def write_manifest(manifest: Manifest, out: Path) -> Path:
+    """Write a manifest as CSV or Parquet; outside its folder its paths become absolute."""
+    out, table = Path(out), manifest.table
     if out.suffix.lower() not in (".csv", ".parquet"):
         raise InputError(f"{out}: a .csv or .parquet file is needed")
-    found, homeless = with_groups(manifest, label_groups(folder, state), unplaced)
-    table = found.table
     if out.parent.resolve() != manifest.root.resolve():
         root = manifest.root.resolve()
         table = table.with_columns(path=pl.Series([str(root / path) for path in table["path"]], dtype=pl.String))
@@ -129,13 +156,7 @@ def apply_groups(
             table.write_csv(scratch)
         else:
             table.write_parquet(scratch)
-    sizes = []
-    for level, column in enumerate(found.labels().T):
-        called, counts = found.class_names(level), np.bincount(column).tolist()
-        sizes.append(pl.DataFrame({"level": f"label_{level}", "name": called, "n_images": counts}))
-    write_step(folder, REPORT, pl.concat(sizes))
-    write_step(folder, UNPLACED, pl.DataFrame({"label": homeless}, schema={"label": pl.String}))
-    return found, homeless
+    return out
 
 
 def _effective(sizes: NDArray[np.int64]) -> float:

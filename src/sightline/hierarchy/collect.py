@@ -33,11 +33,17 @@ def labels_of_manifest(manifest: Manifest, description: str | None = None, categ
             raise InputError(f"{manifest.source}: no column {column!r}; it has {names(manifest.table.columns)}")
     root = manifest.root.resolve()
     full = pl.Series("full", [str(root / path) for path in manifest.table["path"]], dtype=pl.String)
-    grouped = manifest.table.with_columns(full).group_by("label_0", maintain_order=True).agg(
-        category=_joined(category),
-        description=pl.lit("") if description is None else pl.col(description).cast(str).drop_nulls().mode().sort().first(),
-        n_images=pl.len(),
-        examples=pl.col("full").head(N_EXAMPLES).str.join(BETWEEN),
+    grouped = (
+        manifest.table.with_columns(full)
+        .group_by("label_0", maintain_order=True)
+        .agg(
+            category=_joined(category),
+            description=pl.lit("")
+            if description is None
+            else pl.col(description).cast(str).drop_nulls().mode().sort().first(),
+            n_images=pl.len(),
+            examples=pl.col("full").head(N_EXAMPLES).str.join(BETWEEN),
+        )
     )
     return grouped.rename({"label_0": "label"}).with_columns(pl.col(pl.String).fill_null(""))
 

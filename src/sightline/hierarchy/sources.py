@@ -1,7 +1,7 @@
 """Label trees from what people have: label columns, folders, ``child,parent`` tables, taxonomies, dotted codes."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -92,6 +92,23 @@ def read_taxonomy(file: Path, ranks: Sequence[str] = RANKS, fill: bool = False) 
         paths.append(path)
     raise_faults(file, faults)
     return Tree.from_paths(paths, file, unique=False)
+
+
+def read_tree(file: Path, kind: str = "auto") -> Tree:
+    """The tree of a file.
+
+    Args:
+        file: a table.
+        kind: ``edges`` or ``taxonomy``; ``auto`` takes it for a taxonomy if it is JSON or has columns of two ranks.
+    """
+    readers: dict[str, Callable[[Path], Tree]] = {"edges": read_edges, "taxonomy": read_taxonomy}
+    if kind != "auto":
+        return choose(readers, kind, "kind of tree")(file)
+    file = Path(file)
+    if file.suffix.lower() == ".json":
+        return read_taxonomy(file)
+    header = _read_table(file, "," if file.suffix.lower() == ".csv" else "\t", has_header=True).columns
+    return read_taxonomy(file) if len({*header} & {*RANKS}) > 1 else read_edges(file)
 
 
 def normal_code(code: str) -> str:

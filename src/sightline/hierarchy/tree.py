@@ -184,14 +184,33 @@ class Tree:
         """(M, L) node numbers of the leaves' paths, finest first, as losses and metrics take them."""
         return np.ascontiguousarray(self._ancestors[np.asarray(leaves)][:, ::-1])
 
+    def codes(self) -> dict[str, str]:
+        """A dotted code for each name, such as 2.1.3: the third child of the first child of the second root.
+
+        So that items with several names of any tree have a relevance: ``CodeRelevance`` takes codes.
+
+        Example:
+            >>> Tree.from_edges([("cat", "mammal"), ("dog", "mammal"), ("eagle", "bird")]).codes()["dog"]
+            '1.2'
+        """
+        self._check_unique()
+        place, found = Counter[int](), dict[int, str]()
+        for node, parent in enumerate(self.parents.tolist()):
+            place[parent] += 1
+            found[node] = f"{found[parent]}.{place[parent]}" if parent != NOTHING else str(place[parent])
+        return {self.names[node]: code for node, code in found.items()}
+
     def write(self, file: Path) -> Path:
         """Write ``child,parent`` rows that :func:`sightline.hierarchy.sources.read_edges` reads; names must be unique."""
-        twice = [f"{len(nodes)} nodes are called {name!r}" for name, nodes in self._by_name.items() if len(nodes) > 1]
-        raise_faults(self.source, twice)
+        self._check_unique()
         above = ["" if parent == NOTHING else self.names[parent] for parent in self.parents.tolist()]
         with replaced(Path(file)) as scratch:
             pl.DataFrame({"child": self.names, "parent": above}).write_csv(scratch)
         return Path(file)
+
+    def _check_unique(self) -> None:
+        twice = [f"{len(nodes)} nodes are called {name!r}" for name, nodes in self._by_name.items() if len(nodes) > 1]
+        raise_faults(self.source, twice)
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:
