@@ -27,8 +27,7 @@ from sightline.evaluation.detection import DetectionResult
 from sightline.models.encoder import Encoder
 
 INSIDE, LEVEL = "emoji", 1
-OUTSIDE = ("logos", "openclipart", "glyphs", "fashion-mnist")
-N_OUTSIDE = 3000  # images of each, drawn at random
+OUTSIDE = {"logos": None, "openclipart": 3000, "glyphs": 3000, "fashion-mnist": 3000}  # images drawn, None for all
 PLAIN: dict[str, dict[str, object]] = {
     "msp": {},
     "maxlogit": {},
@@ -80,7 +79,7 @@ class Cells:
         self.folder = work / "cells"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.inside = embedded(sets, work, INSIDE, None)
-        self.outside = {name: embedded(sets, work, name, N_OUTSIDE) for name in OUTSIDE}
+        self.outside = {name: embedded(sets, work, name, limit) for name, limit in OUTSIDE.items()}
         self.labels = self.inside.manifest.labels()
 
     def parts(self, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
