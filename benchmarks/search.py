@@ -32,10 +32,10 @@ TEXT = """
 
 - "Write" is the time until all vectors and metadata are on disk (bare FAISS: in memory), "SQLite" that of the same bytes of
   vectors written to SQLite once, durably.
-- "Build" is training, filling, tuning to a recall of 0.95 and measuring the index; "open" is opening the gallery and its first
-  search.
-- A gallery's latency is the median of single queries with the metadata of all results; that of {batch} is a query's share of
-  a batch.
+- "Build" is training, filling, tuning to a recall of 0.95 and measuring the index; "open" is opening the gallery and its
+  first search.
+- A gallery's latency is the median of single queries with the metadata of all results; that of {batch} is a query's share
+  of a batch.
 - Memory is what opening and searching add to the process at most, mapped files included.
 - Milvus Lite is left out above {milvus} vectors and graphs above {graphs}: they take too long.
 

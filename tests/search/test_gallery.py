@@ -132,6 +132,13 @@ def test_metadata_may_be_a_table_with_the_ids(gallery):
     ]
 
 
+@pytest.mark.parametrize("scale", [1e-11, 1e-5, 1e25, 3e37])
+def test_vectors_of_any_length_have_a_direction(gallery, scale):
+    gallery.add(["a", "b"], draw(2) * np.array([[1], [scale]], np.float32))
+    units = draw(2) / np.linalg.norm(draw(2), axis=1, keepdims=True)
+    np.testing.assert_allclose(gallery.vectors(["a", "b"]), units, atol=1e-6)
+
+
 def test_dot_keeps_lengths(tmp_path):
     vectors, queries = draw(50), draw(3, seed=1)
     with Gallery.create(tmp_path / "g", IDENTITY, metric="dot") as gallery:
@@ -175,6 +182,7 @@ def with_fault(value):
         (["a", "b", "c"], with_fault(np.nan), None, "NaN or infinity in the vectors of 'b'"),
         (["a", "b", "c"], with_fault(-np.inf), None, "NaN or infinity in the vectors of 'b'"),
         (["a", "b", "c"], draw(3) * [[1], [0], [1]], None, "vectors of length 0 have no cosine: 'b'"),
+        (["a", "b", "c"], draw(3) * [[1], [1e-20], [1]], None, "vectors of length 0 have no cosine: 'b'"),
         (["a"], draw(1, dim=7), None, "vectors have 7 dimensions, the gallery 8"),
         (["a"], draw(1)[0], None, r"a table of floating point numbers \(N, 8\) is needed, found float32 \(8,\)"),
         (["a"], np.ones((1, 8), int), None, "a table of floating point numbers .* found int64"),
@@ -188,9 +196,9 @@ def with_fault(value):
         (["a"], draw(1), [{"x": [1]}], "'a': x is of type list, not str, int, float, bool or None"),
         (["a"], draw(1), [{"x": float("nan")}], "'a': x is nan; a number or None is needed"),
         (["a"], draw(1), [{"x": 2**63}], "'a': x is 9223372036854775808, which does not fit in 64 bits"),
-        (["a"], draw(1), [{"x": "\ud800"}], "'a': 'x' is .*, which is not UTF-8"),
+        (["a"], draw(1), [{"x": "\ud800"}], "'a': x is .*, which is not UTF-8"),
         (["a"], draw(1), [{"id": "b"}], "'a': its metadata has another id"),
-        (["a"], draw(1), [{3: "b"}], "'a': the key 3 is not a string"),
+        (["a"], draw(1), [{3: "b"}], "the key 3 is not a string"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(filled, ids, vectors, metadata, message):

@@ -20,6 +20,7 @@ Metadata = Sequence[Mapping[str, Value]] | pl.DataFrame
 METRICS = {"cosine": "angle between vectors, which are stored at length 1", "dot": "inner product of vectors as they are"}
 PLAIN = (str, bool, int, float, type(None))
 SHORTEST = 1e-12
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
 SHOWN = 10
 
 
@@ -104,17 +105,18 @@ def checked_vectors(ids: Sequence[str], vectors: ArrayLike, dim: int, metric: st
     table = _table(vectors, dim, "vectors")
     if len(table) != len(ids):
         raise InputError(f"{len(table)} vectors for {len(ids)} ids")
-    finite = np.isfinite(table.sum(1)) | np.isfinite(table).all(1)
-    if not finite.all():
-        raise InputError(
-            f"NaN or infinity in the vectors of {some([ids[row] for row in np.flatnonzero(~finite).tolist()])}"
-        )
+    squares = np.einsum("nd,nd->n", table, table)
+    doubtful = np.flatnonzero(~((squares > 1e-30) & (squares < 1e30)))  # NaN, or too far from 1 for float32
+    wide = table[doubtful].astype(np.float64)
+    if (wrong := doubtful[~np.isfinite(wide).all(1)]).size:
+        raise InputError(f"NaN or infinity in the vectors of {some([ids[row] for row in wrong.tolist()])}")
     if metric != "cosine":
         return table
-    lengths = np.sqrt(np.einsum("nd,nd->n", table, table, dtype=np.float64 if len(table) < 1024 else None))
-    if (short := np.flatnonzero(~(lengths > SHORTEST))).size:
+    lengths = np.sqrt(squares)
+    lengths[doubtful] = np.linalg.norm(wide, axis=1)
+    if (short := doubtful[lengths[doubtful] <= SHORTEST]).size:
         raise InputError(f"vectors of length 0 have no cosine: {some([ids[row] for row in short.tolist()])}")
-    unit: NDArray[np.float32] = (table / lengths[:, None]).astype(np.float32, copy=False)
+    unit: NDArray[np.float32] = table / lengths[:, None]
     return unit
 
 
@@ -149,13 +151,14 @@ def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict
     if len(rows) != len(ids):
         raise InputError(f"{len(rows)} rows of metadata for {len(ids)} ids")
     kept = [dict(row) for row in rows]
-    faults = []
+    keys: set[object] = set().union(*kept)
+    faults = [f"the key {key!r} is not a string" for key in keys if not isinstance(key, str) or not key or not is_utf8(key)]
     for id_, row in zip(ids, kept, strict=True):
         if row.pop("id", id_) != id_:
             faults.append(f"{id_!r}: its metadata has another id")
         for key, value in row.items():
             kind = type(value)
-            if kind is str and key.__class__ is str and value.isascii():
+            if (kind is str and value.isascii()) or (kind is int and SMALLEST <= value <= LARGEST):
                 continue  # most are, and 60,000 items have many
             if isinstance(value, np.generic):
                 row[key] = value = value.item()
@@ -166,16 +169,14 @@ def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict
 
 
 def _value_fault(key: object, value: object) -> str | None:
-    if not isinstance(key, str) or not key:
-        return f"the key {key!r} is not a string"
     if type(value) not in PLAIN:
         return f"{key} is of type {type(value).__name__}, not str, int, float, bool or None"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key} is {value}; a number or None is needed"
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if isinstance(value, int) and not SMALLEST <= value <= LARGEST:
         return f"{key} is {value}, which does not fit in 64 bits"
-    if not is_utf8(key) or (isinstance(value, str) and not is_utf8(value)):
-        return f"{key!a} is {value!a}, which is not UTF-8"
+    if isinstance(value, str) and not is_utf8(value):
+        return f"{key} is {value!a}, which is not UTF-8"
     return None
 
 

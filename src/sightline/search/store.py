@@ -183,7 +183,7 @@ class Store:
         rows = range(first, first + len(ids))
         self._connection.executemany(
             "INSERT INTO items VALUES (?, ?, ?, ?)",
-            ((row, id_, text, _checksum(row, id_, text)) for row, id_, text in zip(rows, ids, texts, strict=True)),
+            [(row, id_, text, _item_checksum(row, id_, text)) for row, id_, text in zip(rows, ids, texts, strict=True)],
         )
         self._insert_blocks(first, vectors)
         statement = "UPDATE state SET next_row = next_row + ?, n_items = n_items + ?"
@@ -216,7 +216,7 @@ class Store:
         items = self._connection.execute("SELECT row, id, metadata FROM items ORDER BY row").fetchall()
         if [row for row, _, _ in items] != rows.tolist():
             raise RuntimeError("the rows to keep are not those of the items")
-        moved = [(new, _checksum(new, id_, text), row) for new, (row, id_, text) in enumerate(items) if new != row]
+        moved = [(new, _item_checksum(new, id_, text), row) for new, (row, id_, text) in enumerate(items) if new != row]
         self._connection.execute("DELETE FROM blocks")
         n_rows = self._rows_a_block()
         for start in range(0, len(rows), n_rows):
@@ -304,7 +304,7 @@ class Store:
         state, n_items = self.state(), 0
         for row, id_, text, checksum in query("SELECT row, id, metadata, checksum FROM items"):
             n_items += 1
-            if _checksum(row, id_, text) != checksum:
+            if _item_checksum(row, id_, text) != checksum:
                 yield f"item {id_!r} in row {row}: the checksum of its id and metadata is wrong"
         if n_items != state.n_items:
             yield f"{n_items} items are there, {state.n_items} are expected"
@@ -343,8 +343,12 @@ def fault_of(block: Block, vectors: object) -> str | None:
     return f"the checksum of the vectors of rows {block.start} to {block.start + block.n - 1} is wrong"
 
 
-def _checksum(*parts: object) -> int:
-    return zlib.crc32("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"))
+def _item_checksum(row: int, id_: str, metadata: str) -> int:
+    return zlib.crc32(f"{row}\0{id_}\0{metadata}".encode("utf-8", "replace"))
+
+
+def _checksum(key: str, value: str) -> int:
+    return zlib.crc32(f"{key}\0{value}".encode("utf-8", "replace"))
 
 
 def _connect(file: Path, mode: str = "rwc") -> sqlite3.Connection:
