@@ -62,6 +62,12 @@ def test_a_table_of_categories(tmp_path):
     out = run("clean", tmp_path / "work")
     assert "2 labels kept, 1 dropped" in out
     assert "1 says nothing" in out
+    (tmp_path / "empty.csv").write_text("")
+    for name in ("empty.csv", "nowhere.csv"):
+        with pytest.raises(InputError, match=f"{name}: cannot be read as a table"):
+            run("collect", tmp_path / "work", tmp_path / name)
+    with pytest.raises(InputError, match="contact: a mail address or page is needed"):
+        run("collect", tmp_path / "work", tmp_path / "l.csv", "--wikidata")
 
 
 FLAT = "path,split,label\na.png,train,cat\nb.png,train,26.01.15\nc.png,test,cat\nd.png,test,oak\n"

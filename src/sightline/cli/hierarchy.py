@@ -26,11 +26,12 @@ def collect(
 
     from sightline.data.manifest import read_manifest
     from sightline.hierarchy.collect import labels_of_manifest, read_labels, with_categories, write_labels
+    from sightline.hierarchy.steps import read_words
     from sightline.hierarchy.wikimedia import Wikimedia
 
     is_manifest = source.is_dir() or source.suffix.lower() == ".parquet"
     if not is_manifest and source.is_file():
-        is_manifest = "path" in pl.read_csv(source, n_rows=0).columns
+        is_manifest = "path" in read_words(source, ()).columns
     labels = labels_of_manifest(read_manifest(source), description, category) if is_manifest else read_labels(source)
     if wikidata:
         client = Wikimedia(folder / "wikimedia", contact, api, site, per_second=per_second)
