@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from sightline.errors import InputError
 from sightline.ood.composition import Composed
 from sightline.ood.langevin import Langevin
 from sightline.ood.plain import PLAIN, Described, create_described
@@ -86,7 +87,7 @@ class Heat(Composed):
             negatives=negatives,
             start=start,
             input_noise=input_noise,
-            langevin=Langevin(n_steps, _pair(step), _pair(noise), decay, coupled),
+            langevin=Langevin(n_steps, _pair(step, "step"), _pair(noise, "noise"), decay, coupled),
             seed=seed,
         )
         made = create_described(PLAIN, priors, "priors")
@@ -108,6 +109,7 @@ class Composition(Composed):
         self._take(create_described(PLAIN | {Heat.name: Heat}, scorers, "scorers"), beta)
 
 
-def _pair(ends: Sequence[float]) -> tuple[float, float]:
-    first, last = ends
-    return first, last
+def _pair(ends: Sequence[float], what: str) -> tuple[float, float]:
+    if len(ends) != 2:
+        raise InputError(f"{what} is {ends!r}; two numbers are needed: at the first step and towards the last")
+    return ends[0], ends[1]

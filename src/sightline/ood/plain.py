@@ -39,7 +39,29 @@ def create_from(table: Mapping[str, type[Scorer]], name: str, options: Mapping[s
     known = [option for option in inspect.signature(scorer.__init__).parameters if option != "self"]
     if unknown := [option for option in options if option not in known]:
         raise InputError(f"scorer {name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")
+    for option, value in options.items():
+        if kind := _kind_missed(value, inspect.signature(scorer.__init__).parameters[option].annotation):
+            raise InputError(f"scorer {name!r}: {option} is {value!r}; {kind} is needed")
     return scorer(**options)
+
+
+KINDS: dict[object, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a word"),
+    int | None: ((int, type(None)), "a whole number or nothing"),
+    str | int: ((str, int), "a word or a whole number"),
+}
+
+
+def _kind_missed(value: object, annotation: object) -> str | None:
+    """What a value should have been; None where it is that, or where something else is asked for."""
+    if annotation not in KINDS:
+        return None
+    kinds, wanted = KINDS[annotation]
+    fits = isinstance(value, kinds) and (annotation is bool or not isinstance(value, bool))
+    return None if fits else wanted
 
 
 def create_described(table: Mapping[str, type[Scorer]], described: Sequence[Described], what: str) -> list[Scorer]:
