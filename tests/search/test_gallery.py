@@ -380,6 +380,16 @@ class TestDamage:
         with Gallery.open(gallery.folder) as again:
             assert_finds(again, items, draw(3, seed=6))
 
+    def test_in_the_table_of_an_open_gallery_is_reported_and_then_repaired(self, filled):
+        gallery, items = filled
+        gallery.search(draw(1))
+        with (gallery.folder / "vectors-0.f32").open("r+b") as file:
+            file.seek(1000)
+            file.write(b"\xff\xff")
+        assert gallery.verify() == ["vectors-0.f32: 1 blocks are damaged; they are written anew at the next search"]
+        assert_finds(gallery, items, draw(3, seed=6))
+        assert gallery.verify() == []
+
     def test_in_the_database_is_reported(self, filled):
         gallery, _ = filled
         gallery.close()

@@ -1,6 +1,5 @@
 """The folder people keep: items, vectors and metadata; add, remove, search, verify."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from sightline.errors import InputError
 from sightline.search.faiss_index import Header, check_index
 from sightline.search.filters import compile_filter
+from sightline.search.folders import appearing
 from sightline.search.indexes import Indexes
 from sightline.search.items import (
     EncoderIdentity,
@@ -26,7 +26,7 @@ from sightline.search.items import (
     checked_vectors,
     some,
 )
-from sightline.search.snapshot import Snapshot, refreshed
+from sightline.search.snapshot import Snapshot, refreshed, table_faults
 from sightline.search.store import DATABASE, Store
 
 if TYPE_CHECKING:
@@ -92,18 +92,10 @@ class Gallery:
         check_metric(metric)
         identity = EncoderIdentity.of(encoder)
         check_index(index, identity.dim)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder}: exists and is not empty; it is left as it is")
-        scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
+        with appearing(folder) as scratch:
             Store.create(scratch, identity, metric, index, RECALL).close()
             if not isinstance(encoder, EncoderIdentity):
                 encoder.save_pretrained(scratch / ENCODER_FOLDER)
-            if folder.exists():
-                folder.rmdir()
-            scratch.rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         return cls.open(folder)
 
     @classmethod
@@ -341,7 +333,12 @@ class Gallery:
 
     def verify(self) -> list[str]:
         """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
-        return self._store.faults() + self._indexes.faults()
+        faults = self._store.faults()
+        if not faults:
+            with self._store.reading():
+                faults = table_faults(self._store)
+            self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
+        return faults + self._indexes.faults()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the gallery, by name."""
@@ -371,20 +368,10 @@ class Gallery:
 
     def backup(self, folder: Path | str) -> None:
         """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
-        folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder}: exists and is not empty; it is left as it is")
-        scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            scratch.mkdir(parents=True)
+        with appearing(Path(folder)) as scratch:
             self._store.backup(scratch / DATABASE)
             if (self.folder / ENCODER_FOLDER).is_dir():
                 shutil.copytree(self.folder / ENCODER_FOLDER, scratch / ENCODER_FOLDER)
-            if folder.exists():
-                folder.rmdir()
-            scratch.rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_]:

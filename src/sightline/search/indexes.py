@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,12 +60,14 @@ class Indexes:
     def __init__(self, store: Store, repairs: list[str]) -> None:
         self._store = store
         self._repairs = repairs
+        self._loading = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._loaded: FaissIndex | None = None
 
     def nearest(self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> Found:
         """As :func:`exact_nearest`; what an approximate index does not find is -inf and row -1."""
-        index = None if rows is not None and len(rows) <= EXACT_MATCHES else self._current(snapshot)
+        with self._loading:
+            index = None if rows is not None and len(rows) <= EXACT_MATCHES else self._current(snapshot)
         if index is None:
             return exact_nearest(snapshot, queries, k, rows)
         n_covered = index.header.n_rows

@@ -89,7 +89,7 @@ def _mapped(store: Store, n_rows: int, known: int, epoch: int, repairs: list[str
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(handle, 0, 4 * shape[0] * shape[1])  # longer if need be, never shorter
+            _lengthen(handle, 4 * shape[0] * shape[1])
             table: NDArray[np.float32] = np.memmap(file, "<f4", "c", shape=shape)
             damaged = _stale(store, table, known)
             for block in damaged:
@@ -114,6 +114,27 @@ def _stale(store: Store, table: NDArray[np.float32], known: int) -> list[Block]:
     """The blocks from a row on whose bytes in the table are not those of the database."""
     blocks = store.blocks_from(known)
     return [b for b in blocks if block_checksum(b.start, table[b.start : b.start + b.n]) != b.checksum]
+
+
+def table_faults(store: Store) -> list[str]:
+    """What is wrong with the file of the table, one sentence each; inside the store's ``reading()``."""
+    state = store.state()
+    file = table_file(store.folder, state.epoch)
+    shape = (state.next_row, store.identity.dim)
+    if not state.next_row or not file.exists():
+        return []
+    if file.stat().st_size < 4 * shape[0] * shape[1]:
+        return [f"{file.name}: is too short; it is written anew at the next search"]
+    stale = _stale(store, np.memmap(file, "<f4", "r", shape=shape), 0)
+    return [f"{file.name}: {len(stale)} blocks are damaged; they are written anew at the next search"] if stale else []
+
+
+def _lengthen(handle: int, n_bytes: int) -> None:
+    """Make room on the disk; a file that is longer stays so, for another process may have written there."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, n_bytes)
+    elif os.fstat(handle).st_size < n_bytes:
+        os.pwrite(handle, b"\0", n_bytes - 1)
 
 
 def _write_at(handle: int, data: bytes, place: int) -> None:

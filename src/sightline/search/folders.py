@@ -1,0 +1,34 @@
+"""Make a folder so that it is there complete or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sightline.errors import InputError
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A scratch folder that becomes ``folder`` when the block ends without an error; one with something in it is refused.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "new")
+        >>> with appearing(folder) as scratch:
+        ...     _ = (scratch / "a.txt").write_text("whole")
+        >>> [file.name for file in folder.iterdir()]
+        ['a.txt']
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: exists and is not empty; it is left as it is")
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        scratch.mkdir(parents=True)
+        yield scratch
+        if folder.exists():
+            folder.rmdir()
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
