@@ -14,6 +14,7 @@ from sightline.cli.embed import embed
 from sightline.cli.evaluate import evaluate
 from sightline.cli.report import report
 from sightline.cli.search import search
+from sightline.cli.serve import serve, token
 from sightline.cli.train import train
 from sightline.cli.whiten import whiten
 from sightline.errors import InputError
@@ -23,7 +24,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
 app.add_typer(ood.app, name="ood")
-for command in (train, embed, whiten, evaluate, compare, search, report, demo, benchmark):
+for command in (train, embed, whiten, evaluate, compare, search, serve, token, report, demo, benchmark):
     app.command()(command)
 
 

@@ -1,0 +1,113 @@
+"""Bodies of answers, made from what was found."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.search.items import Value
+from sightline.search.refine import Refinement
+from sightline.serve.collection import Collection, Found, SearchJob
+from sightline.serve.fields import labels_of, relation
+from sightline.serve.problems import Problem
+from sightline.serve.schemas import (
+    HIDDEN,
+    Answer,
+    GalleryBody,
+    ItemBody,
+    JudgedOptions,
+    Query,
+    ResultBody,
+    Took,
+    Verdict,
+)
+from sightline.serve.service import Served
+
+SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"}
+
+
+def item_body(collection: Collection, id_: str, metadata: dict[str, Value]) -> ItemBody:
+    """An item as it is shown: without where its file lies."""
+    start, end = f"/v1/items/{quote(id_, safe='')}", f"?gallery={quote(collection.name, safe='')}"
+    has_image = bool(metadata.get("path"))
+    return ItemBody(
+        id=id_,
+        labels=labels_of(metadata),
+        metadata={key: value for key, value in metadata.items() if key not in HIDDEN},
+        image=f"{start}/image{end}" if has_image else None,
+        thumbnail=f"{start}/thumbnail{end}" if has_image else None,
+    )
+
+
+def answer_body(
+    collection: Collection, found: Found, took: dict[str, float], id_: str | None = None, labels: list[str] | None = None
+) -> Answer:
+    """What was found for a query; its id and labels where it is an item."""
+    results = []
+    for one, score, metadata in zip(found.ids, found.scores, found.metadata, strict=True):
+        item = item_body(collection, one, metadata)
+        results.append(ResultBody(**item.model_dump(), score=score, relation=relation(labels, item.labels)))
+    verdict = None
+    if found.verdict is not None:
+        verdict = Verdict.model_validate({**found.verdict._asdict(), "policy": found.policy})
+    return Answer(
+        gallery=collection.name,
+        generation=found.generation,
+        query=Query(id=id_, labels=labels or None),
+        verdict=verdict,
+        results=results,
+        took=Took(encode_ms=took.get("encode", 0.0), search_ms=took.get("search", 0.0)),
+    )
+
+
+def search_job(options: JudgedOptions, vector: NDArray[np.float32], own: str | None = None) -> SearchJob:
+    """The query that some options and a vector make."""
+    refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
+    return SearchJob(vector, options.k, options.where, refinement, own, options.policy)
+
+
+def checked_vector(values: list[float], dim: int) -> NDArray[np.float32]:
+    """(D,) at length 1, as encoders give them."""
+    if len(values) != dim:
+        raise Problem(422, f"vector: {dim} numbers are needed, found {len(values)}")
+    vector = np.asarray(values, np.float64)
+    length = float(np.linalg.norm(vector))
+    if not length > 1e-12:
+        raise Problem(422, "vector: its length is 0; it has no direction")
+    return np.asarray(vector / length, np.float32)
+
+
+def gallery_body(served: Served, may_write: bool) -> GalleryBody:
+    """A gallery as a page needs it; reads all items where they changed, so not for the event loop."""
+    gallery = served.collection.gallery()
+    identity = gallery.identity
+    return GalleryBody(
+        name=served.collection.name,
+        items=len(gallery),
+        dim=identity.dim,
+        metric=gallery.metric,
+        encoder=identity.name,
+        fingerprint=identity.fingerprint,
+        generation=gallery.generation,
+        levels=served.fields.levels(gallery),
+        fields=served.fields.of(gallery),
+        rejector=served.collection.rejector() is not None,
+        writable=served.collection.writable and may_write,
+    )
+
+
+def web_files(folder: Path) -> dict[str, Path]:
+    """The page's files by name. A request's path is looked up here; it never makes a path."""
+    return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.suffix in WEB_TYPES}
+
+
+WEB_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".webmanifest": "application/manifest+json",
+}

@@ -1,0 +1,277 @@
+"""One served gallery: its search in batches, what is known of its items, and its writes, kept up with changes on disk."""
+
+import ast
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InputError
+from sightline.files import replaced
+from sightline.ood.rejector import FOLDER as REJECTOR
+from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
+from sightline.search.gallery import Gallery
+from sightline.search.items import Value
+from sightline.search.refine import NOTHING, Refinement, refined_search
+from sightline.search.store import DATABASE
+from sightline.serve.problems import Problem
+from sightline.serve.schemas import HIDDEN
+
+IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names drawn here
+TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class SearchJob:
+    """A query: its (D,) vector and what is wanted; ``own`` is its id where it is an item."""
+
+    vector: NDArray[np.float32]
+    k: int
+    where: str | None = None
+    refinement: Refinement = NOTHING
+    own: str | None = None
+    policy: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for a query, best first."""
+
+    generation: int
+    ids: list[str]
+    scores: list[float]
+    metadata: list[dict[str, Value]]
+    verdict: Verdict | None
+    policy: str | None
+
+
+class Collection:
+    """A gallery by name. Reading and writing have a connection each: a writer that waits keeps no reader waiting."""
+
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.writable = not read_only
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._opened: list[Gallery] = []
+        self._gallery: Gallery | None = None
+        self._writer: Gallery | None = None
+        self._inode = -1
+        self._rejector: Rejector | None = None
+        self._rejector_stamp: tuple[int, int] | None = None
+        self.gallery()
+
+    def gallery(self) -> Gallery:
+        """The gallery to read; opened anew where another folder has taken its place, as a restored one does."""
+        with self._lock:
+            with suppress(FileNotFoundError):  # at the moment of being replaced
+                inode = (self.folder / DATABASE).stat().st_ino
+                if inode != self._inode:
+                    self._gallery = self._open(read_only=True)
+                    self._writer, self._inode = None, inode
+            if self._gallery is None:
+                self._gallery = self._open(read_only=True)  # says what is wrong
+            return self._gallery
+
+    def _open(self, read_only: bool) -> Gallery:
+        gallery = Gallery.open(self.folder, read_only=read_only)
+        self._opened.append(gallery)
+        return gallery
+
+    def rejector(self) -> Rejector | None:
+        """The rejector in the gallery's folder, if there is one; read again when it changes."""
+        try:
+            file = (self.folder / REJECTOR / SETTINGS_FILE).stat()
+        except OSError:
+            return None
+        stamp = file.st_mtime_ns, file.st_ino
+        with self._lock:
+            if stamp != self._rejector_stamp:
+                fingerprint = None if self._gallery is None else self._gallery.identity.fingerprint
+                self._rejector = Rejector.load(self.folder / REJECTOR, fingerprint)
+                self._rejector_stamp = stamp
+            return self._rejector
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for gallery in self._opened:
+            gallery.close()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Errors as problems, which name the gallery and not its folder."""
+        try:
+            yield
+        except InputError as error:
+            message = str(error).replace(str(self.folder), self.name)
+            if isinstance(error.__cause__, sqlite3.Error):
+                raise Problem(503, message, {"Retry-After": "1"}) from error
+            raise Problem(422, message) from error
+
+    def search(self, jobs: Sequence[SearchJob]) -> list[Found | Exception]:
+        """Answers in the order of the jobs; those that want the same are searched together."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, job in enumerate(jobs):
+            groups.setdefault((job.k, job.where, job.refinement, job.policy), []).append(place)
+        answers: list[Found | Exception] = [Problem(500, "not searched")] * len(jobs)
+        for places in groups.values():
+            try:
+                with self.told():
+                    found: Sequence[Found | Exception] = self._search_alike([jobs[place] for place in places])
+            except Exception as error:
+                found = [error] * len(places)
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _search_alike(self, jobs: list[SearchJob]) -> list[Found]:
+        gallery, first = self.gallery(), jobs[0]
+        check_filter(first.where)
+        queries, own = np.stack([job.vector for job in jobs]), [job.own for job in jobs]
+        for tries_left in reversed(range(TRIES)):
+            generation = gallery.generation
+            scores, ids = refined_search(gallery, queries, first.k, first.refinement, where=first.where, own=own)
+            listed = sorted({id_ for id_ in ids.reshape(-1) if id_ is not None})
+            try:
+                known = dict(zip(listed, gallery.metadata(listed), strict=True))
+                break
+            except InputError:  # one was removed in between
+                if not tries_left:
+                    raise
+        verdicts, policy = self._judged(gallery, jobs, queries, own)
+        answers = []
+        for row_scores, row_ids, verdict in zip(scores, ids, verdicts, strict=True):
+            withheld = policy == "reject" and verdict is not None and not verdict.belongs
+            kept = [
+                (str(id_), float(score))
+                for id_, score in zip(row_ids, row_scores, strict=True)
+                if id_ is not None and not withheld
+            ]
+            told = [known[id_] for id_, _ in kept]
+            answers.append(Found(generation, [id_ for id_, _ in kept], [score for _, score in kept], told, verdict, policy))
+        return answers
+
+    def _judged(
+        self, gallery: Gallery, jobs: list[SearchJob], queries: NDArray[np.float32], own: list[str | None]
+    ) -> tuple[Sequence[Verdict | None], str | None]:
+        rejector = self.rejector()
+        policy = jobs[0].policy or (rejector.policy if rejector else "ignore")
+        if rejector is None or policy not in POLICIES or policy == "ignore":
+            return [None] * len(jobs), None
+        nearest, _ = refined_search(gallery, queries, 1, own=own)
+        best = nearest[:, 0] if nearest.shape[1] else np.full(len(jobs), -1.0)
+        return rejector.judge(queries, best), policy
+
+    def known(self, id_: str) -> dict[str, Value]:
+        """What is known of an item."""
+        gallery = self.gallery()
+        try:
+            return gallery.metadata([id_])[0]
+        except InputError as error:
+            if isinstance(error.__cause__, sqlite3.Error):
+                raise
+            raise Problem(404, f"gallery {self.name!r} has no item of this id") from error
+
+    def vector(self, id_: str) -> NDArray[np.float32]:
+        """The vector of an item."""
+        self.known(id_)
+        found: NDArray[np.float32] = self.gallery().vectors([id_])[0]
+        return found
+
+    def write(
+        self,
+        id_: str,
+        metadata: dict[str, Value] | None,
+        image: tuple[bytes, str, NDArray[np.float32]] | None,
+        replace: bool,
+    ) -> tuple[bool, int, dict[str, Value]]:
+        """Add an item, or put it in the place of another; what is not given stays as it was.
+
+        Args:
+            id_: the item's.
+            metadata: without the keys that say where its image is.
+            image: the bytes of its file, how such files' names end, and its vector.
+            replace: whether an item of that id may be, and is then replaced.
+
+        Returns:
+            Whether it is new, the generation that has it, and its metadata.
+        """
+        with self.told(), self._write_lock:
+            gallery = self._for_writing()
+            there = self._is_there(gallery, id_)
+            if there and not replace:
+                raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
+            before = gallery.metadata([id_])[0] if there else {}
+            hidden = {key: before[key] for key in HIDDEN if key in before}
+            plain = {key: value for key, value in before.items() if key not in HIDDEN}
+            now = dict(plain if metadata is None else metadata)
+            if image is None:
+                if not there:
+                    raise Problem(422, "image: a new item needs one")
+                gallery.upsert([id_], gallery.vectors([id_]), [now | hidden])
+                return False, gallery.generation, now | hidden
+            data, suffix, vector = image
+            name = f"{IMAGES}/{uuid.uuid4().hex}{suffix}"
+            with replaced(self.folder / name) as scratch:
+                scratch.write_bytes(data)
+            try:
+                gallery.upsert([id_], vector[None], [now | {"path": name}])
+            except BaseException:
+                (self.folder / name).unlink(missing_ok=True)
+                raise
+            self._drop_file(hidden)
+            return not there, gallery.generation, now | {"path": name}
+
+    def remove(self, id_: str) -> int:
+        """Take an item out, and the file of its image if it was uploaded; the generation that lacks it."""
+        with self.told(), self._write_lock:
+            gallery = self._for_writing()
+            if not self._is_there(gallery, id_):
+                raise Problem(404, f"gallery {self.name!r} has no item of this id")
+            before = gallery.metadata([id_])[0]
+            gallery.remove([id_])
+            self._drop_file(before)
+            return gallery.generation
+
+    def _for_writing(self) -> Gallery:
+        if not self.writable:
+            raise Problem(403, f"gallery {self.name!r} is served to be read only")
+        self.gallery()  # so that a folder that was replaced is noticed
+        with self._lock:
+            if self._writer is None:
+                self._writer = self._open(read_only=False)
+            return self._writer
+
+    def _is_there(self, gallery: Gallery, id_: str) -> bool:
+        try:
+            gallery.metadata([id_])
+        except InputError as error:
+            if isinstance(error.__cause__, sqlite3.Error):
+                raise
+            return False
+        return True
+
+    def _drop_file(self, metadata: dict[str, Value]) -> None:
+        """Remove an uploaded file that no item has any more; files that lie elsewhere are not ours."""
+        path = metadata.get("path")
+        if isinstance(path, str) and path.startswith(f"{IMAGES}/"):
+            (self.folder / path).unlink(missing_ok=True)
+
+
+def check_filter(where: str | None) -> None:
+    """Refuse a condition on what is not shown."""
+    if where is None:
+        return
+    try:
+        used = {node.id for node in ast.walk(ast.parse(where.strip(), mode="eval")) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the gallery says what is wrong with it
+    if hidden := sorted(used & set(HIDDEN)):
+        raise Problem(422, f"where: {', '.join(hidden)} cannot be asked for")

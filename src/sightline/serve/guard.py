@@ -1,0 +1,256 @@
+"""What stands before every route: who asks, by which name, how often, how much; and the headers of every answer."""
+
+import ipaddress
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sightline.serve.measures import LOG
+from sightline.serve.problems import Problem, TooBusy, problem_response
+from sightline.serve.service import Service
+from sightline.serve.settings import ServeSettings
+from sightline.serve.tokens import Token, Tokens
+
+COOKIE = "sightline_session"
+JSON_BYTES = 1_000_000
+MOST_CALLERS = 10_000
+READ_COST = 0.1
+OPEN = frozenset({"/", "/favicon.ico", "/openapi.json", "/v1/health", "/v1/ready", "/v1/session"})
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a token's name or an address, and what that may do."""
+
+    name: str
+    scopes: frozenset[str]
+    is_known: bool
+
+
+def needed_scope(method: str, path: str) -> str | None:
+    """What a request needs; whatever is not known to only read needs to write.
+
+    Example:
+        >>> needed_scope("POST", "/v1/search/id"), needed_scope("DELETE", "/v1/items/a"), needed_scope("GET", "/v1/health")
+        ('read', 'write', None)
+    """
+    if path in OPEN or path.startswith("/static/"):
+        return None
+    if method in ("GET", "HEAD", "OPTIONS") or (method == "POST" and path.startswith("/v1/search")):
+        return "read"
+    return "write"
+
+
+class RateLimit:
+    """A bucket for each caller that fills at a rate and holds a burst."""
+
+    def __init__(self, rate: float | None, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def seconds_to_wait(self, caller: str, cost: float, now: float) -> float:
+        """0, the cost being taken, or the time until it could be."""
+        if self._rate is None:
+            return 0.0
+        level, since = self._buckets.pop(caller, (self._burst, now))
+        level = min(self._burst, level + self._rate * (now - since))
+        is_taken = level >= cost
+        self._buckets[caller] = (level - cost if is_taken else level, now)
+        while len(self._buckets) > MOST_CALLERS:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_taken else (cost - level) / self._rate
+
+
+class Guard:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+        self.settings = service.settings
+        self.limit = RateLimit(self.settings.rate, self.settings.burst)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        since, status, has_begun = time.perf_counter(), 500, False
+        request_id = uuid.uuid4().hex
+
+        async def sent(message: Message) -> None:
+            nonlocal status, has_begun
+            if message["type"] == "http.response.start":
+                status, has_begun = message["status"], True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store")
+                headers["X-Request-Id"] = request_id
+            await send(message)
+
+        # Ids of items stay encoded until the route has been found: %2F belongs to the id, / does not.
+        if (raw := scope.get("raw_path", b"")).startswith(b"/v1/items/"):
+            scope["path"] = raw.decode("latin-1")
+        scope.setdefault("state", {})
+        try:
+            self._check(scope)
+            await self.app(scope, self._bounded(scope, receive), sent)
+        except Problem as problem:
+            await problem_response(problem.status_code, problem.detail, problem.headers)(scope, receive, sent)
+        except Exception:
+            LOG.exception("failed", extra={"told": {"request": request_id}})
+            if not has_begun:
+                await problem_response(500, f"an error of the service, noted as {request_id}")(scope, receive, sent)
+        finally:
+            self._note(scope, status, time.perf_counter() - since, request_id)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        check_origin(headers, self.settings)
+        caller = caller_of(headers, scope, self.service.tokens, self.settings)
+        scope["state"]["caller"] = caller
+        path, method = scope["path"], scope["method"]
+        if path not in ("/v1/health", "/v1/ready"):
+            cost = READ_COST if method in ("GET", "HEAD") else 1.0
+            if wait := self.limit.seconds_to_wait(caller.name, cost, time.monotonic()):
+                self.service.measures.refused.labels("rate").inc()
+                raise TooBusy("too many requests of one caller; ask again later", wait)
+        scope_needed = needed_scope(method, path)
+        if scope_needed is not None and scope_needed not in caller.scopes:
+            challenge = f'Bearer realm="sightline", scope="{scope_needed}"'
+            if caller.is_known:
+                raise Problem(
+                    403,
+                    f"this token may not {scope_needed}",
+                    {"WWW-Authenticate": f'{challenge}, error="insufficient_scope"'},
+                )
+            raise Problem(401, f"a token that may {scope_needed} is needed", {"WWW-Authenticate": challenge})
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """Receive that ends a request as soon as it has grown too long."""
+        headers = Headers(scope=scope)
+        is_form = headers.get("content-type", "").lower().startswith("multipart/")
+        limit = self.settings.upload_bytes if is_form else JSON_BYTES
+        too_long = Problem(413, f"the request is longer than {limit} bytes", {"Connection": "close"})
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            raise Problem(400, "Content-Length is not a number")
+        n_bytes = 0
+        # A client that sends everything before it listens hears of the limit only if the rest is taken, up to a point.
+        most = 2 * limit
+
+        async def received() -> Message:
+            nonlocal n_bytes
+            while True:
+                if int(length) > most or n_bytes > most:
+                    raise too_long
+                message = await receive()
+                n_bytes += len(message.get("body", b""))
+                if max(n_bytes, int(length)) <= limit:
+                    return message
+                if not message.get("more_body", False):
+                    raise too_long
+
+        return received
+
+    def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        """Count and log; a route by its template, so that neither ids nor searches are kept."""
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
+        self.service.measures.requests.labels(method, route, str(status)).inc()
+        self.service.measures.seconds.labels(method, route).observe(seconds)
+        caller = scope["state"].get("caller")
+        told = {
+            "request": request_id,
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(1000 * seconds, 1),
+            "caller": caller.name if caller else _address(scope),
+        }
+        LOG.info("request", extra={"told": told})
+
+
+def check_origin(headers: Headers, settings: ServeSettings) -> None:
+    """Refuse requests that a page of another site makes: by another name for this host, or from another origin."""
+    host = headers.get("host", "").lower()
+    known = settings.known_hosts()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if known is not None and name not in known:
+        raise Problem(421, "the service is not known by this name; see allowed_hosts")
+    origin = headers.get("origin")
+    if origin is not None and _netloc(origin) != host:
+        raise Problem(403, "pages of other origins may not use the service")
+    if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        raise Problem(403, "pages of other sites may not use the service")
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+def caller_of(headers: Headers, scope: Scope, tokens: Tokens, settings: ServeSettings) -> Caller:
+    """Who asks: by bearer token, or for reading by the cookie that stands for one."""
+    address = _address(scope)
+    given = headers.get("authorization")
+    if given is not None:
+        kind, _, secret = given.partition(" ")
+        token = tokens.find(secret.strip()) if kind.lower() == "bearer" else None
+        if token is None and settings.token_file is not None:
+            return Caller(address, frozenset(), False)  # a wrong token opens nothing, not even what is public
+        if token is not None:
+            return Caller(f"token:{token.name}", token.scopes, True)
+    if scope["method"] == "GET" and (token := _of_cookie(headers.getlist("cookie"), tokens)) is not None:
+        return Caller(f"token:{token.name}", frozenset({"read"}), True)
+    scopes = settings.open_scopes()
+    if "write" in scopes and (headers.get("x-forwarded-for") or headers.get("forwarded")):
+        scopes = frozenset()  # on loopback without tokens, and yet it comes through a proxy, from anywhere
+    return Caller(address, scopes, False)
+
+
+def _of_cookie(lines: Iterable[str], tokens: Tokens) -> Token | None:
+    for line in lines:
+        try:
+            morsel = SimpleCookie(line).get(COOKIE)
+        except CookieError:
+            continue
+        if morsel is not None and (token := tokens.find_session(morsel.value)) is not None:
+            return token
+    return None
+
+
+def _address(scope: Scope) -> str:
+    """Where the request comes from; of an IPv6 address the network, of which one customer has all addresses."""
+    host = (scope.get("client") or ("unknown", 0))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return str(host)
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

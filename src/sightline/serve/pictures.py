@@ -1,0 +1,98 @@
+"""Images of items, always encoded anew: what is sent is made here, whatever lies in the file."""
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from sightline.data.images import Box, load_image
+from sightline.data.manifest import BOX
+from sightline.errors import InputError
+from sightline.search.items import Value
+from sightline.serve.problems import Problem
+
+LARGEST = 2048
+LOSSLESS = 128 * 128  # pixels up to which PNG is small enough
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image to send: its bytes, its type and a name for exactly these bytes."""
+
+    data: bytes
+    media_type: str
+    etag: str
+
+
+class Pictures:
+    """Makes images of items at any size, and remembers the last ones."""
+
+    def __init__(self, roots: tuple[Path, ...], pixels: int, cache_bytes: int) -> None:
+        self._roots = [root.resolve() for root in roots]
+        self._pixels = pixels
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[str, Picture] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    def file_of(self, folder: Path, metadata: dict[str, Value]) -> Path | None:
+        """Where an item's image is, by the gallery's metadata alone; None where that says nothing or leaves the roots."""
+        path = metadata.get("path")
+        if not isinstance(path, str) or not path:
+            return None
+        file = (folder / path).resolve()
+        allowed = [*self._roots, folder.resolve()] if self._roots else None
+        if allowed is not None and not any(file.is_relative_to(root) for root in allowed):
+            return None
+        return file
+
+    def etag(self, file: Path, metadata: dict[str, Value], size: int) -> str:
+        """A name for the image of an item at a size; changes with its file."""
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise Problem(404, "the image of this item is not there any more") from error
+        said = f"{file} {found.st_mtime_ns} {found.st_size} {[metadata.get(side) for side in BOX]} {size}"
+        return f'"{hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}"'
+
+    def picture(self, file: Path, metadata: dict[str, Value], size: int) -> Picture:
+        """The image of an item, its longer side at most ``size``."""
+        etag = self.etag(file, metadata, size)
+        with self._lock:
+            if etag in self._cache:
+                self._cache.move_to_end(etag)
+                return self._cache[etag]
+        made = self._made(file, metadata, size, etag)
+        with self._lock:
+            if etag not in self._cache and len(made.data) <= self._cache_bytes // 8:
+                self._cache[etag] = made
+                self._n_bytes += len(made.data)
+            while self._n_bytes > self._cache_bytes:
+                self._n_bytes -= len(self._cache.popitem(last=False)[1].data)
+        return made
+
+    def _made(self, file: Path, metadata: dict[str, Value], size: int, etag: str) -> Picture:
+        try:
+            with Image.open(file) as opened:
+                if opened.width * opened.height > 4 * self._pixels:
+                    raise Problem(404, "the image of this item is too large to be shown")
+                box = _box(metadata)
+                if box is None:
+                    opened.draft(None, (2 * size, 2 * size))  # no larger than needed, of a JPEG file
+                image = load_image(opened, box)
+        except (InputError, OSError, ValueError) as error:
+            raise Problem(404, "the image of this item cannot be read any more") from error
+        image.thumbnail((size, size))
+        encoded = io.BytesIO()
+        kind = "PNG" if image.width * image.height <= LOSSLESS else "JPEG"
+        image.save(encoded, kind, quality=88)
+        return Picture(encoded.getvalue(), f"image/{kind.lower()}", etag)
+
+
+def _box(metadata: dict[str, Value]) -> Box | None:
+    sides = [metadata.get(side) for side in BOX]
+    return None if any(side is None for side in sides) else tuple(int(side) for side in sides)  # type: ignore[arg-type,return-value]

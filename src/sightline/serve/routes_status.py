@@ -1,0 +1,99 @@
+"""Galleries, statistics, health, readiness and metrics; the session of a page; the page itself."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from sightline.serve.answers import WEB_TYPES, gallery_body, web_files
+from sightline.serve.guard import COOKIE
+from sightline.serve.problems import Problem
+from sightline.serve.routes_search import ServiceOf
+from sightline.serve.schemas import GalleryBody, Health, Ready
+
+WEB = Path(__file__).parent / "web"
+router = APIRouter()
+
+
+@router.get("/v1/galleries", tags=["galleries"])
+async def galleries(request: Request, service: ServiceOf) -> list[GalleryBody]:
+    """The galleries that are served, the default first."""
+    may_write = "write" in request.state.caller.scopes
+    return await service.aside(lambda: [gallery_body(served, may_write) for served in service.galleries.values()])
+
+
+@router.get("/v1/stats", tags=["galleries"])
+async def stats(service: ServiceOf) -> dict[str, Any]:
+    """Numbers of each gallery, and the limits of uploads."""
+
+    def told() -> dict[str, Any]:
+        found = {name: served.collection.gallery().stats() for name, served in service.galleries.items()}
+        settings = service.settings
+        limits = {"upload_bytes": settings.upload_bytes, "pixels": settings.pixels, "formats": settings.formats}
+        return {"galleries": found, "limits": limits}
+
+    return await service.aside(told)
+
+
+@router.get("/v1/health", tags=["service"])
+async def health() -> Health:
+    """That the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/v1/ready", tags=["service"], responses={503: {"model": Ready}})
+async def ready(service: ServiceOf, response: Response) -> Ready:
+    """That every gallery can be searched."""
+    found = await service.aside(lambda: {name: service.is_ready(served) for name, served in service.galleries.items()})
+    is_ready = all(found.values())
+    response.status_code = 200 if is_ready else 503
+    return Ready(status="ready" if is_ready else "not ready", galleries=found)
+
+
+@router.get("/metrics", tags=["service"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: ServiceOf) -> Response:
+    """Numbers for Prometheus."""
+    return Response(await service.aside(service.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.post("/v1/session", tags=["service"], status_code=204)
+async def begin_session(request: Request, service: ServiceOf) -> Response:
+    """Set a cookie by which a page's images may be read; needs the token where one is needed."""
+    caller, response = request.state.caller, Response(status_code=204)
+    if "read" not in caller.scopes:
+        raise Problem(
+            401, "a token that may read is needed", {"WWW-Authenticate": 'Bearer realm="sightline", scope="read"'}
+        )
+    token = service.tokens.find(request.headers.get("authorization", "").partition(" ")[2].strip())
+    if token is not None:
+        value, seconds = service.tokens.session(token), service.settings.session_seconds
+        is_secure = request.url.scheme == "https"
+        response.set_cookie(COOKIE, value, seconds, path="/v1/items", httponly=True, samesite="strict", secure=is_secure)
+    return response
+
+
+@router.delete("/v1/session", tags=["service"], status_code=204)
+async def end_session() -> Response:
+    """Take the cookie away."""
+    response = Response(status_code=204)
+    response.delete_cookie(COOKIE, path="/v1/items", httponly=True, samesite="strict")
+    return response
+
+
+@router.get("/", include_in_schema=False)
+async def page(service: ServiceOf) -> Response:
+    """The page."""
+    return await static("index.html", service)
+
+
+@router.get("/static/{name:path}", include_in_schema=False)
+async def static(name: str, service: ServiceOf) -> Response:
+    """A file of the page."""
+
+    def read() -> Response:
+        file = web_files(WEB).get(name)
+        if file is None:
+            raise Problem(404, "the page has no such file")
+        return Response(file.read_bytes(), headers={"Cache-Control": "no-cache"}, media_type=WEB_TYPES[file.suffix])
+
+    return await service.aside(read)

@@ -1,0 +1,81 @@
+"""Run the service: one process, or several that share the address and the galleries' files."""
+
+import logging.config
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
+
+from sightline.errors import InputError
+from sightline.serve.measures import LOGGING, MULTIPROCESS
+from sightline.serve.settings import ServeSettings
+
+HANDED_ON = "SIGHTLINE_SERVE__SETTINGS"
+
+
+def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
+    """Serve until a signal ends it; what was accepted by then is finished.
+
+    Args:
+        settings: what to serve, and how.
+        tell: is given the address once it is listened to.
+    """
+    logging.config.dictConfig(LOGGING)
+    listening = _bound(settings.host, settings.port)
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if settings.workers == 1:
+        from sightline.serve.app import create_app
+
+        server = uvicorn.Server(_configured(settings, create_app(settings)))
+        listening.listen(2048)
+        tell(address)
+        server.run(sockets=[listening])
+        return
+    os.environ[HANDED_ON] = settings.model_dump_json()
+    with tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
+        os.environ[MULTIPROCESS] = folder
+        config = _configured(settings, "sightline.serve.run:handed_on")
+        listening.listen(2048)
+        tell(address)
+        Multiprocess(config, sockets=[listening]).run()
+
+
+def handed_on() -> FastAPI:
+    """The application of a worker process, which its parent handed the settings."""
+    from sightline.serve.app import create_app
+
+    logging.config.dictConfig(LOGGING)
+    return create_app(ServeSettings.model_validate_json(os.environ[HANDED_ON]))
+
+
+def _configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        factory=isinstance(app, str),
+        workers=settings.workers,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+        h11_max_incomplete_event_size=65_536,
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise InputError(f"{host}:{port}: cannot be listened on: {error.strerror or error}") from error
+    made.set_inheritable(True)
+    return made

@@ -1,0 +1,224 @@
+"""Bodies of requests and responses."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from sightline.search.items import Value
+from sightline.serve.problems import Problem
+from sightline.serve.uploads import Crop
+
+MOST_RESULTS = 200
+LONGEST_ID = 1024
+HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash")  # where and how an image lies on this machine
+METADATA = TypeAdapter(dict[Annotated[str, Field(min_length=1, max_length=200)], Value])
+Policy = Literal["reject", "flag", "ignore"]
+Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+class SearchOptions(BaseModel):
+    """What every search may say.
+
+    Attributes:
+        gallery: its name; the first by default.
+        k: results wanted.
+        where: a condition on metadata, such as ``label_1 == "Flags" and year >= 2020``.
+        expand: neighbours that the query is expanded by.
+        alpha: power of similarity that these are weighted by.
+        rerank: how the first results are ordered anew.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    gallery: str | None = Field(default=None, max_length=200)
+    k: int = Field(default=30, ge=1, le=MOST_RESULTS)
+    where: str | None = Field(default=None, max_length=10_000)
+    expand: int = Field(default=0, ge=0, le=100)
+    alpha: float = Field(default=2.0, ge=0, le=100, allow_inf_nan=False)
+    rerank: Literal["kreciprocal"] | None = None
+
+    @field_validator("gallery", "where", "rerank", "policy", "crop", mode="before", check_fields=False)
+    @classmethod
+    def _nothing(cls, value: object) -> object:
+        """A form sends an empty text for a field that is not filled in."""
+        return None if isinstance(value, str) and not value.strip() else value
+
+
+class JudgedOptions(SearchOptions):
+    """Options of queries that may not belong.
+
+    Attributes:
+        policy: ``reject`` gives what does not belong no results, ``flag`` says so, ``ignore`` does not ask; by default what
+            the gallery's rejector says.
+    """
+
+    policy: Policy | None = None
+
+
+class UploadOptions(JudgedOptions):
+    """Options of a search by upload.
+
+    Attributes:
+        crop: ``x1,y1,x2,y2``, shares of the upright image's width and height: search by this part alone.
+    """
+
+    crop: str | None = Field(default=None, max_length=200)
+
+    def part(self) -> Crop | None:
+        """The part to search by."""
+        if self.crop is None:
+            return None
+        try:
+            left, top, right, bottom = (float(side) for side in self.crop.split(","))
+        except ValueError as error:
+            raise Problem(422, "crop: four numbers x1,y1,x2,y2 in [0, 1] are needed") from error
+        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+            raise Problem(422, "crop: 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1 are needed")
+        return left, top, right, bottom
+
+
+class IdSearch(JudgedOptions):
+    """A search by an item of the gallery."""
+
+    id: str = Field(min_length=1, max_length=LONGEST_ID)
+
+
+class VectorSearch(JudgedOptions):
+    """A search by a vector of the gallery's encoder."""
+
+    vector: list[Number] = Field(min_length=1, max_length=16_384)
+
+
+class Query(BaseModel):
+    """What was asked by: the id and labels of an item, if it was one."""
+
+    id: str | None
+    labels: list[str] | None
+
+
+class Verdict(BaseModel):
+    """Whether the query belongs to the collection, and has a match in it."""
+
+    belongs: bool
+    energy: float
+    threshold: float
+    matched: bool | None
+    similarity: float | None
+    similarity_threshold: float | None
+    policy: Policy
+
+
+class ItemBody(BaseModel):
+    """An item: labels finest first, addresses of its image."""
+
+    id: str
+    labels: list[str]
+    metadata: dict[str, Value]
+    image: str | None
+    thumbnail: str | None
+
+
+class ResultBody(ItemBody):
+    """An item that was found, how similar it is, and how many label levels it shares with the query, coarsest first."""
+
+    score: float
+    relation: int | None
+
+
+class Took(BaseModel):
+    """Milliseconds, waiting included."""
+
+    encode_ms: float
+    search_ms: float
+
+
+class Answer(BaseModel):
+    """What was found."""
+
+    gallery: str
+    generation: int
+    query: Query
+    verdict: Verdict | None
+    results: list[ResultBody]
+    took: Took
+
+
+class ValueCount(BaseModel):
+    """A value of a field and the number of items that have it."""
+
+    value: str | bool
+    count: int
+
+
+class FieldBody(BaseModel):
+    """A field of the items' metadata: its most frequent values, or the range of its numbers."""
+
+    name: str
+    kind: Literal["text", "number", "bool"]
+    values: list[ValueCount] | None
+    min: float | None
+    max: float | None
+
+
+class GalleryBody(BaseModel):
+    """A gallery: what it holds, and what can be asked of it."""
+
+    name: str
+    items: int
+    dim: int
+    metric: str
+    encoder: str
+    fingerprint: str
+    generation: int
+    levels: list[str]
+    fields: list[FieldBody]
+    rejector: bool
+    writable: bool
+
+
+class Written(BaseModel):
+    """An item that was written, and the generation of the gallery that has it."""
+
+    gallery: str
+    generation: int
+    item: ItemBody
+
+
+class ProblemBody(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[dict[str, Any]] | None = None
+
+
+class Health(BaseModel):
+    """How the service is."""
+
+    status: Literal["ok"]
+
+
+class Ready(BaseModel):
+    """Which galleries can be searched."""
+
+    status: Literal["ready", "not ready"]
+    galleries: dict[str, bool]
+
+
+def checked_metadata_text(text: str | None) -> dict[str, Value] | None:
+    """What a JSON object of a form says of an item; None where there is none."""
+    if text is None:
+        return None
+    try:
+        found = METADATA.validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))[:200]
+        raise Problem(
+            422, f"metadata: a JSON object of texts, numbers, true, false or null: {where} {fault['msg']}"
+        ) from error
+    if taken := sorted({*HIDDEN, "id"} & found.keys()):
+        raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
+    return found

@@ -1,0 +1,174 @@
+"""The galleries, encoders and threads behind the routes; nothing here knows of HTTP but the problems it raises."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sightline.data.transforms import eval_transform
+from sightline.errors import InputError, names
+from sightline.models.encoder import Encoder
+from sightline.serve.batching import Batcher
+from sightline.serve.collection import Collection, Found, SearchJob
+from sightline.serve.fields import Fields
+from sightline.serve.measures import Measures
+from sightline.serve.pictures import Pictures
+from sightline.serve.problems import Problem, TooBusy
+from sightline.serve.settings import ServeSettings
+from sightline.serve.tokens import Tokens
+from sightline.serve.uploads import Crop, decoded
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A gallery, the fields of its items, and the thread that searches it."""
+
+    collection: Collection
+    fields: Fields
+    searcher: Batcher[SearchJob, Found]
+
+
+class Encoding:
+    """An encoder in a thread of its own: images that wait are encoded in one pass."""
+
+    def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
+        self.encoder = encoder.eval()
+        self.transform = eval_transform(encoder.settings.preprocessing)
+        n_threads = torch.get_num_threads()
+        self.batcher: Batcher[Tensor, NDArray[np.float32]] = Batcher(
+            self._encoded, "encode", settings.batch, settings.batch_wait, watch, lambda: torch.set_num_threads(n_threads)
+        )
+
+    def _encoded(self, images: list[Tensor]) -> list[NDArray[np.float32]]:
+        device = next(self.encoder.parameters()).device
+        with torch.inference_mode():
+            vectors: NDArray[np.float32] = self.encoder(torch.stack(images).to(device)).float().cpu().numpy()
+        return list(vectors)
+
+
+class Service:
+    """Everything that is open while the service runs."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.measures = Measures()
+        self.tokens = Tokens(settings.token_file, settings.session_key, settings.session_seconds)
+        self.pictures = Pictures(settings.image_roots, settings.pixels, settings.cache_bytes)
+        # Decoding threads compute on one core each; the encoder's own thread uses all.
+        n_threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(settings.threads, "decode", initializer=lambda: torch.set_num_threads(1))
+        self._writer = ThreadPoolExecutor(1, "write")
+        self._encodings: dict[str, Encoding] = {}
+        self._lock = threading.Lock()
+        self._n_accepted = 0
+        self.galleries: dict[str, Served] = {}
+        for folder in settings.galleries:
+            collection = Collection(folder, settings.read_only)
+            if collection.name in self.galleries:
+                raise InputError(f"two galleries are named {collection.name!r}; each is served under its folder's name")
+            searcher: Batcher[SearchJob, Found] = Batcher(
+                collection.search, "search", settings.batch, begin=lambda: torch.set_num_threads(n_threads)
+            )
+            self.galleries[collection.name] = Served(collection, Fields(), searcher)
+            self.encoding(collection)
+            collection.rejector()
+
+    def served(self, name: str | None) -> Served:
+        """A gallery by name; the first where none is given."""
+        if name is None:
+            return next(iter(self.galleries.values()))
+        if name not in self.galleries:
+            raise Problem(404, f"no gallery is named {name!r}; there are {names(self.galleries)}")
+        return self.galleries[name]
+
+    def encoding(self, collection: Collection) -> Encoding:
+        """The encoder of a gallery; galleries of the same encoder share it."""
+        gallery = collection.gallery()
+        fingerprint = gallery.identity.fingerprint
+        with self._lock:
+            if fingerprint not in self._encodings:
+                self._encodings[fingerprint] = Encoding(gallery.encoder(), self.settings, self.measures.batches.observe)
+            return self._encodings[fingerprint]
+
+    def is_ready(self, served: Served) -> bool:
+        """Whether its threads run and its files can be read."""
+        try:
+            encoding = self.encoding(served.collection)
+        except (InputError, OSError):
+            return False
+        return served.searcher.is_alive() and encoding.batcher.is_alive()
+
+    @contextmanager
+    def accepted(self) -> Iterator[None]:
+        """A place among the requests that are taken at once, or 429. Called in the event loop's thread alone."""
+        if self._n_accepted >= self.settings.waiting:
+            self.measures.refused.labels("queue").inc()
+            raise TooBusy(f"{self._n_accepted} requests are waiting; ask again later", 1)
+        self._n_accepted += 1
+        self.measures.accepted.inc()
+        try:
+            yield
+        finally:
+            self._n_accepted -= 1
+            self.measures.accepted.dec()
+
+    async def aside(self, function: Callable[[], T]) -> T:
+        """Do something that takes a while in another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    async def written(self, function: Callable[[], T]) -> T:
+        """Write in the one thread that does; finished even if the caller goes away."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, function))
+
+    async def encoded(self, served: Served, data: bytes, crop: Crop | None = None) -> NDArray[np.float32]:
+        """(D,) the vector of an uploaded image, or of a part of it."""
+
+        def prepared() -> tuple[Encoding, Tensor]:
+            encoding = self.encoding(served.collection)
+            image = decoded(data, self.settings, crop)
+            return encoding, encoding.transform(image)
+
+        encoding, image = await self.aside(prepared)
+        return await asyncio.wrap_future(encoding.batcher.submit(image))
+
+    async def searched(self, served: Served, job: SearchJob) -> Found:
+        """What is found for a query."""
+        return await asyncio.wrap_future(served.searcher.submit(job))
+
+    def metrics(self) -> bytes:
+        """The text for Prometheus; reads the galleries, so not for the event loop."""
+        for name, served in self.galleries.items():
+            gallery = served.collection.gallery()
+            self.measures.items.labels(name).set(len(gallery))
+            self.measures.generation.labels(name).set(gallery.generation)
+        self.measures.queued.set(sum(encoding.batcher.n_waiting() for encoding in self._encodings.values()))
+        return self.measures.text()
+
+    def close(self) -> None:
+        """Finish what was accepted, then let go of everything; may be called twice."""
+        self._writer.shutdown()
+        self._pool.shutdown()
+        for encoding in self._encodings.values():
+            encoding.batcher.close()
+        for served in self.galleries.values():
+            served.searcher.close()
+            served.collection.close()
+
+
+@asynccontextmanager
+async def timed(spans: dict[str, float], name: str) -> AsyncIterator[None]:
+    """Note how many milliseconds a block takes."""
+    since = time.perf_counter()
+    yield
+    spans[name] = round(1000 * (time.perf_counter() - since), 2)
