@@ -1,0 +1,293 @@
+// Joins the parts: one state, drawn from the address; every change goes through go().
+
+import { forgetToken, galleries as readGalleries, hasToken, imageAddress, onTokenNeeded, samples } from "./api.js";
+import { drawWaiting, titleOf } from "./cards.js";
+import { cropper } from "./crop.js";
+import { closeDetail } from "./detail.js";
+import { $, announce, count, h, plural, settled } from "./dom.js";
+import { drawFacets } from "./facets.js";
+import { banner, Lane } from "./lane.js";
+import { imageOf, keep, watchInputs } from "./query.js";
+import { fromAddress, plainLane, toAddress } from "./state.js";
+import { composed } from "./where.js";
+
+const RECENT = 8;
+const SAMPLES = 18;
+let galleries = [];
+let state = null;
+let lanes = [];
+let previewed = "";
+const recent = []; // [{key, title, src, query}], newest first
+
+// ---- state ----
+
+/** Take changes over into the address and onto the page; a new query is a step that the back button undoes. */
+function go(changes, { step = false } = {}) {
+  state = { ...state, ...changes };
+  history[step ? "pushState" : "replaceState"](null, "", toAddress(state));
+  return draw();
+}
+
+function ask(query, { title, src }) {
+  const key = JSON.stringify([query.id, query.gallery, query.image]);
+  const there = recent.findIndex((one) => one.key === key);
+  if (there >= 0) recent.splice(there, 1);
+  recent.unshift({ key, title, src, query });
+  recent.length = Math.min(recent.length, RECENT);
+  if ($("#detail").open) closeDetail();
+  showFault("");
+  const drawn = go({ query, policy: "" }, { step: true });
+  scrollTo({ top: 0 });
+  return drawn;
+}
+
+const takeImage = (file) => {
+  const image = keep(file);
+  const { name, url } = imageOf(image);
+  return ask({ image, crop: null }, { title: name, src: url });
+};
+
+async function alike(item, gallery) {
+  const asked = ask({ id: item.id, gallery }, { title: titleOf(item), src: item.thumbnail });
+  lanes[0].title.focus({ preventScroll: true });
+  await asked;
+}
+
+const only = (field, value) => {
+  closeDetail();
+  $("#filters").open = true;
+  go({ facets: { ...state.facets, [field]: { values: [value] } } });
+};
+
+// ---- drawing ----
+
+async function draw() {
+  const compared = state.lanes.length > 1;
+  const first = galleries.find(({ name }) => name === state.lanes[0].gallery);
+  document.body.classList.toggle("compared", compared);
+  $("#compare").setAttribute("aria-pressed", compared);
+  $("#holds").textContent = `${plural(first.items, "image")} in ${first.name}`;
+  $("#k").value = state.k;
+  $("#k-shown").textContent = state.k;
+  drawFilters(first);
+  drawPreview();
+  drawRecent();
+  const actions = { settings: setLane, alike, only, anyway: () => go({ policy: "flag" }), clear: clearFilters, retry: draw, refused };
+  lanes = state.lanes.map((settings, place) => lanes[place] ?? new Lane(place, galleries, actions));
+  lanes.forEach((lane, place) => lane.configure(state.lanes[place], compared));
+  if ($("#lanes").children.length !== lanes.length) $("#lanes").replaceChildren(...lanes.map((lane) => lane.element));
+  $("#both").hidden = true;
+  await (state.query ? drawAnswers() : drawBeginning(first));
+}
+
+function question() {
+  const { query } = state;
+  if (query.id) return query;
+  const image = imageOf(query.image);
+  return image && { ...image, crop: query.crop };
+}
+
+async function drawAnswers() {
+  const asked = question();
+  document.body.classList.remove("beginning");
+  if (!asked) {
+    lanes.forEach((lane) => lane.empty());
+    lanes[0].banner.replaceChildren(banner("none", "image", "This image is no longer held", "Images stay in the tab's memory and are gone after a reload. Choose, drop or paste it again."));
+    return;
+  }
+  showFilterFault("");
+  const shared = { k: state.k, where: composed(state.facets, state.where), policy: state.policy };
+  const before = state;
+  const answers = await Promise.all(lanes.map((lane) => lane.run(asked, shared)));
+  if (state !== before || answers.some((answer) => !answer)) return;
+  announce(answers.map(({ results }) => plural(results.length, "result")).join(" and "));
+  compareAnswers(answers);
+}
+
+function compareAnswers(answers) {
+  if (answers.length < 2) return lanes[0].markBeside(null);
+  const places = answers.map(({ results }) => new Map(results.map(({ id }, place) => [id, place])));
+  const n_both = [...places[0].keys()].filter((id) => places[1].has(id)).length;
+  $("#both").hidden = false;
+  $("#both").textContent = `${count(n_both)} of ${count(Math.max(places[0].size, places[1].size))} results are in both rankings.`;
+  // Cards are drawn over several frames: mark them when the last one is there.
+  const mark = (tries) => {
+    lanes.forEach((lane, side) => lane.markBeside(places[1 - side]));
+    const missing = lanes.some((lane, side) => lane.list.children.length < places[side].size);
+    if (missing && tries) requestAnimationFrame(() => mark(tries - 1));
+  };
+  return mark(20);
+}
+
+/** Nothing asked yet: say what to do, and offer items to begin with. */
+async function drawBeginning(gallery) {
+  const before = state;
+  document.body.classList.add("beginning");
+  lanes.forEach((lane) => lane.empty());
+  const [lane] = lanes;
+  lane.title.textContent = "What does it look like?";
+  if (!gallery.items) {
+    lane.banner.replaceChildren(banner("none", "image", "This gallery is empty", "Add images with sightline index add, then search here."));
+    return;
+  }
+  lane.summary.textContent = "Drop, paste or choose an image to see what resembles it, or begin with one of these.";
+  drawWaiting(lane.list, SAMPLES);
+  try {
+    const { results } = await samples(gallery, SAMPLES);
+    if (state !== before || state.query) return;
+    lane.list.replaceChildren(...results.map((item) => h("li", { className: "card" }, h("button", { type: "button", className: "picture", onclick: () => alike(item, gallery.name) }, h("img", { src: item.thumbnail, alt: `Search by ${titleOf(item)}`, width: 256, height: 256, decoding: "async" })))));
+  } catch (error) {
+    if (state === before) lane.fail(error);
+  }
+}
+
+function drawPreview() {
+  const { query } = state;
+  const asked = query && question();
+  const key = JSON.stringify(query && [query.id, query.gallery, query.image, query.crop]);
+  $("#pick-text").textContent = query ? "Choose another image" : "Choose an image";
+  $("#preview").hidden = !asked;
+  $("#crop-help").hidden = !asked?.file;
+  if (!asked || key === previewed) return;
+  previewed = key;
+  if (query.id) {
+    const picture = h("img", { src: `${imageAddress(query.id, query.gallery)}`, alt: "The item searched by" });
+    $("#preview").replaceChildren(h("div", { className: "stage" }, picture), h("p", { className: "soft small name" }, query.id));
+    return;
+  }
+  const changed = (crop) => {
+    previewed = JSON.stringify([query.id, query.gallery, query.image, crop]); // already drawn as it is
+    return go({ query: { image: query.image, crop }, policy: "" });
+  };
+  $("#preview").replaceChildren(...cropper(asked.url, `The image searched by: ${asked.name}`, query.crop, changed));
+}
+
+function drawRecent() {
+  $("#recent").hidden = !recent.length;
+  $("#recent-list").replaceChildren(
+    ...recent.map((one) => h("li", {}, h("button", { type: "button", title: one.title, "aria-label": `Search again: ${one.title}`, onclick: () => ask(one.query, one) }, h("img", { src: one.src, alt: "", width: 48, height: 48 })))),
+  );
+}
+
+// ---- filters ----
+
+let facetsOf = "";
+function drawFilters(gallery) {
+  const key = JSON.stringify([gallery.name, state.facets]);
+  if (key !== facetsOf) {
+    facetsOf = key;
+    drawFacets(gallery, state.facets, (facets) => {
+      facetsOf = JSON.stringify([gallery.name, facets]); // drawn already: the focus stays on what was ticked
+      go({ facets });
+    });
+  }
+  if (document.activeElement !== $("#where")) $("#where").value = state.where;
+  const n_on = Object.keys(state.facets).length + Number(state.where !== "");
+  $("#filters-on").hidden = !n_on;
+  $("#filters-on").textContent = n_on;
+  $("#clear").hidden = !n_on;
+}
+
+function clearFilters() {
+  $("#where").value = "";
+  go({ facets: {}, where: "" });
+}
+
+function applyWhere() {
+  if ($("#where").value.trim() !== state.where) go({ where: $("#where").value.trim() });
+}
+
+function showFilterFault(text) {
+  $("#where-error").hidden = !text;
+  $("#where-error").textContent = text;
+  $("#where").setAttribute("aria-invalid", text !== "");
+}
+
+const refused = (error) => error.status === 422 && state.where && showFilterFault(error.message);
+
+// ---- the rest of the page ----
+
+const setLane = (place, changes) => go({ lanes: state.lanes.map((lane, at) => (at === place ? { ...lane, ...changes } : lane)) });
+
+function toggleCompare() {
+  if (state.lanes.length > 1) return go({ lanes: [state.lanes[0]] }, { step: true });
+  const [first] = state.lanes;
+  const other = galleries.find(({ name }) => name !== first.gallery);
+  const second = other ? { ...first, gallery: other.name } : { ...plainLane(first.gallery), rerank: first.rerank ? "" : "kreciprocal" };
+  return go({ lanes: [first, second] }, { step: true });
+}
+
+function showFault(text) {
+  $("#query-error").hidden = !text;
+  $("#query-error").textContent = text;
+}
+
+const THEMES = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+function setTheme(theme) {
+  if (theme) localStorage.setItem("theme", theme);
+  else localStorage.removeItem("theme");
+  document.documentElement.dataset.theme = theme;
+  $("#theme").title = THEMES[theme];
+  $("#theme .name").textContent = THEMES[theme];
+}
+
+function askForToken(isRefused) {
+  const dialog = $("#sign-in");
+  $("#token").value = "";
+  $("#sign-in-error").hidden = !isRefused;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "enter" ? $("#token").value.trim() : null), { once: true }));
+}
+
+function watch() {
+  watchInputs(takeImage, showFault);
+  const release = settled(250, () => go({ k: Number($("#k").value) }));
+  $("#k").addEventListener("input", () => {
+    $("#k-shown").textContent = $("#k").value;
+    release();
+  });
+  $("#where").addEventListener("change", applyWhere);
+  $("#where").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey) return;
+    event.preventDefault();
+    applyWhere();
+  });
+  $("#clear").addEventListener("click", clearFilters);
+  $("#compare").addEventListener("click", toggleCompare);
+  $("#theme").addEventListener("click", () => {
+    const names = Object.keys(THEMES);
+    setTheme(names[(names.indexOf(localStorage.getItem("theme") ?? "") + 1) % names.length]);
+  });
+  $("#forget").addEventListener("click", () => {
+    forgetToken();
+    location.assign(".");
+  });
+  addEventListener("popstate", () => {
+    if ($("#detail").open) closeDetail();
+    state = fromAddress(location.search, galleries.map(({ name }) => name));
+    draw();
+  });
+  document.addEventListener("click", (event) => {
+    for (const open of document.querySelectorAll(".options[open]")) if (!open.contains(event.target)) open.open = false;
+  });
+}
+
+async function start() {
+  setTheme(localStorage.getItem("theme") ?? "");
+  onTokenNeeded(askForToken);
+  try {
+    galleries = await readGalleries();
+  } catch (error) {
+    const again = h("button", { type: "button", onclick: start }, "Try again");
+    $("#lanes").replaceChildren(banner("fault", "alert", error.title || "The page cannot start", error.message, again));
+    return;
+  }
+  $("#forget").hidden = !hasToken();
+  state = fromAddress(location.search, galleries.map(({ name }) => name));
+  $("#lanes").replaceChildren();
+  watch();
+  await draw();
+}
+
+start();

@@ -1,0 +1,70 @@
+// Results as a grid of cards, drawn in steps: the first ones at once, the rest between frames.
+
+import { h, icon } from "./dom.js";
+import { relationOf } from "./relation.js";
+
+const AT_ONCE = 12;
+
+export const titleOf = (item) => item.labels?.[0] ?? item.id;
+export const score = (value) => value.toFixed(3);
+
+/** What the picture is, in words: its labels from the finest on. */
+export const alternative = (item) => (item.labels?.length ? `${item.labels.join(", ")}` : `Item ${item.id}`);
+
+/** Fill a list; actions: {open(place), alike(item)}; drawing ends when stillWanted() says so. */
+export function drawCards(list, results, n_levels, actions, stillWanted) {
+  list.replaceChildren();
+  let next = 0;
+  const draw = () => {
+    if (!stillWanted()) return;
+    const until = next === 0 ? AT_ONCE : next + 2 * AT_ONCE;
+    const cards = results.slice(next, until).map((item, step) => card(item, next + step, n_levels, actions));
+    list.append(...cards);
+    next = until;
+    if (next < results.length) requestAnimationFrame(draw);
+  };
+  draw();
+}
+
+function card(item, place, n_levels, { open, alike }) {
+  const kind = relationOf(item.relation, n_levels);
+  const lost = () => h("span", { className: "lost soft small" }, alternative(item), h("br"), "No picture");
+  const image = item.thumbnail === null ? lost() : h("img", {
+    src: item.thumbnail,
+    alt: alternative(item),
+    loading: place < AT_ONCE ? "eager" : "lazy",
+    decoding: "async",
+    width: 256,
+    height: 256,
+    onerror: () => image.replaceWith(lost()),
+  });
+  return h(
+    "li",
+    { className: "card", "data-id": item.id, "data-relation": kind?.step },
+    h("button", { type: "button", className: "picture", "aria-haspopup": "dialog", onclick: () => open(place) }, image),
+    kind && h("span", { className: "mark" }, h("span", { "aria-hidden": "true" }, kind.mark), ` ${kind.text}`),
+    h("p", { className: "title" }, h("span", { className: "words" }, titleOf(item)), h("span", { className: "score", title: "Score: higher is nearer" }, score(item.score))),
+    h("p", { className: "levels soft small" }, (item.labels ?? []).slice(1).join(" · ")),
+    h("p", { className: "beside soft small", hidden: true }),
+    h("button", { type: "button", className: "alike quiet", onclick: () => alike(item) }, icon("alike"), "More like this", h("span", { className: "unseen" }, `: ${titleOf(item)}, place ${place + 1}`)),
+  );
+}
+
+/** Cards of grey while the first answer is on its way; they take the room that results will. */
+export function drawWaiting(list, n) {
+  list.replaceChildren(...Array.from({ length: Math.min(n, 24) }, () => h("li", { className: "card waiting", "aria-hidden": "true" }, h("span", { className: "picture" }), h("p", { className: "title" }, "\u00a0"), h("p", { className: "levels small" }, "\u00a0"))));
+}
+
+/** Arrow keys go from picture to picture, up and down by what is drawn above and below. */
+export function walkWithArrows(list) {
+  list.addEventListener("keydown", (event) => {
+    if (!event.target.classList.contains("picture") || !event.key.startsWith("Arrow")) return;
+    const all = [...list.querySelectorAll("button.picture")];
+    const here = all.indexOf(event.target);
+    const top = all[0].parentElement.offsetTop;
+    const across = Math.max(1, all.filter((one) => one.parentElement.offsetTop === top).length);
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across }[event.key];
+    event.preventDefault();
+    all[here + step]?.focus();
+  });
+}
