@@ -92,6 +92,8 @@ def verify(gallery: GalleryFolder) -> None:
 
     with Gallery.open(gallery, read_only=True) as opened:
         raise_faults(gallery, opened.verify())
+        for repair in opened.repairs:
+            typer.echo(f"repaired: {repair}")
         typer.echo(f"{gallery}: {len(opened)} items, no fault")
 
 

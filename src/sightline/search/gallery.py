@@ -336,7 +336,7 @@ class Gallery:
         faults = self._store.faults()
         if not faults:
             with self._store.reading():
-                faults = table_faults(self._store)
+                faults = table_faults(self._store, self._snapshot or self._refresh())
             self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
         return faults + self._indexes.faults()
 

@@ -116,17 +116,13 @@ def _stale(store: Store, table: NDArray[np.float32], known: int) -> list[Block]:
     return [b for b in blocks if block_checksum(b.start, table[b.start : b.start + b.n]) != b.checksum]
 
 
-def table_faults(store: Store) -> list[str]:
-    """What is wrong with the file of the table, one sentence each; inside the store's ``reading()``."""
-    state = store.state()
-    file = table_file(store.folder, state.epoch)
-    shape = (state.next_row, store.identity.dim)
-    if not state.next_row or not file.exists():
+def table_faults(store: Store, snapshot: Snapshot) -> list[str]:
+    """What became wrong in a table since it was mapped, one sentence each; inside the store's ``reading()``."""
+    if store.state().epoch != snapshot.epoch:
         return []
-    if file.stat().st_size < 4 * shape[0] * shape[1]:
-        return [f"{file.name}: is too short; it is written anew at the next search"]
-    stale = _stale(store, np.memmap(file, "<f4", "r", shape=shape), 0)
-    return [f"{file.name}: {len(stale)} blocks are damaged; they are written anew at the next search"] if stale else []
+    stale = [block for block in _stale(store, snapshot.table, 0) if block.start + block.n <= len(snapshot.ids)]
+    name = table_file(store.folder, snapshot.epoch).name
+    return [f"{name}: {len(stale)} blocks are damaged; they are written anew at the next search"] if stale else []
 
 
 def _lengthen(handle: int, n_bytes: int) -> None:
