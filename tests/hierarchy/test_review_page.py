@@ -2,8 +2,12 @@
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import polars as pl
@@ -205,6 +209,21 @@ def test_a_stale_page_and_wrong_requests_change_nothing(server, folder):
     assert "cat" in groups_on_disk(folder)[""]
 
 
+def test_the_command_serves_until_it_is_interrupted(folder):
+    command = [sys.executable, "-m", "sightline", "hierarchy", "review", str(folder), "--port", "0", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = urlsplit(process.stdout.readline().split()[0])
+        connection = http.client.HTTPConnection(address.netloc, timeout=30)
+        connection.request("GET", "/")
+        page = connection.getresponse().read().decode()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert "<title>Review of a label tree</title>" in page
+    assert (process.returncode, rest.strip()) == (0, str(folder / "review.csv"))
+    assert len(pl.read_csv(folder / "review.csv")) == len(TEXTS)
+
+
 def test_pictures_are_small_and_only_those_of_the_texts(server):
     status, kind, body = asked(server, "/picture?text=cat&n=0")
     assert (status, kind) == (200, "image/webp")
@@ -217,7 +236,12 @@ def test_the_nearest_groups_come_first_and_texts_are_found(server):
     overview = json.loads(asked(server, "/api/overview")[2])
     number = {group["name"]: group["id"] for group in overview["groups"]}
     near = json.loads(asked(server, f"/api/near?group={number['wild']}&level=1")[2])
-    assert near == [number["pets"], number["trees"]] or near == [number["trees"], number["pets"]]
+    centre = {
+        name: np.mean([[np.cos(PLACES[text]), np.sin(PLACES[text])] for text in texts], axis=0)
+        for name, texts in (("wild", ["lion"]), ("pets", ["cat", "dog", "car", "bus"]), ("trees", ["oak", "elm"]))
+    }
+    gaps = {name: np.linalg.norm(centre[name] - centre["wild"]) for name in ("pets", "trees")}
+    assert near == [number[name] for name in sorted(gaps, key=gaps.get)]
     found = json.loads(asked(server, "/api/find?words=lio")[2])
     assert found == [{"text": "lion", "group": number["wild"]}]
     counts = {group["name"]: group["counts"] for group in overview["groups"]}
