@@ -11,7 +11,7 @@ import torch
 from sightline.losses import LOSSES
 
 DOCS = Path(__file__).parent.parent / "docs"
-WITH_CODE = {"detector.md": 1, "hierarchy.md": 2, "losses.md": 1, "ood.md": 1, "search.md": 1}  # blocks
+WITH_CODE = {"detector.md": 1, "hierarchy.md": 2, "losses.md": 1, "ood.md": 1, "reports.md": 1, "search.md": 1}  # blocks
 
 
 @pytest.mark.parametrize("page", WITH_CODE)

@@ -3,11 +3,13 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from sightline.evaluation.protocol import evaluate_table
 from sightline.report.gallery import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
 from sightline.report.rankings import first_results
+from sightline.report.style import PURPLE, level_colours
 
 
 def opened(uri):
@@ -132,6 +134,10 @@ def test_a_gallery_is_a_figure_with_a_line_for_each_model(random_subject):
     subjects = [random_subject(0, "new"), random_subject(1, "old")]
     gallery = shown(subjects, n_queries=2)[2]["random"]
     figure = gallery_figure(gallery, Thumbnails(subjects[0].table), n_levels=3)
-    pictures = [axes for axes in figure.axes if axes.images]
-    assert len(figure.axes) == 2 * 2 * 6
-    assert len(pictures) == 2 * (1 + 5 + 5)  # the query once
+    (axes,) = figure.axes
+    assert len(axes.images) == len(axes.patches) == 2 * (1 + 5 + 5)  # the query once
+    heights = [p.height for asked in gallery.rows for pictures in asked.found.values() for p in pictures]
+    frames = [to_hex(frame.get_edgecolor()) for frame in axes.patches]
+    assert [frame for frame in frames if frame != PURPLE] == [level_colours(3)[height] for height in heights]
+    assert frames.count(PURPLE) == 2
+    assert [text.get_text() for text in axes.texts] == ["new", "old"] * 2

@@ -21,6 +21,12 @@ def report(
     published: Annotated[
         str | None, typer.Option(help="A paper's table to show beside, such as tpami_table04; else by the data set.")
     ] = None,
+    detector: Annotated[
+        Path | None, typer.Option(help="Written by `sightline ood fit`: show its energies and thresholds too.")
+    ] = None,
+    strangers: Annotated[
+        Path | None, typer.Option(help="With --detector: a table of images that do not belong, of the same encoder.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split of an embedding table.")] = None,
     name: Annotated[str | None, typer.Option(help="What to call the model; else as its file.")] = None,
     against_name: Annotated[str | None, typer.Option(help="What to call the other one.")] = None,
@@ -34,6 +40,8 @@ def report(
         for file in write_concepts(out):
             typer.echo(file)
         return
+    from sightline.errors import InputError
+    from sightline.report.outliers import read_outliers
     from sightline.report.page import command_line, write_report
     from sightline.report.subject import UNTRAINED, read_subject, read_untrained
 
@@ -44,6 +52,9 @@ def report(
         other = read_untrained(shown, show_progress=True, name=against_name)
     else:
         other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
+    if strangers is not None and detector is None:
+        raise InputError("--strangers: a --detector is needed, to say how far out they are")
+    outliers = None if detector is None else read_outliers(detector, shown.table, strangers)
     command = ["sightline", "report", subject, *(["--against", against] if against else []), "--out", out]
     written = write_report(
         out,
@@ -52,6 +63,7 @@ def report(
         summary=[f"Made by: {command_line(command)}"],
         figures=figures,
         published=published,
+        outliers=outliers,
         k=k,
         seed=seed,
     )

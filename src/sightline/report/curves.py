@@ -1,6 +1,6 @@
 """Curves and bars of one or two models, one panel each."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,7 +91,7 @@ def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:
         axes.set_xticks(list(ks)[::2], [str(k) for k in list(ks)[::2]])
         axes.set_ylim(top=101)
         dress(axes, "Recall@k: a right image among the first k", "k", "queries (%)")
-        _legend(axes, 2)
+        _legend_below(figure, recalls)
     return Panel("recall", "share of queries with a right image among the first k, against k", figure)
 
 
@@ -101,7 +101,7 @@ def precision_panel(curves: dict[str, Curves]) -> Panel:
         _by_label(axes, 100 * GRID, {name: one.precision for name, one in curves.items()})
         dress(axes, "Precision at each recall", "recall (%)", "precision (%)")
         axes.set_ylim(0, 101)
-        _legend(axes, 2)
+        _legend_below(figure, curves)
     return Panel("precision-recall", "precision against recall", figure)
 
 
@@ -191,6 +191,11 @@ def _by_label(axes: Axes, x: Floats, curves: dict[str, Floats]) -> None:
             called = f"{name}, label_{label}" if len(rows) > 1 else name
             line, width = LABEL_LINES[min(label, len(LABEL_LINES) - 1)], 1.8 if label == 0 else 1.3
             axes.plot(x, 100 * row, line, color=colour, linewidth=width, label=called)
+
+
+def _legend_below(figure: Figure, models: Sized) -> None:
+    """A column for each model, under the axes: several labels each would cover the curves."""
+    figure.legend(loc="outside lower center", fontsize=8, ncols=len(models))
 
 
 def _legend(axes: Axes, n_series: int) -> None:

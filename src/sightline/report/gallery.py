@@ -5,7 +5,9 @@ import io
 from dataclasses import dataclass, field
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -177,30 +179,32 @@ def picture_of(table: EmbeddingTable, row: int, score: float | None = None, heig
 
 
 def gallery_figure(gallery: Gallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
-    """The gallery as papers print it: the query, then the results in their frames, a row for each model."""
-    models = list(gallery.rows[0].found)
-    n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
+    """The gallery as papers print it: the query, then the results in their frames, a line for each model."""
     colours, lines = level_colours(n_levels), level_lines(n_levels)
-    n_lines = len(gallery.rows) * len(models)
-    with drawing(n_columns * 0.9 + 0.8, n_lines * 0.95, nrows=n_lines, ncols=n_columns, squeeze=False) as (figure, grid):
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for number, asked in enumerate(gallery.rows):
-            for line, name in enumerate(models):
-                axes_row = grid[number * len(models) + line]
-                pictures = [asked.query, *asked.found[name]] if line == 0 else [None, *asked.found[name]]
-                for axes, picture in zip(axes_row, pictures, strict=False):
-                    if picture is None:
-                        continue
-                    axes.set_axis_on()
-                    axes.set_xticks([])
-                    axes.set_yticks([])
-                    image = thumbnails.image(picture.row)
-                    axes.imshow(image if image is not None else np.full((2, 2, 3), 225, np.uint8))
-                    is_query = picture.score is None
-                    for spine in axes.spines.values():
-                        spine.set_edgecolor(PURPLE if is_query else colours[picture.height])
-                        spine.set_linestyle("-" if is_query else lines[picture.height])
-                        spine.set_linewidth(2.5)
-                axes_row[1].set_ylabel(name, fontsize=7, color=INK)
+    n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
+    n_lines = sum(len(asked.found) for asked in gallery.rows)
+    with drawing(n_columns * 0.8 + 1.2, n_lines * 0.8) as (figure, axes):
+        down = 0.0
+        for asked in gallery.rows:
+            _place(axes, thumbnails.image(asked.query.row), 0, down + (len(asked.found) - 1) / 2, PURPLE, "-")
+            for name, pictures in asked.found.items():
+                axes.text(1.6, down + 0.5, name, fontsize=8, color=INK, ha="right", va="center")
+                for column, picture in enumerate(pictures):
+                    look = colours[picture.height], lines[picture.height]
+                    _place(axes, thumbnails.image(picture.row), 1.7 + column, down, *look)
+                down += 1
+        axes.set_xlim(-0.05, n_columns + 0.75)
+        axes.set_ylim(down + 0.05, -0.05)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
     return figure
+
+
+def _place(axes: Axes, image: Image.Image | None, across: float, down: float, colour: str, line: str) -> None:
+    """One picture in its frame, in a square of side 1, or a grey square."""
+    wide, high = (1, 1) if image is None else (side / max(image.size) for side in image.size)
+    left, top = across + (1 - 0.84 * wide) / 2, down + (1 - 0.84 * high) / 2
+    pixels = np.full((1, 1, 3), 225, np.uint8) if image is None else np.asarray(image)
+    axes.imshow(pixels, extent=(left, left + 0.84 * wide, top + 0.84 * high, top))
+    frame = Rectangle((across + 0.05, down + 0.05), 0.9, 0.9, fill=False, edgecolor=colour, linestyle=line, linewidth=2)
+    axes.add_patch(frame)

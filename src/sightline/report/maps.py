@@ -92,7 +92,7 @@ def _plane(means: Floats, seed: int) -> Floats:
     kept = min(MOST_DIMS, *means.shape)
     reduced = PCA(kept, random_state=seed).fit_transform(means).astype(np.float32)
     perplexity = min(30.0, (len(means) - 1) / 3)
-    tsne = TSNE(perplexity=perplexity, init="pca", max_iter=N_ROUNDS, random_state=seed, n_jobs=1)
+    tsne = TSNE(perplexity=perplexity, init="pca", max_iter=N_ROUNDS, angle=0.7, random_state=seed)
     points = tsne.fit_transform(reduced).astype(np.float64)
     low, high = points.min(0), points.max(0)
     scaled: Floats = (points - low) / np.maximum(high - low, 1e-9)

@@ -26,6 +26,7 @@ from sightline.report.curves import (
 from sightline.report.gallery import N_QUERIES, Gallery, Thumbnails, galleries, gallery_figure
 from sightline.report.maps import SHAPES, SIZE, class_map, map_panel, marks
 from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, recall_places, told_metrics
+from sightline.report.outliers import Outliers, outlier_panel
 from sightline.report.published import published_tables_of
 from sightline.report.rankings import first_results, sampled_curves
 from sightline.report.style import as_svg, level_colours, level_names, write_figure
@@ -60,6 +61,7 @@ def write_report(
     summary: Sequence[str] = (),
     figures: Path | None = None,
     published: str | None = None,
+    outliers: Outliers | None = None,
     k: int = 10,
     n_queries: int = N_QUERIES,
     seed: int = 0,
@@ -74,6 +76,7 @@ def write_report(
         summary: sentences that say what was done, and how to repeat it.
         figures: folder for every figure as PNG and SVG; None for none.
         published: the name of a paper's table to show beside; None for those of a data set that is known by its folder.
+        outliers: what a rejector says of the first model's images, if there is one.
         k: results of a query that galleries show.
         n_queries: in each gallery.
         seed: of what is drawn by lot, and of t-SNE.
@@ -94,6 +97,9 @@ def write_report(
         place: {name: one.height_shares(place, n_levels) for name, one in found.items()} for place in dict.fromkeys((1, k))
     }
     gaps = {one.name: gaps for one in subjects if (gaps := gaps_by_batch_size(one, seed))}
+    thresholds = {one.name: one.thresholds for one in subjects}
+    if outliers is not None and outliers.match is not None:
+        thresholds[subject.name] = {**thresholds[subject.name], "match": outliers.match}
     panels = {
         "training": training_panels({one.name: one.log for one in subjects}, metric),
         "curves": [
@@ -102,7 +108,8 @@ def write_report(
             *([h_precision_panel(curves)] if n_levels > 1 else []),
         ],
         "severity": [severity_panel(share, place) for place, share in shares.items()],
-        "scores": [score_panel(one.name, curves[one.name].histogram, one.thresholds) for one in subjects],
+        "scores": [score_panel(one.name, curves[one.name].histogram, thresholds[one.name]) for one in subjects],
+        "outliers": [] if outliers is None else [outlier_panel(outliers)],
         "gap": [gap_panel(gaps)] if gaps else [],
     }
     plane = class_map(subjects, seed)
@@ -138,7 +145,9 @@ def write_report(
             map_size=SIZE,
             shapes=SHAPES,
             k=k,
-            has_thresholds=any(one.thresholds for one in subjects),
+            has_thresholds=any("alpha" in some for some in thresholds.values()),
+            has_match="match" in thresholds[subject.name],
+            outliers=outliers,
             classes=class_rows(table, mine, found[subject.name], other),
             most_rows=MOST_ROWS,
             fingerprints={one.name: one.table.fingerprint for one in subjects},

@@ -1,0 +1,72 @@
+"""The page in a browser: what a reader clicks, types and points at."""
+
+import shutil
+
+import pytest
+
+from sightline.report.page import write_report
+
+CHROMIUM = shutil.which("chromium")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not there")]
+
+
+@pytest.fixture(scope="module")
+def file(two_subjects, tmp_path_factory):
+    return write_report(tmp_path_factory.mktemp("page") / "r.html", *two_subjects, k=4, n_queries=2).file
+
+
+@pytest.fixture(params=[1280, 390])
+def page(request, file):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        page = browser.new_page(viewport={"width": request.param, "height": 800})
+        said = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.extend([request.url] if request.url.startswith("http") else []))
+        page.goto(file.as_uri())
+        yield page
+        assert said == []
+        browser.close()
+
+
+def column(page, number):
+    shown = "[...document.querySelectorAll('#classes-table tbody tr')].filter(row => !row.hidden)"
+    script = f"n => {shown}.map(row => row.cells[n].innerText)"
+    return page.evaluate(script, number)
+
+
+def test_nothing_is_wider_than_the_screen(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_classes_are_sorted_and_searched(page):
+    heads = page.locator("#classes-table thead button")
+    heads.nth(5).click()
+    ascending = [float(cell) for cell in column(page, 5)]
+    assert ascending == sorted(ascending)
+    heads.nth(5).press("Enter")
+    assert [float(cell) for cell in column(page, 5)] == sorted(ascending, reverse=True)
+    assert page.locator("#classes-table th[aria-sort]").count() == 1
+    heads.nth(0).click()
+    assert column(page, 0) == [f"c{number}" for number in range(10)]
+    page.fill("#class-search", "M1")
+    assert column(page, 1) == ["m1"] * 3
+    assert page.inner_text("#class-count") == "3 of 10 classes"
+
+
+def test_pointing_at_a_class_shows_its_name_in_both_maps(page):
+    page.locator("#map").scroll_into_view_if_needed()
+    page.locator(".map path[data-i='3']").first.hover(force=True)
+    names = page.evaluate("JSON.parse(document.getElementById('map-data').textContent).names")
+    assert page.inner_text("#tip").split(" · ")[0] in names
+    assert page.locator(".map path.near").count() == 2
+    page.fill("#map-search", "c4")
+    assert page.locator(".map path.on").count() == 2
+    page.fill("#map-search", "")
+    page.locator(".kinds button", has_text="even").click()
+    assert page.inner_text("#map-count") == "4 of 10 classes"
+    assert page.locator(".map path.on").count() == 8

@@ -1,0 +1,60 @@
+import re
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError
+from sightline.ood.rejector import fit_rejector
+from sightline.report.outliers import outlier_panel, read_outliers
+from sightline.report.page import write_report
+from sightline.report.subject import Subject
+
+
+@pytest.fixture(scope="module")
+def fitted(two_subjects, tmp_path_factory):
+    """A rejector of 8-dimensional vectors around one direction, their table, and strangers around another."""
+    folder, rng = tmp_path_factory.mktemp("rejector"), np.random.default_rng(0)
+    manifest = two_subjects[0].table.manifest
+    own = (rng.normal(0, 0.2, (40, 8)) + np.eye(8)[0]).astype(np.float32)
+    far = (rng.normal(0, 0.2, (40, 8)) + np.eye(8)[3]).astype(np.float32)
+    table = EmbeddingTable(manifest, own, "e")
+    rejector = fit_rejector(table, "knn", gallery=table, k=5)
+    strangers = EmbeddingTable(manifest, far, "e").write(folder / "strangers.parquet")
+    return rejector, rejector.save(folder / "rejector"), table, strangers, far
+
+
+def test_energies_are_those_of_the_rejector(fitted):
+    rejector, folder, table, strangers, far = fitted
+    found = read_outliers(folder, table, strangers)
+    np.testing.assert_allclose(found.inside, rejector.scorer.score(table.vectors))
+    np.testing.assert_allclose(found.outside, rejector.scorer.score(far))
+    assert (found.threshold, found.match) == (rejector.scorer.threshold, rejector.similarity_threshold)
+    kept = np.mean([energy <= found.threshold for energy in found.inside])
+    refused = np.mean([energy > found.threshold for energy in found.outside])
+    auroc = roc_auc_score([0] * 40 + [1] * 40, [*found.inside, *found.outside])
+    assert found.sentences() == [
+        f"{100 * kept:.1f} % of the 40 images belong, says knn.",
+        f"Of 40 strangers {100 * refused:.1f} % are refused; AUROC {100 * auroc:.1f} %.",
+    ]
+    (axes,) = outlier_panel(found).figure.axes
+    assert axes.lines[0].get_xdata()[0] == found.threshold
+
+
+def test_vectors_of_another_encoder_are_refused(fitted, two_subjects):
+    _, folder, table, strangers, far = fitted
+    with pytest.raises(InputError, match="was fitted on vectors of encoder e, these are of f"):
+        read_outliers(folder, two_subjects[0].table)
+    other = EmbeddingTable(table.manifest, far, "g").write(strangers.with_name("other.parquet"))
+    with pytest.raises(InputError, match=r"other\.parquet: the rejector was fitted"):
+        read_outliers(folder, table, other)
+
+
+def test_the_page_has_a_section_for_them(fitted, tmp_path):
+    _, folder, table, _, _ = fitted
+    found = read_outliers(folder, table)
+    assert len(found.sentences()) == 1
+    text = write_report(tmp_path / "r.html", Subject("m", table), outliers=found, k=3, n_queries=1).file.read_text()
+    assert re.search(r'<section id="outliers".*?belong, says knn', text, re.DOTALL)
+    assert "From the line match on" in text
