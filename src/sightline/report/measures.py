@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from sightline.evaluation.catalogue import metric_names
 from sightline.evaluation.decomposability import Gap, decomposability_gap
-from sightline.evaluation.protocol import DEFAULT_KS, evaluate, evaluate_table
+from sightline.evaluation.protocol import DEFAULT_KS, evaluate
 from sightline.evaluation.result import IN_LEVELS, Result, Unit, compare, shown
+from sightline.evaluation.tables import evaluate_table
 from sightline.evaluation.uncertainty import bootstrap_interval
 from sightline.report.subject import Subject
 
