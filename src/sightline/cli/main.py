@@ -7,6 +7,7 @@ import typer
 
 from sightline import __version__
 from sightline.cli import data, hierarchy, index, ood
+from sightline.cli.backup import backup, restore
 from sightline.cli.benchmark import benchmark
 from sightline.cli.compare import compare
 from sightline.cli.demo import demo
@@ -23,6 +24,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 app.add_typer(data.app, name="data")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
+index.app.command()(backup)
+index.app.command()(restore)
 app.add_typer(ood.app, name="ood")
 for command in (train, embed, whiten, evaluate, compare, search, serve, token, report, demo, benchmark):
     app.command()(command)

@@ -1,0 +1,129 @@
+"""What the tests of the page share: galleries of drawn shapes, the real service on a free port, and a browser that watches."""
+
+import csv
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+from PIL import Image, ImageDraw
+from served_galleries import encoded
+
+from sightline.data.manifest import read_manifest
+from sightline.embedding.extract import embed_manifest
+from sightline.models.encoder import Encoder
+from sightline.ood.rejector import FOLDER, fit_rejector
+from sightline.search.gallery import Gallery
+from sightline.search.gallery_images import index_images
+from sightline.serve.app import create_app
+from sightline.serve.settings import read_settings
+
+CHROMIUM = Path("/usr/bin/chromium")
+NO_CHROMIUM = f"{CHROMIUM} is missing: `make browser` installs it on Debian, as root"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+COLOURS = {"red": "#d01818", "green": "#18a030", "blue": "#1848d0", "gold": "#e0b010", "pink": "#f080b0"}
+ODD = "it's a \"square\" \\ [x]"  # a label that must reach the filter unharmed
+SHAPES = ("circle", ODD, "triangle", "bar")
+
+
+def shape(name: str, colour: str, shift: int = 0, size: int = 64) -> Image.Image:
+    """One shape on white."""
+    image = Image.new("RGB", (size, size), "white")
+    pen, left, right = ImageDraw.Draw(image), size // 8 + shift, size - size // 8 - shift
+    if name == "circle":
+        pen.ellipse((left, left, right, right), COLOURS[colour])
+    elif name == ODD:
+        pen.rectangle((left, left, right, right), COLOURS[colour])
+    elif name == "triangle":
+        pen.polygon([(size // 2, left), (left, right), (right, right)], COLOURS[colour])
+    else:
+        pen.rectangle((left, size // 2 - 7, right, size // 2 + 7), COLOURS[colour])
+    return image
+
+
+def draw_shapes(root: Path) -> Path:
+    """40 images, 20 fine labels in 4 shapes; a manifest with a year and whether each was sold."""
+    root.mkdir(parents=True)
+    with (root / "shapes.csv").open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["id", "path", "split", "label_0", "label_1", "year", "sold"])
+        for number in range(40):
+            name, colour, shift = SHAPES[number % 4], list(COLOURS)[number // 4 % 5], 4 * (number // 20)
+            shape(name, colour, shift).save(root / f"{number}.png")
+            lines.writerow([f"no/{number}", f"{number}.png", "test", f"{colour} {name}", name, 2000 + number, number < 10])
+    return root / "shapes.csv"
+
+
+def make_galleries(folder: Path) -> dict[str, Path]:
+    """``plain``; ``other``, of another encoder and without 4 items; ``strict`` and ``picky``, which judge what is asked."""
+    manifest = read_manifest(draw_shapes(folder / "drawn"))
+    part = dataclasses.replace(manifest, table=manifest.table[4:])
+    made = {}
+    for name, seed, held in (("plain", 0, manifest), ("other", 1, part), ("strict", 0, manifest), ("picky", 0, manifest)):
+        encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=seed)
+        made[name] = folder / name
+        with Gallery.create(made[name], encoder) as gallery:
+            index_images(gallery, encoder, held)
+        if name in ("strict", "picky"):
+            rejector = fit_rejector(embed_manifest(encoder, held), "knn", 0.95, embed_manifest(encoder, held), k=2)
+            limit = 0.0 if name == "strict" else 0.9999999
+            dataclasses.replace(rejector, similarity_threshold=limit, similarity_acceptance=0.5).save(made[name] / FOLDER)
+    return made
+
+
+def noise() -> bytes:
+    """What belongs to no collection of shapes."""
+    pixels = np.random.default_rng(0).integers(0, 2, (64, 64, 1)) * np.array([255, 255, 255])
+    return encoded(Image.fromarray(pixels.astype(np.uint8)))
+
+
+@contextmanager
+def served(*galleries: Path, **settings) -> Iterator[str]:
+    """The address of the real service over these galleries; every test of a module asks it, so its rate is not limited."""
+    given = {"galleries": list(galleries), "rate": 1e6, "burst": 1e6, **settings}
+    app = create_app(read_settings(given=given, environ={}))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+class Watched:
+    """A page of a new browser context, and all that it asked for and complained about."""
+
+    def __init__(self, browser, address: str, **options) -> None:
+        self.context = browser.new_context(base_url=address, reduced_motion="reduce", **options)
+        self.page = self.context.new_page()
+        self.address = address
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", lambda line: self._heard(line))
+        self.page.set_default_timeout(15_000)
+
+    def _heard(self, line) -> None:
+        # The browser itself notes every refusal; those are what some tests are about.
+        if line.type in ("error", "warning") and not line.text.startswith("Failed to load resource"):
+            self.faults.append(line.text)
+
+    def check(self) -> None:
+        """Nothing went wrong, and nothing was asked of another host."""
+        assert self.faults == []
+        strangers = [url for url in self.requests if not url.startswith((self.address, f"blob:{self.address}"))]
+        assert self.requests
+        assert strangers == []

@@ -1,0 +1,453 @@
+"""Every flow of the page, by mouse, keyboard and finger, in Debian's Chromium against the real service."""
+
+import base64
+import io
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, ODD, Watched, encoded, make_galleries, noise, served, shape
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+from sightline.search.gallery import Gallery
+from sightline.search.refine import Refinement, refined_search
+from sightline.serve.tokens import add_token
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
+RED_CIRCLE = {"name": "red circle.png", "mimeType": "image/png", "buffer": encoded(shape("circle", "red", 2))}
+
+
+@pytest.fixture(scope="module")
+def galleries(tmp_path_factory):
+    return make_galleries(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def address(galleries):
+    with served(*galleries.values()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+
+@pytest.fixture
+def opened(chromium, address):
+    """A function that opens the page, watched; what went wrong is told when the test is over."""
+    watched = []
+
+    def start(path="", at=address, **options):
+        watched.append(Watched(chromium, at, **({"viewport": {"width": 1280, "height": 800}} | options)))
+        watched[-1].page.goto(f"/{path}")
+        return watched[-1].page
+
+    yield start
+    for one in watched:
+        one.check()
+        one.context.close()
+
+
+def asked_by_image(page, file=RED_CIRCLE):
+    """Pick a file and give the answer that the page got."""
+    with page.expect_response(re.compile("/v1/search$")) as told:
+        page.set_input_files("#file", file)
+    return settled(page, told.value.json())
+
+
+def settled(page, answer):
+    expect(page.locator(".lane").first.locator(".card[data-id]")).to_have_count(len(answer["results"]))
+    return answer
+
+
+def ids(page, lane=0):
+    return page.locator(".lane").nth(lane).locator(".card[data-id]").evaluate_all("all => all.map(one => one.dataset.id)")
+
+
+def searched(gallery, image, k=30, where=None, **steps):
+    with Gallery.open(gallery, read_only=True) as read:
+        vector = read.encoder().encode([image])
+        return refined_search(read, vector, k, Refinement(**steps), where=where)[1][0].tolist()
+
+
+def transfer(page, data=RED_CIRCLE["buffer"], kind="image/png", name="dropped.png"):
+    return page.evaluate_handle(
+        """([data, type, name]) => {
+            const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+            const held = new DataTransfer();
+            held.items.add(new File([bytes], name, { type }));
+            return held;
+        }""",
+        [base64.b64encode(data).decode(), kind, name],
+    )
+
+
+def test_a_picked_image_shows_what_the_gallery_finds_with_scores_labels_and_pictures(opened, galleries):
+    page = opened()
+    expect(page.locator("#holds")).to_have_text("40 images in plain")
+    expect(page.locator(".card img")).to_have_count(18)  # items to begin with
+    answer = asked_by_image(page)
+    assert ids(page) == searched(galleries["plain"], shape("circle", "red", 2))
+    first = page.locator(".card").first
+    expect(first.locator(".score")).to_have_text(f"{answer['results'][0]['score']:.3f}")
+    expect(first.locator(".title .words")).to_have_text("red circle")
+    expect(first.locator(".levels")).to_have_text("circle")
+    expect(first.locator("img")).to_have_attribute("alt", "red circle, circle")
+    page.wait_for_function("document.querySelector('.card img').naturalWidth > 0")
+    assert page.locator(".card[data-relation]").count() == 0  # the label of an upload is not known
+
+
+def test_an_image_is_dropped_or_pasted_anywhere_and_other_files_are_refused(opened, galleries):
+    page = opened()
+    expected = searched(galleries["plain"], shape("circle", "red", 2))
+    page.dispatch_event("main", "dragenter", {"dataTransfer": transfer(page)})
+    expect(page.locator("#dropping")).to_be_visible()
+    page.dispatch_event("main", "drop", {"dataTransfer": transfer(page)})
+    expect(page.locator("#dropping")).to_be_hidden()
+    expect(page.locator(".card .score")).to_have_count(30)
+    assert ids(page) == expected
+    page.goto("/")
+    page.dispatch_event("main", "drop", {"dataTransfer": transfer(page, b"%PDF", "application/pdf", "mark.pdf")})
+    expect(page.get_by_role("alert")).to_have_text("mark.pdf is not an image.")
+    page.evaluate(
+        "held => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: held, bubbles: true }))", transfer(page)
+    )
+    expect(page.locator(".card .score")).to_have_count(30)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert ids(page) == expected
+
+
+def test_a_part_is_drawn_with_the_mouse_and_searched(opened, galleries):
+    both = Image.new("RGB", (320, 160), "white")
+    both.paste(shape("circle", "red", 0, 160), (0, 0))
+    both.paste(shape("bar", "blue", 0, 160), (160, 0))
+    page = opened()
+    asked_by_image(page, {"name": "two.png", "mimeType": "image/png", "buffer": encoded(both)})
+    box = page.locator(".stage").bounding_box()
+    with page.expect_response(re.compile("/v1/search$")) as told:
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.5 * box["height"])
+        page.mouse.move(box["x"] + box["width"] + 50, box["y"] + box["height"] + 50)  # ends at the edge
+        page.mouse.up()
+    settled(page, told.value.json())
+    left, top, right, bottom = (float(side) for side in parse_qs(urlsplit(page.url).query)["crop"][0].split(","))
+    assert left == pytest.approx(0.5, abs=0.01)
+    assert top < 0.03
+    assert (right, bottom) == (1, 1)
+    assert page.locator(".card .title .words").first.inner_text() == "blue bar"
+    page.get_by_role("button", name="Whole image").click()
+    expect(page.locator(".part")).to_be_hidden()
+    assert "crop" not in page.url
+
+
+def test_a_part_is_moved_resized_and_left_by_keys(opened):
+    page = opened()
+    asked_by_image(page)
+    page.get_by_role("button", name="Crop").press("Enter")
+    part = page.locator(".part")
+    expect(part).to_be_focused()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowLeft", "Shift+ArrowDown"):
+        page.keyboard.press(key)
+    page.wait_for_url(re.compile("crop=0.19%2C0.13%2C0.87%2C0.85"))
+    expect(part).to_have_attribute("aria-label", re.compile("from 19 to 87 percent across, 13 to 85 percent down"))
+    for _ in range(40):  # at the edge it stops, with its size
+        page.keyboard.press("ArrowRight")
+    page.wait_for_url(re.compile("crop=0.32%2C0.13%2C1%2C0.85"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Crop")).to_be_focused()
+    page.wait_for_url(re.compile("^((?!crop).)*$"))
+
+
+def test_more_like_this_frames_results_by_relation_and_the_back_button_returns(opened):
+    page = opened()
+    asked_by_image(page)
+    before = ids(page)
+    card = page.locator(".card").first
+    card.hover()
+    with page.expect_response(re.compile("/v1/search/id")) as told:
+        card.get_by_role("button", name="More like this").click()
+    answer = settled(page, told.value.json())
+    assert before[0] not in ids(page)
+    steps = page.locator(".card").evaluate_all("all => all.map(one => [one.dataset.relation, one.querySelector('.mark').innerText])")
+    says = {2: ["0", "● Same label"], 1: ["1", "◕ Same parent"], 0: ["none", "○ Unrelated"]}
+    assert steps == [says[hit["relation"]] for hit in answer["results"]]
+    assert {hit["relation"] for hit in answer["results"]} == {0, 1, 2}
+    counts = [sum(hit["relation"] == shared for hit in answer["results"]) for shared in (2, 1, 0)]
+    texts = page.locator(".legend li").all_inner_texts()
+    assert [text[2:] for text in texts] == [f"{word} {n}" for word, n in zip(("Same label", "Same parent", "Unrelated"), counts)]
+    expect(page.locator("#recent-list button")).to_have_count(2)
+    page.go_back()
+    expect(page.locator(".card[data-relation]")).to_have_count(0)
+    assert ids(page) == before
+    page.go_forward()
+    expect(page.locator(".card[data-relation]")).to_have_count(30)
+    page.locator("#recent-list button").nth(1).click()
+    expect(page.locator(".card[data-relation]")).to_have_count(0)
+    assert ids(page) == before
+
+
+def test_a_link_to_an_item_opens_it_and_one_to_an_image_says_that_it_is_gone(opened):
+    page = opened("?id=no%2F5&of=plain&k=7")
+    expect(page.locator(".card[data-relation]")).to_have_count(7)
+    page = opened("?image=1&gallery=plain")
+    expect(page.locator(".banner")).to_contain_text("This image is no longer held")
+
+
+def test_the_detail_shows_labels_and_metadata_and_walks_through_results(opened):
+    page = opened()
+    answer = asked_by_image(page)
+    page.locator(".card .picture").nth(1).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_be_focused()
+    told = dict(zip(dialog.locator("dt").all_inner_texts(), dialog.locator("dd").all_inner_texts(), strict=True))
+    hit = answer["results"][1]
+    assert told["Label"].startswith(hit["labels"][0])
+    assert told["Parent label"].startswith(hit["labels"][1])
+    assert (told["Score"], told["Year"], told["Id"]) == (f"{hit['score']:.3f}", str(hit["metadata"]["year"]), hit["id"])
+    assert "Path" not in told
+    page.keyboard.press("ArrowRight")
+    expect(dialog).to_contain_text("3 of 30")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page.locator(".card .picture").nth(2)).to_be_focused()
+    page.keyboard.press("Enter")
+    dialog.get_by_role("button", name="Show only these").nth(1).click()
+    shown = answer["results"][2]["labels"][1]
+    expect(page.locator(".card[data-id]")).to_have_count(10)
+    assert set(page.locator(".card .levels").all_inner_texts()) == {shown}
+
+
+def test_filters_by_label_number_truth_and_text_are_applied_together(opened, galleries):
+    page = opened()
+    asked_by_image(page)
+    page.locator("#filters > summary").click()
+    page.locator("#facets summary", has_text="Parent label").click()
+    page.get_by_role("checkbox", name="circle").check()
+    page.get_by_role("checkbox", name=ODD).check()
+    page.locator("#facets summary", has_text="Year").click()
+    page.get_by_label("Year, to").fill("2030")
+    page.keyboard.press("Tab")
+    page.locator("#facets summary", has_text="Sold").click()
+    page.get_by_role("checkbox", name="no").check()
+    page.locator("summary", has_text="Write a filter").click()
+    page.locator("#where").fill("year >= 2014 or year == 2010")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card[data-id]")).to_have_count(9)
+    with Gallery.open(galleries["plain"], read_only=True) as gallery:
+        rows = dict(zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True))
+    fits = {
+        key
+        for key, row in rows.items()
+        if row["label_1"] in ("circle", ODD) and row["year"] <= 2030 and not row["sold"]
+        and (row["year"] >= 2014 or row["year"] == 2010)
+    }  # fmt: skip
+    assert set(ids(page)) == fits
+    expect(page.locator("#filters-on")).to_have_text("4")
+    page.reload()
+    assert "only=" in page.url  # filters live in the address
+    page.locator("#filters > summary").click()
+    page.get_by_role("button", name="Clear all filters").click()
+    assert "only=" not in page.url
+
+
+def test_a_filter_that_cannot_be_read_is_answered_in_the_servers_words_and_one_that_nothing_passes_says_so(opened):
+    page = opened("?id=no%2F5&of=plain")
+    expect(page.locator(".card[data-id]")).to_have_count(30)
+    page.locator("#filters > summary").click()
+    page.locator("summary", has_text="Write a filter").click()
+    page.locator("#where").fill("year >")
+    page.keyboard.press("Enter")
+    expect(page.locator("#where-error")).to_contain_text("filter 'year >': cannot be read")
+    expect(page.locator("#where")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator(".banner.fault")).to_be_visible()
+    page.locator("#where").fill("year > 3000")
+    page.keyboard.press("Enter")
+    expect(page.locator(".banner")).to_contain_text("No item passes the filters")
+    expect(page.locator("#where-error")).to_be_hidden()
+    page.locator(".banner button").click()
+    expect(page.locator(".card[data-id]")).to_have_count(30)
+
+
+def test_the_slider_sets_how_many_are_shown(opened, galleries):
+    page = opened()
+    asked_by_image(page)
+    page.get_by_label("Results", exact=False).and_(page.locator("#k")).focus()
+    for _ in range(12):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator(".card[data-id]")).to_have_count(18)
+    expect(page.locator("#k-shown")).to_have_text("18")
+    assert ids(page) == searched(galleries["plain"], shape("circle", "red", 2), k=18)
+    page.keyboard.press("End")
+    expect(page.locator(".card[data-id]")).to_have_count(40)
+
+
+def test_options_expand_and_rerank_as_the_gallery_does(opened, galleries):
+    page = opened()
+    asked_by_image(page)
+    image = shape("circle", "red", 2)
+    page.locator(".options summary").click()
+    page.get_by_label("Query expansion").fill("8")
+    with page.expect_response(re.compile("/v1/search$")) as told:
+        page.keyboard.press("Tab")
+    settled(page, told.value.json())
+    expect(page.locator(".score").first).to_have_text(f"{told.value.json()['results'][0]['score']:.3f}")
+    assert ids(page) == searched(galleries["plain"], image, expand=8)
+    expect(page.get_by_label("Weight of the nearest")).to_be_visible()
+    with page.expect_response(re.compile("/v1/search$")):
+        page.get_by_label("Re-rank").check()
+    expect(page.locator(".summary")).to_contain_text("Re-ranked")
+    assert ids(page) == searched(galleries["plain"], image, expand=8, rerank="kreciprocal")
+    page.keyboard.press("Escape")
+    expect(page.locator(".options summary")).to_be_focused()
+
+
+def test_two_galleries_are_compared_on_one_query_even_where_one_lacks_the_item(opened, galleries):
+    page = opened("?id=no%2F1&of=plain")  # not in the other gallery, which is asked by the image
+    expect(page.locator(".card[data-id]")).to_have_count(30)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#both")).to_be_visible()
+    lists = [ids(page, 0), ids(page, 1)]
+    drawn = Image.open(galleries["plain"].parent / "drawn" / "1.png")
+    assert lists[1] == searched(galleries["other"], drawn)
+    assert lists[0] != lists[1]
+    n_both = len(set(lists[0]) & set(lists[1]))
+    expect(page.locator("#both")).to_have_text(f"{n_both} of 30 results are in both rankings.")
+    for mine, theirs, lane, letter in ((*lists, 0, "B"), (*lists[::-1], 1, "A")):
+        said = page.locator(".lane").nth(lane).locator(".beside").all_inner_texts()
+        assert said == [f"Place {theirs.index(one) + 1} in {letter}" if one in theirs else f"Not in {letter}" for one in mine]
+    page.get_by_label("Gallery").nth(1).select_option("plain")
+    page.locator(".options summary").nth(1).click()
+    page.get_by_label("Re-rank").nth(1).check()
+    expect(page.locator(".lane").nth(1).locator(".summary")).to_contain_text("Re-ranked")
+    assert ids(page, 0) == lists[0]
+    page.reload()
+    expect(page.locator(".lane").nth(1).locator(".summary")).to_contain_text("Re-ranked")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".lane")).to_have_count(1)
+
+
+def test_what_does_not_belong_gets_a_banner_and_the_nearest_only_when_asked_for(opened):
+    page = opened("?gallery=strict")
+    answer = asked_by_image(page, {"name": "noise.png", "mimeType": "image/png", "buffer": noise()})
+    assert answer["verdict"]["belongs"] is False
+    expect(page.locator(".banner.outside")).to_contain_text("does not belong to this collection")
+    expect(page.locator(".banner.far")).to_have_count(0)
+    page.get_by_role("button", name="Show the nearest anyway").click()
+    expect(page.locator(".card[data-id]")).to_have_count(30)
+    expect(page.locator(".banner.outside")).to_contain_text("may mean nothing")
+
+
+def test_where_nothing_is_close_another_banner_says_so_above_the_results(opened):
+    page = opened("?gallery=picky")
+    answer = asked_by_image(page)
+    assert answer["verdict"]["belongs"] is True
+    assert answer["verdict"]["matched"] is False
+    expect(page.locator(".banner.far")).to_contain_text("Nothing here is close to this image")
+    expect(page.locator(".banner.outside")).to_have_count(0)
+    expect(page.locator(".card[data-id]")).to_have_count(30)
+
+
+def test_a_file_that_is_no_image_and_a_server_that_is_gone_are_explained(opened, galleries):
+    with served(galleries["plain"]) as url:
+        page = opened(at=url)
+        page.set_input_files("#file", {"name": "x.png", "mimeType": "image/png", "buffer": b"no image"})
+        expect(page.locator(".banner.fault")).to_contain_text("cannot be read as an image")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".banner.fault")).to_contain_text("The server does not answer")
+
+
+def test_a_token_is_asked_for_refused_accepted_and_forgotten(opened, galleries, tmp_path):
+    token = add_token(tmp_path / "tokens.toml", "examiner", "read")
+    with served(galleries["plain"], token_file=tmp_path / "tokens.toml") as url:
+        page = opened(at=url)
+        dialog = page.get_by_role("dialog")
+        expect(page.get_by_label("Token")).to_be_focused()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_role("alert")).to_have_text("This token is not accepted.")
+        page.get_by_label("Token").fill(token)
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()
+        asked_by_image(page)
+        page.wait_for_function("document.querySelector('.card img').naturalWidth > 0")  # by the cookie
+        page.reload()
+        expect(page.locator("#holds")).to_have_text("40 images in plain")
+        assert page.evaluate("document.cookie") == ""  # scripts cannot read it
+        page.get_by_role("button", name="Forget token").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator(".banner.fault")).to_contain_text("Enter a token")
+
+
+def test_everything_is_done_by_keyboard_alone_in_the_order_of_the_page(opened):
+    page = opened()
+    expect(page.locator(".card img")).to_have_count(18)
+    order = []
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.className || document.activeElement.tagName"))
+    assert order == ["skip", "brand", "compare", "theme", "file", "k", "SUMMARY", "SELECT", "SUMMARY"]
+    page.keyboard.press("Tab")
+    width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert float(width.removesuffix("px")) >= 2  # the focus is seen
+    page.keyboard.press("Enter")
+    expect(page.locator(".card[data-relation]")).to_have_count(30)
+    expect(page.get_by_role("heading", name="Results")).to_be_focused()
+    page.locator(".card .picture").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".card .picture").nth(1)).to_be_focused()
+    across = page.locator(".card").evaluate_all("all => all.filter(one => one.offsetTop === all[0].offsetTop).length")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".card .picture").nth(1 + across)).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator(".card .alike").nth(1 + across)).to_be_focused()
+    expect(page.locator("#announcer")).to_have_text("30 results")
+
+
+def test_dark_follows_the_system_and_the_switch_overrides_it(opened):
+    page = opened(color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(15, 22, 32)"
+    page.locator("#theme").click()
+    assert page.evaluate(ground) == "rgb(247, 248, 250)"
+    page.reload()
+    assert page.evaluate(ground) == "rgb(247, 248, 250)"
+    page.locator("#theme").click()
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(ground) == "rgb(15, 22, 32)"
+
+
+def test_a_phone_has_two_columns_no_sideways_scrolling_and_targets_for_a_finger(opened):
+    page = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    asked_by_image(page)
+    page.locator(".card .alike").first.tap()
+    expect(page.locator(".card[data-relation]")).to_have_count(30)
+    tops = page.locator(".card").evaluate_all("all => all.map(one => one.offsetTop)")
+    assert tops.count(tops[0]) == 2
+    assert page.locator(".card .picture").first.bounding_box()["y"] < 844  # seen without scrolling
+    for step in ("alone", "compared"):
+        if step == "compared":
+            page.locator("#compare").tap()
+            expect(page.locator("#both")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, step
+        small = page.locator("button:visible, select:visible, .pick").evaluate_all(
+            "all => all.filter(one => one.getBoundingClientRect().height < 30).map(one => one.outerHTML)"
+        )
+        assert small == [], step
+
+
+def test_results_do_not_move_while_their_pictures_arrive(opened):
+    page = opened()
+    asked_by_image(page)
+    page.evaluate(
+        """() => { window.moved = 0; new PerformanceObserver((list) => list.getEntries().forEach((one) => {
+            if (!one.hadRecentInput) window.moved += one.value; })).observe({ type: "layout-shift", buffered: false }); }"""
+    )
+    page.mouse.wheel(0, 3000)
+    page.wait_for_function("[...document.querySelectorAll('.card img')].slice(-5).every((one) => one.naturalWidth > 0)")
+    assert page.evaluate("window.moved") < 0.01
+    assert page.locator(".card img[loading=lazy]").count() == 18

@@ -1,0 +1,297 @@
+"""Who may do what, by which name, how often, how much; the headers of every answer; settings."""
+
+import json
+import logging
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from served_galleries import png
+from typer.testing import CliRunner
+
+from sightline.cli.main import app as command_line
+from sightline.errors import InputError
+from sightline.serve.guard import RateLimit
+from sightline.serve.measures import JsonLines
+from sightline.serve.settings import ServeSettings, read_settings
+from sightline.serve.tokens import Tokens, add_token, read_tokens
+
+REQUESTS = {
+    "search": ("POST", "/v1/search/id", "read"),
+    "galleries": ("GET", "/v1/galleries", "read"),
+    "stats": ("GET", "/v1/stats", "read"),
+    "metrics": ("GET", "/metrics", "read"),
+    "item": ("GET", "/v1/items/super0%2Fclass00%2F0.png", "read"),
+    "image": ("GET", "/v1/items/super0%2Fclass00%2F0.png/image", "read"),
+    "add": ("POST", "/v1/items", "write"),
+    "replace": ("PUT", "/v1/items/new", "write"),
+    "remove": ("DELETE", "/v1/items/nobody", "write"),
+    "unknown": ("PATCH", "/v1/anything", "write"),
+    "health": ("GET", "/v1/health", None),
+    "ready": ("GET", "/v1/ready", None),
+    "page": ("GET", "/", None),
+    "document": ("GET", "/openapi.json", None),
+}
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    file = tmp_path / "tokens.toml"
+    return {"file": file, **{scope: add_token(file, f"{scope}er", scope) for scope in ("read", "write")}}
+
+
+def ask(client, name, token=None, **headers):
+    method, path, _ = REQUESTS[name]
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return client.request(method, path, json={"id": "super0/class00/0.png"} if name == "search" else None, headers=headers)
+
+
+@pytest.mark.parametrize("public_read", [False, True])
+def test_every_request_needs_its_scope(serving, shared_gallery, tokens, public_read):
+    client = serving(shared_gallery, token_file=tokens["file"], public_read=public_read, host="0.0.0.0")
+    may = {None: {"read"} if public_read else set(), "wrong": set(), "read": {"read"}, "write": {"read", "write"}}
+    for who, scopes in may.items():
+        token = tokens.get(who, who)
+        for name, (_, _, needed) in REQUESTS.items():
+            answer = ask(client, name, token)
+            if needed is None or needed in scopes:
+                assert answer.status_code not in (401, 403), (who, name)
+            else:
+                assert answer.status_code == (403 if who == "read" else 401), (who, name)
+                assert answer.headers["www-authenticate"].startswith("Bearer ")
+                assert answer.json()["status"] == answer.status_code
+
+
+def test_other_spellings_of_tokens_open_nothing(serving, shared_gallery, tokens):
+    client = serving(shared_gallery, token_file=tokens["file"])
+    digest = read_tokens(tokens["file"])[1].sha256
+    token = tokens["write"]
+    for given in (
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {token}",
+        token,
+        f"Bearer {digest}",
+        f"Bearer {token}x",
+        f"Bearer {token[:-1]}",
+    ):
+        assert client.get("/v1/galleries", headers={"Authorization": given}).status_code == 401, given
+    assert client.get(f"/v1/galleries?token={token}").status_code == 401
+    assert client.get("/v1/galleries", headers={"Authorization": f"bearer  {token}"}).status_code == 200
+
+
+def test_the_file_holds_no_token_is_private_and_is_read_again(serving, shared_gallery, tokens):
+    file = tokens["file"]
+    assert tokens["read"] not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+    client = serving(shared_gallery, token_file=file)
+    later = add_token(file, "later", "read")
+    assert ask(client, "galleries", later).status_code == 200
+    text = file.read_text()
+    file.write_text(text[: text.rindex("[[token]]")])  # withdrawn
+    assert ask(client, "galleries", later).status_code == 401
+    file.write_text("broken [")
+    assert ask(client, "galleries", tokens["read"]).status_code == 401
+
+
+def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, tokens):
+    client = serving(shared_gallery, token_file=tokens["file"])
+    assert client.post("/v1/session").status_code == 401
+    begun = client.post("/v1/session", headers={"Authorization": f"Bearer {tokens['write']}"})
+    assert begun.status_code == 204
+    said = begun.headers["set-cookie"]
+    assert all(word in said for word in ("HttpOnly", "SameSite=strict", "Path=/v1/items", "Max-Age=900"))
+    assert tokens["write"] not in said
+    assert ask(client, "image").status_code == 200  # the client keeps cookies
+    assert ask(client, "add").status_code == 401
+    cookie = re.search("sightline_session=([^;]*)", said)[1]
+    for forged in (cookie[:-1], cookie.replace(cookie[:3], "999", 1), "", "..", "9999999999.x.y"):
+        client.cookies.clear()
+        answer = ask(client, "image", Cookie=f"sightline_session={forged}")
+        assert answer.status_code == 401
+
+
+def test_a_session_ends(tmp_path):
+    add_token(tmp_path / "t", "a", "read")
+    tokens = Tokens(tmp_path / "t", "k" * 32, 1)
+    value = tokens.session(read_tokens(tmp_path / "t")[0])
+    assert tokens.find_session(value) is not None
+    assert Tokens(tmp_path / "t", "other" * 8, 1).find_session(value) is None
+    expired = Tokens(tmp_path / "t", "k" * 32, -5).session(read_tokens(tmp_path / "t")[0])
+    assert tokens.find_session(expired) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "evil.example:8000"}, 421),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:9000"}, 403),
+        ({"Origin": "http://127.0.0.1:8000"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"X-Forwarded-For": "10.0.0.1"}, 401),
+    ],
+)
+def test_pages_of_others_and_unknown_names_are_refused(client, headers, status):
+    assert ask(client, "search", **headers).status_code == status
+
+
+def test_every_answer_has_the_headers(client):
+    for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image", "/static/../settings.py"):
+        answer = client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "camera=()" in answer.headers["permissions-policy"]
+        assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../settings.py", "..%2Fsettings.py", "%2e%2e/app.py", "/etc/passwd", "%2Fetc%2Fpasswd", ""]
+)
+def test_no_path_of_a_request_reaches_a_file(client, name):
+    assert client.get(f"/static/{name}").status_code == 404
+
+
+def test_a_caller_that_asks_too_often_waits(serving, shared_gallery, tokens):
+    client = serving(shared_gallery, token_file=tokens["file"], rate=0.5, burst=3)
+    for _ in range(3):
+        assert ask(client, "search", tokens["read"]).status_code == 200
+    refused = ask(client, "search", tokens["read"])
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert ask(client, "search", tokens["write"]).status_code == 200  # another caller
+    assert client.get("/v1/health").status_code == 200
+    assert 'sightline_refused_total{reason="rate"} 1.0' in client.app.state.service.metrics().decode()
+
+
+def test_the_bucket_fills_at_its_rate():
+    limit = RateLimit(rate=2, burst=4)
+    taken = [limit.seconds_to_wait("a", 1, now) for now in (0, 0, 0, 0, 0, 0.25, 0.5, 0.5, 100, 100, 100, 100, 100)]
+    assert taken == [0, 0, 0, 0, 0.5, 0.25, 0, 0.5, 0, 0, 0, 0, 0.5]
+    assert RateLimit(None, 1).seconds_to_wait("a", 1e9, 0) == 0
+
+
+def test_beyond_the_queue_requests_get_429_and_those_in_it_their_answer(serving, shared_gallery):
+    client = serving(shared_gallery, waiting=4, rate=None)
+    encoding = next(iter(client.app.state.service._encodings.values()))
+    go, forward = threading.Event(), encoding.encoder.forward
+    encoding.encoder.forward = lambda images: (go.wait(30), forward(images))[1]
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(client.post, "/v1/search", files={"image": ("x", png(n))}) for n in range(12)]
+        since = time.monotonic()
+        while sum(one.done() for one in asked) < 8 and time.monotonic() - since < 30:
+            time.sleep(0.01)
+        assert client.get("/v1/health").status_code == 200  # the event loop is free meanwhile
+        go.set()
+        answers = [one.result() for one in asked]
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 8
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["status"] == 429
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_request_that_is_too_long_is_ended_while_it_comes(serving, shared_gallery, says_length):
+    client = serving(shared_gallery, upload_bytes=100_000)
+    sent = 0
+
+    def body():
+        nonlocal sent
+        yield b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
+        for _ in range(1000):
+            sent += 10_000
+            yield b"x" * 10_000
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b"} | ({"Content-Length": "10000067"} if says_length else {})
+    answer = client.post("/v1/search", content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert answer.headers["content-type"] == "application/problem+json"
+    answer = client.post("/v1/search/vector", content=b" " * 1_000_001, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_logs_are_json_and_know_neither_ids_nor_tokens_nor_images(serving, shared_gallery, tokens, caplog):
+    client = serving(shared_gallery, token_file=tokens["file"])
+    with caplog.at_level(logging.INFO, "sightline.serve"):
+        ask(client, "image", tokens["read"])
+        client.post(
+            "/v1/search", files={"image": ("secret.png", png())}, headers={"Authorization": f"Bearer {tokens['read']}"}
+        )
+    lines = [JsonLines().format(record) for record in caplog.records if record.name == "sightline.serve"]
+    told = [json.loads(line) for line in lines]
+    assert [one["route"] for one in told] == ["/v1/items/{id:path}/image", "/v1/search"]
+    assert [one["caller"] for one in told] == ["token:reader"] * 2
+    assert [one["status"] for one in told] == [200, 200]
+    assert not any(word in "".join(lines) for word in (tokens["read"], "class00", "secret", "PNG"))
+
+
+def test_an_error_of_the_service_is_a_problem_without_its_cause(serving, shared_gallery, monkeypatch):
+    client = serving(shared_gallery)
+    monkeypatch.setattr(client.app.state.service.galleries["shapes"].collection, "known", lambda _: 1 / 0)
+    answer = ask(client, "item")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+    assert "division" not in answer.text
+    assert answer.headers["x-request-id"] in answer.json()["detail"]
+
+
+def test_settings_come_from_file_environment_and_command_line_in_this_order(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text('galleries = ["a"]\nport = 1\nbatch = 1\nwaiting = 1\n')
+    environ = {"SIGHTLINE_SERVE_BATCH": "2", "SIGHTLINE_SERVE_WAITING": "2", "SIGHTLINE_SERVE_ALLOWED_HOSTS": "a.b, c"}
+    found = read_settings(file, {"waiting": 3, "host": None}, environ)
+    assert (found.port, found.batch, found.waiting, found.allowed_hosts) == (1, 2, 3, ("a.b", "c"))
+    assert found.session_key not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "galleries"),
+        ({"galleries": ["a"], "port": 70000}, "port"),
+        ({"galleries": ["a"], "prot": 1}, "prot"),
+        ({"galleries": ["a"], "host": "0.0.0.0"}, "tokens are needed"),
+        ({"galleries": ["a"], "formats": ["SVG"]}, "formats"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(given, message):
+    with pytest.raises(InputError, match=message):
+        read_settings(given=given, environ={})
+
+
+def test_the_address_decides_whether_tokens_are_needed():
+    for host, is_loopback in {
+        "127.0.0.1": True,
+        "127.1.2.3": True,
+        "::1": True,
+        "localhost": True,
+        "0.0.0.0": False,
+    }.items():
+        assert ServeSettings(galleries=("a",), host=host).is_loopback() is is_loopback
+
+
+def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
+    file = tmp_path / "tokens.toml"
+    run = CliRunner().invoke(command_line, ["token", "ann", "--file", str(file), "--scope", "write"])
+    assert run.exit_code == 0
+    found = Tokens(file, "k" * 32, 1).find(run.output.strip())
+    assert (found.name, found.scope) == ("ann", "write")
+    with pytest.raises(InputError, match="named 'ann' already"):
+        add_token(file, "ann", "read")
+    with pytest.raises(InputError, match="did you mean 'write'"):
+        add_token(file, "bob", "wrote")
+    for text in ("[[token]]\nname = 1", 'token = "x"', "", "other = 1", '[[token]]\nname="a"\nscope="read"\nsha256="zz"'):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"tokens\.toml"):
+            read_tokens(file)

@@ -1,0 +1,226 @@
+"""Items and their images; changes of other processes; backup and restore while serving."""
+
+import io
+import json
+import sqlite3
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+from served_galleries import encoded, make_gallery, png
+from typer.testing import CliRunner
+
+from sightline.cli.main import app as command_line
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+from sightline.serve import collection as collections
+from sightline.serve.backup import backup_gallery, restore_gallery
+from sightline.serve.collection import Collection
+
+
+def add(client, id_, data, metadata=None, **fields):
+    form = {"id": id_, **({} if metadata is None else {"metadata": json.dumps(metadata)}), **fields}
+    return client.post("/v1/items", files={"image": ("x", data)}, data=form)
+
+
+def nearest(client, data):
+    return client.post("/v1/search", files={"image": ("x", data)}, data={"k": 1}).json()["results"][0]
+
+
+def address(id_):
+    return f"/v1/items/{quote(id_, safe='')}"
+
+
+@pytest.mark.parametrize("id_", ["plain", "with/slash", "ends/image", "ünï ✓", "a?b#c%2F", "../../etc/passwd", "thumbnail"])
+def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
+    client = serving(own_gallery)
+    first, second = png(1), png(2)
+    added = add(client, id_, first, {"label_0": "noise", "year": 2020, "rare": True, "none": None})
+    assert added.status_code == 201
+    assert added.json()["item"]["metadata"] == {"label_0": "noise", "year": 2020, "rare": True, "none": None}
+    assert nearest(client, first)["id"] == id_
+    assert nearest(client, first)["score"] == pytest.approx(1, abs=1e-5)
+    assert client.get(address(id_)).json() == added.json()["item"]
+    assert add(client, id_, second).status_code == 409
+    picture = client.get(client.get(address(id_)).json()["image"])
+    assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(first)))
+
+    changed = client.put(address(id_), files={"image": ("x", second)})
+    assert changed.status_code == 200
+    assert changed.json()["item"]["metadata"]["year"] == 2020
+    assert nearest(client, second)["id"] == id_
+    assert nearest(client, first)["score"] < 0.999
+    relabelled = client.put(address(id_), files={"metadata": (None, '{"year": 2021}')})
+    assert relabelled.json()["item"]["metadata"] == {"year": 2021}
+    assert nearest(client, second)["id"] == id_
+    picture = client.get(f"{address(id_)}/image")
+    assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(second)))
+    assert len(list((own_gallery / "images").iterdir())) == 1  # that of the first image is gone
+
+    assert client.delete(address(id_)).status_code == 204
+    assert client.get(address(id_)).status_code == 404
+    assert client.delete(address(id_)).status_code == 404
+    assert list((own_gallery / "images").iterdir()) == []
+    assert client.put(address(id_), files={"image": ("x", first)}).status_code == 201
+    files = [file for file in own_gallery.parent.rglob("*") if file.is_file() and own_gallery not in file.parents]
+    assert files == []  # nothing was written outside the gallery
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"id": ""}, "id"),
+        ({"id": ".."}, "id"),
+        ({"id": "nul\0"}, "id"),
+        ({"id": "a" * 1025}, "id"),
+        ({"id": "a", "metadata": '{"path": "/etc/passwd"}'}, "path"),
+        ({"id": "a", "metadata": '{"id": "b"}'}, "id"),
+        ({"id": "a", "metadata": '{"list": [1]}'}, "list"),
+        ({"id": "a", "metadata": '{"big": 1e999}'}, "big"),
+        ({"id": "a", "metadata": '{"big": 99999999999999999999999}'}, "big"),
+        ({"id": "a", "metadata": '{"lone": "\\ud800"}'}, "metadata"),
+        ({"id": "a", "metadata": "[]"}, "metadata"),
+        ({"id": "a", "metadata": "{"}, "metadata"),
+        ({"id": "a", "path": "/etc/passwd"}, "path"),
+    ],
+)
+def test_items_that_do_not_fit_are_refused_and_leave_nothing(serving, own_gallery, fields, detail):
+    client = serving(own_gallery)
+    before = len(Collection(own_gallery).gallery())
+    answer = client.post("/v1/items", files={"image": ("x", png())}, data=fields)
+    assert answer.status_code == 422
+    assert detail in answer.json()["detail"]
+    assert client.get("/v1/stats").json()["galleries"]["own"]["items"] == before
+    assert not list((own_gallery).glob("images/*"))
+
+
+def test_a_write_that_fails_leaves_no_file(serving, own_gallery, monkeypatch):
+    client = serving(own_gallery)
+
+    def full(*_):
+        raise InputError("the disk is full") from sqlite3.OperationalError("full")
+
+    monkeypatch.setattr(Gallery, "upsert", full)
+    answer = add(client, "new", png())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert list((own_gallery / "images").iterdir()) == []
+
+
+def test_images_are_small_cached_and_without_what_the_file_held_besides(serving, own_gallery):
+    client = serving(own_gallery)
+    exif = Image.Exif()
+    exif[0x010E] = "a secret place"
+    photo = Image.effect_mandelbrot((900, 600), (-2, -1.5, 1, 1.5), 50).convert("RGB")
+    add(client, "photo", encoded(photo, "JPEG", exif=exif))
+    small = client.get("/v1/items/photo/thumbnail")
+    assert Image.open(io.BytesIO(small.content)).size == (256, 171)
+    assert small.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(client.get("/v1/items/photo/thumbnail?size=64").content)).size == (64, 43)
+    whole = client.get("/v1/items/photo/image")
+    assert Image.open(io.BytesIO(whole.content)).size == (900, 600)
+    assert b"a secret place" not in whole.content
+    again = client.get("/v1/items/photo/thumbnail", headers={"If-None-Match": small.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    client.put("/v1/items/photo", files={"image": ("x", png())})
+    assert client.get("/v1/items/photo/thumbnail", headers={"If-None-Match": small.headers["etag"]}).status_code == 200
+    assert client.get("/v1/items/photo/thumbnail?size=5000").status_code == 422
+
+
+def test_images_outside_the_roots_are_not_shown(serving, own_gallery, image_tree, tmp_path):
+    id_ = "super0/class00/0.png"
+    assert serving(own_gallery).get(f"{address(id_)}/image").status_code == 200
+    assert serving(own_gallery, image_roots=[image_tree / "super0"]).get(f"{address(id_)}/image").status_code == 200
+    closed = serving(own_gallery, image_roots=[image_tree / "super1"])
+    assert closed.get(f"{address(id_)}/image").status_code == 404
+    assert add(closed, "new", png()).status_code == 201
+    assert closed.get("/v1/items/new/image").status_code == 200
+
+
+def test_fields_say_what_to_filter_by(serving, own_gallery):
+    client = serving(own_gallery)
+    with Gallery.open(own_gallery) as gallery:
+        gallery.add(
+            ["x", "y"], np.eye(16)[:2], [{"year": 2019, "rare": True}, {"year": 2021.5, "rare": False, "note": "n"}]
+        )
+    told = client.get("/v1/galleries").json()[0]
+    fields = {field["name"]: field for field in told["fields"]}
+    assert list(fields) == ["label_0", "label_1", "note", "rare", "split", "year"]
+    assert told["levels"] == ["label_0", "label_1"]
+    assert fields["label_1"]["values"] == [{"value": f"super{n}", "count": 24} for n in range(3)]
+    assert (fields["year"]["kind"], fields["year"]["min"], fields["year"]["max"]) == ("number", 2019, 2021.5)
+    assert fields["rare"]["values"] == [{"value": False, "count": 1}, {"value": True, "count": 1}]
+    assert told["items"] == 74
+
+
+def test_what_another_process_wrote_is_found_at_the_next_search(serving, own_gallery):
+    client = serving(own_gallery)
+    data = png(9)
+    before = nearest(client, data)
+    with Gallery.open(own_gallery) as gallery:
+        vector = gallery.encoder().encode([Image.open(io.BytesIO(data))])
+        gallery.add(["elsewhere"], vector)
+    after = client.post("/v1/search", files={"image": ("x", data)}, data={"k": 1}).json()
+    assert before["id"] != "elsewhere"
+    assert after["results"][0]["id"] == "elsewhere"
+    assert after["results"][0]["image"] is None
+    assert after["generation"] == 2
+
+
+def test_a_gallery_is_backed_up_and_restored_while_it_is_served(serving, own_gallery, tmp_path):
+    client = serving(own_gallery)
+    add(client, "kept", png(1), {"year": 1})
+    copy = tmp_path / "copy"
+    assert backup_gallery(own_gallery, copy) == 73
+    add(client, "later", png(2))
+    client.delete("/v1/items/kept")
+    assert nearest(client, png(2))["id"] == "later"
+    assert restore_gallery(copy, own_gallery) == 73
+    assert nearest(client, png(1))["id"] == "kept"
+    assert client.get("/v1/items/later").status_code == 404
+    assert client.get("/v1/items/kept/image").status_code == 200
+    assert add(client, "again", png(3)).status_code == 201  # the writer has the restored gallery too
+    assert nearest(client, png(3))["id"] == "again"
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        assert gallery.verify() == []
+        assert len(gallery) == 74
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+
+
+def test_a_restored_gallery_of_another_encoder_is_searched_by_that_one(serving, own_gallery, image_tree, tmp_path):
+    client = serving(own_gallery)
+    make_gallery(tmp_path / "other", image_tree, seed=1)
+    restore_gallery(tmp_path / "other", own_gallery)
+    hit = nearest(client, (image_tree / "super0/class00/3.png").read_bytes())
+    assert hit["id"] == "super0/class00/3.png"
+    assert hit["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_commands_back_up_and_restore(own_gallery, tmp_path):
+    run = CliRunner().invoke(command_line, ["index", "backup", str(own_gallery), str(tmp_path / "copy")])
+    assert (run.exit_code, run.output) == (0, f"{tmp_path / 'copy'}: 72 items\n")
+    run = CliRunner().invoke(command_line, ["index", "restore", str(tmp_path / "copy"), str(tmp_path / "new")])
+    assert (run.exit_code, run.output) == (0, f"{tmp_path / 'new'}: 72 items\n")
+    with pytest.raises(InputError, match="exists and is not empty"):
+        backup_gallery(own_gallery, tmp_path / "copy")
+    with pytest.raises(InputError, match="not a gallery"):
+        restore_gallery(tmp_path, own_gallery)
+
+
+def test_an_item_that_vanishes_during_a_search_costs_a_second_try_alone(own_gallery, monkeypatch):
+    served = Collection(own_gallery)
+    search = collections.refined_search
+    with Gallery.open(own_gallery) as other:
+        vector = other.vectors(["super0/class00/0.png"])[0]
+
+        def removed_meanwhile(gallery, *args, **kwargs):
+            found = search(gallery, *args, **kwargs)
+            if "super0/class00/0.png" in other.ids():
+                other.remove(["super0/class00/0.png"])
+            return found
+
+        monkeypatch.setattr(collections, "refined_search", removed_meanwhile)
+        answer = served.search([collections.SearchJob(vector, 3)])[0]
+    served.close()
+    assert len(answer.ids) == 3
+    assert "super0/class00/0.png" not in answer.ids
