@@ -226,28 +226,27 @@ def scale(options: argparse.Namespace) -> None:
     names = generated_names(options.labels)
     columns = {"path": [f"{n}.jpg" for n in range(len(names))], "split": "train", "label": names}
     steps: dict[str, float] = {}
+    processor: dict[str, float] = {}
     peaks: dict[str, float] = {}
 
     def timed(name: str, step: Callable[[], object]) -> None:
-        since = time.perf_counter()
+        since, worked = time.perf_counter(), time.process_time()
         step()
-        steps[name] = time.perf_counter() - since
+        steps[name], processor[name] = time.perf_counter() - since, time.process_time() - worked
         peaks[name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         print(f"{name}: {steps[name]:.1f} s, {peaks[name]:.0f} MB", flush=True)  # noqa: T201
 
     with tempfile.TemporaryDirectory() as work:
         folder, file = Path(work) / "work", Path(work) / "manifest.csv"
         pl.DataFrame(columns).write_csv(file)
-        began = time.process_time()
         timed("collect", lambda: write_labels(folder, labels_of_manifest(read_manifest(file))))
         timed("clean", lambda: clean(folder, CleanRules(text="name")))
         timed("embed", lambda: embed_terms(folder, show_progress=True))
         timed("cluster", lambda: cluster(folder, ClusterOptions("agglomerative", (1000, 50))))
         timed("review", lambda: Review(folder).act({"action": "rename", "group": 0, "name": "the first group"}))
         timed("apply", lambda: apply_groups(folder, Review(folder).state, read_manifest(file), Path(work) / "new.csv"))
-        cpu = time.process_time() - began
-    head = ["step", "seconds", "memory"]
-    lines = table(head, [[name, f"{steps[name]:.1f}", f"{peaks[name]:.0f}"] for name in steps])
+    head = ["step", "seconds", "processor seconds", "memory"]
+    lines = table(head, [[name, f"{steps[name]:.1f}", f"{processor[name]:.1f}", f"{peaks[name]:.0f}"] for name in steps])
     embedding = steps["embed"]
     text = SCALE.format(
         labels=len(names),
@@ -256,7 +255,7 @@ def scale(options: argparse.Namespace) -> None:
         seconds=sum(steps.values()),
         embedding=embedding,
         rate=len(names) / embedding,
-        cpu=cpu,
+        cpu=sum(processor.values()),
     )
     print(text)  # noqa: T201
     if options.page is not None:
