@@ -15,7 +15,7 @@ from sightline.config import read_recipe
 from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
 from sightline.embedding.extract import embed_manifest
-from sightline.evaluation.protocol import evaluate_table
+from sightline.evaluation.tables import evaluate_table
 from sightline.models.encoder import Encoder
 from sightline.pipeline import train
 

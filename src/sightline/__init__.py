@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     )
     from sightline.evaluation.decomposability import decomposability_gap
     from sightline.evaluation.graded import Relevance
-    from sightline.evaluation.protocol import evaluate, evaluate_table
+    from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
+    from sightline.evaluation.tables import evaluate_table
     from sightline.hierarchy.multilabel import CodeRelevance
     from sightline.hierarchy.tree import Tree
     from sightline.losses import create_loss, list_losses
+    from sightline.models.card import read_card
     from sightline.models.encoder import Encoder
     from sightline.models.heads import Whitening
+    from sightline.models.onnx_export import export_onnx
     from sightline.pipeline import train
     from sightline.search.gallery import Gallery
     from sightline.search.images import search_images
@@ -58,10 +61,12 @@ _MODULES = {
     "evaluate_dyml": "evaluation.benchmark_protocols",
     "evaluate_each_label": "evaluation.benchmark_protocols",
     "evaluate_revisited": "evaluation.benchmark_protocols",
-    "evaluate_table": "evaluation.protocol",
+    "evaluate_table": "evaluation.tables",
+    "export_onnx": "models.onnx_export",
     "list_losses": "losses",
     "losses": "losses",
     "ood": "ood",
+    "read_card": "models.card",
     "read_manifest": "data.manifest",
     "read_recipe": "config",
     "refined_search": "search.refine",
@@ -107,9 +112,11 @@ __all__ = [
     "evaluate_each_label",
     "evaluate_revisited",
     "evaluate_table",
+    "export_onnx",
     "list_losses",
     "losses",
     "ood",
+    "read_card",
     "read_manifest",
     "read_recipe",
     "refined_search",

@@ -33,8 +33,9 @@ from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names, nearest
-from sightline.evaluation.protocol import evaluate_table, metric_names
+from sightline.evaluation.protocol import metric_names
 from sightline.evaluation.result import shown
+from sightline.evaluation.tables import evaluate_table
 from sightline.files import replaced
 from sightline.losses import create_loss, loss_options
 from sightline.losses.combined import has_proxies_alone

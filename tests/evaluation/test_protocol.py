@@ -18,7 +18,8 @@ from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation import streaming
 from sightline.evaluation.metrics import average_precision
-from sightline.evaluation.protocol import evaluate, evaluate_table, metric_names, rank_lists
+from sightline.evaluation.protocol import evaluate, metric_names, rank_lists
+from sightline.evaluation.tables import evaluate_table
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 KS = (1, 2, 5)

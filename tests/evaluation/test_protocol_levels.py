@@ -24,7 +24,9 @@ from sightline.evaluation.benchmark_protocols import (
     evaluate_revisited,
 )
 from sightline.evaluation.graded import Relevance
-from sightline.evaluation.protocol import evaluate, evaluate_table, metric_names
+from sightline.evaluation.protocol import evaluate, metric_names
+from sightline.evaluation.result import Result
+from sightline.evaluation.tables import evaluate_table
 
 KS = (1, 3, 20)
 NAMES = [
@@ -392,3 +394,33 @@ def test_the_code_of_the_documentation_runs():
     names = {}
     exec(block, names)
     assert 0 < names["result"]["h_ap"] < 1
+
+
+def test_a_finer_level_that_is_worth_less_is_noted():
+    vectors = np.random.default_rng(0).normal(size=(6, 4))
+    labels = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [1, 0], [2, 1]])
+    # Of the first query: three items of level 2, worth 1 / 3 each, and one of level 1, worth 1 / 2.
+    result = evaluate(vectors, labels)
+    assert result.notes == (
+        "h_ap: for 4 of 6 queries an item of a finer level is worth less than one of a coarser level; see docs/metrics.md",
+    )
+    assert result.as_text().endswith(result.notes[0])
+    assert evaluate(vectors, labels, relevance=Relevance(monotone=True)).notes == ()
+    assert evaluate(vectors, labels, metrics=["map"]).notes == ()
+
+
+def test_notes_are_kept_in_the_file(tmp_path):
+    result = Result({"map": np.array([1.0])}, notes=("a word of caution",))
+    assert Result.read_json(result.write_json(tmp_path / "result.json")).notes == result.notes
+
+
+@pytest.mark.parametrize("as_judgements", [False, True])
+def test_queries_without_a_relevant_item_count_as_zero_if_asked(as_judgements):
+    vectors, labels = np.random.default_rng(0).normal(size=(5, 4)), np.array([0, 0, 1, 1, 2])
+    given = {"judgements": labels[:, None] == labels} if as_judgements else {"labels": labels}
+    usual, zeros = evaluate(vectors, **given), evaluate(vectors, **given, empty="zero")
+    assert usual.n_skipped == 1
+    assert zeros.n_skipped == 0
+    assert zeros["map"] == pytest.approx(usual["map"] * 4 / 5)
+    with pytest.raises(InputError, match="unknown rule for queries without a relevant item 'none'"):
+        evaluate(vectors, labels, empty="none")

@@ -11,8 +11,8 @@ from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation import refined as refined_module
 from sightline.evaluation import streaming
-from sightline.evaluation.protocol import evaluate_table
 from sightline.evaluation.refined import Steps
+from sightline.evaluation.tables import evaluate_table
 from sightline.models.heads import Whitening
 from sightline.search.refine import Refinement
 from sightline.search.rerank import kreciprocal_scores

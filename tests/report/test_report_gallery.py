@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from sightline.evaluation.protocol import evaluate_table
+from sightline.evaluation.tables import evaluate_table
 from sightline.report.gallery import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
 from sightline.report.rankings import first_results
 from sightline.report.style import PURPLE, level_colours

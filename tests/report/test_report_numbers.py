@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch.testing import assert_close
 
-from sightline.evaluation.protocol import evaluate_table
 from sightline.evaluation.result import Result
+from sightline.evaluation.tables import evaluate_table
 from sightline.report.classes import class_rows
 from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, told_metrics
 from sightline.report.rankings import first_results

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import precision_recall_curve
 from torch.testing import assert_close
 
-from sightline.evaluation.protocol import evaluate_table
+from sightline.evaluation.tables import evaluate_table
 from sightline.report.rankings import EDGES, GRID, first_results, precision_at_recall, sampled_curves
 
 

@@ -22,7 +22,7 @@ from sightline.config import Recipe
 from sightline.data.manifest import read_manifest
 from sightline.embedding.extract import embed_manifest
 from sightline.errors import InputError
-from sightline.evaluation.protocol import evaluate_table
+from sightline.evaluation.tables import evaluate_table
 from sightline.models.encoder import Encoder
 from sightline.pipeline import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
 from sightline.training.checkpoint import load_checkpoint

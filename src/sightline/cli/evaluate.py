@@ -29,8 +29,9 @@ def evaluate(
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
     from sightline.embedding.table import EmbeddingTable
-    from sightline.evaluation.protocol import DEFAULT_KS, evaluate_table
+    from sightline.evaluation.protocol import DEFAULT_KS
     from sightline.evaluation.refined import Steps
+    from sightline.evaluation.tables import evaluate_table
     from sightline.models.heads import Whitening
     from sightline.search.refine import Refinement
 

@@ -9,17 +9,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.evaluation.catalogue import metric_names, places, read_name, value
 from sightline.evaluation.graded import Relevance, as_relevance
-from sightline.evaluation.refined import Steps, refined
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
 from sightline.ranking.relevance import check_labels
 
-__all__ = ["DEFAULT_KS", "evaluate", "evaluate_table", "metric_names", "rank_lists"]
+__all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]
 
 DEFAULT_KS = (1, 2, 4, 8)
 NEVER = -1  # the label of an item that is relevant to nothing
@@ -27,6 +25,7 @@ MOST_LEVELS = 127
 Levels = NDArray[np.int8]
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 TIES = {"worst": False, "counting": True}
+EMPTY = {"skip": False, "zero": True}
 
 
 def evaluate(
@@ -45,6 +44,7 @@ def evaluate(
     relevance: str | Relevance = "population",
     gain: str | Relevance = "exponential",
     ties: Literal["worst", "counting"] = "worst",
+    empty: Literal["skip", "zero"] = "skip",
 ) -> Result:
     """Rank the gallery for every query by cosine and measure the rankings.
 
@@ -71,6 +71,7 @@ def evaluate(
         relevance: worth of each level for ``h_ap``.
         gain: worth of each level for ``ndcg``.
         ties: ``worst``, or ``counting``: in ``map``, ``h_ap`` and ``ndcg`` items of equal score all take the last place.
+        empty: ``zero`` counts a query without a relevant item as 0 in every metric, as some public code does.
 
     Returns:
         ``recall@k`` for each k, ``map@r`` and ``map`` of the finest level; with several, also ``map_label_1`` and so on,
@@ -89,16 +90,24 @@ def evaluate(
     items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
     own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
     groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
+    is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
     if judgements is not None:
-        return _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
+        found = _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
+        return _with_zeros(found) if is_zero else found
     label_table = as_table(labels, "labels")
     item_table = label_table if gallery is None else as_table(gallery_labels, "gallery_labels")
     if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
         shared = _shared_sets(label_table, item_table, len(queries), len(items))
-        return _of_judgements(queries, items, shared, own, groups, ks, metrics, relevance, gain, ties)
+        found = _of_judgements(queries, items, shared, own, groups, ks, metrics, relevance, gain, ties)
+        return _with_zeros(found) if is_zero else found
     tables = _label_tables(label_table, item_table, len(queries), len(items))
-    result = _measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
-    return Result(result.per_query, None if ids is None else [str(name) for name in ids], tables[0][:, 0])
+    found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
+    found = replace(found, ids=None if ids is None else [str(name) for name in ids], labels=tables[0][:, 0])
+    return _with_zeros(found) if is_zero else found
+
+
+def _with_zeros(result: Result) -> Result:
+    return replace(result, per_query={name: np.nan_to_num(column) for name, column in result.per_query.items()})
 
 
 def _of_judgements(
@@ -119,10 +128,10 @@ def _of_judgements(
     wanted = metrics
     if wanted is None:
         wanted = metric_names(ks) if len(values) == 1 else [*metric_names(ks), "h_ap", "ndcg", "asi"]
-    return _measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1)
+    return measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1)
 
 
-def _measured(
+def measured(
     lists: Lists,
     ks: Sequence[int],
     metrics: Sequence[str] | None,
@@ -131,6 +140,7 @@ def _measured(
     ties: str,
     relevant: int | None = None,
 ) -> Result:
+    """The metrics of some lists; see :func:`evaluate`. An item is relevant from level ``relevant`` on, None: the finest."""
     if lists.queries.dim != lists.gallery.dim:
         raise InputError(f"vectors have {lists.queries.dim} dimensions, the gallery {lists.gallery.dim}")
     if not ks or min(ks) < 1:
@@ -142,7 +152,19 @@ def _measured(
     stats = statistics(lists, places(asked), choose(TIES, ties, "tie rule"))
     if not stats.counts[:, relevant - 1 :].any():
         raise InputError(f"none of the {len(lists.queries)} queries has a relevant item: no two labels agree")
-    return Result({name: value(one, stats, worth, gains, relevant) for name, one in zip(names, asked, strict=True)})
+    columns = {name: value(one, stats, worth, gains, relevant) for name, one in zip(names, asked, strict=True)}
+    return Result(columns, notes=_notes(stats.counts, worth) if "h_ap" in names else ())
+
+
+def _notes(counts: Counts, relevance: Relevance) -> tuple[str, ...]:
+    """What a reader of ``h_ap`` must know: where a finer level is worth less than a coarser one, no order gets 1."""
+    worth = relevance.of(counts)
+    highest = np.maximum.accumulate(np.where(counts > 0, worth, -np.inf), 1)
+    n_falling = int(((counts > 0) & (worth < highest)).any(1).sum())
+    if not n_falling:
+        return ()
+    noun = f"{n_falling} of {len(counts)} queries"
+    return (f"h_ap: for {noun} an item of a finer level is worth less than one of a coarser level; see docs/metrics.md",)
 
 
 def by_labels(
@@ -244,59 +266,6 @@ def rank_lists(scores: Tensor, relevant: Tensor, own: Tensor) -> tuple[Tensor, T
     return ranked, ranked.sum(1)
 
 
-def evaluate_table(
-    table: EmbeddingTable,
-    ks: Sequence[int] = DEFAULT_KS,
-    gallery: EmbeddingTable | None = None,
-    metrics: Sequence[str] | None = None,
-    steps: Steps | None = None,
-) -> Result:
-    """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
-
-    Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
-    rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list.
-    """
-    if gallery is not None and gallery.fingerprint != table.fingerprint:
-        raise InputError(
-            f"{table.manifest.source} and {gallery.manifest.source}: vectors of two different encoders, "
-            f"{table.fingerprint} and {gallery.fingerprint}, cannot be compared"
-        )
-    other = gallery or table
-    for one in (table, other):
-        if not one.manifest.n_levels:
-            raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
-    is_query, is_gallery = _role(table, "is_query"), _role(other, "is_gallery")
-    queries = Vectors(table.vectors, str(table.manifest.source))
-    items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
-    labels, item_labels = _table_labels(table, gallery)
-    ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
-    queries, items = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
-    own, rescored = _places(ids, item_ids), None
-    if steps is not None:
-        queries, items, rescored = refined(queries, items, own, steps)
-    lists = replace(by_labels(queries, items, labels[is_query], item_labels[is_gallery], own), rescored=rescored)
-    result = _measured(lists, ks, metrics, "population", "exponential", "worst")
-    return Result(result.per_query, ids.tolist(), labels[is_query][:, 0], table.fingerprint)
-
-
-def _role(table: EmbeddingTable, role: str) -> NDArray[np.bool_]:
-    rows = table.manifest.table
-    told = role in rows.columns and rows[role].count()
-    return rows[role].fill_null(False).to_numpy() if told else np.ones(len(rows), bool)
-
-
-def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
-    """The labels of both, numbered alike."""
-    if gallery is None:
-        return (table.manifest.labels(),) * 2
-    if table.manifest.n_levels != gallery.manifest.n_levels:
-        raise InputError(f"labels of {table.manifest.n_levels} and {gallery.manifest.n_levels} levels cannot be compared")
-    columns = [f"label_{level}" for level in range(table.manifest.n_levels)]
-    both = [[*table.manifest.table[name], *gallery.manifest.table[name]] for name in columns]
-    numbers = np.stack([np.unique(np.array(names, str), return_inverse=True)[1] for names in both], 1)
-    return numbers[: len(table)], numbers[len(table) :]
-
-
 def _own(
     n_queries: int, n_items: int, among_themselves: bool, ids: Sequence[object] | None, gallery_ids: Sequence[object] | None
 ) -> Counts:
@@ -312,10 +281,11 @@ def _own(
     for name, given, n in (("ids", ids, n_queries), ("gallery_ids", gallery_ids, n_items)):
         if len(given) != n:
             raise InputError(f"{name}: {n} are needed, found {len(given)}")
-    return _places(np.array(list(map(str, ids))), np.array(list(map(str, gallery_ids))))
+    return places_of(np.array(list(map(str, ids))), np.array(list(map(str, gallery_ids))))
 
 
-def _places(ids: NDArray[np.str_], gallery_ids: NDArray[np.str_]) -> Counts:
+def places_of(ids: NDArray[np.str_], gallery_ids: NDArray[np.str_]) -> Counts:
+    """(Q,) where each id is among those of the gallery; -1: nowhere."""
     place = {name: column for column, name in enumerate(gallery_ids.tolist())}
     if len(place) < len(gallery_ids):
         raise InputError(f"gallery_ids: {len(gallery_ids) - len(place)} of {len(gallery_ids)} are there twice")

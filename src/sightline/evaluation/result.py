@@ -36,6 +36,7 @@ class Result:
         ids: the name of each query; two results with ids are compared only if these agree.
         labels: (Q,) the class of each query, for intervals and tests over classes.
         fingerprint: of the encoder that made the vectors.
+        notes: what a reader of the numbers must know, one sentence each.
 
     Example:
         >>> result = Result({"map": np.array([1.0, 0.5, np.nan])})
@@ -47,6 +48,7 @@ class Result:
     ids: Sequence[str] | None = None
     labels: NDArray[np.generic] | None = None
     fingerprint: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for what, given in (("ids", self.ids), ("labels", self.labels)):
@@ -105,7 +107,7 @@ class Result:
         """A table for a terminal, shares in percent, with intervals if a level is given."""
         width = max(map(len, self.per_query))
         lines = [f"{name:<{width}}  {self._cell(name, level, by, width=5)}" for name in self.per_query]
-        return "\n".join([*lines, self._counts(level, by)])
+        return "\n".join([*lines, self._counts(level, by), *self.notes])
 
     def as_markdown(self, level: float | None = None, by: Unit = "queries") -> str:
         """A Markdown table of one row, shares in percent, with intervals if a level is given."""
@@ -151,6 +153,7 @@ class Result:
             "ids": None if self.ids is None else list(self.ids),
             "labels": None if self.labels is None else self.labels.tolist(),
             "fingerprint": self.fingerprint,
+            "notes": list(self.notes) or None,
         }
         with replaced(Path(file)) as scratch:
             scratch.write_text(json.dumps({key: value for key, value in stored.items() if value is not None}) + "\n")
@@ -165,7 +168,8 @@ class Result:
             if {column.ndim for column in columns.values()} != {1} or len({len(column) for column in columns.values()}) > 1:
                 raise ValueError("a list of values for each metric, all of one length, is needed")
             labels = stored.get("labels")
-            return cls(columns, stored.get("ids"), None if labels is None else np.array(labels), stored.get("fingerprint"))
+            classes, notes = None if labels is None else np.array(labels), tuple(stored.get("notes", ()))
+            return cls(columns, stored.get("ids"), classes, stored.get("fingerprint"), notes)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{file}: not a result of sightline evaluate: {error}") from error
 

@@ -1,0 +1,68 @@
+"""Embedding tables measured: who queries whom is in their columns."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.embedding.table import EmbeddingTable
+from sightline.errors import InputError
+from sightline.evaluation.protocol import DEFAULT_KS, by_labels, measured, places_of
+from sightline.evaluation.refined import Steps, refined
+from sightline.evaluation.result import Result
+from sightline.evaluation.statistics import Counts
+from sightline.evaluation.streaming import Vectors
+
+
+def evaluate_table(
+    table: EmbeddingTable,
+    ks: Sequence[int] = DEFAULT_KS,
+    gallery: EmbeddingTable | None = None,
+    metrics: Sequence[str] | None = None,
+    steps: Steps | None = None,
+) -> Result:
+    """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
+
+    Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
+    rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list.
+    """
+    if gallery is not None and gallery.fingerprint != table.fingerprint:
+        raise InputError(
+            f"{table.manifest.source} and {gallery.manifest.source}: vectors of two different encoders, "
+            f"{table.fingerprint} and {gallery.fingerprint}, cannot be compared"
+        )
+    other = gallery or table
+    for one in (table, other):
+        if not one.manifest.n_levels:
+            raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
+    is_query, is_gallery = _role(table, "is_query"), _role(other, "is_gallery")
+    queries = Vectors(table.vectors, str(table.manifest.source))
+    items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
+    labels, item_labels = _table_labels(table, gallery)
+    ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
+    queries, items = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
+    own, rescored = places_of(ids, item_ids), None
+    if steps is not None:
+        queries, items, rescored = refined(queries, items, own, steps)
+    lists = replace(by_labels(queries, items, labels[is_query], item_labels[is_gallery], own), rescored=rescored)
+    result = measured(lists, ks, metrics, "population", "exponential", "worst")
+    return replace(result, ids=ids.tolist(), labels=labels[is_query][:, 0], fingerprint=table.fingerprint)
+
+
+def _role(table: EmbeddingTable, role: str) -> NDArray[np.bool_]:
+    rows = table.manifest.table
+    told = role in rows.columns and rows[role].count()
+    return rows[role].fill_null(False).to_numpy() if told else np.ones(len(rows), bool)
+
+
+def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
+    """The labels of both, numbered alike."""
+    if gallery is None:
+        return (table.manifest.labels(),) * 2
+    if table.manifest.n_levels != gallery.manifest.n_levels:
+        raise InputError(f"labels of {table.manifest.n_levels} and {gallery.manifest.n_levels} levels cannot be compared")
+    columns = [f"label_{level}" for level in range(table.manifest.n_levels)]
+    both = [[*table.manifest.table[name], *gallery.manifest.table[name]] for name in columns]
+    numbers = np.stack([np.unique(np.array(names, str), return_inverse=True)[1] for names in both], 1)
+    return numbers[: len(table)], numbers[len(table) :]
