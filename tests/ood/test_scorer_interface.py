@@ -142,6 +142,7 @@ def test_several_needs_are_given_by_name(data):
         ("gmm", {"components": 0}, "components is 0"),
         ("gmm", {"weights": "count"}, "did you mean 'counts'"),
         ("gmm", {"shrinkage": -1.0}, "shrinkage is -1"),
+        ("gmm", {"shrinkage": "much"}, "shrinkage is 'much'; 0 or more is needed, or 'auto'"),
         ("energy", {"temperature": 0.0}, "temperature is 0"),
         ("energy", {"stand_in": "proxies"}, "unknown stand_in 'proxies'"),
         ("soft_knn", {"scale": 0.0}, "scale is 0"),

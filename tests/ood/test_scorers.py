@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.covariance import LedoitWolf
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 from torch.testing import assert_close
@@ -294,6 +295,15 @@ def test_mahalanobis_and_ssd_by_definition_and_pytorch_ood(data):
     inverse = np.linalg.inv(covariance + 1e-6 * np.trace(covariance) / D * np.eye(D))
     expected = by_rows(lambda z: float((z - centre) @ inverse @ (z - centre)), unit(queries))
     np.testing.assert_allclose(ood.create("ssd").fit(vectors).score(queries), expected, rtol=1e-8)
+
+
+def test_automatic_shrinkage_is_scikit_learns(data):
+    vectors, _, _, queries = data
+    theirs = LedoitWolf().fit(vectors[:10])
+    scorer = ood.create("mahalanobis", shrinkage="auto")
+    scorer.fit(vectors[:10])
+    assert 0.01 < theirs.shrinkage_ < 1
+    np.testing.assert_allclose(scorer.score(queries), theirs.mahalanobis(queries), rtol=1e-8)
 
 
 def test_gmm_energy_and_distance_bound_each_other(data):

@@ -52,7 +52,7 @@ class Heat(Composed):
         beta: float = 0.0,
         weight: float = 10.0,
         temperature: float | Literal["auto"] = "auto",
-        spread: float = 1.0,
+        spread: float = 2.0,
         hidden: int = 1024,
         tie_hidden: bool = False,
         epochs: int = 10,

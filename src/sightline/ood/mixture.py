@@ -2,16 +2,18 @@
 
 import math
 import warnings
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.ood.classifier import Classifier, class_means, cluster_means
 from sightline.ood.scorer import Scorer
 
+Shrinkage = float | Literal["auto"]
 COMPONENTS = ("auto", "classes", "one")
 MOST_COMPONENTS = 1000
 ITEMS_A_CLUSTER = 50  # where k-means takes the place of too many classes
@@ -30,14 +32,14 @@ class TiedGaussians(Scorer):
     whitening: Tensor  # (D, D) inverse of the covariance's Cholesky factor
     log_weights: Tensor  # (C,)
 
-    def __init__(self, components: str | int, normalise: bool, shrinkage: float, seed: int) -> None:
+    def __init__(self, components: str | int, normalise: bool, shrinkage: Shrinkage, seed: int) -> None:
         if isinstance(components, int):
             if components < 1:
                 raise InputError(f"components is {components}; at least 1 is needed")
         else:
             choose(dict.fromkeys(COMPONENTS), components, "components")
-        if shrinkage < 0:
-            raise InputError(f"shrinkage is {shrinkage}; 0 or more is needed")
+        if shrinkage != "auto" and (isinstance(shrinkage, str) or not shrinkage >= 0):
+            raise InputError(f"shrinkage is {shrinkage!r}; 0 or more is needed, or 'auto'")
         self.components, self.normalise, self.shrinkage, self.seed = components, normalise, shrinkage, seed
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -57,16 +59,18 @@ class TiedGaussians(Scorer):
         if n_items - len(means) < dim:
             warnings.warn(
                 f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) for {dim} dimensions; "
-                f"shrinkage {self.shrinkage:g} fills in the directions in which they do not vary",
+                f"shrinkage {self.shrinkage} fills in the directions in which they do not vary",
                 stacklevel=2,
             )
-        covariance += self.shrinkage * size * torch.eye(dim, dtype=torch.float64, device=inputs.device)
+        identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
+        if self.shrinkage == "auto":
+            share = float(ledoit_wolf_shrinkage(centred.cpu().numpy(), assume_centered=True))
+            covariance = (1 - share) * covariance + share * size * identity
+        else:
+            covariance += self.shrinkage * size * identity
         factor, fault = torch.linalg.cholesky_ex(covariance)
         if fault:
-            raise InputError(
-                f"scorer {self.name!r}: the covariance cannot be inverted; raise shrinkage ({self.shrinkage:g})"
-            )
-        identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
+            raise InputError(f"scorer {self.name!r}: the covariance cannot be inverted; raise shrinkage ({self.shrinkage})")
         self.whitening = torch.linalg.solve_triangular(factor, identity, upper=False)
         self.centre = features.mean(0)  # taken off first: distances lose fewer digits
         self.means = (means - self.centre) @ self.whitening.T
@@ -90,7 +94,8 @@ class GMM(TiedGaussians):
             Gaussian without labels.
         weights: ``counts`` for pi_c by the size of the class, ``uniform`` for pi_c = 1.
         normalise: bring vectors to length 1 first.
-        shrinkage: added to the covariance's diagonal, in units of its mean.
+        shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
+            diagonal as Ledoit and Wolf (2004) do, which helps where there are not many more items than dimensions.
         seed: of k-means.
     """
 
@@ -101,7 +106,7 @@ class GMM(TiedGaussians):
         components: str | int = "auto",
         weights: str = "counts",
         normalise: bool = True,
-        shrinkage: float = 1e-6,
+        shrinkage: Shrinkage = 1e-6,
         seed: int = 0,
     ) -> None:
         super().__init__(components, normalise, shrinkage, seed)
@@ -164,7 +169,7 @@ class Mahalanobis(TiedGaussians):
 
     name = "mahalanobis"
 
-    def __init__(self, components: str | int = "auto", shrinkage: float = 1e-6, seed: int = 0) -> None:
+    def __init__(self, components: str | int = "auto", shrinkage: Shrinkage = 1e-6, seed: int = 0) -> None:
         super().__init__(components, False, shrinkage, seed)
 
     def energy(self, features: Tensor) -> Tensor:
@@ -183,7 +188,7 @@ class SSD(TiedGaussians):
 
     name = "ssd"
 
-    def __init__(self, supervised: bool = False, n_clusters: int = 1, shrinkage: float = 1e-6, seed: int = 0) -> None:
+    def __init__(self, supervised: bool = False, n_clusters: int = 1, shrinkage: Shrinkage = 1e-6, seed: int = 0) -> None:
         super().__init__("classes" if supervised else n_clusters, True, shrinkage, seed)
         self.supervised, self.n_clusters = supervised, n_clusters
 
