@@ -168,7 +168,7 @@ def curve_table(cells: Cells, heads: list[str], keys: list[list[str]], points: l
         found = [cells.seeds(key) for key in line]
         if any(found):
             rows.append([point, *(shown(one, "mean", "auroc") if one else "" for one in found)])
-    return table(heads, rows)
+    return table(heads, rows) if rows else f"{heads[-1]} by {heads[0]}: not measured yet."
 
 
 def write(cells: Cells, out: Path) -> None:
