@@ -22,12 +22,14 @@ def gem_of(values: list[float], power: float) -> float:
 SLOW = {
     "avg": lambda values: sum(values) / len(values),
     "gem": lambda values: gem_of(values, 3),
+    "gem_frozen": lambda values: gem_of(values, 3),
     "max": max,
+    "mean+max": lambda values: sum(values) / len(values) + max(values),
 }
 
 
 def test_the_table_has_every_pooling():
-    assert sorted(POOLINGS) == ["avg", "cls", "gem", "max"]
+    assert sorted(POOLINGS) == ["avg", "cls", "gem", "gem_frozen", "max", "mean+max"]
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -152,3 +154,11 @@ def test_gem_is_computed_in_float32_under_mixed_precision():
     assert pooled.dtype == torch.float32
     expected = [[gem_of(channel.flatten().tolist(), 5) for channel in image] for image in features.float()]
     assert_close(pooled.detach(), torch.tensor(expected), rtol=1e-5, atol=0)
+
+
+def test_a_frozen_power_does_not_learn():
+    features = drawn(1, 2, 3, 3).requires_grad_()
+    pooling = POOLINGS["gem_frozen"](0)
+    pooling(features).sum().backward()
+    assert pooling.power.grad is None
+    assert features.grad is not None

@@ -1,6 +1,7 @@
 """Feature map to vector. Maps are (B, C, H, W) from convolutions or (B, T, C) from transformers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class MaxPooling(nn.Module):
 
 
 class GeMPooling(nn.Module):
-    """Generalised mean: the p-th root of the mean p-th power, over positions, with one trainable power.
+    """Generalised mean: the p-th root of the mean p-th power, over positions, with one power, which learns.
 
     p = 1 is the mean, a large p the maximum. Values under 1e-6 count as 1e-6; the power as at least 1. In float32 at least.
 
@@ -49,10 +50,10 @@ class GeMPooling(nn.Module):
         tensor([[2.9240]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, n_prefix_tokens: int = 0, power: float = 3.0) -> None:
+    def __init__(self, n_prefix_tokens: int = 0, power: float = 3.0, learns: bool = True) -> None:
         super().__init__()
         self.n_prefix_tokens = n_prefix_tokens
-        self.power = nn.Parameter(torch.tensor([power]))
+        self.power = nn.Parameter(torch.tensor([power]), requires_grad=learns)
 
     def forward(self, features: Tensor) -> Tensor:
         power = self.power.clamp(min=1)
@@ -62,6 +63,18 @@ class GeMPooling(nn.Module):
             # (B, C, 1) factored out: its own power can leave the range of a float. A constant factor, so no gradient.
             largest = values.detach().amax(2, keepdim=True)
             return (values / largest).pow(power).mean(2).pow(1 / power) * largest.squeeze(2)
+
+
+class MeanMaxPooling(nn.Module):
+    """Mean plus largest value over positions."""
+
+    def __init__(self, n_prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.n_prefix_tokens = n_prefix_tokens
+
+    def forward(self, features: Tensor) -> Tensor:
+        values = positions(features, self.n_prefix_tokens)
+        return values.mean(2) + values.amax(2)
 
 
 class ClassToken(nn.Module):
@@ -80,5 +93,7 @@ POOLINGS: dict[str, Callable[[int], nn.Module]] = {
     "avg": AveragePooling,
     "cls": ClassToken,
     "gem": GeMPooling,
+    "gem_frozen": partial(GeMPooling, learns=False),
     "max": MaxPooling,
+    "mean+max": MeanMaxPooling,
 }
