@@ -16,7 +16,7 @@ class Heat(Composed):
     ``E_k = prior_k / T_k + E_theta_k``; each brought to mean 0 and deviation 1 on the fit set; then composed.
 
     The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
-    n_chains=1024, n_steps=20, lr=5e-6``; the defaults make about as many steps on some thousands of vectors. The network
+    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for some thousands of vectors and a minute or two. The network
     sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant.
 
     Args:
