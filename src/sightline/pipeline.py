@@ -33,6 +33,7 @@ from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names, nearest
+from sightline.evaluation.account import account_of_run
 from sightline.evaluation.protocol import metric_names
 from sightline.evaluation.result import shown
 from sightline.evaluation.tables import evaluate_table
@@ -329,11 +330,12 @@ def _run(
         def after_epoch(position: Position) -> tuple[Position, bool]:
             is_last = position.epoch == recipe.schedule.epochs
             improved, patience = val_part is None, recipe.validation.patience
+            result = None
             if complete is not encoder:
                 complete.load_state_dict(whole_state(encoder))
             if val_part is not None and (is_last or position.epoch % recipe.validation.every == 0):
-                table = embedded(val_part)
-                means = evaluate_table(table, recipe.validation.ks).means
+                result = evaluate_table(embedded(val_part), recipe.validation.ks)
+                means = result.means
                 if log is not None:
                     log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
                 value = means[recipe.validation.metric]
@@ -347,7 +349,8 @@ def _run(
                     n_worse=0 if improved else position.n_worse + 1,
                 )
             if improved and is_writer:
-                complete.save_pretrained(out / ENCODER_FOLDER)
+                account = account_of_run(recipe, train_part, val_part, result, position.epoch)
+                complete.save_pretrained(out / ENCODER_FOLDER, account)
             save(position)
             if patience is not None and position.n_worse >= patience:
                 progress.say(f"no better {recipe.validation.metric} in {patience} validations: the run ends")

@@ -381,7 +381,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, files, backbone, pooling, em
 
 def test_an_encoder_is_a_folder_of_two_files_without_pickle(tmp_path):
     folder = tiny().save_pretrained(tmp_path / "encoder")
-    assert sorted(path.name for path in folder.iterdir()) == [SETTINGS_FILE, WEIGHTS_FILE]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", SETTINGS_FILE, WEIGHTS_FILE]
     assert list(tmp_path.iterdir()) == [folder]
     described = json.loads((folder / SETTINGS_FILE).read_text())
     assert (described["format"], described["backbone"], described["embedding_dim"]) == (1, "tiny", 8)

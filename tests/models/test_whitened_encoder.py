@@ -35,7 +35,7 @@ def test_a_loaded_encoder_gives_what_whitening_its_vectors_gives(pictures, tmp_p
     saved = plain.whitened(whitening).save_pretrained(tmp_path / "whitened")
     loaded = Encoder.from_pretrained(saved)
     assert loaded.dim == 5
-    assert sorted(file.name for file in saved.iterdir()) == ["encoder.json", "model.safetensors"]
+    assert sorted(file.name for file in saved.iterdir()) == ["README.md", "encoder.json", "model.safetensors"]
     np.testing.assert_allclose(loaded.encode(pictures), whitening(vectors).numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(loaded.encode(pictures), axis=1), 1, atol=1e-5)
 

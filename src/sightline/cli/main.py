@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sightline import __version__
-from sightline.cli import data, hierarchy, index, ood
+from sightline.cli import data, export, hierarchy, index, ood
 from sightline.cli.backup import backup, restore
 from sightline.cli.benchmark import benchmark
 from sightline.cli.compare import compare
@@ -22,6 +22,7 @@ from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data.app, name="data")
+app.add_typer(export.app, name="export")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
 index.app.command()(backup)

@@ -1,9 +1,11 @@
 """Backbone, pooling and head with their preprocessing and a fingerprint: what is saved, loaded and served."""
 
+import contextlib
 import copy
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +31,9 @@ from sightline.models.backbones import (
     n_prefix_tokens,
     preprocessing_of,
 )
+from sightline.models.card import CARD_FILE, Account, ModelCard, read_card, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
+from sightline.models.hub import download, is_hub_name, upload
 from sightline.models.pooling import POOLINGS
 from sightline.progress import tracked
 
@@ -56,12 +60,13 @@ class EncoderSettings(BaseModel):
 class Encoder(nn.Module):
     """Images to unit vectors: backbone, pooling, a norm, projection, L2 norm and, where one was fitted, a whitening.
 
-    Make one with :meth:`create` or :meth:`from_pretrained`.
+    Make one with :meth:`create` or :meth:`from_pretrained`; ``card`` is what the latter found written of it.
     """
 
     def __init__(self, settings: EncoderSettings, backbone: nn.Module) -> None:
         super().__init__()
         self.settings = settings
+        self.card: ModelCard | None = None
         self.backbone = backbone
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
@@ -272,15 +277,20 @@ class Encoder(nn.Module):
             self.train(was_training)
         return vectors
 
-    def save_pretrained(self, folder: Path | str) -> Path:
-        """Write the encoder to a folder of two files, which appears complete or not at all.
+    def save_pretrained(self, folder: Path | str, account: Account | None = None) -> Path:
+        """Write the encoder and its model card to a folder of three files, which appears complete or not at all.
 
         An encoder that is there already is replaced; any other folder with something in it is refused.
+
+        Args:
+            folder: where to.
+            account: what the card tells of data, training and metrics; None for that of ``card``, if it is still about
+                this encoder by its fingerprint, or else nothing.
         """
         if adapters(self.backbone):
             merged = copy.deepcopy(self)
             merge_adapters(merged.backbone)
-            return merged.save_pretrained(folder)
+            return merged.save_pretrained(folder, account)
         folder = Path(folder)
         if folder.exists() and not (folder / SETTINGS_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
             raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
@@ -291,8 +301,10 @@ class Encoder(nn.Module):
         new.mkdir(parents=True)
         try:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
-            described = {"format": FORMAT, "fingerprint": self.fingerprint(), **self.settings.model_dump()}
+            card = self.described(folder.resolve().name, account)
+            described = {"format": FORMAT, "fingerprint": card.fingerprint, **self.settings.model_dump()}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
+            write_card(new, card)
             if folder.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
@@ -303,9 +315,47 @@ class Encoder(nn.Module):
             shutil.rmtree(scratch)
         return folder
 
+    def described(self, name: str, account: Account | None = None) -> ModelCard:
+        """The card under that name; see :meth:`save_pretrained`."""
+        fingerprint = self.fingerprint()
+        if account is None:
+            account = self.card if self.card is not None and self.card.fingerprint == fingerprint else Account()
+        return ModelCard(
+            name=name,
+            fingerprint=fingerprint,
+            backbone=self.settings.backbone,
+            pooling=self.settings.pooling,
+            dim=self.dim,
+            is_whitened=self.settings.whitening_dim is not None,
+            preprocessing=self.settings.preprocessing,
+            **{key: getattr(account, key) for key in Account.model_fields},
+        )
+
+    def push_to_hub(
+        self, name: str, private: bool | None = None, revision: str | None = None, message: str = "Encoder"
+    ) -> str:
+        """Upload what :meth:`save_pretrained` writes; see :func:`~sightline.models.hub.upload`.
+
+        Returns:
+            The commit's address.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = self.save_pretrained(Path(scratch) / "encoder")
+            write_card(folder, read_card(folder).model_copy(update={"name": name}))
+            return upload(folder, name, private, revision, message)
+
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "Encoder":
-        """The encoder that :meth:`save_pretrained` wrote there."""
+    def from_pretrained(cls, folder: Path | str, revision: str | None = None) -> "Encoder":
+        """The encoder that :meth:`save_pretrained` wrote there, or that :meth:`push_to_hub` uploaded.
+
+        Args:
+            folder: a folder; or, as a string, ``owner/name`` on a hub where there is no such folder.
+            revision: of a hub's: branch, tag or commit; None for ``main``.
+        """
+        if revision is not None and Path(folder).exists():
+            raise InputError(f"{folder}: a folder, which has no revision {revision!r}")
+        if is_hub_name(folder) and not Path(folder).exists():
+            folder = download(str(folder), (SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE), revision)
         folder = Path(folder)
         for name in (SETTINGS_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
@@ -328,6 +378,8 @@ class Encoder(nn.Module):
             raise InputError(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: {error}") from error
         if encoder.fingerprint() != fingerprint:
             raise InputError(f"{folder}: weights or settings were changed: the fingerprint is not {fingerprint}")
+        with contextlib.suppress(InputError):  # none, or one that somebody else wrote
+            encoder.card = read_card(folder)
         return encoder.eval()
 
 

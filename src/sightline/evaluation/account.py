@@ -1,0 +1,86 @@
+"""What a model card tells of a run and of a result."""
+
+import inspect
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from sightline.config import Recipe
+from sightline.data.manifest import Manifest, label_columns
+from sightline.evaluation.result import Interval, Result
+from sightline.evaluation.uncertainty import bootstrap_interval
+from sightline.losses import LOSSES
+from sightline.models.card import Account, DataFacts, EvaluationFacts, Measure, TrainingFacts
+
+LEVEL = 0.95
+
+
+def evaluation_facts(result: Result, on: str, chose: bool = False) -> EvaluationFacts:
+    """A result's means and their intervals.
+
+    Args:
+        result: at least one metric.
+        on: which images, in words.
+        chose: whether it chose the encoder among several.
+
+    Example:
+        >>> evaluation_facts(Result({"map": np.linspace(0, 1, 101)}), "test images").metrics["map"].mean
+        0.5
+    """
+    ends = _intervals(result)
+    metrics = {
+        name: Measure(mean=_defined(mean), low=_defined(ends[name].low), high=_defined(ends[name].high))
+        for name, mean in result.means.items()
+    }
+    return EvaluationFacts(
+        on=on, chose=chose, n_queries=result.n_queries, n_skipped=result.n_skipped, level=LEVEL, metrics=metrics
+    )
+
+
+def _intervals(result: Result) -> dict[str, Interval]:
+    """:meth:`Result.interval` of every metric, those defined for the same queries in one go."""
+    alike = defaultdict(list)
+    for name, values in result.per_query.items():
+        alike[np.isnan(values).tobytes()].append(name)
+    ends: dict[str, Interval] = {}
+    for together in alike.values():
+        columns = np.stack([result.per_query[name] for name in together], 1)
+        lows, highs = bootstrap_interval(columns, level=LEVEL).tolist()
+        ends |= {name: Interval(low, high) for name, low, high in zip(together, lows, highs, strict=True)}
+    return ends
+
+
+def account_of_run(
+    recipe: Recipe, train_part: Manifest, val_part: Manifest | None, validation: Result | None, epoch: int
+) -> Account:
+    """The account of an encoder at the end of an epoch, counted from 1; without validation it has no metrics."""
+    data = DataFacts.of(train_part)
+    training = TrainingFacts.of(recipe, loss_settings(recipe.loss.name, recipe.loss.options()), epoch)
+    if val_part is None or validation is None:
+        return Account(data=data, training=training)
+    classes, trained = ({*part.table.select(label_columns(part.n_levels)).rows()} for part in (val_part, train_part))
+    n_known = len(classes & trained)
+    seen = "none of them trained on" if not n_known else f"{n_known} of them trained on"
+    on = f"validation images of {data.manifest} ({len(val_part)} images, {len(classes)} classes, {seen})"
+    chose = recipe.schedule.epochs > recipe.validation.every
+    return Account(data=data, training=training, evaluation=evaluation_facts(validation, on, chose))
+
+
+def loss_settings(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a loss that are given or have a default, as JSON has them; those that are None are left out.
+
+    Example:
+        >>> loss_settings("sup_ap", {"tau": 0.02})["tau"]
+        0.02
+    """
+    parameters = inspect.signature(LOSSES[name]).parameters.values()
+    defaults = {option.name: option.default for option in parameters if option.default is not inspect.Parameter.empty}
+    told = {option: value for option, value in (defaults | given).items() if value is not None}
+    settings: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    return settings
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,298 @@
+"""The model card beside a saved encoder: ``README.md`` with a head that hubs read, and what is known of it, read back."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from pydantic import BaseModel, ConfigDict
+from yaml import YAMLError
+
+from sightline import __version__
+from sightline.config import Recipe
+from sightline.data.manifest import BOX, Manifest, label_columns
+from sightline.data.transforms import Preprocessing
+from sightline.errors import InputError
+from sightline.files import replaced
+
+CARD_FILE = "README.md"
+SECTION = "sightline"  # of the card's head, where its facts are
+TASK = "image-feature-extraction"
+TAGS = ["image-retrieval", "metric-learning", "similarity-search", "feature-extraction"]
+
+
+class Facts(BaseModel):
+    """A part of a card; keys that a later version added are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class DataFacts(Facts):
+    """The images an encoder was trained on.
+
+    Attributes:
+        manifest: name of the table or folder, without its place on the machine.
+        n_images: how many.
+        n_classes: at each label level, finest first.
+        sha256: of ids, paths, splits, labels and boxes, row by row; not of pixels.
+    """
+
+    manifest: str
+    n_images: int
+    n_classes: tuple[int, ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "DataFacts":
+        """The facts of the manifest's rows."""
+        columns = ["id", "path", "split", *label_columns(manifest.n_levels), *BOX]
+        told = manifest.table.select(column for column in columns if column in manifest.table.columns)
+        return cls(
+            manifest=manifest.source.resolve().name,
+            n_images=len(manifest),
+            n_classes=tuple(int(column.max()) + 1 for column in manifest.labels().T),
+            sha256=hashlib.sha256(told.write_csv().encode()).hexdigest(),
+        )
+
+
+class TrainingFacts(Facts):
+    """How an encoder was trained: the loss with all its options, the budget, and where the weights began."""
+
+    loss: str
+    loss_options: dict[str, Any]
+    weights: str | None
+    adaptation: str
+    epoch: int
+    epochs: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    precision: str
+    seed: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, loss_options: dict[str, Any], epoch: int) -> "TrainingFacts":
+        """The facts of a run by this recipe, at the end of an epoch, counted from 1."""
+        weights = recipe.model.weights
+        return cls(
+            loss=recipe.loss.name,
+            loss_options=loss_options,
+            weights=None if weights is None else Path(weights).name,
+            adaptation=recipe.model.adaptation,
+            epoch=epoch,
+            epochs=recipe.schedule.epochs,
+            batch_size=recipe.sampler.batch_size,
+            optimizer=recipe.optimizer.name,
+            lr=recipe.optimizer.lr,
+            precision=recipe.precision,
+            seed=recipe.seed,
+        )
+
+
+class Measure(Facts):
+    """A metric's mean over queries and the ends of its interval; None where it is undefined."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+class EvaluationFacts(Facts):
+    """What was measured.
+
+    Attributes:
+        on: which images, in words.
+        chose: whether these images chose the encoder among several, which makes the values a little too good.
+        n_queries: asked.
+        n_skipped: of them, without a relevant item.
+        level: of the intervals, by bootstrap over queries.
+        metrics: by name.
+    """
+
+    on: str
+    chose: bool
+    n_queries: int
+    n_skipped: int
+    level: float
+    metrics: dict[str, Measure]
+
+
+class Account(Facts):
+    """What is known of an encoder besides what it computes.
+
+    Attributes:
+        data: the images it was trained on; None where nothing is known.
+        training: how.
+        evaluation: how well it finds.
+        license: of the weights, by the hub's short names.
+        notes: Markdown, shown as it is.
+    """
+
+    data: DataFacts | None = None
+    training: TrainingFacts | None = None
+    evaluation: EvaluationFacts | None = None
+    license: str = "unknown"
+    notes: str = ""
+
+
+class ModelCard(Account):
+    """An account of one encoder, which its fingerprint names.
+
+    Attributes:
+        name: what to load it by: a folder's name or ``owner/name`` on a hub.
+        version: of Sightline.
+    """
+
+    name: str
+    fingerprint: str
+    backbone: str
+    pooling: str
+    dim: int
+    is_whitened: bool
+    preprocessing: Preprocessing
+    version: str = __version__
+
+    def as_markdown(self) -> str:
+        """The whole file, head included; the same card gives the same text."""
+        return f"---\n{self._head()}\n---\n\n" + "\n\n".join(self._body()) + "\n"
+
+    def _head(self) -> str:
+        """YAML, by the hub's own library."""
+        measured = {} if self.evaluation is None else self.evaluation.metrics
+        results = [
+            EvalResult(
+                task_type=TASK,
+                task_name="Image retrieval",
+                dataset_type="image-retrieval",
+                dataset_name=self.evaluation.on,
+                metric_type=metric,
+                metric_value=measure.mean,
+                metric_args={"interval": [measure.low, measure.high], "level": self.evaluation.level},
+            )
+            for metric, measure in measured.items()
+            if self.evaluation is not None and measure.mean is not None
+        ]
+        head = ModelCardData(
+            library_name="sightline",
+            license=self.license,
+            pipeline_tag=TASK,
+            tags=TAGS,
+            metrics=list(measured) or None,
+            model_name=self.name if results else None,
+            eval_results=results or None,
+        )
+        head[SECTION] = self.model_dump(mode="json")
+        return head.to_yaml()
+
+    def _body(self) -> Iterable[str]:
+        yield f"# {self.name}"
+        ending = " Its vectors are whitened." if self.is_whitened else ""
+        yield (
+            f"An image encoder for search by similarity: `{self.backbone}`, pooling `{self.pooling}`, to unit vectors of "
+            f"{self.dim} numbers. The nearer two images are, the higher the dot product of their vectors.{ending}"
+        )
+        yield f"## Load\n\n```python\n{self.loading_code()}```"
+        yield f"## Data\n\n{_data_text(self.data)}"
+        yield f"## Training\n\n{_training_text(self.training)}"
+        yield f"## Metrics\n\n{_metrics_text(self.evaluation)}"
+        yield f"## Limits\n\n{self._limits()}"
+        if self.notes:
+            yield f"## Notes\n\n{self.notes.strip()}"
+
+    def loading_code(self) -> str:
+        """Python that loads the encoder and compares two images."""
+        return (
+            "from sightline import Encoder\n\n"
+            f"encoder = Encoder.from_pretrained({json.dumps(self.name)})\n"
+            'vectors = encoder.encode(["one.jpg", "other.jpg"])\n'
+            "similarity = float(vectors[0] @ vectors[1])  # 1 for the same picture\n"
+        )
+
+    def _limits(self) -> str:
+        seen = self.preprocessing
+        sides = "both sides are" if seen.stretch else "the shorter side is"
+        told = [
+            f"It sees {seen.crop} x {seen.crop} pixels in RGB: {sides} brought to {seen.resize}, the middle is cut out. "
+            "What cannot be told apart at that size is not.",
+            f"Its fingerprint is `{self.fingerprint}`. Vectors of another fingerprint cannot be compared with its own.",
+            "It orders images. It does not name them, and does not say by itself that one belongs to no collection.",
+        ]
+        if self.data is None:
+            told.append("Nothing is recorded of what it was trained on: measure it on images like yours before use.")
+        else:
+            told.append(
+                f"It was trained to tell the {self.data.n_classes[0]} classes of `{self.data.manifest}` apart. "
+                "On other kinds of images it is untested; to recognise persons it is neither made nor tested."
+            )
+        if self.evaluation is not None and self.evaluation.chose:
+            told.append("The images of the table above chose this encoder among several: on new images expect less.")
+        return "\n".join(f"- {sentence}" for sentence in told)
+
+
+def read_card(folder: Path | str) -> ModelCard:
+    """The card in an encoder's folder.
+
+    Example:
+        >>> import tempfile
+        >>> from sightline.models.encoder import Encoder
+        >>> folder = Encoder.create("tiny", 8, image_size=32).save_pretrained(tempfile.mkdtemp())
+        >>> read_card(folder).dim
+        8
+    """
+    file = Path(folder) / CARD_FILE
+    if not file.is_file():
+        raise InputError(f"{folder}: it has no {CARD_FILE}; sightline export card writes one")
+    try:
+        head = metadata_load(file)
+        if head is None or SECTION not in head:
+            raise ValueError(f"its head has no part {SECTION!r}")
+        return ModelCard.model_validate(head[SECTION])
+    except (ValueError, YAMLError) as error:
+        raise InputError(f"{file}: not a model card of Sightline: {error}") from error
+
+
+def write_card(folder: Path | str, card: ModelCard) -> Path:
+    """Write the card into a folder, in place of one that is there."""
+    file = Path(folder) / CARD_FILE
+    with replaced(file) as scratch:
+        scratch.write_text(card.as_markdown(), encoding="utf-8")
+    return file
+
+
+def _data_text(data: DataFacts | None) -> str:
+    if data is None:
+        return "Not recorded."
+    levels = ", ".join(map(str, data.n_classes))
+    order = f" on {len(data.n_classes)} levels, finest first" if len(data.n_classes) > 1 else ""
+    return (
+        f"`{data.manifest}`: {data.n_images} training images; classes{order}: {levels}. SHA-256 of its rows (ids, paths, "
+        f"splits, labels, boxes): `{data.sha256}`."
+    )
+
+
+def _training_text(training: TrainingFacts | None) -> str:
+    if training is None:
+        return "Not recorded."
+    given = ", ".join(f"{name}={value!r}" for name, value in training.loss_options.items())
+    start = "random weights" if training.weights is None else f"weights `{training.weights}`"
+    return (
+        f"Loss `{training.loss}`{f' ({given})' if given else ''}, from {start}, adaptation {training.adaptation}. Epoch "
+        f"{training.epoch} of {training.epochs}, batches of {training.batch_size}, {training.optimizer} at "
+        f"{training.lr:g}, precision {training.precision}, seed {training.seed}."
+    )
+
+
+def _metrics_text(evaluation: EvaluationFacts | None) -> str:
+    if evaluation is None:
+        return "Not measured."
+    skipped = f", {evaluation.n_skipped} without a relevant item left out" if evaluation.n_skipped else ""
+    rows = [f"| metric | mean | {100 * evaluation.level:g} % interval |", "|---|---:|---:|"]
+    rows += [
+        f"| {name} | {measure.mean:.4f} | {measure.low:.4f} to {measure.high:.4f} |"
+        for name, measure in evaluation.metrics.items()
+        if measure.mean is not None and measure.low is not None and measure.high is not None
+    ]
+    counted = f"On {evaluation.on}: {evaluation.n_queries} queries{skipped}; intervals by bootstrap over queries."
+    return counted + "\n\n" + "\n".join(rows)

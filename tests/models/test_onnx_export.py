@@ -1,0 +1,169 @@
+"""An exported file gives what torch gives, and describes its input well enough to do without Sightline."""
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+from sightline import Encoder, InputError, export_onnx
+from sightline.cli.main import run
+from sightline.models.heads import Whitening
+from sightline.models.onnx_export import OPSET
+
+
+def session(file):
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def described(file):
+    return json.loads(session(file).get_modelmeta().custom_metadata_map["sightline"])
+
+
+def pictures(seed, sizes):
+    rng = np.random.default_rng(seed)
+    return [
+        Image.fromarray(rng.integers(0, 256, (7, 9, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        for size in sizes
+    ]
+
+
+def moved(encoder, seed=0):
+    """Running statistics and powers as after some training, so that none is at its start."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in encoder.state_dict().items():
+        if name.endswith(("running_mean", "running_var", "power")):
+            tensor += 0.1 * torch.rand(tensor.shape, generator=generator)
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("backbone", "side", "options"),
+    [
+        ("tiny", 32, {}),
+        ("resnet18", 64, {}),
+        ("tf_efficientnet_lite0", 64, {}),
+        ("test_vit", 160, {"pooling": "cls", "feature_norm": "none"}),
+        pytest.param("vit_tiny_patch16_224", 224, {}, marks=pytest.mark.slow),
+        pytest.param("tiny", 32, {"embedding_dim": None, "pooling": "max", "feature_norm": "l2"}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_file_gives_what_torch_gives(backbone, side, options, tmp_path):
+    encoder = moved(Encoder.create(backbone, **{"embedding_dim": 24, "pooling": "gem", **options}, image_size=side))
+    file = export_onnx(encoder, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    exported = session(file)
+    for n_images in (1, 2, 7):
+        images = torch.randn(n_images, 3, side, side, generator=torch.Generator().manual_seed(n_images))
+        with torch.inference_mode():
+            wanted = encoder.eval()(images).numpy()
+        found = exported.run(["embeddings"], {"images": images.numpy()})[0]
+        assert found.shape == (n_images, encoder.dim)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def by_description(about, image):
+    """(3, H, W) as the file's description says, by Pillow and NumPy alone."""
+    told = about["preprocessing"]
+    assert (told["colour_order"], told["interpolation"], told["antialias"]) == ("RGB", "bilinear", True)
+    width, height = image.size
+    if told["resize_mode"] == "both_sides":
+        size = (told["resize"], told["resize"])
+    else:
+        short = min(width, height)
+        size = tuple(told["resize"] if side == short else int(told["resize"] * side / short) for side in image.size)
+    image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+    left, top = (round((side - told["crop"]) / 2) for side in image.size)
+    pixels = np.asarray(image, np.float64)[top : top + told["crop"], left : left + told["crop"]] * told["scale"]
+    return ((pixels - told["mean"]) / told["std"]).transpose(2, 0, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("stretch", [False, True])
+def test_the_description_alone_leads_from_a_picture_to_its_vector(stretch, tmp_path):
+    encoder = moved(Encoder.create("tiny", 12, image_size=32, resize=41, stretch=stretch))
+    file = export_onnx(encoder, tmp_path / "model.onnx")
+    about = described(file)
+    images = pictures(0, [(60, 50), (50, 90), (33, 33), (200, 41)])
+    batch = np.stack([by_description(about, image) for image in images])
+    assert list(batch.shape[1:]) == about["input"]["shape"][1:]
+    found = session(file).run([about["output"]["name"]], {about["input"]["name"]: batch})[0]
+    np.testing.assert_allclose(found, encoder.encode(images), rtol=0, atol=1e-4)
+    assert (about["fingerprint"], about["dim"]) == (encoder.fingerprint(), 12)
+
+
+def test_a_whitened_encoder_is_exported_with_its_whitening(tmp_path):
+    plain = moved(Encoder.create("tiny", 12, image_size=32))
+    rng = torch.Generator().manual_seed(0)
+    fitted = Whitening.fit(torch.nn.functional.normalize(torch.randn(50, 12, generator=rng), dim=1), 6)
+    encoder = plain.whitened(fitted)
+    file = export_onnx(encoder, tmp_path / "model.onnx")
+    images = torch.randn(3, 3, 32, 32, generator=rng)
+    with torch.inference_mode():
+        wanted = encoder.eval()(images).numpy()
+    np.testing.assert_allclose(session(file).run(None, {"images": images.numpy()})[0], wanted, rtol=0, atol=1e-4)
+    assert described(file)["dim"] == 6
+
+
+def test_added_weights_are_merged_and_the_encoder_is_left_as_it_was(tmp_path):
+    encoder = Encoder.create("tiny", 8, image_size=32)
+    encoder.add_lora(2)
+    for name, weight in encoder.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight.data, generator=torch.Generator().manual_seed(0))
+    encoder.train()
+    names = list(encoder.state_dict())
+    file = export_onnx(encoder, tmp_path / "model.onnx")
+    assert encoder.training
+    assert list(encoder.state_dict()) == names
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        wanted = encoder.eval()(images).numpy()
+    np.testing.assert_allclose(session(file).run(None, {"images": images.numpy()})[0], wanted, rtol=0, atol=1e-4)
+    saved = Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "encoder"))
+    assert described(file)["fingerprint"] == saved.fingerprint()
+
+
+@pytest.fixture
+def sightline(monkeypatch, capsys):
+    """Run the console command here; returns status, standard output and standard error."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def test_the_command_says_what_it_wrote_in_a_valid_file(sightline, tmp_path):
+    Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "run/encoder")
+    file = tmp_path / "made/model.onnx"
+    status, out, err = sightline("export", "onnx", tmp_path / "run", "--out", file)
+    assert (status, out, err) == (0, f"{file}: 0.1 MB, opset {OPSET}, 8 dimensions\n", "")
+    model = onnx.load(file)
+    onnx.checker.check_model(model, full_check=True)
+    assert {entry.domain: entry.version for entry in model.opset_import}[""] == OPSET == 18
+    shape = model.graph.input[0].type.tensor_type.shape.dim
+    assert [side.dim_param or side.dim_value for side in shape] == ["batch", 3, 32, 32]
+
+
+def test_what_cannot_be_exported_is_refused(sightline, tmp_path, monkeypatch):
+    folder = Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "encoder")
+    wanted = (2, "", f"sightline: {tmp_path / 'a.pt'}: a file that ends in .onnx is needed\n")
+    assert sightline("export", "onnx", folder, "--out", tmp_path / "a.pt") == wanted
+    status, _, err = sightline("export", "onnx", tmp_path / "none", "--out", tmp_path / "a.onnx")
+    assert (status, err) == (2, f"sightline: {tmp_path / 'none'}: not an encoder folder: it has no encoder.json\n")
+    encoder = Encoder.from_pretrained(folder)
+    monkeypatch.setattr(sys, "path", [])  # nothing can be found, as where the extra is not installed
+    for name in ("onnx", "onnxscript"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(InputError, match=r"^ONNX export needs onnx and onnxscript: pip install 'sightline\[onnx\]'$"):
+        export_onnx(encoder, tmp_path / "a.onnx")
+    assert not (tmp_path / "a.onnx").exists()
