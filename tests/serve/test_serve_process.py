@@ -1,0 +1,157 @@
+"""The service as a process: signals, kills, several workers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from served_galleries import png
+from typer.testing import CliRunner
+
+from sightline.cli.main import app as command_line
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+
+SLOW = """
+import sys, time
+from sightline.cli.main import run
+from sightline.models.encoder import Encoder
+seconds, forward = float(sys.argv[1]), Encoder.forward
+Encoder.forward = lambda self, images: (time.sleep(seconds), forward(self, images))[1]
+sys.argv = ["sightline", *sys.argv[2:]]
+run()
+"""
+
+
+@contextmanager
+def process(gallery, *options, seconds=None, **environ):
+    """A server on a free port and its address; each pass of its encoder takes so many seconds more."""
+    start = ["-m", "sightline"] if seconds is None else ["-c", SLOW, str(seconds)]
+    command = [sys.executable, *start, "serve", str(gallery), "--port", "0", *options]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as server:
+        log: list[str] = []
+        reader = threading.Thread(target=lambda: log.extend(server.stderr), daemon=True)
+        reader.start()
+        try:
+            address = server.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:"), log
+            yield server, address, log
+        finally:
+            server.kill()
+            server.wait()
+            reader.join()
+
+
+def accepted(address):
+    found = re.search(r"^sightline_accepted_requests (\S+)", httpx.get(f"{address}/metrics", timeout=30).text, re.MULTILINE)
+    return float(found[1])
+
+
+def test_sigterm_loses_no_accepted_request(own_gallery):
+    with process(own_gallery, seconds=0.3, SIGHTLINE_SERVE_BATCH="4") as (server, address, log):
+        with ThreadPoolExecutor(16) as pool:
+
+            def search(seed):
+                return httpx.post(f"{address}/v1/search", files={"image": ("x", png(seed))}, timeout=60)
+
+            def write(number):
+                form = {"image": ("x", png(number))}
+                return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=60)
+
+            asked = [pool.submit(search, seed) for seed in range(8)] + [pool.submit(write, seed) for seed in range(8)]
+            deadline = time.monotonic() + 60
+            while accepted(address) < 9 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            n_answered = sum(one.done() for one in asked)
+            n_accepted = accepted(address)
+            assert n_accepted >= 8
+            server.send_signal(signal.SIGTERM)
+            answers = [one.result() for one in asked if one.exception() is None]
+        server.wait(30)
+        # A connection that had not been read from when the signal came is closed; what had been accepted is answered.
+        assert len(answers) >= n_answered + n_accepted
+        assert {answer.status_code for answer in answers} <= {200, 201}
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/v1/health")
+    assert server.returncode in (0, -signal.SIGTERM)
+    assert not [line for line in log if "rror" in line]
+    written = [answer.json()["item"]["id"] for answer in answers if answer.status_code == 201]
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        assert len(gallery.metadata(written)) == len(written)
+
+
+def test_sigkill_during_writes_loses_no_acknowledged_item(own_gallery, serving):
+    acknowledged: list[str] = []
+
+    def write_on(address, worker):
+        with httpx.Client(timeout=60) as client:
+            for number in range(10_000):
+                id_ = f"{worker}/{number}"
+                try:
+                    answer = client.post(f"{address}/v1/items", files={"image": ("x", png(number))}, data={"id": id_})
+                except httpx.TransportError:
+                    return
+                if answer.status_code == 201:
+                    acknowledged.append(id_)
+
+    with process(own_gallery, SIGHTLINE_SERVE_RATE="100000", SIGHTLINE_SERVE_BURST="100000") as (server, address, _):
+        threads = [threading.Thread(target=write_on, args=(address, worker)) for worker in range(6)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        while len(acknowledged) < 40 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        server.send_signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    assert len(acknowledged) >= 40
+    client = serving(own_gallery)  # restarted
+    for id_ in acknowledged[-3:]:
+        path = f"/v1/items/{id_.replace('/', '%2F')}"
+        assert client.get(path).json()["id"] == id_
+        assert client.get(f"{path}/image").status_code == 200
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        assert gallery.verify() == []
+        there = gallery.metadata(acknowledged)
+    assert all((own_gallery / row["path"]).is_file() for row in there)
+
+
+@pytest.mark.slow
+def test_several_workers_share_the_gallery_and_count_together(own_gallery):
+    with process(own_gallery, "--workers", "2") as (server, address, _):
+        httpx.get(f"{address}/v1/ready", timeout=120)
+        for number in range(12):
+            with httpx.Client(timeout=60) as client:  # a connection each, so that both workers are asked
+                form = {"image": ("x", png(number))}
+                assert client.post(f"{address}/v1/items", files=form, data={"id": str(number)}).status_code == 201
+        for number in range(12):
+            found = httpx.post(
+                f"{address}/v1/search", files={"image": ("x", png(number))}, data={"k": 1}, timeout=60
+            ).json()
+            assert found["results"][0]["id"] == str(number)
+        text = httpx.get(f"{address}/metrics", timeout=30).text
+        assert 'sightline_requests_total{method="POST",route="/v1/items",status="201"} 12.0' in text
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nowhere"], "not a gallery"),
+        (["nowhere", "--host", "0.0.0.0"], "tokens are needed"),
+        ([], "galleries"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(options, message):
+    run = CliRunner().invoke(command_line, ["serve", "--port", "0", *options])
+    assert isinstance(run.exception, InputError)  # which `sightline` prints, and ends with status 2
+    assert message in str(run.exception)
