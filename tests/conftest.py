@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and all have one name
+
+
 def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: int = 3, seed: int = 0) -> Path:
     """Blurred patches of noise: ``root/super{s}/class{c}/{i}.png``, alike inside a class."""
     rng = np.random.default_rng(seed)

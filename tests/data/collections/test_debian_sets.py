@@ -99,7 +99,9 @@ PARTS = {"train": ("train", 30), "test": ("t10k", 20)}
 
 
 def idx(values):
-    return gzip.compress(bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
+    return gzip.compress(
+        bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes(), mtime=0
+    )
 
 
 def fashion(n_train=30, n_test=20):
@@ -149,6 +151,7 @@ def test_fashion_mnist_keeps_pixels_labels_and_the_published_parts(tmp_path):
         ),
         ("t10k-labels-idx1-ubyte.gz", idx(np.arange(20, dtype=np.uint8)), "class 19, known are 0 to 9"),
     ],
+    ids=["missing", "not packed", "cut short", "too few images", "too few labels", "unknown class"],
 )
 def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, content, message):
     files = fashion() | {file: content}
