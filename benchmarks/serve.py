@@ -106,8 +106,8 @@ def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse
     ]
     return (
         f"`python benchmarks/serve.py --seconds {given.seconds:g} --clients {given.clients} --items {given.items} "
-        f"--backbone {given.backbone} --write`, {os.cpu_count()} cores, JPEG files of 640 x 480, clients on the same machine.\n\n"
-        + table(["", "measured", "bar"], rows)
+        f"--backbone {given.backbone} --write`, {os.cpu_count()} cores, JPEG files of 640 x 480, clients on the same "
+        "machine.\n\n" + table(["", "measured", "bar"], rows)
     )
 
 

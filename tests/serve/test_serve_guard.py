@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from served_galleries import png
@@ -255,6 +256,21 @@ def test_settings_come_from_file_environment_and_command_line_in_this_order(tmp_
     assert found.session_key not in repr(found)
 
 
+def test_the_example_of_settings_is_one(tmp_path):
+    found = read_settings(Path(__file__).parents[2] / "deploy" / "serve.toml", environ={"SIGHTLINE_SERVE_RATE": "none"})
+    assert (found.token_file, found.rate) == (Path("/etc/sightline/tokens.toml"), None)
+
+
+def test_the_page_on_settings_names_all_with_their_defaults():
+    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text[text.index("| setting |") :], re.MULTILINE))
+    assert told.keys() == ServeSettings.model_fields.keys()
+    for name, value in told.items():
+        default = ServeSettings.model_fields[name].default
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(value.replace(",", "")) == default
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -263,6 +279,7 @@ def test_settings_come_from_file_environment_and_command_line_in_this_order(tmp_
         ({"galleries": ["a"], "prot": 1}, "prot"),
         ({"galleries": ["a"], "host": "0.0.0.0"}, "tokens are needed"),
         ({"galleries": ["a"], "formats": ["SVG"]}, "formats"),
+        ({"galleries": ["a", "b/a"]}, "two galleries are named 'a'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(given, message):

@@ -191,6 +191,11 @@ def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery
         assert len(flagged["results"]) == 2
         assert len(rejected["results"]) == (2 if expected.belongs else 0)
         assert ask(client, data, k=2, policy="ignore")["verdict"] is None
+    (own_gallery / FOLDER / "rejector.json").write_text("{}")
+    broken = client.post("/v1/search", files={"image": ("a", inside)})
+    assert (broken.status_code, broken.headers["retry-after"]) == (503, "1")
+    assert "rejector" in broken.json()["detail"]
+    assert str(own_gallery) not in broken.text
     assert expected.belongs is False  # of the one outside: otherwise nothing was shown
 
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from sightline.errors import InputError
-from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.storage import replaced_folder
 from sightline.search.gallery import Gallery
 from sightline.search.store import DATABASE
@@ -37,8 +36,6 @@ def backup_gallery(folder: Path, copy: Path) -> int:
         if early.is_dir():
             early.rename(scratch / IMAGES)
         _copy_images(folder, scratch / IMAGES)
-        if (folder / REJECTOR).is_dir():
-            shutil.copytree(folder / REJECTOR, scratch / REJECTOR)
         with Gallery.open(scratch, read_only=True) as copied:
             return len(copied)
 
@@ -64,9 +61,8 @@ def restore_gallery(copy: Path, folder: Path) -> int:
             if faults := gallery.verify():
                 raise InputError(f"{copy}: is damaged, nothing was restored: {'; '.join(faults[:3])}")
             gallery.backup(scratch)
-        for name in (REJECTOR, IMAGES):
-            if (copy / name).is_dir():
-                shutil.copytree(copy / name, scratch / name)
+        if (copy / IMAGES).is_dir():
+            shutil.copytree(copy / IMAGES, scratch / IMAGES)
         with Gallery.open(scratch) as restored:
             restored.build_index()
             return len(restored)

@@ -95,7 +95,11 @@ class Collection:
         with self._lock:
             if stamp != self._rejector_stamp:
                 fingerprint = None if self._gallery is None else self._gallery.identity.fingerprint
-                self._rejector = Rejector.load(self.folder / REJECTOR, fingerprint)
+                try:
+                    self._rejector = Rejector.load(self.folder / REJECTOR, fingerprint)
+                except InputError as error:
+                    message = str(error).replace(str(self.folder), self.name)
+                    raise Problem(503, f"the rejector cannot be used: {message}", {"Retry-After": "1"}) from error
                 self._rejector_stamp = stamp
             return self._rejector
 
@@ -125,7 +129,7 @@ class Collection:
             try:
                 with self.told():
                     found: Sequence[Found | Exception] = self._search_alike([jobs[place] for place in places])
-            except Exception as error:
+            except Exception as error:  # is told to those who asked
                 found = [error] * len(places)
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer

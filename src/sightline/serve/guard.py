@@ -229,7 +229,8 @@ def caller_of(headers: Headers, scope: Scope, tokens: Tokens, settings: ServeSet
         return Caller(f"token:{token.name}", frozenset({"read"}), True)
     scopes = settings.open_scopes()
     if "write" in scopes and (headers.get("x-forwarded-for") or headers.get("forwarded")):
-        scopes = frozenset()  # on loopback without tokens, and yet it comes through a proxy, from anywhere
+        # On loopback without tokens, and yet it comes through a proxy, from anywhere.
+        scopes = frozenset({"read"}) if settings.public_read else frozenset()
     return Caller(address, scopes, False)
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from sightline.data.images import Box, load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
+from sightline.search.image_paths import image_path
 from sightline.search.items import Value
 from sightline.serve.problems import Problem
 
@@ -41,10 +42,9 @@ class Pictures:
 
     def file_of(self, folder: Path, metadata: dict[str, Value]) -> Path | None:
         """Where an item's image is, by the gallery's metadata alone; None where that says nothing or leaves the roots."""
-        path = metadata.get("path")
-        if not isinstance(path, str) or not path:
+        file = image_path(folder, metadata)
+        if file is None:
             return None
-        file = (folder / path).resolve()
         allowed = [*self._roots, folder.resolve()] if self._roots else None
         if allowed is not None and not any(file.is_relative_to(root) for root in allowed):
             return None

@@ -11,10 +11,12 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from sightline.errors import InputError
+from sightline.search.gallery import Gallery
 from sightline.serve.measures import LOGGING, MULTIPROCESS
 from sightline.serve.settings import ServeSettings
 
 HANDED_ON = "SIGHTLINE_SERVE__SETTINGS"
+BACKLOG = 2048
 
 
 def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
@@ -24,24 +26,32 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
         settings: what to serve, and how.
         tell: is given the address once it is listened to.
     """
-    logging.config.dictConfig(LOGGING)
-    listening = _bound(settings.host, settings.port)
-    host, port = listening.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if settings.workers == 1:
-        from sightline.serve.app import create_app
+    with _bound(settings.host, settings.port) as listening:
+        host, port = listening.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if settings.workers == 1:
+            from sightline.serve.app import create_app
 
-        server = uvicorn.Server(_configured(settings, create_app(settings)))
-        listening.listen(2048)
-        tell(address)
-        server.run(sockets=[listening])
-        return
+            server = uvicorn.Server(_configured(settings, create_app(settings)))
+            logging.config.dictConfig(LOGGING)
+            listening.listen(BACKLOG)
+            tell(address)
+            server.run(sockets=[listening])
+        else:
+            _serve_by_workers(settings, listening, lambda: tell(address))
+
+
+def _serve_by_workers(settings: ServeSettings, listening: socket.socket, tell: Callable[[], object]) -> None:
+    for gallery in settings.galleries:  # a fault is told once, here, and not by every worker again and again
+        with Gallery.open(gallery, read_only=True) as opened:
+            opened.encoder()
+    logging.config.dictConfig(LOGGING)
     os.environ[HANDED_ON] = settings.model_dump_json()
     with tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
         os.environ[MULTIPROCESS] = folder
         config = _configured(settings, "sightline.serve.run:handed_on")
-        listening.listen(2048)
-        tell(address)
+        listening.listen(BACKLOG)
+        tell()
         Multiprocess(config, sockets=[listening]).run()
 
 

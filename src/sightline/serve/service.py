@@ -75,8 +75,6 @@ class Service:
         self.galleries: dict[str, Served] = {}
         for folder in settings.galleries:
             collection = Collection(folder, settings.read_only)
-            if collection.name in self.galleries:
-                raise InputError(f"two galleries are named {collection.name!r}; each is served under its folder's name")
             searcher: Batcher[SearchJob, Found] = Batcher(
                 collection.search, "search", settings.batch, begin=lambda: torch.set_num_threads(n_threads)
             )

@@ -39,7 +39,8 @@ class ServeSettings(BaseModel):
         batch_wait: seconds that a pass waits for more images.
         waiting: requests that are taken at once; those beyond get 429.
         threads: that decode images.
-        rate: searches and writes a second, by token or address, in the long run; None for no limit. Reads count a tenth.
+        rate: searches and writes a second, by token or address, in the long run; None (in files ``none``) for no
+            limit. Reads count a tenth.
         burst: that may come at once.
         cache_bytes: of thumbnails kept in memory.
         shutdown_seconds: that accepted requests are given to end.
@@ -79,6 +80,12 @@ class ServeSettings(BaseModel):
     def _split(cls, value: object) -> object:
         """Lists in the environment are separated by commas."""
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("rate", mode="before")
+    @classmethod
+    def _unlimited(cls, value: object) -> object:
+        """Neither TOML nor the environment has a word for None."""
+        return None if value == "none" else value
 
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
@@ -132,6 +139,9 @@ def read_settings(
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise InputError("settings of the service: " + "; ".join(faults)) from error
+    names = [folder.resolve().name for folder in settings.galleries]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"two galleries are named {twice[0]!r}; each is served under its folder's name")
     if settings.token_file is None and not settings.is_loopback() and not settings.public_read:
         raise InputError(
             f"host {settings.host}: others can reach this address, so tokens are needed: make one with `sightline token` "
