@@ -1,6 +1,5 @@
-"""What the tests of the page share: galleries of drawn shapes, the real service on a free port, and a browser that watches."""
+"""What the tests of the page share: galleries of drawn shapes, the real service, and a browser that watches."""
 
-import csv
 import dataclasses
 import socket
 import threading
@@ -8,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
+import polars as pl
 import uvicorn
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from served_galleries import encoded
 
 from sightline.data.manifest import read_manifest
@@ -33,7 +32,7 @@ FLAGS = [
     "--no-first-run",
 ]
 COLOURS = {"red": "#d01818", "green": "#18a030", "blue": "#1848d0", "gold": "#e0b010", "pink": "#f080b0"}
-ODD = "it's a \"square\" \\ [x]"  # a label that must reach the filter unharmed
+ODD = 'it\'s a "square" \\ [x]'  # a label that must reach the filter unharmed
 SHAPES = ("circle", ODD, "triangle", "bar")
 
 
@@ -55,14 +54,15 @@ def shape(name: str, colour: str, shift: int = 0, size: int = 64) -> Image.Image
 def draw_shapes(root: Path) -> Path:
     """40 images, 20 fine labels in 4 shapes; a manifest with a year and whether each was sold."""
     root.mkdir(parents=True)
-    with (root / "shapes.csv").open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(["id", "path", "split", "label_0", "label_1", "year", "sold"])
-        for number in range(40):
-            name, colour, shift = SHAPES[number % 4], list(COLOURS)[number // 4 % 5], 4 * (number // 20)
-            shape(name, colour, shift).save(root / f"{number}.png")
-            lines.writerow([f"no/{number}", f"{number}.png", "test", f"{colour} {name}", name, 2000 + number, number < 10])
-    return root / "shapes.csv"
+    rows = []
+    for number in range(40):
+        name, colour, shift = SHAPES[number % 4], list(COLOURS)[number // 4 % 5], 4 * (number // 20)
+        shape(name, colour, shift).save(root / f"{number}.png")
+        labels = {"label_0": f"{colour} {name}", "label_1": name}
+        told = {"year": 2000 + number, "sold": number < 10}
+        rows.append({"id": f"no/{number}", "path": f"{number}.png", "split": "test", **labels, **told})
+    pl.DataFrame(rows).write_parquet(root / "shapes.parquet")
+    return root / "shapes.parquet"
 
 
 def make_galleries(folder: Path) -> dict[str, Path]:
@@ -82,10 +82,9 @@ def make_galleries(folder: Path) -> dict[str, Path]:
     return made
 
 
-def noise() -> bytes:
-    """What belongs to no collection of shapes."""
-    pixels = np.random.default_rng(0).integers(0, 2, (64, 64, 1)) * np.array([255, 255, 255])
-    return encoded(Image.fromarray(pixels.astype(np.uint8)))
+def negative() -> bytes:
+    """What does not belong among shapes on white: one on black."""
+    return encoded(ImageOps.invert(shape("circle", "red")))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The files of the page: what they weigh, that they name no other host, and that filters they compose mean what was ticked."""
+"""The files of the page: what they weigh, that they name no other host, and that composed filters mean what was ticked."""
 
 import re
 from importlib.resources import files
@@ -8,8 +8,8 @@ import pytest
 from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, served
 from playwright.sync_api import sync_playwright
 
+from sightline.models.encoder import Encoder
 from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
 
 WEB = files("sightline.serve") / "web"
 VALUES = ['"', "'", "\\", '\\"', "a\nb", "tab\there", "\u2028", "🦉 ñ", "None", "True", "x' or 'a' == 'a", "{}", "", "1"]
@@ -36,7 +36,8 @@ def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path):
     rows = [{"mark": value, "year": float(n), "sold": n % 2 == 0} for n, value in enumerate(VALUES)] + [{"year": -1.5}]
     named = [str(n) for n in range(len(rows))]
     vectors = np.random.default_rng(0).normal(size=(len(rows), 4))
-    with Gallery.create(tmp_path / "odd", EncoderIdentity(fingerprint="0", dim=4, name="by hand")) as gallery:
+    encoder = Encoder.create("tiny", embedding_dim=4, image_size=32)
+    with Gallery.create(tmp_path / "odd", encoder) as gallery:
         gallery.add(named, vectors, rows)
         with served(tmp_path / "odd") as url, sync_playwright() as playwright:
             page = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS).new_page()
@@ -47,7 +48,9 @@ def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path):
                 assert gallery.filter(alone) == [str(n)], alone
                 pair = page.evaluate(call, [{"mark": {"values": [value, None]}}, ""])
                 assert sorted(gallery.filter(pair), key=int) == [str(n), str(len(VALUES))], pair
-            every = page.evaluate(call, [{"mark": {"values": VALUES}, "year": {"min": 2, "max": 9}, "sold": {"values": [True]}}, ""])
+            every = page.evaluate(
+                call, [{"mark": {"values": VALUES}, "year": {"min": 2, "max": 9}, "sold": {"values": [True]}}, ""]
+            )
             assert sorted(gallery.filter(every), key=int) == ["2", "4", "6", "8"]
             joined = page.evaluate(call, [{"year": {"max": 3}}, "year == 1 or year == 7"])
             assert gallery.filter(joined) == ["1"]  # what was written is one condition, not two

@@ -17,6 +17,8 @@ let galleries = [];
 let state = null;
 let lanes = [];
 let previewed = "";
+let begin;
+const ready = new Promise((done) => (begin = done)); // the galleries are known
 const recent = []; // [{key, title, src, query}], newest first
 
 // ---- state ----
@@ -41,7 +43,8 @@ function ask(query, { title, src }) {
   return drawn;
 }
 
-const takeImage = (file) => {
+const takeImage = async (file) => {
+  await ready; // an image may be dropped before the page knows what it can search
   const image = keep(file);
   const { name, url } = imageOf(image);
   return ask({ image, crop: null }, { title: name, src: url });
@@ -125,7 +128,7 @@ async function drawBeginning(gallery) {
   document.body.classList.add("beginning");
   lanes.forEach((lane) => lane.empty());
   const [lane] = lanes;
-  lane.title.textContent = "What does it look like?";
+  lane.title.textContent = "Start with an image";
   if (!gallery.items) {
     lane.banner.replaceChildren(banner("none", "image", "This gallery is empty", "Add images with sightline index add, then search here."));
     return;
@@ -147,12 +150,11 @@ function drawPreview() {
   const key = JSON.stringify(query && [query.id, query.gallery, query.image, query.crop]);
   $("#pick-text").textContent = query ? "Choose another image" : "Choose an image";
   $("#preview").hidden = !asked;
-  $("#crop-help").hidden = !asked?.file;
   if (!asked || key === previewed) return;
   previewed = key;
   if (query.id) {
     const picture = h("img", { src: `${imageAddress(query.id, query.gallery)}`, alt: "The item searched by" });
-    $("#preview").replaceChildren(h("div", { className: "stage" }, picture), h("p", { className: "soft small name" }, query.id));
+    $("#preview").replaceChildren(h("div", { className: "stage" }, picture), h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id));
     return;
   }
   const changed = (crop) => {
@@ -163,7 +165,7 @@ function drawPreview() {
 }
 
 function drawRecent() {
-  $("#recent").hidden = !recent.length;
+  $("#recent").hidden = recent.length < 2; // the newest is in view already
   $("#recent-list").replaceChildren(
     ...recent.map((one) => h("li", {}, h("button", { type: "button", title: one.title, "aria-label": `Search again: ${one.title}`, onclick: () => ask(one.query, one) }, h("img", { src: one.src, alt: "", width: 48, height: 48 })))),
   );
@@ -241,7 +243,6 @@ function askForToken(isRefused) {
 }
 
 function watch() {
-  watchInputs(takeImage, showFault);
   const release = settled(250, () => go({ k: Number($("#k").value) }));
   $("#k").addEventListener("input", () => {
     $("#k-shown").textContent = $("#k").value;
@@ -287,7 +288,9 @@ async function start() {
   state = fromAddress(location.search, galleries.map(({ name }) => name));
   $("#lanes").replaceChildren();
   watch();
+  begin();
   await draw();
 }
 
+watchInputs(takeImage, showFault);
 start();

@@ -44,7 +44,7 @@ function card(item, place, n_levels, { open, alike }) {
     h("button", { type: "button", className: "picture", "aria-haspopup": "dialog", onclick: () => open(place) }, image),
     kind && h("span", { className: "mark" }, h("span", { "aria-hidden": "true" }, kind.mark), ` ${kind.text}`),
     h("p", { className: "title" }, h("span", { className: "words" }, titleOf(item)), h("span", { className: "score", title: "Score: higher is nearer" }, score(item.score))),
-    h("p", { className: "levels soft small" }, (item.labels ?? []).slice(1).join(" · ")),
+    h("p", { className: "levels soft small", title: alternative(item) }, (item.labels ?? []).slice(1).join(" · ")),
     h("p", { className: "beside soft small", hidden: true }),
     h("button", { type: "button", className: "alike quiet", onclick: () => alike(item) }, icon("alike"), "More like this", h("span", { className: "unseen" }, `: ${titleOf(item)}, place ${place + 1}`)),
   );

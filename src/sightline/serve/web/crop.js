@@ -38,7 +38,7 @@ export function cropper(url, alt, crop, changed) {
   for (const corner of ["nw", "ne", "sw", "se"]) box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
   const image = h("img", { src: url, alt, draggable: false });
   const stage = h("div", { className: "stage" }, image, box);
-  const text = h("span", {}, "Crop");
+  const text = h("span", {});
   const button = h("button", { type: "button", className: "quiet", onclick: toggle }, icon("crop"), text);
   const settle = settled(350, () => changed(crop));
 
@@ -51,6 +51,7 @@ export function cropper(url, alt, crop, changed) {
     box.hidden = crop === null;
     stage.classList.toggle("cropped", crop !== null);
     text.textContent = crop ? "Whole image" : "Crop";
+    button.title = crop ? "" : "Or drag on the image to search a part of it";
     if (!crop) return;
     const [x1, y1, x2, y2] = crop;
     Object.assign(box.style, { left: percent(x1), top: percent(y1), width: percent(x2 - x1), height: percent(y2 - y1) });

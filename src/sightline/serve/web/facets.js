@@ -11,7 +11,7 @@ export const isShown = (name) => !HIDDEN.test(name);
 /** label_1 of 3 -> "Parent label"; other names as they are, with spaces. */
 export function fieldName(name, levels) {
   const level = levels.indexOf(name);
-  if (level < 0) return name.replaceAll("_", " ");
+  if (level < 0) return name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
   return ["Label", "Parent label", "Grandparent label"][level] ?? `Label, level ${level}`;
 }
 

@@ -46,7 +46,7 @@ export class Lane {
   makeControls() {
     const change = (changes) => this.actions.settings(this.place, changes);
     const bounded = (input, least, most, otherwise) => (input.value === "" ? otherwise : Math.min(most, Math.max(least, Number(input.value))));
-    const gallery = h("select", { "aria-label": "Gallery", onchange: () => change({ gallery: gallery.value }) }, this.galleries.map(({ name, items }) => h("option", { value: name }, `${name} (${count(items)})`)));
+    const gallery = h("select", { "aria-label": "Gallery", onchange: () => change({ gallery: gallery.value }) }, this.galleries.map(({ name }) => h("option", { value: name }, name)));
     const expand = h("input", { type: "number", min: 0, max: 50, step: 1, onchange: () => change({ expand: Math.round(bounded(expand, 0, 50, 0)) }) });
     const alpha = h("input", { type: "number", min: 0, max: 10, step: "any", onchange: () => change({ alpha: bounded(alpha, 0, 10, ALPHA) }) });
     const rerank = h("input", { type: "checkbox", onchange: () => change({ rerank: rerank.checked ? "kreciprocal" : "" }) });
@@ -120,7 +120,7 @@ export class Lane {
     if (verdict && !verdict.belongs && verdict.policy !== "ignore") {
       const withheld = !results.length;
       const anyway = withheld && h("button", { type: "button", onclick: this.actions.anyway }, "Show the nearest anyway");
-      const text = `${withheld ? "No results are shown. " : "The results below are the nearest there are, and may mean nothing. "}It lies at ${verdict.energy.toPrecision(3)} on a scale where images of this collection stay below ${verdict.threshold.toPrecision(3)}.`;
+      const text = `${withheld ? "No results are shown. " : "The results below are the nearest there are, and may mean nothing. "}Its distance from the collection is ${verdict.energy.toPrecision(3)}; images that belong stay below ${verdict.threshold.toPrecision(3)}.`;
       return [banner("outside", "outside", "This image does not belong to this collection", text, anyway || null)];
     }
     if (verdict?.matched === false) return [banner("far", "far", "Nothing here is close to this image", `It is the kind of image this collection holds, but no item matches it. ${nearest}`)];
