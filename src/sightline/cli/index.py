@@ -8,10 +8,14 @@ import typer
 if TYPE_CHECKING:
     from sightline.data.manifest import Manifest
     from sightline.models.encoder import Encoder
+    from sightline.ood.rejector import Rejector
     from sightline.search.gallery import Gallery
 
 app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
-GalleryFolder = Annotated[Path, typer.Argument(help="Gallery folder, made by `sightline index build`.")]
+GalleryFolder = Annotated[
+    str,
+    typer.Argument(help="Gallery folder, made by `sightline index build`, or an address: milvus+http://host:19530/name."),
+]
 Source = Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]
 Split = Annotated[str | None, typer.Option(help="Only this split.")]
 Prune = Annotated[bool, typer.Option("--prune", help="Remove items that the manifest or folder lacks.")]
@@ -23,7 +27,9 @@ Workers = Annotated[int, typer.Option(min=0, help="Processes that read images.")
 def build(
     encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder; a copy is kept in the gallery.")],
     source: Source,
-    out: Annotated[Path, typer.Option(help="Gallery folder; one that is there already is brought up to date.")],
+    out: Annotated[
+        str, typer.Option(help="Gallery folder or address of Milvus; one that is there already is brought up to date.")
+    ],
     index: Annotated[
         str | None, typer.Option(help="exact, auto, or a FAISS factory string: HNSW32, IVF1024,PQ64 ...; at first auto.")
     ] = None,
@@ -34,14 +40,18 @@ def build(
     workers: Workers = 2,
 ) -> None:
     """Embed every image that is new or has changed, and build the index."""
+    from sightline.errors import InputError
     from sightline.models.encoder import Encoder
-    from sightline.search.gallery import Gallery
+    from sightline.search.gallery import Gallery, is_cluster
 
     model = Encoder.from_pretrained(encoder)
     manifest = _manifest(source, split)
-    is_there = (out / "gallery.db").exists()
-    with Gallery.open(out) if is_there else Gallery.create(out, model, index=index or "auto") as gallery:
+    if is_cluster(out) and recall is not None:
+        raise InputError("--recall: Milvus does not tune its index to a recall")
+    with Gallery.open(out) if Gallery.is_at(out) else Gallery.create(out, model, index=index or "auto") as gallery:
         gallery.check_encoder(model)
+        if is_cluster(out):
+            gallery.build_index(index)  # refuses another than the collection's before the work is done
         _bring_up_to_date(gallery, model, manifest, prune, batch_size, workers)
         _build_index(gallery, index, recall)
 
@@ -50,18 +60,23 @@ def build(
 def add(
     gallery: GalleryFolder,
     source: Source,
+    encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery's folder has its own.")] = None,
     split: Split = None,
     prune: Prune = False,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
     """Add images; those that are there and have not changed are not embedded again."""
+    from sightline.models.encoder import Encoder
     from sightline.search.gallery import Gallery
 
     manifest = _manifest(source, split)
     with Gallery.open(gallery) as opened:
-        _bring_up_to_date(opened, opened.encoder(), manifest, prune, batch_size, workers)
+        model = opened.encoder() if encoder is None else Encoder.from_pretrained(encoder)
+        _bring_up_to_date(opened, model, manifest, prune, batch_size, workers)
         stats = opened.stats()
+        if "index_covers" not in stats:  # Milvus, which looks after its index
+            return
         if stats["items"] + stats["removed"] - stats["index_covers"] > 0.1 * stats["items"]:
             _build_index(opened, None, None)
 
@@ -81,20 +96,25 @@ def remove(
     with Gallery.open(gallery) as opened:
         gone = opened.filter(where) if where else ids or []
         opened.remove(gone)
-        typer.echo(f"{gallery}: {len(gone)} removed, {len(opened)} left")
+        typer.echo(f"{opened.folder}: {len(gone)} removed, {len(opened)} left")
 
 
 @app.command()
 def verify(gallery: GalleryFolder) -> None:
-    """Hold every item, vector and index against its checksum; status 2 and one line a fault if something is wrong."""
-    from sightline.errors import raise_faults
+    """Hold every item, vector, index and the rejector against checksum and encoder; status 2 if something is wrong."""
+    from sightline.errors import InputError, raise_faults
     from sightline.search.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True) as opened:
-        raise_faults(gallery, opened.verify())
+        faults = opened.verify()
+        try:
+            rejector = _rejector(opened)
+        except InputError as error:
+            faults.append(str(error))
+        raise_faults(opened.folder, faults)
         for repair in opened.repairs:
             typer.echo(f"repaired: {repair}")
-        typer.echo(f"{gallery}: {len(opened)} items, no fault")
+        typer.echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
 
 
 @app.command()
@@ -107,7 +127,8 @@ def stats(
     from sightline.search.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True) as opened:
-        found = opened.stats()
+        rejector = _rejector(opened)
+        found = opened.stats() | {"rejector": None if rejector is None else _described(rejector)}
     typer.echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
 
 
@@ -117,10 +138,48 @@ def compact(gallery: GalleryFolder) -> None:
     from sightline.search.gallery import Gallery
 
     with Gallery.open(gallery) as opened:
-        before = opened.stats()["folder_bytes"]
+        before = opened.stats().get("folder_bytes")
         opened.compact()
-        after = opened.stats()["folder_bytes"]
-        typer.echo(f"{gallery}: {len(opened)} items, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
+        after = opened.stats().get("folder_bytes")
+        if before is None or after is None:
+            typer.echo(f"{opened.folder}: {len(opened)} items; Milvus goes on with it")
+        else:
+            typer.echo(f"{gallery}: {len(opened)} items, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
+
+
+@app.command()
+def augment(
+    gallery: GalleryFolder,
+    out: Annotated[Path, typer.Option(help="Gallery folder to write; must not exist.")],
+    neighbours: Annotated[
+        int, typer.Option(min=1, help="Average each item with so many: at most the other images of one thing.")
+    ] = 3,
+    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that they are weighted by.")] = 2.0,
+    index: Annotated[str, typer.Option(help="exact, auto, or a FAISS factory string.")] = "auto",
+) -> None:
+    """Write a gallery whose items are averaged with their neighbours; make it anew when items have come or gone."""
+    from sightline.search.gallery import Gallery
+    from sightline.search.gallery_table import write_augmented
+
+    with Gallery.open(gallery, read_only=True) as opened:
+        n_items = write_augmented(opened, out, neighbours, alpha, index)
+    typer.echo(f"{out}: {n_items} items, each with {neighbours} neighbours")
+    with Gallery.open(out) as written:
+        _build_index(written, None, None)
+
+
+def _rejector(gallery: "Gallery") -> "Rejector | None":
+    """The rejector that lies in a gallery's folder, if there is one; refused if it is damaged or of another encoder."""
+    from sightline.ood.rejector import Rejector
+    from sightline.search.gallery import REJECTOR_FOLDER
+
+    folder = Path(gallery.folder) / REJECTOR_FOLDER
+    return Rejector.load(folder, gallery.identity.fingerprint) if folder.is_dir() else None
+
+
+def _described(rejector: "Rejector") -> str:
+    matches = "" if rejector.similarity_threshold is None else f", a match from {rejector.similarity_threshold:.4f} on"
+    return f"{rejector.scorer.name}, accepts {100 * (rejector.scorer.acceptance or 0):g} %{matches}, {rejector.policy}"
 
 
 def _manifest(source: Path, split: str | None) -> "Manifest":
@@ -146,7 +205,8 @@ def _bring_up_to_date(
 def _build_index(gallery: "Gallery", index: str | None, recall: float | None) -> None:
     header = gallery.build_index(index, recall=recall, show_progress=True)
     if header is None:
-        typer.echo("index: exact")
+        stats = gallery.stats()
+        typer.echo(f"index: {stats.get('index_built', stats['index'])}")
     else:
         effort = "".join(f", {name} {value}" for name, value in header.effort.items())
         typer.echo(f"index: {header.factory}, recall@10 {header.recall:.4f} against exact{effort}")

@@ -1,17 +1,25 @@
 """``sightline ood``: does an image belong to a collection?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sightline.embedding.table import EmbeddingTable
 
 app = typer.Typer(no_args_is_help=True, help="Tell images that belong from those that do not.")
 
 
 @app.command()
 def fit(
-    table: Annotated[Path, typer.Argument(help="Images that belong, written by `sightline embed`.")],
-    out: Annotated[Path, typer.Option(help="Folder to write, such as encoder/rejector.")],
+    table: Annotated[Path | None, typer.Argument(help="Images that belong, written by `sightline embed`.")] = None,
+    gallery: Annotated[
+        str | None, typer.Option(help="Or a gallery, whose items belong and are what queries are matched with.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, such as encoder/rejector; a gallery's own if not given.")
+    ] = None,
     scorer: Annotated[str, typer.Option(help="heat, gmm, knn, vim ...; see docs/ood.md.")] = "heat",
     tpr: Annotated[float, typer.Option(help="Share of images that belong to accept.")] = 0.95,
     split: Annotated[str | None, typer.Option(help="Fit on this split alone.")] = None,
@@ -30,15 +38,26 @@ def fit(
 ) -> None:
     """Fit and calibrate a rejector; print its thresholds."""
     from sightline.embedding.table import EmbeddingTable
+    from sightline.errors import InputError
     from sightline.ood.rejector import fit_rejector
 
-    embedded = EmbeddingTable.read(table)
+    if (table is None) == (gallery is None):
+        raise InputError("either a table or --gallery is needed")
+    if gallery is not None and gallery_table is not None:
+        raise InputError("--gallery is what queries are matched with; --gallery-table goes with a table")
+    if gallery is not None:
+        embedded, matched, out = _gallery(gallery, out)
+    else:
+        embedded = EmbeddingTable.read(Path(str(table)))
+        matched = None if gallery_table is None else EmbeddingTable.read(gallery_table)
+    if out is None:
+        raise InputError("--out is needed: the folder to write")
     rejector = fit_rejector(
         embedded if split is None else embedded.split(split),
         scorer,
         tpr,
         None if held_out_table is None else EmbeddingTable.read(held_out_table),
-        None if gallery_table is None else EmbeddingTable.read(gallery_table),
+        matched,
         policy,
         level,
         seed,
@@ -48,6 +67,8 @@ def fit(
     typer.echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
     if rejector.similarity_threshold is not None:
         typer.echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
+    elif gallery is not None:
+        typer.echo("no two items share a label: from which similarity on there is a match is not known")
 
 
 @app.command()
@@ -84,6 +105,21 @@ def evaluate(
         from sightline.report.detection import draw_detection
 
         draw_detection(result, plot, threshold)
+
+
+def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, EmbeddingTable | None, Path]":
+    """The items of a gallery, once more if some share a label and can match, and where its rejector goes."""
+    from sightline.errors import InputError
+    from sightline.search.gallery import REJECTOR_FOLDER, Gallery
+    from sightline.search.gallery_table import gallery_table
+
+    with Gallery.open(address, read_only=True) as opened:
+        if out is None and not isinstance(opened.folder, Path):
+            raise InputError(f"{opened.folder}: Milvus keeps no rejector: --out is needed")
+        table = gallery_table(opened)
+        folder = Path(opened.folder) / REJECTOR_FOLDER if out is None else out
+    can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())
+    return table, table if can_match else None, folder
 
 
 def _options(words: list[str]) -> dict[str, object]:

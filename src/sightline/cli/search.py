@@ -1,9 +1,13 @@
 """``sightline search``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sightline.ood.rejector import Rejector
+    from sightline.search.gallery import Gallery
 
 
 def search(
@@ -13,9 +17,33 @@ def search(
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery has its own.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results for each query.")] = 10,
     where: Annotated[str | None, typer.Option(help='Only items such as: label_1 == "Flags" and year >= 2020')] = None,
-    expand: Annotated[int, typer.Option(min=0, help="Expand each query by this many neighbours; 0 does not.")] = 0,
+    expand: Annotated[
+        int, typer.Option(min=0, help="Expand each query by this many neighbours, at most the other images of one thing.")
+    ] = 0,
     alpha: Annotated[float, typer.Option(help="Power of similarity that these are weighted by.")] = 2.0,
     rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
+    depth: Annotated[
+        int, typer.Option(min=1, help="How many results are ordered anew; later ones keep their order.")
+    ] = 100,
+    reciprocal: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Neighbours that re-ranking looks at: about the images of one thing; 3 if there are four."
+        ),
+    ] = 20,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Say which queries do not belong here, and which have no match.")
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="With --reject: reject gives such queries no results, flag marks them, ignore shows nothing."),
+    ] = None,
+    rejector: Annotated[
+        Path | None, typer.Option(help="With --reject: folder by `sightline ood fit`, if not the gallery's own.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where images are that lay beside the gallery, if it is elsewhere now.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all metadata.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures instead.")] = None,
 ) -> None:
@@ -29,18 +57,50 @@ def search(
     if (gallery is None) == (table is None):
         raise InputError("either --gallery or --table is needed")
     if table is not None:
-        if encoder is None or where is not None or json or html is not None or expand or rerank is not None:
-            raise InputError("--table needs --encoder, and takes none of --where, --expand, --rerank, --json and --html")
+        if encoder is None or any((where, json, html, expand, rerank, reject, policy, rejector, root)):
+            raise InputError("--table needs --encoder, and takes none of the options that a gallery has, but for -k")
         _search_table(queries, table, encoder, k)
         return
-    refinement = Refinement(expand=expand, alpha=alpha, rerank=rerank)
+    if not reject and (policy is not None or rejector is not None):
+        raise InputError("--policy and --rejector say how to --reject, which is not there")
+    refinement = Refinement(expand, alpha, rerank, depth, reciprocal)
     with Gallery.open(str(gallery), read_only=True) as opened:
         model = None if encoder is None else Encoder.from_pretrained(encoder)
-        found = answers.ask(opened, queries, k, encoder=model, where=where, refinement=refinement)
+        judge = _rejector(opened, rejector, policy) if reject else None
+        found = answers.ask(
+            opened,
+            queries,
+            k,
+            encoder=model,
+            where=where,
+            refinement=refinement,
+            judge=None if judge is None else judge.judge,
+            policy=None if judge is None else judge.policy,
+            root=root,
+        )
     if html is not None:
         typer.echo(answers.write_contact_sheet(html, found, f"Found in {gallery}"))
     else:
         typer.echo(answers.as_json(found) if json else answers.as_text(found))
+
+
+def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":
+    """The rejector that was given or lies in the gallery, with the policy that is asked for."""
+    from sightline.errors import InputError, choose
+    from sightline.ood.rejector import POLICIES, Rejector
+    from sightline.search.gallery import REJECTOR_FOLDER
+
+    if folder is None:
+        folder = Path(gallery.folder) / REJECTOR_FOLDER
+        if not folder.is_dir():
+            raise InputError(
+                f"{gallery.folder}: no rejector is saved in this gallery: give one by --rejector, or make it with "
+                f"`sightline ood fit --gallery {gallery.folder}`"
+            )
+    loaded = Rejector.load(folder)
+    loaded.check_encoder(gallery.identity.fingerprint, f"{folder}, for {gallery.folder} of {gallery.identity.name!r}")
+    loaded.policy = loaded.policy if policy is None else choose(POLICIES, policy, "policy")
+    return loaded
 
 
 def _search_table(images: list[str], table: Path, encoder: Path, k: int) -> None:

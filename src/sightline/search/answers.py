@@ -3,9 +3,10 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -18,9 +19,12 @@ from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.models.encoder import Encoder
 from sightline.search.gallery import Gallery
+from sightline.search.image_paths import image_path
 from sightline.search.items import Value
 from sightline.search.refine import NOTHING, Refinement, refined_search
 
+Said = tuple[bool, float, float, bool | None, float | None, float | None]  # the fields of Judged
+Judge = Callable[[NDArray[np.float32], NDArray[np.floating[Any]]], Sequence[Said]]
 THUMBNAIL = 160
 PAGE = """<!doctype html>
 <html lang="en">
@@ -37,6 +41,7 @@ figure { margin: 0; padding: .5rem; border: 1px solid #ddd; border-radius: .4rem
 .frame { height: 8rem; display: flex; align-items: center; justify-content: center; background: #f6f6f6; color: #777 }
 img { max-width: 100%; max-height: 8rem }
 figcaption { margin-top: .4rem; font-size: .8rem; overflow-wrap: anywhere }
+.verdict { margin: .5rem 0; padding: .4rem .6rem; border-left: .3rem solid #b3261e; background: #fbeceb; color: #222 }
 .score { font-variant-numeric: tabular-nums; font-weight: 600 }
 @media (prefers-color-scheme: dark) {
   body { color: #eee; background: #181818 } figure { border-color: #444 } .frame { background: #262626 }
@@ -45,6 +50,9 @@ figcaption { margin-top: .4rem; font-size: .8rem; overflow-wrap: anywhere }
 <h1>{{ title }}</h1>
 {% for answer in answers %}
 <h2>{{ answer.query }}</h2>
+{% for remark in answer.remarks() %}
+<p class="verdict">{{ remark }}</p>
+{% endfor %}
 <ol>
   <li class="query"><figure><div class="frame">{{ picture(answer.query_path, "query") }}</div>
   <figcaption><span class="score">query</span></figcaption></figure></li>
@@ -54,7 +62,7 @@ figcaption { margin-top: .4rem; font-size: .8rem; overflow-wrap: anywhere }
   {%- if hit.labels() %}<br>{{ hit.labels() | join(" < ") }}{% endif %}</figcaption></figure></li>
 {% endfor %}
 </ol>
-{% if not answer.results %}<p>Nothing matches.</p>{% endif %}
+{% if not answer.results and not answer.remarks() %}<p>Nothing matches.</p>{% endif %}
 {% endfor %}
 </html>
 """
@@ -77,12 +85,46 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a rejector says of a query: is it of the kind that the gallery holds, and is its match there?"""
+
+    belongs: bool
+    energy: float
+    threshold: float
+    matched: bool | None
+    similarity: float | None
+    similarity_threshold: float | None
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What was found for one query: its name, its image if there is one, and the results, best first."""
+    """What was found for one query.
+
+    Attributes:
+        query: its name.
+        query_path: its image, if there is one.
+        results: best first; none where the policy is ``reject`` and the query does not belong.
+        policy: ``reject``, ``flag`` or ``ignore``; None where nobody was asked.
+        verdict: what the rejector says of it.
+    """
 
     query: str
     query_path: str | None
     results: list[Result]
+    policy: str | None = None
+    verdict: Judged | None = None
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the query besides its results: nothing where all is well, or is to be ignored."""
+        said = self.verdict
+        if said is None or self.policy == "ignore":
+            return []
+        found = []
+        if not said.belongs:
+            found.append(f"does not belong: energy {said.energy:.4g}, accepted up to {said.threshold:.4g}")
+        if said.matched is False:
+            found.append(f"no match: similarity {said.similarity:.4f}, a match from {said.similarity_threshold:.4f} on")
+        return found
 
 
 def ask(
@@ -93,6 +135,9 @@ def ask(
     encoder: Encoder | None = None,
     where: str | None = None,
     refinement: Refinement = NOTHING,
+    judge: Judge | None = None,
+    policy: str | None = None,
+    root: Path | None = None,
     n_workers: int = 0,
 ) -> list[Answer]:
     """Answer queries of any kind.
@@ -104,6 +149,10 @@ def ask(
         encoder: the gallery's; None for the one saved in it. Ids need none.
         where: a condition that results meet.
         refinement: what to do after the first ranking.
+        judge: says of the queries' vectors and their best similarities whether they belong, and have a match.
+        policy: what to do then: ``reject`` gives no results to a query that does not belong, ``flag`` says so, ``ignore``
+            does not.
+        root: where to look for images that lay beside the gallery; see :func:`image_path`. Results have full paths.
         n_workers: processes that read images.
     """
     images, ids = _sorted_out(queries)
@@ -116,14 +165,29 @@ def ask(
     vectors = np.concatenate([vectors, gallery.vectors(ids)])
     own = [None] * len(images) + list(ids)
     scores, found = refined_search(gallery, vectors, k, refinement, where=where, own=own)
-    told = _metadata(gallery, found)
-    paths = [str(image) for image in images] + [str(row["path"]) if row.get("path") else None for row in known]
-    return [
-        Answer(
-            name, path, [Result(id_, float(s), told[id_]) for s, id_ in zip(row, row_ids, strict=True) if id_ is not None]
-        )
-        for name, path, row, row_ids in zip([*map(str, images), *ids], paths, scores, found, strict=True)
-    ]
+    verdicts = _verdicts(gallery, vectors, own, judge)
+    told = _metadata(gallery, found, root)
+    files = [*images, *(image_path(gallery.folder, row, root) for row in known)]
+    answers = []
+    for place, name in enumerate([*map(str, images), *ids]):
+        verdict, file = verdicts[place], files[place]
+        withheld = policy == "reject" and verdict is not None and not verdict.belongs
+        hits = [] if withheld else [(id_, s) for id_, s in zip(found[place], scores[place], strict=True) if id_ is not None]
+        results = [Result(id_, float(score), told[id_]) for id_, score in hits]
+        answers.append(Answer(name, None if file is None else str(file), results, policy, verdict))
+    return answers
+
+
+def _verdicts(
+    gallery: Gallery, vectors: NDArray[np.float32], own: list[str | None], judge: Judge | None
+) -> list[Judged] | list[None]:
+    """One for each query, by its own vector and its best item of all: neither filtered, expanded nor re-ranked."""
+    if judge is None:
+        return [None] * len(vectors)
+    nearest, _ = refined_search(gallery, vectors, 1, own=own)
+    best = nearest[:, 0] if nearest.shape[1] else np.full(len(vectors), -np.inf)
+    best = np.where(np.isfinite(best), best, -1.0)  # there is no item: it is like nothing
+    return [Judged(*verdict) for verdict in judge(vectors, best)]
 
 
 def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -142,16 +206,21 @@ def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
     return images, ids
 
 
-def _metadata(gallery: Gallery, ids: NDArray[np.object_]) -> dict[str, dict[str, Value]]:
+def _metadata(gallery: Gallery, ids: NDArray[np.object_], root: Path | None) -> dict[str, dict[str, Value]]:
+    """What is known of the items, with the full paths of their images."""
     unique = sorted({id_ for id_ in ids.reshape(-1) if id_ is not None})
-    return dict(zip(unique, gallery.metadata(unique), strict=True))
+    known = dict(zip(unique, map(dict, gallery.metadata(unique)), strict=True))
+    for row in known.values():
+        if (file := image_path(gallery.folder, row, root)) is not None:
+            row["path"] = str(file)
+    return known
 
 
 def as_text(answers: Sequence[Answer]) -> str:
-    """A line for each query, and one for each result: place, similarity, path or id, labels."""
+    """A line for each query, one for each remark on it, and one for each result: place, similarity, path or id, labels."""
     lines = []
     for answer in answers:
-        lines.append(answer.query)
+        lines += [answer.query, *(f"      {remark}" for remark in answer.remarks())]
         for place, hit in enumerate(answer.results, start=1):
             shown = hit.metadata.get("path") or hit.id
             lines.append(f"{place:>4}  {hit.score:.4f}  {shown}  {' < '.join(hit.labels())}".rstrip())
@@ -159,7 +228,7 @@ def as_text(answers: Sequence[Answer]) -> str:
 
 
 def as_json(answers: Sequence[Answer]) -> str:
-    """A list of queries with their results and all metadata."""
+    """A list of queries with their results, all metadata, and the verdict, whatever the policy."""
     return json.dumps([asdict(answer) for answer in answers], ensure_ascii=False, indent=2)
 
 

@@ -32,7 +32,7 @@ from sightline.search.store import DATABASE, Store
 if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
 
-ENCODER_FOLDER = "encoder"
+ENCODER_FOLDER, REJECTOR_FOLDER = "encoder", "rejector"
 FILTERS_KEPT = 64
 RECALL = 0.95
 
@@ -83,7 +83,7 @@ class Gallery:
             index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
             metric: ``cosine`` or ``dot``.
         """
-        if _is_cluster(folder):
+        if is_cluster(folder):
             from sightline.search.milvus import MilvusGallery
 
             cluster: Any = MilvusGallery.create(str(folder), encoder, index=index, metric=metric)
@@ -101,12 +101,21 @@ class Gallery:
     @classmethod
     def open(cls, folder_or_uri: Path | str, *, read_only: bool = False) -> "Gallery":
         """The gallery in a folder, or on a cluster (``milvus+http://host:19530/collection``, or a Milvus Lite file)."""
-        if _is_cluster(folder_or_uri):
+        if is_cluster(folder_or_uri):
             from sightline.search.milvus import MilvusGallery
 
             cluster: Any = MilvusGallery.open(str(folder_or_uri), read_only=read_only)  # has the same methods
             return cluster  # type: ignore[no-any-return]
         return cls(Store.open(Path(folder_or_uri), read_only))
+
+    @staticmethod
+    def is_at(folder_or_uri: Path | str) -> bool:
+        """Whether there is a gallery; on a cluster, a collection of that name."""
+        if is_cluster(folder_or_uri):
+            from sightline.search.milvus_connection import collection_is_at
+
+            return collection_is_at(str(folder_or_uri))
+        return (Path(folder_or_uri) / DATABASE).exists()
 
     def close(self) -> None:
         """Let go of the files; may be called twice."""
@@ -370,8 +379,9 @@ class Gallery:
         """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
         with appearing(Path(folder)) as scratch:
             self._store.backup(scratch / DATABASE)
-            if (self.folder / ENCODER_FOLDER).is_dir():
-                shutil.copytree(self.folder / ENCODER_FOLDER, scratch / ENCODER_FOLDER)
+            for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
+                if (self.folder / name).is_dir():
+                    shutil.copytree(self.folder / name, scratch / name)
 
 
 def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_]:
@@ -381,7 +391,7 @@ def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_
     return found
 
 
-def _is_cluster(folder_or_uri: Path | str) -> bool:
+def is_cluster(folder_or_uri: Path | str) -> bool:
     """Whether it is an address of Milvus or a file of Milvus Lite."""
     file = Path(folder_or_uri)
     return str(folder_or_uri).startswith("milvus+") or (file.suffix == ".db" and file.name != DATABASE)

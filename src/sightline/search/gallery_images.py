@@ -17,6 +17,7 @@ from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.search.gallery import Gallery
+from sightline.search.image_paths import stored_path
 from sightline.search.items import Value
 
 CHUNK = 512  # images embedded, and kept, at a time
@@ -95,6 +96,11 @@ def _described(manifest: Manifest) -> list[dict[str, Any]]:
     return [{**row, "path": path} for row, path in zip(manifest.table.iter_rows(named=True), paths, strict=True)]
 
 
+def _stored(folder: Path | str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row as the gallery keeps it: it and the images beside it can be moved together."""
+    return {**row, "path": stored_path(folder, Path(row["path"]))}
+
+
 def _index_part(
     gallery: Gallery,
     encoder: Encoder,
@@ -105,6 +111,8 @@ def _index_part(
     n_workers: int,
 ) -> None:
     to_embed, to_relabel = [], []
+    folder: Path | str = gallery.folder
+    folder = folder.resolve() if isinstance(folder, Path) else folder  # an address of Milvus
     for row in rows:
         before = old.get(row["id"], {})
         try:
@@ -115,7 +123,7 @@ def _index_part(
         except OSError as error:
             done.broken.append(f"{row['path']}: {error.strerror}")
             continue
-        now = {key: value for key, value in row.items() if key != "id"}
+        now = {key: value for key, value in _stored(folder, row).items() if key != "id"}
         seen = (HASH, *BOX)
         if not before or any(before.get(key) != now.get(key) for key in seen):
             to_embed.append(row)
@@ -128,7 +136,7 @@ def _index_part(
     if written := kept + to_relabel:
         # One write for both, so that a reader never sees a part of them.
         table = np.concatenate([vectors, gallery.vectors(same)])
-        gallery.upsert([row["id"] for row in written], table, written)
+        gallery.upsert([row["id"] for row in written], table, [_stored(folder, row) for row in written])
     n_changed = sum(row["id"] in old for row in kept)
     done.changed, done.added = done.changed + n_changed, done.added + len(kept) - n_changed
     done.relabelled += len(to_relabel)

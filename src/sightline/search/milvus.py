@@ -27,7 +27,7 @@ from sightline.search.items import (
     checked_vectors,
     some,
 )
-from sightline.search.milvus_connection import Address, connected, index_type, told
+from sightline.search.milvus_connection import Address, check_index, connected, index_type, told
 from sightline.search.milvus_filter import milvus_filter
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class MilvusGallery:
         identity: the encoder its vectors are of.
         metric: ``cosine`` or ``dot``; higher is nearer.
         partition: the metadata key whose value decides in which part of the collection an item is; None for none.
+        repairs: always empty: what Milvus derives it looks after itself.
     """
 
     def __init__(self, address: Address, client: Any, about: dict[str, Any], read_only: bool) -> None:
@@ -59,6 +60,7 @@ class MilvusGallery:
         self.identity = EncoderIdentity(about["fingerprint"], about["dim"], about["name"])
         self.metric: str = about["metric"]
         self.partition: str | None = about["partition"]
+        self.repairs: list[str] = []
         self._collection = address.collection
         self._client = client
         self._read_only = read_only
@@ -152,7 +154,7 @@ class MilvusGallery:
 
     def encoder(self) -> "Encoder":
         """Always refused: Milvus keeps no encoders."""
-        raise InputError(f"{self.folder}: no encoder is saved in Milvus; its vectors are of {self.identity.name!r}")
+        raise InputError(f"{self.folder}: no encoder is saved in Milvus, give that of its vectors, {self.identity.name!r}")
 
     def check_encoder(self, encoder: "Encoder | EncoderIdentity | str") -> None:
         """Refuse another encoder than that of the gallery's vectors, given itself or by its fingerprint."""
@@ -323,6 +325,15 @@ class MilvusGallery:
             scores[place, : len(row)] = [hit["distance"] for hit in row]
             ids[place, : len(row)] = [hit["id"] for hit in row]
         return scores, ids
+
+    def build_index(self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False) -> None:
+        """Nothing: Milvus builds its index itself. Another than the collection's is refused, and so is a recall."""
+        if recall is not None:
+            raise InputError(f"{self.folder}: Milvus does not tune its index to a recall, {recall} was asked for")
+        if index is not None:
+            with told(self.folder):
+                built = self._client.describe_index(self._collection, "vector") or {}
+            check_index(index, built, self.folder)
 
     def compact(self) -> None:
         """Have Milvus merge its segments and drop what was removed; it goes on in the background."""

@@ -1,7 +1,7 @@
 """Where a collection of Milvus is, how to connect to it, and what Milvus calls things."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
@@ -92,6 +92,34 @@ def connected(address: Address, must_exist: bool = False) -> tuple[Any, Any]:
         raise InputError("Milvus needs the package pymilvus: pip install 'sightline[cluster]'") from error
     with told(address.shown, " cannot be reached"):
         return MilvusClient(address.uri, token=address.token, timeout=SECONDS), DataType
+
+
+def collection_is_at(text: str) -> bool:
+    """Whether there is a collection at an address, made by Sightline or not."""
+    address = Address.read(text)
+    if address.is_file and not Path(address.uri).exists():
+        return False
+    client, _ = connected(address)
+    try:
+        with told(address.shown):
+            return bool(client.has_collection(address.collection))
+    finally:
+        client.close()
+
+
+def check_index(asked: str, built: Mapping[str, Any], shown: str) -> None:
+    """Refuse another index than that of a collection, which is chosen when it is made.
+
+    Args:
+        asked: such as ``HNSW32``.
+        built: what Milvus says of the index; Milvus Lite says nothing of its options, which are then not compared.
+        shown: the collection's address.
+    """
+    kind, options = index_type(asked)
+    told_of = {name: str(built[name]) for name in options if name in built}
+    if built.get("index_type") != kind or any(value != str(options[name]) for name, value in told_of.items()):
+        is_there = ", ".join([str(built.get("index_type")), *(f"{name} {value}" for name, value in told_of.items())])
+        raise InputError(f"{shown}: its index is {is_there}, chosen when it was made; {asked!r} needs a new collection")
 
 
 @contextmanager
