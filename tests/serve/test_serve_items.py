@@ -15,6 +15,7 @@ from sightline.cli.main import app as command_line
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
 from sightline.serve import collection as collections
+from sightline.serve import fields
 from sightline.serve.backup import backup_gallery, restore_gallery
 from sightline.serve.collection import Collection
 
@@ -138,19 +139,28 @@ def test_images_outside_the_roots_are_not_shown(serving, own_gallery, image_tree
 
 
 def test_fields_say_what_to_filter_by(serving, own_gallery):
-    client = serving(own_gallery)
     with Gallery.open(own_gallery) as gallery:
         gallery.add(
             ["x", "y"], np.eye(16)[:2], [{"year": 2019, "rare": True}, {"year": 2021.5, "rare": False, "note": "n"}]
         )
+    client = serving(own_gallery)
     told = client.get("/v1/galleries").json()[0]
-    fields = {field["name"]: field for field in told["fields"]}
-    assert list(fields) == ["label_0", "label_1", "note", "rare", "split", "year"]
+    by_name = {field["name"]: field for field in told["fields"]}
+    assert list(by_name) == ["label_0", "label_1", "note", "rare", "split", "year"]
     assert told["levels"] == ["label_0", "label_1"]
-    assert fields["label_1"]["values"] == [{"value": f"super{n}", "count": 24} for n in range(3)]
-    assert (fields["year"]["kind"], fields["year"]["min"], fields["year"]["max"]) == ("number", 2019, 2021.5)
-    assert fields["rare"]["values"] == [{"value": False, "count": 1}, {"value": True, "count": 1}]
+    assert by_name["label_1"]["values"] == [{"value": f"super{n}", "count": 24} for n in range(3)]
+    assert (by_name["year"]["kind"], by_name["year"]["min"], by_name["year"]["max"]) == ("number", 2019, 2021.5)
+    assert by_name["rare"]["values"] == [{"value": False, "count": 1}, {"value": True, "count": 1}]
     assert told["items"] == 74
+
+
+def test_fields_follow_the_gallery(serving, own_gallery, monkeypatch):
+    client = serving(own_gallery)
+    monkeypatch.setattr(fields, "FRESH_SECONDS", 0.0)
+    assert "colour" not in client.get("/v1/galleries").text
+    add(client, "new", png(), {"colour": "red"})
+    found = [field for field in client.get("/v1/galleries").json()[0]["fields"] if field["name"] == "colour"]
+    assert found[0]["values"] == [{"value": "red", "count": 1}]
 
 
 def test_what_another_process_wrote_is_found_at_the_next_search(serving, own_gallery):

@@ -103,6 +103,13 @@ class Collection:
                 self._rejector_stamp = stamp
             return self._rejector
 
+    def warm(self) -> None:
+        """Read what the first search would read, and say what is wrong with it."""
+        gallery = self.gallery()
+        if len(gallery):
+            gallery.search(np.zeros((1, gallery.identity.dim), np.float32), 1)
+        self.rejector()
+
     def close(self) -> None:
         """Let go of the files."""
         for gallery in self._opened:

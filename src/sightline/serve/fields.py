@@ -3,14 +3,17 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sightline.data.manifest import BOX
+from sightline.errors import InputError
 from sightline.search.gallery import Gallery
 from sightline.search.items import Value
 from sightline.serve.schemas import HIDDEN, FieldBody, ValueCount
 
 MOST_VALUES = 200
+AT_ONCE = 5000  # items read at a time: others read in between
 FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read through for each question
 
 
@@ -46,7 +49,7 @@ def relation(query: list[str] | None, item: list[str]) -> int | None:
     return n_shared
 
 
-def summarised(rows: list[dict[str, Value]]) -> list[FieldBody]:
+def summarised(rows: Iterable[dict[str, Value]]) -> list[FieldBody]:
     """The fields of these items: kind, most frequent values or range; labels first, then by name."""
     values: dict[str, Counter[Value]] = {}
     kinds: dict[str, set[str]] = {}
@@ -82,6 +85,19 @@ def _field(name: str, kinds: set[str], values: Counter[Value]) -> FieldBody:
     return FieldBody(name=name, kind="bool" if is_bool else "text", values=counted, min=None, max=None)
 
 
+def _rows(gallery: Gallery) -> Iterator[dict[str, Value]]:
+    """What is known of each item, some at a time."""
+    ids = gallery.ids()
+    for start in range(0, len(ids), AT_ONCE):
+        part = ids[start : start + AT_ONCE]
+        try:
+            found = gallery.metadata(part)
+        except InputError:  # one was removed meanwhile
+            there = set(gallery.ids())
+            found = gallery.metadata([id_ for id_ in part if id_ in there])
+        yield from found
+
+
 @dataclass
 class Fields:
     """The fields of one gallery, remembered until it changes."""
@@ -99,11 +115,7 @@ class Fields:
             is_fresh = time.monotonic() - self._since < FRESH_SECONDS
             if self._found is None or (gallery.generation != self._generation and not is_fresh):
                 self._generation = gallery.generation
-                ids = gallery.ids()
-                rows: list[dict[str, Value]] = []
-                for start in range(0, len(ids), 10_000):
-                    rows += gallery.metadata(ids[start : start + 10_000])
-                self._found, self._since = summarised(rows), time.monotonic()
+                self._found, self._since = summarised(_rows(gallery)), time.monotonic()
             return self._found
 
     def levels(self, gallery: Gallery) -> list[str]:

@@ -41,14 +41,18 @@ class Pictures:
         self._lock = threading.Lock()
 
     def file_of(self, folder: Path, metadata: dict[str, Value]) -> Path | None:
-        """Where an item's image is, by the gallery's metadata alone; None where that says nothing or leaves the roots."""
-        file = image_path(folder, metadata)
-        if file is None:
-            return None
-        allowed = [*self._roots, folder.resolve()] if self._roots else None
-        if allowed is not None and not any(file.is_relative_to(root) for root in allowed):
-            return None
-        return file
+        """Where an item's image is, by the gallery's metadata alone; None where that says nothing or leaves the roots.
+
+        Images that lay beside the gallery and do so no more are looked for in the roots.
+        """
+        allowed = [*self._roots, folder.resolve()]
+        found = [image_path(folder, metadata, root) for root in (None, *self._roots)]
+        files = [
+            file
+            for file in found
+            if file is not None and (not self._roots or any(file.is_relative_to(root) for root in allowed))
+        ]
+        return next((file for file in files if file.is_file()), files[0] if files else None)
 
     def etag(self, file: Path, metadata: dict[str, Value], size: int) -> str:
         """A name for the image of an item at a size; changes with its file."""

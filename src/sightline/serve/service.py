@@ -45,10 +45,16 @@ class Encoding:
     def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
         self.encoder = encoder.eval()
         self.transform = eval_transform(encoder.settings.preprocessing)
-        n_threads = torch.get_num_threads()
+        self._n_threads = torch.get_num_threads()
         self.batcher: Batcher[Tensor, NDArray[np.float32]] = Batcher(
-            self._encoded, "encode", settings.batch, settings.batch_wait, watch, lambda: torch.set_num_threads(n_threads)
+            self._encoded, "encode", settings.batch, settings.batch_wait, watch, self._begin
         )
+
+    def _begin(self) -> None:
+        """Set the thread up, and run once: the first pass takes several times as long as the others."""
+        torch.set_num_threads(self._n_threads)
+        side = self.encoder.settings.preprocessing.crop
+        self._encoded([torch.zeros(3, side, side)])
 
     def _encoded(self, images: list[Tensor]) -> list[NDArray[np.float32]]:
         device = next(self.encoder.parameters()).device
@@ -80,7 +86,8 @@ class Service:
             )
             self.galleries[collection.name] = Served(collection, Fields(), searcher)
             self.encoding(collection)
-            collection.rejector()
+            collection.warm()
+            self._pool.submit(self.galleries[collection.name].fields.of, collection.gallery())
 
     def served(self, name: str | None) -> Served:
         """A gallery by name; the first where none is given."""
