@@ -1,0 +1,63 @@
+"""Where images are noted to lie, and found again; what is served stays below the roots."""
+
+from pathlib import Path
+
+import pytest
+
+from sightline.search.image_paths import image_path, stored_path
+from sightline.serve.pictures import Pictures
+
+
+@pytest.mark.parametrize(
+    ("gallery", "image", "noted"),
+    [
+        ("/data/gallery", "/data/images/a b.png", "../images/a b.png"),
+        ("/data/gallery", "/data/a.png", "../a.png"),
+        ("/data/gallery", "/data/gallery2/a.png", "../gallery2/a.png"),
+        ("/data/gallery", "/data/gallery/images/a.png", "/data/gallery/images/a.png"),  # else removed as if uploaded
+        ("/data/gallery", "/database/a.png", "/database/a.png"),
+        ("/gallery", "/images/a.png", "/images/a.png"),  # all lies below /
+    ],
+)
+def test_what_lies_beside_a_gallery_is_noted_from_it_and_found_again(gallery, image, noted):
+    assert stored_path(Path(gallery), Path(image)) == noted
+    assert image_path(Path(gallery), {"path": noted}) == Path(image)
+
+
+def test_only_what_lay_beside_is_looked_for_in_the_root():
+    folder, root = Path("/data/gallery"), Path("/new")
+    assert image_path(folder, {"path": "../images/a.png"}, root) == Path("/new/images/a.png")
+    assert image_path(folder, {"path": "images/upload.png"}, root) == Path("/data/gallery/images/upload.png")
+    assert image_path(folder, {"path": "/else/a.png"}, root) == Path("/else/a.png")
+    assert [image_path(folder, {"path": path}) for path in (None, "", 3)] == [None] * 3
+    assert image_path(folder, {}) is None
+
+
+def test_milvus_lies_beside_nothing():
+    address = "milvus+http://host:19530/birds"
+    assert stored_path(address, Path("/images/a.png")) == "/images/a.png"
+    assert image_path(address, {"path": "/images/a.png"}) == Path("/images/a.png")
+
+
+def test_a_link_to_a_gallery_finds_the_images_beside_the_real_one(tmp_path):
+    (tmp_path / "real" / "gallery").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "gallery")
+    assert image_path(tmp_path / "link", {"path": "../a.png"}) == tmp_path.resolve() / "real/a.png"
+
+
+def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):
+    tmp_path = tmp_path.resolve()
+    gallery, old, new = tmp_path / "copy" / "gallery", tmp_path / "copy/images/a.png", tmp_path / "new/images/a.png"
+    for file in (gallery / "gallery.db", new, tmp_path / "secret.png", gallery / "images/upload.png"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    def found(path, *roots):
+        return Pictures(roots, 1000, 1000).file_of(gallery, {"path": path})
+
+    assert found("../images/a.png") == old  # not there, and said so later
+    assert found("../images/a.png", tmp_path / "other", tmp_path / "new") == new
+    assert found("images/upload.png", tmp_path / "new") == gallery / "images/upload.png"
+    for path in ("../../secret.png", "../../../secret.png", str(tmp_path / "secret.png"), "../images/../../secret.png"):
+        assert found(path, tmp_path / "new") is None
+    assert found("../../secret.png") == tmp_path / "secret.png"  # without roots, wherever the gallery says
