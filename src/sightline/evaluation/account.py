@@ -26,8 +26,8 @@ def evaluation_facts(result: Result, on: str, chose: bool = False) -> Evaluation
         chose: whether it chose the encoder among several.
 
     Example:
-        >>> evaluation_facts(Result({"map": np.linspace(0, 1, 101)}), "test images").metrics["map"].mean
-        0.5
+        >>> evaluation_facts(Result({"map": np.array([1.0, 0.5])}), "test images").metrics["map"].mean
+        0.75
     """
     ends = _intervals(result)
     metrics = {
