@@ -1,34 +1,93 @@
-"""The pages in ``docs``: made ones are up to date, and their Python runs."""
+"""The pages in ``docs``: made ones are up to date, their Python runs, their commands fit, all are in the site."""
 
+import json
 import re
 import runpy
+import subprocess
+import sys
 from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 
+import sightline
+from command_lines import faults, lines_of
 from sightline.losses import LOSSES
 
-DOCS = Path(__file__).parent.parent / "docs"
-WITH_CODE = {"detector.md": 1, "hierarchy.md": 2, "losses.md": 1, "ood.md": 1, "reports.md": 1, "search.md": 1}  # blocks
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+FENCE = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]*) -->\n+)?^```python\n(?P<code>.*?)^```", flags=re.S | re.M)
+WITH_CODE = [page for page in PAGES if FENCE.search((DOCS / page).read_text())]
+NOT_RUN = [
+    ("collections.md", "fetches packages"),
+    ("scale.md", "needs a Milvus server"),
+    ("scale.md", "needs a Milvus server and the tables of a large run"),
+]  # every other block is run
 
 
-@pytest.mark.parametrize("page", WITH_CODE)
-def test_python_runs(page):
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.S)
-    assert len(blocks) == WITH_CODE[page]
+@pytest.mark.parametrize("file", WITH_CODE)
+def test_python_runs(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {}
-    for block in blocks:
-        exec(block, names)
-    if page == "detector.md":
+    for block in FENCE.finditer((DOCS / file).read_text()):
+        if block["reason"] is None:
+            exec(block["code"], names)
+    if file == "detector.md":
         assert names["last"] < names["first"] / 2
 
 
-def test_page_of_losses_is_up_to_date():
-    made = runpy.run_path(str(DOCS / "make_losses.py"))["page"]()
-    assert (DOCS / "losses.md").read_text() == made, "run python docs/make_losses.py"
+def test_blocks_that_are_not_run_are_these():
+    found = [
+        (page, block["reason"]) for page in PAGES for block in FENCE.finditer((DOCS / page).read_text()) if block["reason"]
+    ]
+    assert found == NOT_RUN
+    assert len(WITH_CODE) >= 12
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_commands_fit_the_command_line(file):
+    wrong = [
+        (" ".join(words), fault) for words, whole in lines_of((DOCS / file).read_text()) for fault in faults(words, whole)
+    ]
+    assert wrong == []
+
+
+def test_wrong_commands_are_found():
+    page = """```bash
+sightline train imagse --out run
+sightline train images data.manifest=photos loss.name=roadmpa
+sightline train images sampler.batch=3 && sightline embed encoder
+torchrun --nproc-per-node 2 -m sightline embed encoder images.csv --out table.parquet --batch-size many
+sightline data prepare emojis --out emoji  # a comment
+sightline compare a.json \\
+    b.json c.json
+```
+In a sentence `sightline serve --hots 0.0.0.0` and `sightline index rebuild`, but `sightline embed` may stand alone.
+"""
+    found = [fault for words, whole in lines_of(page) for fault in faults(words, whole)]
+    fragments = [
+        "no recipe imagse",
+        "no loss roadmpa",
+        "sampler.batch'",
+        "takes 2 to 2",
+        "needs --out",
+        "does not take many",
+    ]
+    fragments += ["no data set emojis", "takes 2 to 2", "no option --hots", "no command sightline index rebuild"]
+    assert len(found) == len(fragments)
+    assert [fragment for fragment, fault in zip(fragments, found, strict=True) if fragment not in fault] == []
+
+
+@pytest.mark.parametrize("maker", ["make_losses.py", "make_reference.py", "make_data_flow.py"])
+def test_made_pages_are_up_to_date(maker):
+    made = runpy.run_path(str(DOCS / maker))
+    files = made.get("FILES") or {"losses.md": made["page"]}
+    stale = [file for file, make in files.items() if (DOCS / file).read_text() != make()]
+    assert stale == [], f"run python docs/{maker}"
 
 
 def test_page_of_losses_has_all_and_says_nothing_twice():
@@ -36,3 +95,54 @@ def test_page_of_losses_has_all_and_says_nothing_twice():
     assert sorted(re.findall(r"^### `(\w+)`$", text, flags=re.M)) == sorted([*LOSSES, "class_map", "all_classes_ap"])
     sentences = Counter(re.split(r"(?<=[.:;])\s+", text))
     assert [sentence for sentence, n in sentences.items() if n > 1 and len(sentence) > 50] == []
+
+
+def test_reference_has_every_public_name():
+    assert runpy.run_path(str(DOCS / "make_reference.py"))["public_names"]() == {*sightline.__all__} - {"__version__"}
+
+
+def test_navigation_has_every_page():
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
+    assert sorted(listed) == PAGES
+
+
+class Fetched(HTMLParser):
+    """What a browser fetches for a page by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses = []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source"):
+            self.addresses.append(given.get("src"))
+        if tag == "link" and given.get("rel") not in ("prev", "next", "canonical"):
+            self.addresses.append(given.get("href"))
+
+
+@pytest.mark.slow
+def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr.strip()) == (0, "", "")
+    built = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(built) == len(PAGES) + 1  # and 404.html
+    outside = []
+    for file in built:
+        parser = Fetched()
+        parser.feed(file.read_text())
+        outside += [(file.name, address) for address in parser.addresses if address and re.match(r"(https?:)?//", address)]
+    assert outside == []
+    styles = [
+        file for file in (tmp_path / "site").rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())
+    ]
+    assert styles == []
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    assert any("roadmap" in entry["text"] for entry in index["docs"])
