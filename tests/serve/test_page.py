@@ -128,6 +128,7 @@ def test_a_part_is_drawn_with_the_mouse_and_searched(opened, galleries):
     page = opened()
     asked_by_image(page, {"name": "two.png", "mimeType": "image/png", "buffer": encoded(both)})
     box = page.locator(".stage").bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(2, rel=0.02)  # not squeezed
     with page.expect_response(re.compile("/v1/search$")) as told:
         page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 2)
         page.mouse.down()
@@ -198,6 +199,7 @@ def test_more_like_this_frames_results_by_relation_and_the_back_button_returns(o
 def test_a_link_to_an_item_opens_it_and_one_to_an_image_says_that_it_is_gone(opened):
     page = opened("?id=no%2F5&of=plain&k=7")
     expect(page.locator(".card[data-relation]")).to_have_count(7)
+    expect(page.locator("#preview .name")).to_have_text(f"green {ODD}")
     page = opened("?image=1&gallery=plain")
     expect(page.locator(".banner")).to_contain_text("This image is no longer held")
 

@@ -2,7 +2,7 @@
 
 import { forgetToken, galleries as readGalleries, hasToken, imageAddress, onTokenNeeded, samples } from "./api.js";
 import { drawWaiting, titleOf } from "./cards.js";
-import { cropper } from "./crop.js";
+import { cropper, queryImage } from "./crop.js";
 import { closeDetail } from "./detail.js";
 import { $, announce, count, h, plural, settled } from "./dom.js";
 import { drawFacets } from "./facets.js";
@@ -103,6 +103,8 @@ async function drawAnswers() {
   const before = state;
   const answers = await Promise.all(lanes.map((lane) => lane.run(asked, shared)));
   if (state !== before || answers.some((answer) => !answer)) return;
+  const title = answers[0].query.labels?.[0];
+  if (state.query.id && title) $("#preview .name").textContent = title;
   announce(answers.map(({ results }) => plural(results.length, "result")).join(" and "));
   compareAnswers(answers);
 }
@@ -153,7 +155,7 @@ function drawPreview() {
   if (!asked || key === previewed) return;
   previewed = key;
   if (query.id) {
-    const picture = h("img", { src: `${imageAddress(query.id, query.gallery)}`, alt: "The item searched by" });
+    const picture = queryImage(imageAddress(query.id, query.gallery), "The item searched by");
     $("#preview").replaceChildren(h("div", { className: "stage" }, picture), h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id));
     return;
   }

@@ -25,6 +25,16 @@ function moved([x1, y1, x2, y2], dx, dy) {
   return [x1 + right, y1 + down, x2 + right, y2 + down];
 }
 
+/** A picture of the query; one of few pixels is drawn larger if its sides allow that. */
+export function queryImage(url, alt) {
+  const image = h("img", { src: url, alt, draggable: false });
+  image.addEventListener("load", () => {
+    const { naturalWidth: width, naturalHeight: height } = image;
+    image.classList.toggle("small-one", width < 160 && height < 1.5 * width);
+  });
+  return image;
+}
+
 /** A preview whose part can be chosen; changed(crop or null) is called when a choice has settled. */
 export function cropper(url, alt, crop, changed) {
   const box = h("div", {
@@ -36,7 +46,7 @@ export function cropper(url, alt, crop, changed) {
     hidden: true,
   });
   for (const corner of ["nw", "ne", "sw", "se"]) box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
-  const image = h("img", { src: url, alt, draggable: false });
+  const image = queryImage(url, alt);
   const stage = h("div", { className: "stage" }, image, box);
   const text = h("span", {});
   const button = h("button", { type: "button", className: "quiet", onclick: toggle }, icon("crop"), text);
