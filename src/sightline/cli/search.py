@@ -79,7 +79,7 @@ def search(
             root=root,
         )
     if html is not None:
-        typer.echo(answers.write_contact_sheet(html, found, f"Found in {gallery}"))
+        typer.echo(answers.write_contact_sheet(html, found, f"Found in {opened.folder}"))
     else:
         typer.echo(answers.as_json(found) if json else answers.as_text(found))
 
