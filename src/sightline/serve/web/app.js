@@ -75,7 +75,15 @@ async function draw() {
   drawFilters(first);
   drawPreview();
   drawRecent();
-  const actions = { settings: setLane, alike, only, anyway: () => go({ policy: "flag" }), clear: clearFilters, retry: draw, refused };
+  const actions = {
+    settings: setLane,
+    alike,
+    only,
+    anyway: () => go({ policy: "flag" }),
+    clear: clearFilters,
+    retry: draw,
+    refused,
+  };
   lanes = state.lanes.map((settings, place) => lanes[place] ?? new Lane(place, galleries, actions));
   lanes.forEach((lane, place) => lane.configure(state.lanes[place], compared));
   if ($("#lanes").children.length !== lanes.length) $("#lanes").replaceChildren(...lanes.map((lane) => lane.element));
@@ -95,7 +103,14 @@ async function drawAnswers() {
   document.body.classList.remove("beginning");
   if (!asked) {
     lanes.forEach((lane) => lane.empty());
-    lanes[0].banner.replaceChildren(banner("none", "image", "This image is no longer held", "Images stay in the tab's memory and are gone after a reload. Choose, drop or paste it again."));
+    lanes[0].banner.replaceChildren(
+      banner(
+        "none",
+        "image",
+        "This image is no longer held",
+        "Images stay in the tab's memory and are gone after a reload. Choose, drop or paste it again.",
+      ),
+    );
     return;
   }
   showFilterFault("");
@@ -114,7 +129,8 @@ function compareAnswers(answers) {
   const places = answers.map(({ results }) => new Map(results.map(({ id }, place) => [id, place])));
   const n_both = [...places[0].keys()].filter((id) => places[1].has(id)).length;
   $("#both").hidden = false;
-  $("#both").textContent = `${count(n_both)} of ${count(Math.max(places[0].size, places[1].size))} results are in both rankings.`;
+  $("#both").textContent =
+    `${count(n_both)} of ${count(Math.max(places[0].size, places[1].size))} results are in both rankings.`;
   // Cards are drawn over several frames: mark them when the last one is there.
   const mark = (tries) => {
     lanes.forEach((lane, side) => lane.markBeside(places[1 - side]));
@@ -132,7 +148,9 @@ async function drawBeginning(gallery) {
   const [lane] = lanes;
   lane.title.textContent = "Start with an image";
   if (!gallery.items) {
-    lane.banner.replaceChildren(banner("none", "image", "This gallery is empty", "Add images with sightline index add, then search here."));
+    lane.banner.replaceChildren(
+      banner("none", "image", "This gallery is empty", "Add images with sightline index add, then search here."),
+    );
     return;
   }
   lane.summary.textContent = "Drop, paste or choose an image to see what resembles it, or begin with one of these.";
@@ -140,7 +158,25 @@ async function drawBeginning(gallery) {
   try {
     const { results } = await samples(gallery, SAMPLES);
     if (state !== before || state.query) return;
-    lane.list.replaceChildren(...results.map((item) => h("li", { className: "card" }, h("button", { type: "button", className: "picture", onclick: () => alike(item, gallery.name) }, h("img", { src: item.thumbnail, alt: `Search by ${titleOf(item)}`, width: 256, height: 256, decoding: "async" })))));
+    lane.list.replaceChildren(
+      ...results.map((item) =>
+        h(
+          "li",
+          { className: "card" },
+          h(
+            "button",
+            { type: "button", className: "picture", onclick: () => alike(item, gallery.name) },
+            h("img", {
+              src: item.thumbnail,
+              alt: `Search by ${titleOf(item)}`,
+              width: 256,
+              height: 256,
+              decoding: "async",
+            }),
+          ),
+        ),
+      ),
+    );
   } catch (error) {
     if (state === before) lane.fail(error);
   }
@@ -156,7 +192,10 @@ function drawPreview() {
   previewed = key;
   if (query.id) {
     const picture = queryImage(imageAddress(query.id, query.gallery), "The item searched by");
-    $("#preview").replaceChildren(h("div", { className: "stage" }, picture), h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id));
+    $("#preview").replaceChildren(
+      h("div", { className: "stage" }, picture),
+      h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id),
+    );
     return;
   }
   const changed = (crop) => {
@@ -169,7 +208,22 @@ function drawPreview() {
 function drawRecent() {
   $("#recent").hidden = recent.length < 2; // the newest is in view already
   $("#recent-list").replaceChildren(
-    ...recent.map((one) => h("li", {}, h("button", { type: "button", title: one.title, "aria-label": `Search again: ${one.title}`, onclick: () => ask(one.query, one) }, h("img", { src: one.src, alt: "", width: 48, height: 48 })))),
+    ...recent.map((one) =>
+      h(
+        "li",
+        {},
+        h(
+          "button",
+          {
+            type: "button",
+            title: one.title,
+            "aria-label": `Search again: ${one.title}`,
+            onclick: () => ask(one.query, one),
+          },
+          h("img", { src: one.src, alt: "", width: 48, height: 48 }),
+        ),
+      ),
+    ),
   );
 }
 
@@ -211,13 +265,16 @@ const refused = (error) => error.status === 422 && state.where && showFilterFaul
 
 // ---- the rest of the page ----
 
-const setLane = (place, changes) => go({ lanes: state.lanes.map((lane, at) => (at === place ? { ...lane, ...changes } : lane)) });
+const setLane = (place, changes) =>
+  go({ lanes: state.lanes.map((lane, at) => (at === place ? { ...lane, ...changes } : lane)) });
 
 function toggleCompare() {
   if (state.lanes.length > 1) return go({ lanes: [state.lanes[0]] }, { step: true });
   const [first] = state.lanes;
   const other = galleries.find(({ name }) => name !== first.gallery);
-  const second = other ? { ...first, gallery: other.name } : { ...plainLane(first.gallery), rerank: first.rerank ? "" : "kreciprocal" };
+  const second = other
+    ? { ...first, gallery: other.name }
+    : { ...plainLane(first.gallery), rerank: first.rerank ? "" : "kreciprocal" };
   return go({ lanes: [first, second] }, { step: true });
 }
 
@@ -241,7 +298,11 @@ function askForToken(isRefused) {
   $("#sign-in-error").hidden = !isRefused;
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "enter" ? $("#token").value.trim() : null), { once: true }));
+  return new Promise((done) =>
+    dialog.addEventListener("close", () => done(dialog.returnValue === "enter" ? $("#token").value.trim() : null), {
+      once: true,
+    }),
+  );
 }
 
 function watch() {
@@ -268,7 +329,10 @@ function watch() {
   });
   addEventListener("popstate", () => {
     if ($("#detail").open) closeDetail();
-    state = fromAddress(location.search, galleries.map(({ name }) => name));
+    state = fromAddress(
+      location.search,
+      galleries.map(({ name }) => name),
+    );
     draw();
   });
   document.addEventListener("click", (event) => {
@@ -287,7 +351,10 @@ async function start() {
     return;
   }
   $("#forget").hidden = !hasToken();
-  state = fromAddress(location.search, galleries.map(({ name }) => name));
+  state = fromAddress(
+    location.search,
+    galleries.map(({ name }) => name),
+  );
   $("#lanes").replaceChildren();
   watch();
   begin();

@@ -29,30 +29,54 @@ export function drawCards(list, results, n_levels, actions, stillWanted) {
 function card(item, place, n_levels, { open, alike }) {
   const kind = relationOf(item.relation, n_levels);
   const lost = () => h("span", { className: "lost soft small" }, alternative(item), h("br"), "No picture");
-  const image = item.thumbnail === null ? lost() : h("img", {
-    src: item.thumbnail,
-    alt: alternative(item),
-    loading: place < AT_ONCE ? "eager" : "lazy",
-    decoding: "async",
-    width: 256,
-    height: 256,
-    onerror: () => image.replaceWith(lost()),
-  });
+  const image =
+    item.thumbnail === null
+      ? lost()
+      : h("img", {
+          src: item.thumbnail,
+          alt: alternative(item),
+          loading: place < AT_ONCE ? "eager" : "lazy",
+          decoding: "async",
+          width: 256,
+          height: 256,
+          onerror: () => image.replaceWith(lost()),
+        });
   return h(
     "li",
     { className: "card", "data-id": item.id, "data-relation": kind?.step },
     h("button", { type: "button", className: "picture", "aria-haspopup": "dialog", onclick: () => open(place) }, image),
     kind && h("span", { className: "mark" }, h("span", { "aria-hidden": "true" }, kind.mark), ` ${kind.text}`),
-    h("p", { className: "title" }, h("span", { className: "words" }, titleOf(item)), h("span", { className: "score", title: "Score: higher is nearer" }, score(item.score))),
+    h(
+      "p",
+      { className: "title" },
+      h("span", { className: "words" }, titleOf(item)),
+      h("span", { className: "score", title: "Score: higher is nearer" }, score(item.score)),
+    ),
     h("p", { className: "levels soft small", title: alternative(item) }, (item.labels ?? []).slice(1).join(" · ")),
     h("p", { className: "beside soft small", hidden: true }),
-    h("button", { type: "button", className: "alike quiet", onclick: () => alike(item) }, icon("alike"), "More like this", h("span", { className: "unseen" }, `: ${titleOf(item)}, place ${place + 1}`)),
+    h(
+      "button",
+      { type: "button", className: "alike quiet", onclick: () => alike(item) },
+      icon("alike"),
+      "More like this",
+      h("span", { className: "unseen" }, `: ${titleOf(item)}, place ${place + 1}`),
+    ),
   );
 }
 
 /** Cards of grey while the first answer is on its way; they take the room that results will. */
 export function drawWaiting(list, n) {
-  list.replaceChildren(...Array.from({ length: Math.min(n, 24) }, () => h("li", { className: "card waiting", "aria-hidden": "true" }, h("span", { className: "picture" }), h("p", { className: "title" }, "\u00a0"), h("p", { className: "levels small" }, "\u00a0"))));
+  list.replaceChildren(
+    ...Array.from({ length: Math.min(n, 24) }, () =>
+      h(
+        "li",
+        { className: "card waiting", "aria-hidden": "true" },
+        h("span", { className: "picture" }),
+        h("p", { className: "title" }, "\u00a0"),
+        h("p", { className: "levels small" }, "\u00a0"),
+      ),
+    ),
+  );
 }
 
 /** Arrow keys go from picture to picture, up and down by what is drawn above and below. */

@@ -45,7 +45,8 @@ export function cropper(url, alt, crop, changed) {
     "aria-describedby": "crop-help",
     hidden: true,
   });
-  for (const corner of ["nw", "ne", "sw", "se"]) box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
+  for (const corner of ["nw", "ne", "sw", "se"])
+    box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
   const image = queryImage(url, alt);
   const stage = h("div", { className: "stage" }, image, box);
   const text = h("span", {});
@@ -53,7 +54,9 @@ export function cropper(url, alt, crop, changed) {
   const settle = settled(350, () => changed(crop));
 
   image.addEventListener("error", () => {
-    stage.replaceChildren(h("p", { className: "soft" }, "This browser cannot show this kind of image; the server may still read it."));
+    stage.replaceChildren(
+      h("p", { className: "soft" }, "This browser cannot show this kind of image; the server may still read it."),
+    );
     button.hidden = true;
   });
 
@@ -65,7 +68,8 @@ export function cropper(url, alt, crop, changed) {
     if (!crop) return;
     const [x1, y1, x2, y2] = crop;
     Object.assign(box.style, { left: percent(x1), top: percent(y1), width: percent(x2 - x1), height: percent(y2 - y1) });
-    const words = `Part of the image: from ${Math.round(100 * x1)} to ${Math.round(100 * x2)} percent across, ${Math.round(100 * y1)} to ${Math.round(100 * y2)} percent down`;
+    const [left, top, right, bottom] = crop.map((side) => Math.round(100 * side));
+    const words = `Part of the image: from ${left} to ${right} percent across, ${top} to ${bottom} percent down`;
     box.setAttribute("aria-label", words);
   }
 
@@ -91,7 +95,11 @@ export function cropper(url, alt, crop, changed) {
     if (way) {
       event.preventDefault();
       const [dx, dy] = way.map((side) => side * STEP);
-      set(event.shiftKey ? tidy([crop[0], crop[1], Math.max(crop[0] + LEAST, crop[2] + dx), Math.max(crop[1] + LEAST, crop[3] + dy)]) : moved(crop, dx, dy));
+      set(
+        event.shiftKey
+          ? tidy([crop[0], crop[1], Math.max(crop[0] + LEAST, crop[2] + dx), Math.max(crop[1] + LEAST, crop[3] + dy)])
+          : moved(crop, dx, dy),
+      );
       announce(box.getAttribute("aria-label"));
     } else if (event.key === "Escape") {
       event.stopPropagation();
@@ -120,7 +128,12 @@ export function cropper(url, alt, crop, changed) {
       if (isMove) crop = moved(before, to[0] - from[0], to[1] - from[1]);
       else if (corner) {
         const [x1, y1, x2, y2] = before;
-        crop = tidy([corner.endsWith("w") ? to[0] : x1, corner.startsWith("n") ? to[1] : y1, corner.endsWith("e") ? to[0] : x2, corner.startsWith("s") ? to[1] : y2]);
+        crop = tidy([
+          corner.endsWith("w") ? to[0] : x1,
+          corner.startsWith("n") ? to[1] : y1,
+          corner.endsWith("e") ? to[0] : x2,
+          corner.startsWith("s") ? to[1] : y2,
+        ]);
       } else if (Math.max(Math.abs(to[0] - from[0]), Math.abs(to[1] - from[1])) >= LEAST) crop = tidy([...from, ...to]);
       show();
     };

@@ -33,33 +33,84 @@ function draw() {
   const item = results[place];
   const kind = relationOf(item.relation, gallery.levels.length);
   const known = new Set(gallery.levels);
-  const rest = Object.entries(item.metadata ?? {}).filter(([name, value]) => isShown(name) && !known.has(name) && value !== null);
+  const rest = Object.entries(item.metadata ?? {}).filter(
+    ([name, value]) => isShown(name) && !known.has(name) && value !== null,
+  );
   const step = (by, name, word) =>
-    h("button", { type: "button", "data-step": by, disabled: !results[place + by], onclick: () => go(by), "aria-label": word, title: word }, icon(name));
+    h(
+      "button",
+      {
+        type: "button",
+        "data-step": by,
+        disabled: !results[place + by],
+        onclick: () => go(by),
+        "aria-label": word,
+        title: word,
+      },
+      icon(name),
+    );
   const labels = (item.labels ?? []).map((label, level) =>
     pair(
       fieldName(gallery.levels[level] ?? `level_${level}`, gallery.levels),
       h("span", {}, label),
-      gallery.levels[level] && h("button", { type: "button", className: "link", onclick: () => only(gallery.levels[level], label) }, "Show only these", h("span", { className: "unseen" }, `: ${label}`)),
+      gallery.levels[level] &&
+        h(
+          "button",
+          { type: "button", className: "link", onclick: () => only(gallery.levels[level], label) },
+          "Show only these",
+          h("span", { className: "unseen" }, `: ${label}`),
+        ),
     ),
   );
   dialog.replaceChildren(
-    h("div", { className: "bar" },
+    h(
+      "div",
+      { className: "bar" },
       step(-1, "left", "Previous result"),
       h("span", { className: "soft" }, `${place + 1} of ${results.length}`),
       step(1, "right", "Next result"),
-      h("button", { type: "button", className: "end", onclick: closeDetail, "aria-label": "Close" }, icon("close"))),
-    h("div", { className: "inside" },
-      item.image && h("a", { className: "large", href: item.image, target: "_blank", rel: "noopener", title: "Open the image alone", "data-relation": kind?.step }, h("img", { src: item.image, alt: alternative(item) })),
-      h("div", { className: "facts" },
+      h("button", { type: "button", className: "end", onclick: closeDetail, "aria-label": "Close" }, icon("close")),
+    ),
+    h(
+      "div",
+      { className: "inside" },
+      item.image &&
+        h(
+          "a",
+          {
+            className: "large",
+            href: item.image,
+            target: "_blank",
+            rel: "noopener",
+            title: "Open the image alone",
+            "data-relation": kind?.step,
+          },
+          h("img", { src: item.image, alt: alternative(item) }),
+        ),
+      h(
+        "div",
+        { className: "facts" },
         h("h2", { id: "detail-title", tabIndex: -1 }, titleOf(item)),
-        kind && h("p", { className: "mark", "data-relation": kind.step }, h("span", { "aria-hidden": "true" }, kind.mark), ` ${kind.text}`),
+        kind &&
+          h(
+            "p",
+            { className: "mark", "data-relation": kind.step },
+            h("span", { "aria-hidden": "true" }, kind.mark),
+            ` ${kind.text}`,
+          ),
         h("button", { type: "button", className: "primary", onclick: () => alike(item) }, icon("alike"), "More like this"),
-        h("dl", {},
+        h(
+          "dl",
+          {},
           ...labels,
           pair("Score", score(item.score)),
-          ...rest.map(([name, value]) => pair(fieldName(name, gallery.levels), typeof value === "boolean" ? (value ? "yes" : "no") : String(value))),
-          pair("Id", h("code", {}, item.id))))),
+          ...rest.map(([name, value]) =>
+            pair(fieldName(name, gallery.levels), typeof value === "boolean" ? (value ? "yes" : "no") : String(value)),
+          ),
+          pair("Id", h("code", {}, item.id)),
+        ),
+      ),
+    ),
   );
 }
 

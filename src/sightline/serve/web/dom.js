@@ -2,7 +2,7 @@
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
-/** An element with properties, attributes (aria-*, data-*, role), listeners (onclick) and children; null children are left out. */
+/** An element with properties, attributes (aria-*, data-*, role), listeners (onclick) and children that are not null. */
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {

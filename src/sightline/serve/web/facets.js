@@ -36,11 +36,21 @@ export function drawFacets(gallery, facets, changed) {
         badge.textContent = chosen?.values ? count(chosen.values.length) : "set";
       };
       const title = fieldName(field.name, gallery.levels);
-      const body = field.kind === "number" ? range(field, title, facets, choose) : field.values?.length ? ticks(field, title, facets, choose) : null;
+      const body =
+        field.kind === "number"
+          ? range(field, title, facets, choose)
+          : field.values?.length
+            ? ticks(field, title, facets, choose)
+            : null;
       if (!body) return null;
       note();
       const isOpen = open.has(field.name);
-      return h("details", { className: "fold inner", "data-field": field.name, open: isOpen }, h("summary", {}, title, badge), body);
+      return h(
+        "details",
+        { className: "fold inner", "data-field": field.name, open: isOpen },
+        h("summary", {}, title, badge),
+        body,
+      );
     });
   $("#facets").replaceChildren(...parts.filter(Boolean));
 }
@@ -57,7 +67,13 @@ function ticks(field, title, facets, choose) {
         choose(chosen.size ? { values: [...chosen] } : null);
       },
     });
-    return h("label", { className: "tick" }, tick, h("span", {}, shown(value)), h("span", { className: "soft" }, count(held)));
+    return h(
+      "label",
+      { className: "tick" },
+      tick,
+      h("span", {}, shown(value)),
+      h("span", { className: "soft" }, count(held)),
+    );
   });
   const list = h("div", { className: "ticks", role: "group", "aria-label": title }, lines);
   if (lines.length < MANY) return list;

@@ -9,7 +9,7 @@ import { ALPHA } from "./state.js";
 
 const MARKS = ["A", "B"];
 
-/** actions: {settings(place, changes), alike(item, gallery), only(field, value), anyway(), clear(), retry(), refused(problem)} */
+/** actions: {settings(place, changes), alike(item, gallery), only(field, value), anyway, clear, retry, refused(problem)} */
 export class Lane {
   constructor(place, galleries, actions) {
     Object.assign(this, { place, galleries, actions, answer: null, running: null });
@@ -20,7 +20,14 @@ export class Lane {
     this.legend = h("ul", { className: "legend", "aria-label": "Relation to the query" });
     this.list = h("ul", { className: "grid" });
     walkWithArrows(this.list);
-    this.element = h("section", { className: "lane", "aria-label": `Ranking ${MARKS[place]}` }, h("div", { className: "head" }, this.title, this.tools), this.banner, h("div", { className: "told" }, this.summary, this.legend), this.list);
+    this.element = h(
+      "section",
+      { className: "lane", "aria-label": `Ranking ${MARKS[place]}` },
+      h("div", { className: "head" }, this.title, this.tools),
+      this.banner,
+      h("div", { className: "told" }, this.summary, this.legend),
+      this.list,
+    );
   }
 
   get gallery() {
@@ -45,20 +52,58 @@ export class Lane {
 
   makeControls() {
     const change = (changes) => this.actions.settings(this.place, changes);
-    const bounded = (input, least, most, otherwise) => (input.value === "" ? otherwise : Math.min(most, Math.max(least, Number(input.value))));
-    const gallery = h("select", { "aria-label": "Gallery", onchange: () => change({ gallery: gallery.value }) }, this.galleries.map(({ name }) => h("option", { value: name }, name)));
-    const expand = h("input", { type: "number", min: 0, max: 50, step: 1, onchange: () => change({ expand: Math.round(bounded(expand, 0, 50, 0)) }) });
-    const alpha = h("input", { type: "number", min: 0, max: 10, step: "any", onchange: () => change({ alpha: bounded(alpha, 0, 10, ALPHA) }) });
-    const rerank = h("input", { type: "checkbox", onchange: () => change({ rerank: rerank.checked ? "kreciprocal" : "" }) });
+    const bounded = (input, least, most, otherwise) =>
+      input.value === "" ? otherwise : Math.min(most, Math.max(least, Number(input.value)));
+    const gallery = h(
+      "select",
+      { "aria-label": "Gallery", onchange: () => change({ gallery: gallery.value }) },
+      this.galleries.map(({ name }) => h("option", { value: name }, name)),
+    );
+    const expand = h("input", {
+      type: "number",
+      min: 0,
+      max: 50,
+      step: 1,
+      onchange: () => change({ expand: Math.round(bounded(expand, 0, 50, 0)) }),
+    });
+    const alpha = h("input", {
+      type: "number",
+      min: 0,
+      max: 10,
+      step: "any",
+      onchange: () => change({ alpha: bounded(alpha, 0, 10, ALPHA) }),
+    });
+    const rerank = h("input", {
+      type: "checkbox",
+      onchange: () => change({ rerank: rerank.checked ? "kreciprocal" : "" }),
+    });
     const on = h("span", { className: "badge", hidden: true });
     const options = h(
       "details",
       { className: "options" },
       h("summary", {}, "Options", on),
-      h("div", { className: "sheet" },
-        h("label", { className: "line" }, h("span", {}, "Query expansion", h("span", { className: "soft small" }, "average with this many nearest items")), expand),
-        h("label", { className: "line" }, h("span", {}, "Weight of the nearest", h("span", { className: "soft small" }, "power of their similarity")), alpha),
-        h("label", { className: "line" }, h("span", {}, "Re-rank", h("span", { className: "soft small" }, "by the neighbours that results share")), rerank)),
+      h(
+        "div",
+        { className: "sheet" },
+        h(
+          "label",
+          { className: "line" },
+          h("span", {}, "Query expansion", h("span", { className: "soft small" }, "average with this many nearest items")),
+          expand,
+        ),
+        h(
+          "label",
+          { className: "line" },
+          h("span", {}, "Weight of the nearest", h("span", { className: "soft small" }, "power of their similarity")),
+          alpha,
+        ),
+        h(
+          "label",
+          { className: "line" },
+          h("span", {}, "Re-rank", h("span", { className: "soft small" }, "by the neighbours that results share")),
+          rerank,
+        ),
+      ),
     );
     options.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !options.open) return;
@@ -106,27 +151,67 @@ export class Lane {
     const n_levels = this.gallery.levels.length;
     this.banner.replaceChildren(...this.verdictBanners(verdict, results, shared));
     const reordered = this.settings.rerank ? " Re-ranked: scores order these results and mean nothing across queries." : "";
-    this.summary.textContent = results.length ? `${plural(results.length, "result")} of ${count(this.gallery.items)} items in ${Math.max(1, Math.round(took.encode_ms + took.search_ms))} ms.${reordered}` : "";
-    this.legend.replaceChildren(...tally(results, n_levels).map((kind) => h("li", { className: "mark", "data-relation": kind.step }, h("span", { "aria-hidden": "true" }, kind.mark), ` ${kind.text} ${count(kind.count)}`)));
+    const milliseconds = Math.max(1, Math.round(took.encode_ms + took.search_ms));
+    this.summary.textContent = results.length
+      ? `${plural(results.length, "result")} of ${count(this.gallery.items)} items in ${milliseconds} ms.${reordered}`
+      : "";
+    this.legend.replaceChildren(
+      ...tally(results, n_levels).map((kind) =>
+        h(
+          "li",
+          { className: "mark", "data-relation": kind.step },
+          h("span", { "aria-hidden": "true" }, kind.mark),
+          ` ${kind.text} ${count(kind.count)}`,
+        ),
+      ),
+    );
     this.list.classList.toggle("pale", verdict?.belongs === false || verdict?.matched === false);
-    drawCards(this.list, results, n_levels, {
-      open: (place) => openDetail(results, place, this.gallery, { from: this.list, alike: (item) => this.actions.alike(item, this.gallery.name), only: this.actions.only }),
-      alike: (item) => this.actions.alike(item, this.gallery.name),
-    }, () => this.answer === answer);
+    drawCards(
+      this.list,
+      results,
+      n_levels,
+      {
+        open: (place) =>
+          openDetail(results, place, this.gallery, {
+            from: this.list,
+            alike: (item) => this.actions.alike(item, this.gallery.name),
+            only: this.actions.only,
+          }),
+        alike: (item) => this.actions.alike(item, this.gallery.name),
+      },
+      () => this.answer === answer,
+    );
   }
 
   verdictBanners(verdict, results, shared) {
-    const nearest = verdict?.similarity !== null && verdict?.similarity !== undefined ? `The nearest item scores ${verdict.similarity.toFixed(3)}; a match scores ${verdict.similarity_threshold?.toFixed(3) ?? "more"} or higher.` : "";
     if (verdict && !verdict.belongs && verdict.policy !== "ignore") {
       const withheld = !results.length;
       const anyway = withheld && h("button", { type: "button", onclick: this.actions.anyway }, "Show the nearest anyway");
-      const text = `${withheld ? "No results are shown. " : "The results below are the nearest there are, and may mean nothing. "}Its distance from the collection is ${verdict.energy.toPrecision(3)}; images that belong stay below ${verdict.threshold.toPrecision(3)}.`;
+      const shown = withheld
+        ? "No results are shown."
+        : "The results below are the nearest there are, and may mean nothing.";
+      const [lies, limit] = [verdict.energy.toPrecision(3), verdict.threshold.toPrecision(3)];
+      const text = `${shown} Its distance from the collection is ${lies}; images that belong stay below ${limit}.`;
       return [banner("outside", "outside", "This image does not belong to this collection", text, anyway || null)];
     }
-    if (verdict?.matched === false) return [banner("far", "far", "Nothing here is close to this image", `It is the kind of image this collection holds, but no item matches it. ${nearest}`)];
+    if (verdict?.matched === false && results.length) {
+      // Whether there is a match is said only where both numbers are known.
+      const [nearest, limit] = [verdict.similarity.toFixed(3), verdict.similarity_threshold.toFixed(3)];
+      const numbers = `The nearest item scores ${nearest}; a match scores ${limit} or higher.`;
+      const text = `It is the kind of image this collection holds, but no item matches it. ${numbers}`;
+      return [banner("far", "far", "Nothing here is close to this image", text)];
+    }
     if (!results.length) {
       const clear = shared.where ? h("button", { type: "button", onclick: this.actions.clear }, "Clear all filters") : null;
-      return [banner("none", "image", shared.where ? "No item passes the filters" : "This gallery holds no other item", shared.where ? "Loosen a filter to see results." : "Add images with sightline index add.", clear)];
+      return [
+        banner(
+          "none",
+          "image",
+          shared.where ? "No item passes the filters" : "This gallery holds no other item",
+          shared.where ? "Loosen a filter to see results." : "Add images with sightline index add.",
+          clear,
+        ),
+      ];
     }
     return [];
   }
@@ -134,7 +219,16 @@ export class Lane {
   fail(error) {
     this.empty();
     const again = h("button", { type: "button", onclick: this.actions.retry }, "Try again");
-    const title = { 0: "No answer from the server", 401: "A token is needed", 404: "Not found", 413: "The image is too large", 415: "This file cannot be read as an image", 422: "The server cannot do that", 429: "The server is busy" }[error.status] ?? "The search failed";
+    const title =
+      {
+        0: "No answer from the server",
+        401: "A token is needed",
+        404: "Not found",
+        413: "The image is too large",
+        415: "This file cannot be read as an image",
+        422: "The server cannot do that",
+        429: "The server is busy",
+      }[error.status] ?? "The search failed";
     this.banner.replaceChildren(banner("fault", "alert", title, error.message, again));
     this.actions.refused(error);
   }
@@ -154,10 +248,17 @@ export class Lane {
       const note = card.querySelector(".beside");
       const place = places?.get(card.dataset.id);
       note.hidden = !places;
-      note.textContent = place === undefined ? `Not in ${MARKS[1 - this.place]}` : `Place ${place + 1} in ${MARKS[1 - this.place]}`;
+      note.textContent =
+        place === undefined ? `Not in ${MARKS[1 - this.place]}` : `Place ${place + 1} in ${MARKS[1 - this.place]}`;
     }
   }
 }
 
 export const banner = (kind, drawing, title, text, action = null) =>
-  h("div", { className: `banner ${kind}`, role: kind === "fault" ? "alert" : "status" }, icon(drawing), h("div", {}, h("p", { className: "strong" }, title), h("p", {}, text)), action);
+  h(
+    "div",
+    { className: `banner ${kind}`, role: kind === "fault" ? "alert" : "status" },
+    icon(drawing),
+    h("div", {}, h("p", { className: "strong" }, title), h("p", {}, text)),
+    action,
+  );

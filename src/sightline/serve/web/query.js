@@ -20,7 +20,12 @@ export function watchInputs(take, refuse) {
   const offer = (files) => {
     const image = [...files].find((file) => file.type.startsWith("image/"));
     if (image) take(image);
-    else refuse(files.length ? `${files[0].name || "That"} is not an image.` : "That holds no image. Save it first, then drop the file.");
+    else
+      refuse(
+        files.length
+          ? `${files[0].name || "That"} is not an image.`
+          : "That holds no image. Save it first, then drop the file.",
+      );
   };
 
   $("#file").addEventListener("change", (event) => {

@@ -7,7 +7,11 @@ export function relationOf(relation, n_levels) {
   if (relation === null || relation === undefined) return null;
   if (relation <= 0) return { step: "none", text: "Unrelated", mark: "○" };
   const above = n_levels - relation;
-  return { step: String(Math.min(above, 3)), text: SHARED[above] ?? "Distantly related", mark: ["●", "◕", "◑"][above] ?? "◔" };
+  return {
+    step: String(Math.min(above, 3)),
+    text: SHARED[above] ?? "Distantly related",
+    mark: ["●", "◕", "◑"][above] ?? "◔",
+  };
 }
 
 /** [{step, text, mark, count}], nearest first, of all the kinds that occur. */

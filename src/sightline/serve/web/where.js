@@ -2,8 +2,10 @@
 
 const NAME = /^[\p{ID_Start}_][\p{ID_Continue}]*$/u;
 const WORDS = new Set(
-  ("False None True and as assert async await break class continue def del elif else except finally for from global if " +
-    "import in is lambda nonlocal not or pass raise return try while with yield").split(" "),
+  (
+    "False None True and as assert async await break class continue def del elif else except finally for from global if " +
+    "import in is lambda nonlocal not or pass raise return try while with yield"
+  ).split(" "),
 );
 
 /** Can a filter speak of this field? A name such as "product type" cannot be written in the language. */
