@@ -101,6 +101,12 @@ def test_reference_has_every_public_name():
     assert runpy.run_path(str(DOCS / "make_reference.py"))["public_names"]() == {*sightline.__all__} - {"__version__"}
 
 
+def test_reference_says_of_every_key_what_it_is():
+    rows = re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", (DOCS / "reference" / "recipe.md").read_text(), flags=re.M)
+    assert len(rows) > 50
+    assert [key for key, words in rows if not words.strip()] == []
+
+
 def test_navigation_has_every_page():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
     assert sorted(listed) == PAGES
@@ -121,7 +127,6 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get("href"))
 
 
-@pytest.mark.slow
 def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],

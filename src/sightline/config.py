@@ -31,17 +31,17 @@ class Section(BaseModel):
 class DataSection(Section):
     """Where the images are and how training sees them."""
 
-    manifest: Path
-    image_size: int = Field(default=224, ge=8)
+    manifest: Path  # a .csv or .parquet file, or a folder of images
+    image_size: int = Field(default=224, ge=8)  # side of the square that the network sees
     resize: int | None = Field(default=None, ge=8)  # shorter side before the central cut; 8/7 of image_size
     stretch: bool = False  # both sides to resize, the aspect lost
-    crop_area: tuple[float, float] = (0.16, 1.0)
-    flip: float = Field(default=0.5, ge=0, le=1)
+    crop_area: tuple[float, float] = (0.16, 1.0)  # share of the area that a random cut for training takes, least and most
+    flip: float = Field(default=0.5, ge=0, le=1)  # chance that a training image is mirrored
     colour_jitter: float = Field(default=0.0, ge=0, le=1)  # share by which brightness, contrast and saturation change
     rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
-    check_images: bool = True
-    n_workers: int = Field(default=2, ge=0)
+    check_images: bool = True  # decode every image before the run starts
+    n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: the run itself does
     draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
 
     @field_validator("crop_area")
@@ -55,16 +55,16 @@ class DataSection(Section):
 class ModelSection(Section):
     """The encoder to start from."""
 
-    backbone: str = "tf_efficientnet_lite0"
-    weights: str | None = "bundled"
-    pooling: str = "gem"
+    backbone: str = "tf_efficientnet_lite0"  # one of timm's names
+    weights: str | None = "bundled"  # bundled, hub, distilled or a safetensors file; none: random
+    pooling: str = "gem"  # avg, cls, gem, gem_frozen, max or mean+max
     feature_norm: Literal["layer", "l2", "none"] = "layer"  # of the pooled vector, before the projection
     embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
     projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
-    freeze_batch_norm: Literal["none", "stats", "all"] = "stats"
+    freeze_batch_norm: Literal["none", "stats", "all"] = "stats"  # what training leaves fixed; all: its weights too
     # frozen: the backbone sees each image once, without augmentation, and the head learns from what it saw
     adaptation: Literal["full", "lora", "frozen"] = "full"
-    lora_rank: int = Field(default=8, ge=1)
+    lora_rank: int = Field(default=8, ge=1)  # of lora
 
 
 class LossSection(BaseModel):
@@ -72,7 +72,7 @@ class LossSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str = "roadmap"
+    name: str = "roadmap"  # one of sl.list_losses()
 
     def options(self) -> dict[str, Any]:
         """The loss's own settings."""
@@ -82,10 +82,10 @@ class LossSection(BaseModel):
 class SamplerSection(Section):
     """Which images share a batch."""
 
-    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"
-    batch_size: int = Field(default=128, ge=2)
-    per_class: int = Field(default=4, ge=2)
-    skip_small_classes: bool = False
+    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"  # which images share a batch
+    batch_size: int = Field(default=128, ge=2)  # images in a list, of all processes together
+    per_class: int = Field(default=4, ge=2)  # images of each class in a batch
+    skip_small_classes: bool = False  # leave out classes with fewer than per_class images; otherwise they are refused
     level: int = Field(default=0, ge=0)  # label column that is the class; 0 is the finest
     max_per_class: int | None = Field(default=None, ge=1)  # images of a class that an epoch may use
     n_batches: int | None = Field(default=None, ge=1)  # in an epoch; classes are then drawn with replacement
@@ -98,12 +98,12 @@ class SamplerSection(Section):
 class OptimizerSection(Section):
     """How weights move."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adamw"
-    lr: float = Field(default=1e-4, gt=0)
-    head_lr_factor: float = Field(default=2.0, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    name: Literal["adam", "adamw", "sgd"] = "adamw"  # which rule
+    lr: float = Field(default=1e-4, gt=0)  # learning rate of the backbone
+    head_lr_factor: float = Field(default=2.0, gt=0)  # times lr: the rate of pooling, head and the loss's own vectors
+    weight_decay: float = Field(default=1e-4, ge=0)  # pull of the weights towards 0
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: float | None = Field(default=None, gt=0)  # longest gradient; none: as it is
     proxy_lr: float | None = Field(default=None, gt=0)  # of the loss's own vectors, without decay; none: as the head
     proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # what cosine leaves of that rate
 
@@ -111,9 +111,9 @@ class OptimizerSection(Section):
 class ScheduleSection(Section):
     """How long, and how the learning rate falls."""
 
-    epochs: int = Field(default=10, ge=1)
+    epochs: int = Field(default=10, ge=1)  # passes over the training images
     warmup_epochs: int = Field(default=0, ge=0)  # the backbone is frozen, the schedule waits
-    name: Literal["constant", "cosine", "linear", "step"] = "cosine"
+    name: Literal["constant", "cosine", "linear", "step"] = "cosine"  # how the rate falls
     final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine and linear: what is left of the rate at the end
     milestones: tuple[int, ...] = ()  # of step: epochs after the warm-up at which the rate falls
     gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
@@ -123,8 +123,8 @@ class ValidationSection(Section):
     """When to measure, and what decides which encoder is kept."""
 
     every: int = Field(default=1, ge=1)  # epochs
-    metric: str = "map@r"
-    mode: Literal["max", "min"] = "max"
+    metric: str = "map@r"  # decides which encoder is kept
+    mode: Literal["max", "min"] = "max"  # min where less is better
     ks: tuple[int, ...] = (1, 2, 4, 8)  # places for recall@k
     patience: int | None = Field(default=None, ge=1)  # validations without a better value after which the run ends
 
@@ -152,8 +152,8 @@ class Recipe(Section):
         'roadmap'
     """
 
-    seed: int = Field(default=0, ge=0)
-    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    seed: int = Field(default=0, ge=0)  # of every random choice
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are computed in float32 in any case
     checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
     chunk_size: int | Literal["auto"] | None = None  # images through the encoder at a time; none: the whole batch
     compile: bool = False  # the encoder, by torch.compile
