@@ -202,3 +202,14 @@ def test_nearest_of_candidates_by_hand():
     scores, rows = nearest_of(table, np.array([[1, 0]], np.float32), np.array([[3, 2, -1, 0, 2]]), 4)
     assert rows.tolist() == [[0, 2, 3, -1]]
     assert scores.tolist() == [[1, 1, 0.5, -np.inf]]
+
+
+def test_the_torch_methods_that_other_packages_give_faiss_do_no_harm(tmp_path):
+    import faiss.contrib.torch_utils  # as pytorch-metric-learning does: `search` then takes no parameters
+
+    assert faiss.contrib.torch_utils
+    with create(tmp_path / "gallery", "HNSW16") as gallery:
+        gallery.build_index()
+        gallery.remove(["0", "1"])
+        queries = gallery.vectors(["5", "6"])
+        assert recall(gallery.search(queries, k=5)[1], truth(gallery, queries, 5)) > 0.9

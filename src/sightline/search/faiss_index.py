@@ -155,7 +155,9 @@ class FaissIndex:
                 wanted = min(n_rows, 4 * wanted)
 
     def _search(self, queries: NDArray[np.float32], k: int, parameters: Any) -> NDArray[np.int64]:
-        rows: NDArray[np.int64] = self._index.search(queries, k, params=parameters)[1]
+        # Once anything has imported faiss.contrib.torch_utils, `search` takes no parameters: the one for arrays does.
+        search = getattr(self._index, "search_numpy", self._index.search)
+        rows: NDArray[np.int64] = search(queries, k, params=parameters)[1]
         return rows
 
 
