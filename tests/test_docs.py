@@ -15,6 +15,7 @@ import torch
 import sightline
 from command_lines import faults, lines_of
 from sightline.losses import LOSSES
+from sightline.papers import read_published
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -85,8 +86,8 @@ In a sentence `sightline serve --hots 0.0.0.0` and `sightline index rebuild`, bu
 @pytest.mark.parametrize("maker", ["make_losses.py", "make_reference.py", "make_data_flow.py"])
 def test_made_pages_are_up_to_date(maker):
     made = runpy.run_path(str(DOCS / maker))
-    files = made.get("FILES") or {"losses.md": made["page"]}
-    stale = [file for file, make in files.items() if (DOCS / file).read_text() != make()]
+    made_files = made.get("FILES") or {"losses.md": made["page"]}
+    stale = [file for file, make in made_files.items() if (DOCS / file).read_text() != make()]
     assert stale == [], f"run python docs/{maker}"
 
 
@@ -95,6 +96,27 @@ def test_page_of_losses_has_all_and_says_nothing_twice():
     assert sorted(re.findall(r"^### `(\w+)`$", text, flags=re.M)) == sorted([*LOSSES, "class_map", "all_classes_ap"])
     sentences = Counter(re.split(r"(?<=[.:;])\s+", text))
     assert [sentence for sentence, n in sentences.items() if n > 1 and len(sentence) > 50] == []
+
+
+def test_published_figures_are_those_of_the_papers_tables():
+    flat = {
+        "ROADMAP, pairs": "ROADMAP (SupRank + L_DG)",
+        "ROADMAP, proxies": "ROADMAP (SupRank + L_DG*)",
+        "Sup-AP": "Sup-AP (SupRank)",
+    }
+    flat |= {"ROD-R@k, pairs": "ROD-R@k (SupRank + L_DG)", "ROD-R@k, proxies": "ROD-R@k (SupRank + L_DG*)"}
+    tables = [row for name in ("tpami_table01", "tpami_table02", "tpami_table07") for row in read_published(name)]
+    published = {(row.method, row.dataset, row.metric): row.value for row in tables}
+    page = (DOCS / "choosing-a-loss.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if re.search(r"\| [\d.]+ \|$", line)
+    ]
+    on_classes = [("SOP", "R@1"), ("SOP", "mAP@R"), ("iNaturalist", "R@1"), ("iNaturalist", "mAP@R")]
+    on_levels = [("H-GLDv2", metric) for metric in ("mAP@100", "H-AP", "ASI", "NDCG")]
+    assert len(rows) == 14
+    for number, (method, _, *values) in enumerate(rows):
+        columns = on_classes if number < 9 else on_levels
+        assert [*map(float, values)] == [published[flat.get(method, method), *column] for column in columns], method
 
 
 def test_reference_has_every_public_name():
