@@ -171,5 +171,8 @@ def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
         file for file in (tmp_path / "site").rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())
     ]
     assert styles == []
+    api = (tmp_path / "site" / "reference" / "api.html").read_text()
+    assert 'class="gp">&gt;&gt;&gt;' in api  # an example is code
+    assert not re.search(r":(func|meth|class):<", api)
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
     assert any("roadmap" in entry["text"] for entry in index["docs"])
