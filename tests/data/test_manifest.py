@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.data.manifest import IMAGE_SUFFIXES, Manifest, hold_out_classes, label_columns, read_manifest
+from sightline.data.manifest import (
+    IMAGE_SUFFIXES,
+    Manifest,
+    hold_out_classes,
+    label_columns,
+    read_manifest,
+    typed_table,
+)
 from sightline.errors import InputError
 
 
@@ -73,6 +80,40 @@ def test_columns_come_in_one_order_and_unknown_ones_last_and_unchanged(tmp_path)
     ]
     assert manifest.table.columns[-2:] == ["note", "other"]
     assert manifest.n_levels == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "typed"),
+    [
+        (["2019", "", "-3", "+4", "0"], [2019, None, -3, 4, 0]),
+        (["1.50", " 2 ", "", "-0.5", "1e3"], [1.5, 2.0, None, -0.5, 1000.0]),
+        (["true", "FALSE", "", " True "], [True, False, None, True]),
+        (["007", "1"], ["007", "1"]),
+        (["1", "2", "many"], ["1", "2", "many"]),
+        (["true", "1"], ["true", "1"]),
+        (["nan", "1.5"], ["nan", "1.5"]),
+        (["inf", "1.5"], ["inf", "1.5"]),
+        (["1e400", "1.5"], ["1e400", "1.5"]),
+        (["9223372036854775807", "1"], [2**63 - 1, 1]),
+        (["9223372036854775808", "1"], ["9223372036854775808", "1"]),
+        (["2019-05-01", "2020-01-01"], ["2019-05-01", "2020-01-01"]),
+        (["", ""], [None, None]),
+    ],
+)
+def test_further_columns_of_csv_are_numbers_or_booleans_where_every_value_is(tmp_path, values, typed):
+    lines = [f"{n}.png,train,{n},{n},1,{value}" for n, value in enumerate(values)]
+    manifest = read_manifest(write(tmp_path, "\n".join(["path,split,label,id,is_query,told", *lines])))
+    table = typed_table(manifest)
+    told = table["told"].to_list()
+    assert (told, [type(value) for value in told]) == (typed, [type(value) for value in typed])
+    assert table.drop("told").equals(manifest.table.drop("told"))
+    assert table["label_0"].to_list() == table["id"].to_list() == [str(n) for n in range(len(values))]
+
+
+def test_further_columns_of_parquet_keep_their_types(tmp_path):
+    table = pl.DataFrame({"path": ["a", "b"], "split": ["train"] * 2, "label": ["x", "y"], "told": ["1", "2"]})
+    table.write_parquet(tmp_path / "m.parquet")
+    assert typed_table(read_manifest(tmp_path / "m.parquet"))["told"].to_list() == ["1", "2"]
 
 
 def test_label_goes_with_coarser_levels(tmp_path):

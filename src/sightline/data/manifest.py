@@ -16,6 +16,7 @@ SPLITS = ("train", "val", "test")
 SPLIT_ALIASES = {"validation": "val"}
 BOX = ("x_1", "y_1", "x_2", "y_2")
 FLAGS = ("is_query", "is_gallery")
+NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 
@@ -133,6 +134,37 @@ def manifest_statistics(manifest: Manifest) -> pl.DataFrame:
         )
     order = pl.col("split").replace_strict({name: place for place, name in enumerate(SPLITS)}, default=len(SPLITS))
     return pl.concat(parts).sort(order, "level")
+
+
+def typed_table(manifest: Manifest) -> pl.DataFrame:
+    """The table, its further columns as numbers or booleans where every value that is not empty is one.
+
+    Only of a CSV file, which has no types: those of other sources stay. Numbers with leading zeros or too large for 64 bits
+    are names, and stay text.
+
+    Example:
+        >>> table = pl.DataFrame({"id": ["a", "b"], "year": ["2019", None], "sold": ["true", "False"], "no": ["007", "1"]})
+        >>> typed_table(Manifest(Path("m.csv"), Path(), table, n_levels=0)).rows()
+        [('a', 2019, True, '007'), ('b', None, False, '1')]
+    """
+    table = manifest.table
+    if manifest.source.suffix.lower() != ".csv":
+        return table
+    known = {"id", "path", "split", *label_columns(manifest.n_levels), *FLAGS, *BOX}
+    further = [name for name, kind in table.schema.items() if kind == pl.String and name not in known]
+    return table.with_columns(_typed(table[name]) for name in further)
+
+
+def _typed(column: pl.Series) -> pl.Series:
+    text = column.str.strip_chars().str.to_lowercase()
+    text = text.set(text == "", None)
+    flags = text.replace_strict({"true": True, "false": False}, default=None, return_dtype=pl.Boolean)
+    digits = text.set(~text.str.contains(NUMBER), None)
+    whole = digits.cast(pl.Int64, strict=False)
+    number = digits.cast(pl.Float64, strict=False)
+    number = number.set(number.is_infinite() | (whole.is_null() & ~text.str.contains("[.e]")), None)
+    fitting = (typed for typed in (flags, whole, number) if 0 < typed.count() == text.count())
+    return next(fitting, column)
 
 
 def label_columns(n_levels: int) -> list[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sightline.data.dataset import ImageDataset, consecutive
 from sightline.data.images import load_image
-from sightline.data.manifest import BOX, Manifest
+from sightline.data.manifest import BOX, Manifest, typed_table
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
@@ -68,7 +68,8 @@ def index_images(
     Args:
         gallery: of this encoder.
         encoder: what embeds.
-        manifest: the images; its columns become metadata, beside the file's size, time and hash.
+        manifest: the images; its columns become metadata, those of a CSV file as numbers and booleans where they
+            hold nothing else, beside the file's size, time and hash.
         prune: remove items that the manifest lacks.
         batch_size: images in one pass through the model.
         n_workers: processes that read images.
@@ -93,7 +94,7 @@ def index_images(
 def _described(manifest: Manifest) -> list[dict[str, Any]]:
     """The rows of a manifest with full paths."""
     paths = [str(path.resolve()) for path in manifest.paths()]
-    return [{**row, "path": path} for row, path in zip(manifest.table.iter_rows(named=True), paths, strict=True)]
+    return [{**row, "path": path} for row, path in zip(typed_table(manifest).iter_rows(named=True), paths, strict=True)]
 
 
 def _stored(folder: Path | str, row: dict[str, Any]) -> dict[str, Any]:
