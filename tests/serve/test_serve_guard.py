@@ -158,6 +158,17 @@ def test_every_answer_has_the_headers(client):
         assert answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/static/style.css", "/static/nothing.js"])
+def test_head_of_the_page_and_its_files_is_get_without_the_body(client, path):
+    head, whole = client.head(path), client.get(path)
+    assert head.status_code == whole.status_code == (404 if "nothing" in path else 200)
+    assert head.content == b""
+    assert whole.content
+    ours, theirs = (dict(answer.headers) for answer in (head, whole))
+    assert ours.pop("x-request-id") != theirs.pop("x-request-id")
+    assert ours == theirs
+
+
 @pytest.mark.parametrize(
     "name", ["../settings.py", "..%2Fsettings.py", "%2e%2e/app.py", "/etc/passwd", "%2Fetc%2Fpasswd", ""]
 )

@@ -80,13 +80,13 @@ async def end_session() -> Response:
     return response
 
 
-@router.get("/", include_in_schema=False)
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def page(service: ServiceOf) -> Response:
     """The page."""
     return await static("index.html", service)
 
 
-@router.get("/static/{name:path}", include_in_schema=False)
+@router.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(name: str, service: ServiceOf) -> Response:
     """A file of the page."""
 
