@@ -1,5 +1,7 @@
 """Small image sets that tests share."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,6 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
 
 collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and all have one name
 
@@ -30,6 +31,21 @@ def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: in
 def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 classes of 6 images below 3 parents; read it, do not write to it."""
     return write_tree(tmp_path_factory.mktemp("images") / "tree")
+
+
+@pytest.fixture
+def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the console command here; returns status, standard output and standard error."""
+    from sightline.cli.main import run
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
 
 
 @pytest.fixture

@@ -2,28 +2,12 @@
 
 import json
 import re
-import sys
 
 import polars as pl
 import pytest
 
 from sightline import Encoder, __version__
-from sightline.cli.main import run
 from sightline.evaluation.protocol import metric_names
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -1,22 +1,7 @@
-import sys
-
 import numpy as np
 import pytest
 
 from sightline import Result
-from sightline.cli.main import run
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

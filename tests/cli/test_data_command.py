@@ -1,27 +1,10 @@
-import sys
-
 import polars as pl
 import pytest
 from PIL import Image
 
-from sightline.cli.main import run
 from sightline.data.benchmarks import READERS
 from sightline.data.collections import COLLECTIONS
 from sightline.data.manifest import read_manifest
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -9,23 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.cli.main import run
 from sightline.models.encoder import Encoder
 from sightline.search.gallery import Gallery
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; its status, output and error output."""
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -9,26 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.cli.main import run
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.search.gallery import Gallery
 from sightline.search.gallery_table import gallery_table
 from sightline.search.refine import Refinement, refined_search
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; its status, output and error output."""
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            run()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

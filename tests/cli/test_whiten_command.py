@@ -1,25 +1,8 @@
 """``sightline whiten`` and the steps of ``sightline evaluate``, as a user types them."""
 
-import sys
-
 import pytest
 
 from sightline import EmbeddingTable, Encoder
-from sightline.cli.main import run
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from sightline import (
     read_recipe,
     train,
 )
-from sightline.cli.main import run
 from sightline.data.manifest import hold_out_classes
 from sightline.data.transforms import Preprocessing
 from sightline.models.card import Account, EvaluationFacts, Measure, ModelCard, TrainingFacts, write_card
@@ -48,20 +47,6 @@ def trained(image_tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("card") / "run"
     train(recipe, folder)
     return folder, recipe
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def test_the_card_of_a_run_tells_its_data_loss_and_budget(trained, image_tree):

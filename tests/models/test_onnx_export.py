@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from sightline import Encoder, InputError, export_onnx
-from sightline.cli.main import run
 from sightline.models.heads import Whitening
 from sightline.models.onnx_export import OPSET
 
@@ -116,20 +115,6 @@ def test_added_weights_are_merged_and_the_encoder_is_left_as_it_was(tmp_path):
     np.testing.assert_allclose(session(file).run(None, {"images": images.numpy()})[0], wanted, rtol=0, atol=1e-4)
     saved = Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "encoder"))
     assert described(file)["fingerprint"] == saved.fingerprint()
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def test_the_command_says_what_it_wrote_in_a_valid_file(sightline, tmp_path):

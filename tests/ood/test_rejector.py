@@ -1,7 +1,6 @@
 """The rejector: bound to an encoder, saved in a folder of its own; and the commands that make and measure it."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import polars as pl
 import pytest
 
 from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
-from sightline.cli.main import run
 from sightline.ood.rejector import Rejector, fit_rejector, match_threshold
 
 PRINT, OTHER = "a" * 32, "b" * 32
@@ -30,20 +28,6 @@ def table(n, seed=0, shift=0.0, fingerprint=PRINT, n_classes=8, prefix="i"):
         }
     )
     return EmbeddingTable(Manifest(Path("images.csv"), Path("."), rows, 1), vectors, fingerprint)
-
-
-@pytest.fixture
-def sightline(monkeypatch, capsys):
-    """Run the console command here; returns status, standard output and standard error."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def test_accepts_the_stated_share_and_refuses_what_is_elsewhere():

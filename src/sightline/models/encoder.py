@@ -4,7 +4,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError, choose
+from sightline.files import replaced_folder
 from sightline.models.adapters import adapters, add_lora, merge_adapters
 from sightline.models.backbones import (
     FreezeBatchNorm,
@@ -292,27 +292,12 @@ class Encoder(nn.Module):
             merge_adapters(merged.backbone)
             return merged.save_pretrained(folder, account)
         folder = Path(folder)
-        if folder.exists() and not (folder / SETTINGS_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
-            raise InputError(f"{folder}: exists and is not an encoder; it is left as it is")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.with_name(f".{folder.name}.saving")
-        new, old = scratch / "new", scratch / "old"
-        shutil.rmtree(new, ignore_errors=True)  # of a save that was killed; its old encoder is kept until this one is there
-        new.mkdir(parents=True)
-        try:
+        with replaced_folder(folder, SETTINGS_FILE, "an encoder") as new:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
             card = self.described(folder.resolve().name, account)
             described = {"format": FORMAT, "fingerprint": card.fingerprint, **self.settings.model_dump()}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
             write_card(new, card)
-            if folder.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                folder.rename(old)
-            new.rename(folder)
-        finally:
-            if old.exists() and not folder.exists():
-                old.rename(folder)
-            shutil.rmtree(scratch)
         return folder
 
     def described(self, name: str, account: Account | None = None) -> ModelCard:

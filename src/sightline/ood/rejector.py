@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
+from sightline.files import replaced_folder
 from sightline.ood import create, load
 from sightline.ood.scorer import Scorer
-from sightline.ood.storage import replaced_folder
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sightline.errors import InputError, choose, names
+from sightline.files import replaced_folder
 from sightline.ood.classifier import Classifier
-from sightline.ood.storage import replaced_folder
 
 FORMAT = 1
 SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"

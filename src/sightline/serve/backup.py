@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sightline.errors import InputError
-from sightline.ood.storage import replaced_folder
+from sightline.files import replaced_folder
 from sightline.search.gallery import Gallery
 from sightline.search.store import DATABASE
 from sightline.serve.collection import IMAGES
