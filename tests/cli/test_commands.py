@@ -2,11 +2,12 @@
 
 import json
 import re
+import warnings
 
 import polars as pl
 import pytest
 
-from sightline import Encoder, __version__
+from sightline import Encoder, InputError, __version__
 from sightline.evaluation.protocol import metric_names
 
 
@@ -189,3 +190,15 @@ class TestMistakes:
         (tmp_path / "file").write_text("mine")
         words = ["embed", encoder, image_tree, "--workers", 0, "--out", tmp_path / "file/t.parquet"]
         assert_complains(words, f"sightline: {tmp_path}/file: ")
+
+
+def test_a_warning_is_one_line_and_those_of_libraries_are_not_shown(sightline, monkeypatch):
+    def warn(*_, **__):
+        warnings.warn("only 3 images", stacklevel=1)
+        warnings.warn("a library speaks to programmers", DeprecationWarning, stacklevel=1)
+        raise InputError("no such thing")
+
+    monkeypatch.setattr("sightline.data.manifest.read_manifest", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert sightline("data", "stats", "x.csv") == (2, "", "sightline: only 3 images\nsightline: no such thing\n")

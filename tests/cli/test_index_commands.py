@@ -179,7 +179,10 @@ def test_a_faiss_index_prints_the_recall_it_was_measured_at(sightline, encoder, 
     ("words", "message"),
     [
         (["search", "x.png", "--gallery", "nowhere"], "nowhere: not a gallery"),
-        (["search", "x.png", "--gallery", "GALLERY"], "1 unknown ids: 'x.png'"),
+        (
+            ["search", "x.png", "--gallery", "GALLERY"],
+            "1 unknown ids: 'x.png'; and there is no image or folder of",
+        ),
         (["search", "x.png"], "either --gallery or --table is needed"),
         (["search", "IMAGE", "--gallery", "GALLERY", "--where", "import os"], "filter 'import os': cannot be read"),
         (["search", "IMAGE", "--gallery", "GALLERY", "--encoder", "OTHER"], "another encoder"),

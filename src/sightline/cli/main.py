@@ -1,6 +1,7 @@
 """``sightline <verb>``: joins the commands."""
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -47,6 +48,12 @@ def main(
 
 def run() -> None:
     """The console command: a user's mistake, or a file that cannot be written, is one message and status 2."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        _run()
+
+
+def _run() -> None:
     try:
         app(prog_name="sightline")
     except InputError as error:
@@ -55,6 +62,12 @@ def run() -> None:
         if error.filename is None:  # not about a file of the user's
             raise
         sys.exit(_complain(f"{error.filename}: {error.strerror}"))
+
+
+def _warn(message: Warning | str, category: type[Warning], *place: object) -> None:
+    """A word of caution to the user, without the line of code it comes from."""
+    if category is UserWarning:
+        typer.echo(f"sightline: {message}", err=True)
 
 
 def _complain(message: str) -> int:

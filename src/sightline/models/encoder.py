@@ -96,7 +96,7 @@ class Encoder(nn.Module):
         Args:
             backbone: a timm model's name, or ``tiny``.
             embedding_dim: length of the vectors; None keeps the backbone's, without a projection.
-            pooling: ``avg``, ``max``, ``gem`` or ``cls``.
+            pooling: ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``.
             weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
             image_size: side of the square images it sees, cut from the middle.
             resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.

@@ -156,12 +156,15 @@ def ask(
         n_workers: processes that read images.
     """
     images, ids = _sorted_out(queries)
+    try:
+        known = gallery.metadata(ids)
+    except InputError as error:
+        raise InputError(f"{error}; and there is no image or folder of that name") from error
     vectors = np.empty((0, gallery.identity.dim), np.float32)
     if images:
         encoder = gallery.encoder() if encoder is None else encoder
         gallery.check_encoder(encoder)
         vectors = encoder.encode(images, n_workers=n_workers)
-    known = gallery.metadata(ids)
     vectors = np.concatenate([vectors, gallery.vectors(ids)])
     own = [None] * len(images) + list(ids)
     scores, found = refined_search(gallery, vectors, k, refinement, where=where, own=own)
