@@ -2,7 +2,7 @@
 
 python benchmarks/page.py [--items 60000] [--runs 5] [--backbone tf_efficientnet_lite0] [--write]
 
-The gallery has random vectors, and its items share 600 small images; these and the images dropped are drawn: clouds of colour
+The gallery has random vectors, and its items share 600 small images; these and those dropped are drawn: clouds of colour
 with grain. The page is opened anew for every image, and the first one does not count. What the service took to encode the
 image, as its answer says, is taken off: decoding it and waiting for others to share the pass are in that.
 """
@@ -127,7 +127,7 @@ def measured(gallery: Path, files: list[Path], given: argparse.Namespace) -> str
         f"`python benchmarks/page.py --items {given.items} --runs {given.runs} --backbone {given.backbone} --write`, "
         f"{os.cpu_count()} cores, load average {load:.1f} at the start. From dropping a JPEG file of 640 x 480 on "
         f"the page to results, in Chromium at 1280 x 800 on this machine; {given.items:,} items, medians of {given.runs} "
-        "images, each on a page opened anew. Vectors are random, and all images drawn, those of items 160 x 120. What is taken "
+        "images, each on a page opened anew. Vectors are random, and all images drawn, those of items 160 x 120. Taken "
         "off is `took.encode_ms` of the answer, in which decoding the dropped image is too.\n\n"
         + table(["", "measured", "bar"], rows)
     )
