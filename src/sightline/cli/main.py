@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -64,7 +64,14 @@ def _run() -> None:
         sys.exit(_complain(f"{error.filename}: {error.strerror}"))
 
 
-def _warn(message: Warning | str, category: type[Warning], *place: object) -> None:
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """A word of caution to the user, without the line of code it comes from."""
     if category is UserWarning:
         typer.echo(f"sightline: {message}", err=True)
