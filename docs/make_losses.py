@@ -21,6 +21,7 @@ FAMILIES = {
     "pairwise": "Calibration",
     "baselines": "Pairs and triplets",
     "proxies": "Proxies",
+    "csl": "Proxies of every level",
     "levels": "Sums over levels",
     "detection": "Classes as queries",
 }  # by module

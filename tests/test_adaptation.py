@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import sightline.pipeline as pipeline
+import sightline.preparation as preparation
 from sightline import Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
 from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log
@@ -46,7 +47,7 @@ def test_the_validation_of_a_frozen_run_is_that_of_its_encoder(recipe_with, tmp_
     recipe = recipe_with("model.adaptation=frozen", "schedule.epochs=1")
     trained = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     logged = {name: value for _, _, name, value in read_log(tmp_path / "run/log.csv")}
-    _, held_out = pipeline._parts(read_manifest(recipe.data.manifest), recipe)
+    _, held_out = preparation.train_and_validation(read_manifest(recipe.data.manifest), recipe)
     assert_close(evaluate_table(embed_manifest(trained, held_out))["map@r"], logged["val/map@r"])
 
 

@@ -27,6 +27,7 @@ ORDER = (
     "evaluation",
     "report",
     "serve",
+    "preparation",
     "pipeline",
     "benchmark",
     "demo",

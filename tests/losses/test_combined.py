@@ -12,7 +12,7 @@ from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.combined import roadmap, roadmap_loss
 from sightline.losses.pairwise import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
-from sightline.pipeline import _loss
+from sightline.preparation import loss_of
 from sightline.ranking.relevance import batch_pairs
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]
@@ -175,7 +175,7 @@ def test_weighted_sum_by_recipe(tmp_path):
         temperature = 0.1
         """
     )
-    loss = _loss(read_recipe(str(tmp_path / "sum.toml")), embedding_dim=6, class_counts=[4, 2])
+    loss = loss_of(read_recipe(str(tmp_path / "sum.toml")), embedding_dim=6, class_counts=[4, 2])
     assert loss.weights == (0.9, 0.1)
     assert [tuple(table.shape) for table in loss.parameters()] == [(4, 6), (2, 6)]
     assert loss(draw_batch(), LABELS).isfinite()

@@ -41,6 +41,7 @@ from sightline.losses.combined import (
     rod_ndcg,
     rod_recall,
 )
+from sightline.losses.csl import CSLLoss, csl_loss
 from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
 from sightline.losses.graded import (
     SmoothHAPLoss,
@@ -63,11 +64,9 @@ from sightline.losses.levels import (
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss
 from sightline.losses.proxies import (
     ArcFaceLoss,
-    CSLLoss,
     NormSoftmaxLoss,
     ProxyNCAPPLoss,
     arcface_loss,
-    csl_loss,
     norm_softmax_loss,
     proxy_nca_pp_loss,
 )

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.core import batch_pairs
+from sightline.losses.csl import CSLLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.levels import SumOverLevels
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss, check_calibration
 from sightline.losses.presets import preset_named
-from sightline.losses.proxies import ArcFaceLoss, CSLLoss, NormSoftmaxLoss, ProxyNCAPPLoss
+from sightline.losses.proxies import ArcFaceLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.ranks import check_positive
 
