@@ -66,10 +66,10 @@ def test_whatever_the_document_allows_gets_an_answer_it_describes(served, path, 
         derandomize=True,
         database=None,
     )
-    def answers(case):
+    def check_answer(case):
         case.call_and_validate(checks=CHECKS)
 
-    answers()
+    check_answer()
 
 
 def test_the_document_names_every_route_and_the_form_of_errors(served):
