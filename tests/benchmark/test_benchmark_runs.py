@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from sightline.benchmark import runs
 from sightline.benchmark.cell import run_job
 from sightline.benchmark.grid import cells_of
 from sightline.benchmark.locks import held, holder
 from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.pages import update_page, write_pages
-from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status, write_job
+from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status, take, write_job
 from sightline.benchmark.suite import read_suite
 from sightline.errors import InputError
 from sightline.pipeline import train
@@ -144,6 +145,55 @@ def test_a_result_of_other_defaults_is_run_again(whole, noise, tmp_path):
     assert said[0].startswith("0 of 1 runs are finished already")
     assert re.fullmatch(r"\[1/1\] before training, glyphs, seed 0: recall@1 \d+\.\d, \d+ s", said[1])
     assert finished(tmp_path, [cell])[cell].differences(stored) == []
+
+
+def test_the_same_runs_are_taken_from_another_suite(whole, noise, tmp_path, monkeypatch):
+    renamed = {'["recall@1", "map@r",': '["map", "recall@1",', 'name = "ROADMAP"': 'name = "R"', '"ROADMAP" =': '"R" ='}
+    other = smoke(tmp_path, SMALL | renamed | {'"loss.name=smooth_ap"': '"loss.name=smooth_ap", "loss.tau=1e-2"'})
+    cells, said = cells_in(other, noise, tmp_path), []
+    monkeypatch.setattr(runs, "start", lambda *_: pytest.fail("nothing is left to run"))
+    run_cells(tmp_path / "out", cells, jobs=1, say=said.append, reuse=[tmp_path, whole / "out"])
+    assert said == ["5 of 5 runs are finished already, 5 of them taken from the same runs; 1 at once from here on"]
+    theirs = finished(whole / "out", cells_in(whole / "smoke.toml", noise, whole))
+    for ours, outcome in finished(tmp_path / "out", cells).items():
+        assert outcome.about["row"] == ours.row.name
+        (same,) = (found for cell, found in theirs.items() if cell.key == ours.key)
+        assert same.differences(outcome) == []
+
+
+def test_a_result_without_a_metric_that_is_wanted_is_not_taken(whole, noise, tmp_path):
+    changed = smoke(tmp_path, SMALL | {'"severity@1"': '"severity@7"'})
+    (cell,) = cells_in(changed, noise, tmp_path, only=["before training"])
+    (before,) = cells_in(whole / "smoke.toml", noise, whole, only=["before training"])
+    assert cell.key == before.key
+    assert not take(tmp_path / "out", cell, [whole / "out"])
+    assert finished(whole / "out", [cell]) == {}
+    run_here(tmp_path / "more", [cell])
+    assert take(tmp_path / "out", before, [tmp_path / "more"]), "more than is wanted serves too"
+    assert sorted(Outcome.read(result_file(tmp_path / "out", before)).result.per_query) == sorted(before.metrics)
+
+
+def test_two_rows_of_one_run_are_run_once(noise, tmp_path, monkeypatch):
+    twice = smoke(
+        tmp_path,
+        SMALL
+        | {'[[rows]]\nname = "Smooth-AP"': '[[rows]]\nname = "twin"\ntrained = false\n\n[[rows]]\nname = "Smooth-AP"'},
+    )
+    cells, said, started = cells_in(twice, noise, tmp_path, only=["before training", "twin"]), [], []
+    start = runs.start
+    monkeypatch.setattr(runs, "start", lambda *words: started.append(words) or start(*words))
+    run_cells(tmp_path / "out", cells, jobs=2, say=said.append)
+    assert len(started) == 1
+    assert [line.partition(":")[0] for line in said[1:]] == [
+        "[1/2] before training, glyphs, seed 0",
+        "[2/2] twin, glyphs, seed 0",
+    ]
+    assert len(finished(tmp_path / "out", cells)) == 2
+
+
+def test_a_folder_to_reuse_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="nowhere: no such folder to reuse results of"):
+        run_cells(tmp_path / "out", [], jobs=1, reuse=[tmp_path / "nowhere"])
 
 
 @pytest.mark.slow

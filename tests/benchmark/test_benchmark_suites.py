@@ -43,7 +43,27 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_pa
     untrained = sum(not row.trained for row in suite.all_rows)
     n_rows = len(suite.all_rows)
     assert len(cells) == len(suite.data) * ((n_rows - untrained) * len(suite.seeds) + untrained)
-    assert len({cell.key for cell in cells}) == len(cells)
+    assert len({cell.stem for cell in cells}) == len(cells)
+
+
+def test_the_same_run_has_the_same_key_in_every_suite(noise, tmp_path):
+    def keys(name):
+        suite = read_suite(SUITES / f"emoji-{name}.toml")
+        return {cell.row.name: cell.key for cell in cells_of(suite, {"emoji": noise}, tmp_path, seeds=[0], check=False)}
+
+    # Written with and without the values that losses have by default, and with other names.
+    losses, tree, parts, sizes = keys("ap-losses"), keys("hierarchy"), keys("ablation"), keys("batch-size")
+    assert len(set(losses.values())) == len(losses)
+    assert losses["before training"] == tree["before training"]
+    assert losses["NSM"] == tree["NSM"]
+    assert losses["Smooth-AP"] == tree["Smooth-AP"] == parts["Smooth-AP"]
+    assert losses["ROADMAP (proxies)"] == tree["ROADMAP"] == parts["Sup-AP + L_DG*"]
+    assert losses["ROADMAP (proxies)"] == sizes["Sup-AP + L_DG*, images in a batch 128"]
+    # α is 1 in one row and 1.0 in the other; ρ is 100 in one and not given in the other.
+    chosen = keys("hyperparameters")
+    assert chosen["ROADMAP, λ 0.1"] == chosen["ROADMAP with λ 0.1, ρ 100"]
+    assert chosen["HAPPIER, α 1"] == chosen["HAPPIER with α 1, λ 0.1"]
+    assert chosen["ROADMAP, λ 0.1"] != tree["ROADMAP"], "measured on other classes"
 
 
 def test_all_suites_are_there():
@@ -146,11 +166,12 @@ def test_the_key_follows_the_images_and_not_their_place(noise, tmp_path):
 def test_recipe_values_of_a_result_are_compared_where_both_versions_know_them(noise, tmp_path):
     cell = cells_of(read_suite(written(tmp_path, GOOD)), {"noise": noise}, tmp_path, check=False)[0]
     stored = cell.recipe.model_dump(mode="json")
-    assert cell.agrees({"recipe": stored})
+    assert cell.agrees({"recipe": stored, "loss": cell.loss})
+    assert not cell.agrees({"recipe": stored, "loss": cell.loss | {"rho": 10.0}}), "a default of the loss was another one"
     del stored["optimizer"]["momentum"]  # an option that the earlier version did not have
-    assert cell.agrees({"recipe": stored})
+    assert cell.agrees({"recipe": stored, "loss": {"tau": 0.01}})
     stored["schedule"]["gamma"] = 0.9  # a default that was another one
-    assert not cell.agrees({"recipe": stored})
+    assert not cell.agrees({"recipe": stored, "loss": cell.loss})
 
 
 def test_queries_of_one_vendor_rank_the_others_and_can_be_kept_out_of_training(noise, tmp_path):

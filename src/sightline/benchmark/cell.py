@@ -68,7 +68,7 @@ def _outcome(job: dict[str, Any], run: Path) -> Outcome | None:
     measured = read_manifest(recipe.data.manifest).split(job["split"])
     result = evaluate_table(embed_manifest(encoder, measured, n_workers=recipe.data.n_workers), metrics=job["metrics"])
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
-    about = {key: job[key] for key in ("row", "data", "seed", "key", "split", "threads", "trained", "recipe")} | {
+    about = {key: job[key] for key in ("row", "data", "seed", "key", "split", "threads", "trained", "recipe", "loss")} | {
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() + workers.ru_utime + workers.ru_stime, 1),
         "was_resumed": was_started,

@@ -1,4 +1,4 @@
-"""The cells of a suite: one recipe, one set of images and one seed each, with a key that says when it must run again."""
+"""The cells of a suite: one recipe, one set of images and one seed each, with a key that says which run it is."""
 
 import hashlib
 import json
@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sightline import __version__
+from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.sources import Images, check_once, find_manifest, read_images
 from sightline.benchmark.suite import DataSet, Row, Suite, only_rows
-from sightline.config import Recipe, read_recipe
+from sightline.config import LossSection, Recipe, read_recipe
 from sightline.errors import InputError, names, nearest
+from sightline.evaluation.account import loss_settings
 from sightline.evaluation.catalogue import metric_names, read_name
 from sightline.losses import loss_options
 
@@ -32,7 +34,7 @@ class Cell:
         split: that is measured.
         metrics: that are measured.
         threads: of the run.
-        key: a hash of all that decides its numbers.
+        key: a hash of all that decides its numbers, and of nothing else: neither the row's name nor the metrics.
     """
 
     row: Row
@@ -49,10 +51,20 @@ class Cell:
         """The name of its files."""
         return f"{slug(self.row.name)}-{slug(self.data)}-seed{self.seed}-{self.key[:12]}"
 
+    @property
+    def loss(self) -> dict[str, Any]:
+        """Every option of its loss, given or not."""
+        return loss_settings(self.recipe.loss.name, self.recipe.loss.options())
+
     def agrees(self, about: Mapping[str, Any]) -> bool:
         """Was this recipe run, as far as both versions of Sightline know its values?"""
         ours = json.loads(self.recipe.model_dump_json(exclude=WITHOUT_EFFECT))  # type: ignore[arg-type]
-        return _same_where_shared(ours, about["recipe"])
+        return _same_where_shared({"recipe": ours, "loss": self.loss}, about)
+
+    def is_served_by(self, outcome: Outcome) -> bool:
+        """Is that the outcome of this very run, whatever its row is called, with all metrics that are wanted here?"""
+        measured = all(metric in outcome.result.per_query for metric in self.metrics)
+        return outcome.about["key"] == self.key and measured and self.agrees(outcome.about)
 
     @property
     def title(self) -> str:
@@ -125,18 +137,25 @@ def cells_of(
 def _cell(suite: Suite, data: DataSet, row: Row, seed: int, images: Images) -> Cell:
     recipe = _recipe(suite, row, images.manifest, seed)
     metrics = tuple(dict.fromkeys([*metric_names(KS, images.n_levels), *suite.all_metrics]))
+    # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
+    chosen = json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True))  # type: ignore[arg-type]
     decisive = {
         "version": __version__,
-        # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
-        "recipe": json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True)),  # type: ignore[arg-type]
+        "recipe": chosen | {"loss": _chosen(recipe.loss)},
         "trained": row.trained,
         "images": images.fingerprint,
         "split": suite.split,
-        "metrics": sorted(metrics),
         "threads": suite.threads,
     }
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     return Cell(row, data.name, seed, recipe, suite.split, metrics, suite.threads, key)
+
+
+def _chosen(loss: LossSection) -> dict[str, Any]:
+    """The loss and its options that are not at their defaults; 1 and 1.0 are the same number."""
+    usual = loss_settings(loss.name, {})
+    given = {option: float(value) if type(value) is int else value for option, value in loss.options().items()}
+    return {"name": loss.name} | {option: value for option, value in given.items() if usual.get(option) != value}
 
 
 def recipe_command(suite: Suite, row: Row, manifest: str) -> list[str]:

@@ -1,7 +1,8 @@
 """What one cell found: a small file that is there complete or not at all."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ class Outcome:
             raise InputError(f"{file}: not the result of a benchmark's run: {str(error).splitlines()[0]}") from error
         values = {name: table[name].to_numpy().astype(np.float64) for name in table.columns if name not in ("id", "class")}
         return cls(Result(values, ids, classes, about["fingerprint"]), about)
+
+    def only(self, metrics: Sequence[str]) -> "Outcome":
+        """With these metrics alone."""
+        return replace(self, result=replace(self.result, per_query={name: self.result.per_query[name] for name in metrics}))
 
     def differences(self, other: "Outcome") -> list[str]:
         """What is not the same to the last bit, one sentence each."""

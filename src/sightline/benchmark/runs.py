@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +73,21 @@ def result_file(out: Path, cell: Cell) -> Path:
 
 
 def finished(out: Path, cells: Sequence[Cell]) -> dict[Cell, Outcome]:
-    """The cells that have a result of their very recipe."""
+    """The cells that have a result of their very recipe, with all their metrics and no other."""
     found = {cell: Outcome.read(file) for cell in cells if (file := result_file(out, cell)).is_file()}
-    return {cell: outcome for cell, outcome in found.items() if cell.agrees(outcome.about)}
+    return {cell: outcome.only(cell.metrics) for cell, outcome in found.items() if cell.is_served_by(outcome)}
+
+
+def take(out: Path, cell: Cell, folders: Sequence[Path]) -> bool:
+    """Copy the result of the same run from another row, here or in other suites' folders, if one of them has it."""
+    for folder in (out, *folders):
+        for file in sorted((folder / RESULTS).glob(f"*-seed{cell.seed}-{cell.key[:12]}.parquet")):
+            outcome = Outcome.read(file)
+            if cell.is_served_by(outcome):
+                about = outcome.about | {"row": cell.row.name, "data": cell.data}
+                Outcome(outcome.only(cell.metrics).result, about).write(result_file(out, cell))
+                return True
+    return False
 
 
 def status(out: Path, cells: Sequence[Cell]) -> Status:
@@ -85,11 +97,17 @@ def status(out: Path, cells: Sequence[Cell]) -> Status:
 
 
 def run_cells(
-    out: Path, cells: Sequence[Cell], jobs: int, keep: bool = False, say: Callable[[str], None] = lambda line: None
+    out: Path,
+    cells: Sequence[Cell],
+    jobs: int,
+    keep: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    reuse: Sequence[Path] = (),
 ) -> None:
-    """Run what has no result yet. SIGTERM and Ctrl-C let the running cells save a checkpoint and end.
+    """Run what has no result yet, once, however many rows ask for the same run.
 
-    A cell that fails does not stop the others; all failures are raised together at the end.
+    SIGTERM and Ctrl-C let the running cells save a checkpoint and end. A cell that fails does not stop the others; all
+    failures are raised together at the end.
 
     Args:
         out: the suite's folder; one process at a time works in it.
@@ -97,20 +115,28 @@ def run_cells(
         jobs: at once.
         keep: leave run folders (encoder, checkpoint, log), which are deleted otherwise.
         say: told a line about each cell.
+        reuse: folders of other suites, whose results of the same runs are taken.
     """
+    if missing := [folder for folder in reuse if not folder.is_dir()]:
+        raise InputError(f"{missing[0]}: no such folder to reuse results of")
     with held(out / LOCK_FILE), _SignalAsInterrupt():
         done = finished(out, cells)
-        waiting = [cell for cell in cells if cell not in done]
-        for cell in waiting:
-            result_file(out, cell).unlink(missing_ok=True)  # of a version whose defaults were others
-        say(f"{len(cells) - len(waiting)} of {len(cells)} runs are finished already; {jobs} at once from here on")
+        left = [cell for cell in cells if cell not in done]
+        for cell in left:
+            result_file(out, cell).unlink(missing_ok=True)  # of other metrics, or of a version whose defaults were others
+        waiting = [cell for cell in left if not take(out, cell, reuse)]
+        taken = f", {len(left) - len(waiting)} of them taken from the same runs" if len(left) > len(waiting) else ""
+        say(f"{len(cells) - len(waiting)} of {len(cells)} runs are finished already{taken}; {jobs} at once from here on")
         running: dict[Cell, subprocess.Popen[bytes]] = {}
         failures: list[str] = []
         try:
             while waiting or running:
-                while waiting and len(running) < jobs:
-                    cell = waiting.pop(0)
-                    running[cell] = start(write_job(out, cell, keep), cell.threads)
+                while len(running) < jobs and (chosen := _next(waiting, running)):
+                    waiting.remove(chosen)
+                    if take(out, chosen, reuse):
+                        say(_line(out, cells, chosen, jobs))
+                    else:
+                        running[chosen] = start(write_job(out, chosen, keep), chosen.threads)
                 for cell in [cell for cell, process in running.items() if process.poll() is not None]:
                     code = running.pop(cell).returncode
                     if code == 0:
@@ -154,6 +180,7 @@ def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
         "keep": keep,
         "result": str(result_file(out.resolve(), cell)),
         "recipe": json.loads(cell.recipe.model_dump_json()),
+        "loss": cell.loss,
     }
     file = out.resolve() / RUNS / cell.stem / "job.json"
     with replaced(file) as scratch:
@@ -204,6 +231,12 @@ class _SignalAsInterrupt:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
+
+
+def _next(waiting: Sequence[Cell], running: Collection[Cell]) -> Cell | None:
+    """The first cell whose run is not under way for another row."""
+    under_way = {cell.key for cell in running}
+    return next((cell for cell in waiting if cell.key not in under_way), None)
 
 
 def _line(out: Path, cells: Sequence[Cell], cell: Cell, jobs: int) -> str:

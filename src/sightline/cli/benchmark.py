@@ -13,6 +13,7 @@ def benchmark(
     data: Annotated[list[str] | None, typer.Option(help="Where a data set is: emoji=sets/emoji/manifest.csv.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Name of a row to run; may be given again.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed to run; may be given again.")] = None,
+    reuse: Annotated[list[Path] | None, typer.Option(help="Another suite's folder: runs done there are taken.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; as many as cores allow if not given.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep each run's encoder, checkpoint and log.")] = False,
     background: Annotated[bool, typer.Option("--background", help="Start it detached and return.")] = False,
@@ -46,7 +47,8 @@ def benchmark(
         return
     if background:
         words = [str(suite), "--out", str(out), "--jobs", str(jobs), *(["--keep"] if keep else [])]
-        for option, values in (("--data", data), ("--only", only), ("--seed", seed), ("--page", [page] if page else [])):
+        lists = {"--data": data, "--only": only, "--seed": seed, "--reuse": reuse, "--page": [page] if page else []}
+        for option, values in lists.items():
             words += [word for value in values or [] for word in (option, str(value))]
         process = start_in_background(out, words)
         typer.echo(f"process {process} runs {len(cells)} cells; its lines go to {out / 'log.txt'}")
@@ -60,7 +62,7 @@ def benchmark(
         typer.echo(f"{len(cells)} runs repeated: every value of every query is the same")
         return
     if not tables:
-        run_cells(out, cells, jobs, keep, say)
+        run_cells(out, cells, jobs, keep, say, reuse or [])
     everything = cells_of(read, given, out / "data", check=False)
     for file in write_pages(read, suite, everything, out):
         typer.echo(file)
