@@ -32,6 +32,7 @@ from sightline.models.backbones import (
     preprocessing_of,
 )
 from sightline.models.card import CARD_FILE, Account, ModelCard, read_card, write_card
+from sightline.models.depthwise import quick_depthwise
 from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.hub import download, is_hub_name, upload
 from sightline.models.pooling import POOLINGS
@@ -158,7 +159,8 @@ class Encoder(nn.Module):
     def pooled(self, images: Tensor) -> Tensor:
         """(B, C) what the head is given of (B, 3, H, W) normalised images."""
         images = images.contiguous(memory_format=torch.channels_last)
-        vectors: Tensor = self.pooling(feature_map(self.backbone, images))
+        with quick_depthwise(images):
+            vectors: Tensor = self.pooling(feature_map(self.backbone, images))
         return vectors
 
     def train(self, mode: bool = True) -> "Encoder":
