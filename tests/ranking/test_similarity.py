@@ -35,6 +35,16 @@ def test_scores_gradient_is_the_finite_difference():
     assert gradcheck(cosine_scores, (draw(0, 3).requires_grad_(), draw(1, 2).requires_grad_()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_of_a_set_against_itself_comes_from_both_sides(dtype):
+    vectors, weights = draw(0, 6).to(dtype).requires_grad_(), draw(1, 6, 6).to(dtype)
+    (found,) = torch.autograd.grad((cosine_scores(vectors, vectors) * weights).sum(), vectors)
+    (expected,) = torch.autograd.grad((cosine_scores(vectors, vectors.clone()) * weights).sum(), vectors)
+    assert_close(found, expected)
+    if dtype == torch.float64:
+        assert gradcheck(lambda table: cosine_scores(table, table), vectors)
+
+
 def test_unit_has_length_one_and_leaves_zero_at_zero():
     vectors = draw(0, 4)
     vectors[2] = 0

@@ -86,6 +86,21 @@ def unit(vectors: Tensor) -> Tensor:
     return result
 
 
+class _WithItself(torch.autograd.Function):
+    """``rows @ rows.T`` with one product backwards, where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows @ rows.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        return (gradients[0] + gradients[0].T) @ rows
+
+
 def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     """Cosine of every query with every gallery item, in float32 at least, inside autocast too.
 
@@ -105,7 +120,10 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
         rows = unit(queries.to(wider))
-        return rows @ (rows if gallery is queries else unit(gallery.to(wider))).T
+        if gallery is not queries:
+            return rows @ unit(gallery.to(wider)).T
+        scores: Tensor = _WithItself.apply(rows)  # type: ignore[no-untyped-call]
+        return scores
 
 
 def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:
