@@ -98,7 +98,8 @@ class _WithItself(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        return (gradients[0] + gradients[0].T) @ rows
+        both: Tensor = (gradients[0] + gradients[0].T) @ rows
+        return both
 
 
 def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
