@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,10 +77,11 @@ def tab(server):
     if not CHROMIUM.is_file():
         pytest.skip(f"no browser: {CHROMIUM} is not there")
     playwright = pytest.importorskip("playwright.sync_api")
+    import_module("sklearn.cluster")  # which the command loads in the background
     with playwright.sync_playwright() as run:
         browser = run.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         tab = browser.new_page()
-        tab.set_default_timeout(20_000)
+        tab.set_default_timeout(60_000)
         tab.troubles = []
         tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
         tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
@@ -183,6 +185,26 @@ def test_a_mistake_is_told_and_a_phone_shows_one_thing_at_a_time(tab, folder):
     assert tab.locator("#tree").is_visible()
     assert groups_on_disk(folder) == FIRST
     tab.troubles[:] = [one for one in tab.troubles if "409" not in one]  # the browser's own line about the refusal
+
+
+def test_a_change_can_be_undone_as_soon_as_it_is_told(tab, folder):
+    open_group(tab, "pets")
+    tab.route("**/api/members*", lambda route: (tab.wait_for_timeout(1000), route.continue_()))
+    tab.keyboard.press("s")
+    told(tab, "Split in two")
+    tab.keyboard.press("u")
+    told(tab, "Undone")
+    assert groups_on_disk(folder) == FIRST
+
+
+def test_a_key_pressed_twice_makes_one_change_and_a_slow_one_says_so(tab, folder):
+    open_group(tab, "pets")
+    tab.route("**/api/act", lambda route: (tab.wait_for_timeout(1000), route.continue_()))
+    tab.keyboard.press("s")
+    tab.keyboard.press("s")
+    told(tab, "Working…")
+    told(tab, "Split in two")
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == 2, "one line says which clusters, one is the change"
 
 
 def asked(server, path, body=None, **headers):

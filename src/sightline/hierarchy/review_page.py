@@ -1,11 +1,13 @@
 """The page on which groups are reviewed: a small server for one person on this machine; it asks nothing of any other."""
 
 import json
+import threading
 import webbrowser
 from collections.abc import Callable
 from functools import lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -255,6 +257,9 @@ def serve_review(review: Review, host: str, port: int, open_page: bool, told: Ca
     server = create_server(review, host, port)
     address = f"http://{host}:{server.server_address[1]}/"
     told(address)
+    threading.Thread(
+        target=import_module, args=("sklearn.cluster",), daemon=True
+    ).start()  # or the first split waits for it
     if open_page:
         webbrowser.open(address)
     try:

@@ -14,6 +14,7 @@ let current = null; // number of the group shown
 let shown = []; // its members: {key, ...}
 let selected = new Set();
 let anchor = null;
+let working = false; // a change is on its way: the next one must know what it made
 
 async function ask(path, body) {
   const sent = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
@@ -39,13 +40,21 @@ function take(overview) {
 }
 
 async function act(change, told, next = current) {
+  if (working) return;
+  working = true;
+  const slow = setTimeout(() => say("Working…"), 300);
   try {
     take(await ask("api/act", { version: all.version, change }));
+    drawTree(); // what is told can be undone from here on
+    clearTimeout(slow);
     say(told, false, change.action !== "undo");
   } catch (error) {
+    clearTimeout(slow);
     say(error.message, true);
     take(await ask("api/overview"));
     next = current;
+  } finally {
+    working = false;
   }
   await show(next);
 }
