@@ -1,7 +1,9 @@
+import pytest
 import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from sightline.errors import InputError
 from sightline.losses.blackbox import blackbox_ranks
 from sightline.report.concepts import followed, interpolation, landscape_section, toy_gradients, toy_losses, write_concepts
 
@@ -52,3 +54,10 @@ def test_every_picture_is_written(tmp_path, monkeypatch):
     for file in files:
         with Image.open(file) as image:
             assert image.width > 700
+
+
+def test_pictures_do_not_go_into_a_file(tmp_path):
+    (tmp_path / "report.html").write_text("a page")
+    with pytest.raises(InputError, match=r"report\.html: a file, and these pictures go into a folder"):
+        write_concepts(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == "a page"

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from sightline.errors import InputError
 from sightline.losses import blackbox_ap_loss, fast_ap_loss, smooth_ap_loss, softbin_ap_loss, sup_ap_loss
 from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.blackbox import blackbox_ranks
@@ -39,6 +40,8 @@ class Section(NamedTuple):
 
 def write_concepts(folder: Path) -> list[Path]:
     """Write every picture to the folder as PNG."""
+    if Path(folder).is_file():
+        raise InputError(f"{folder}: a file, and these pictures go into a folder, such as --out figures")
     drawn = {
         "rank-surrogates": surrogates_figure(),
         "toy-gradients": toy_figure(),
@@ -65,7 +68,7 @@ def surrogates_figure() -> Figure:
         left.legend(fontsize=9)
         right.axhline(0, color=INK, linestyle=":", linewidth=2)
         right.annotate(
-            "the sigmoid lets go\nof gross mistakes", (0.07, 3), (0.01, 45), fontsize=9, color=INK, arrowprops=ARROW
+            "the sigmoid lets go\nof gross mistakes", (0.07, 3), (-0.058, 60), fontsize=9, color=INK, arrowprops=ARROW
         )
         for axes in (left, right):
             axes.set_xticks([-0.05, 0, 0.05])
@@ -105,7 +108,7 @@ def toy_figure() -> Figure:
             for bar, mark in zip(bars, ("", "//", ".."), strict=True):
                 bar.set_hatch(mark)
                 bar.set_edgecolor("white")
-            axes.bar_label(bars, [f"{value:+.2g}" for value in push], fontsize=8, color=INK)
+            axes.bar_label(bars, [f"{value:+.2g}" for value in push], padding=3, fontsize=8, color=INK)
             axes.axhline(0, color=INK, linewidth=0.8)
             axes.set_ylim(-1.4, 1.1)
             dress(axes, name, "", "push on the score" if name == "smooth_ap" else "")
@@ -178,6 +181,7 @@ def landscapes_figure() -> Figure:
     arrow_y, arrow_x = torch.meshgrid(coarse, coarse, indexing="ij")
     exact = _exact(section.at(x, y), relevant).reshape(SIDE, SIDE)
     with drawing(9.6, 6.4, nrows=2, ncols=3, sharex=True, sharey=True) as (figure, grid):
+        _name_axes(figure)
         _surface(grid[0][0], exact, "1 − AP: flat steps, no way down")
         for axes, (name, loss) in zip(grid.flat[1:], losses.items(), strict=True):
             if name.startswith("blackbox"):
@@ -189,7 +193,8 @@ def landscapes_figure() -> Figure:
             along = torch.stack([slopes @ section.across, slopes @ section.up], 1)
             length = along.norm(dim=1, keepdim=True)
             along = along / length.clamp(min=1e-12) * (length > 1e-6)  # directions: lengths differ by orders of magnitude
-            axes.quiver(arrow_x, arrow_y, *along.T, color="white", scale=22, width=0.006)
+            # White with a black edge: seen on the dark end of the colours and on the light one.
+            axes.quiver(arrow_x, arrow_y, *along.T, color="white", edgecolor="black", linewidth=0.5, scale=22, width=0.007)
     return figure
 
 
@@ -213,6 +218,7 @@ def rank_landscapes_figure() -> Figure:
         smooth = 0.5 + smooth_counts(scores, scores, counted, SigmoidStep(tau))
         surfaces[f"sigmoid, τ {tau:g}"] = smooth @ weights
     with drawing(9.6, 6.4, nrows=2, ncols=3, sharex=True, sharey=True) as (figure, grid):
+        _name_axes(figure)
         for axes, (name, surface) in zip(grid.flat, surfaces.items(), strict=True):
             _surface(axes, surface.reshape(SIDE, SIDE), name)
     return figure
@@ -233,6 +239,11 @@ def interpolation(scores: Tensor, weights: Tensor, strength: float) -> Tensor:
     """
     moved = scores + strength * weights
     return ((moved * _ranks(moved)).sum(1) - (scores * _ranks(scores)).sum(1)) / strength
+
+
+def _name_axes(figure: Figure) -> None:
+    figure.supxlabel("distance from the centre along the first direction (scores)", fontsize=10)
+    figure.supylabel("along the second (scores)", fontsize=10)
 
 
 def _surface(axes: Axes, values: Tensor, title: str) -> None:
