@@ -128,7 +128,7 @@ def severity_panel(shares: dict[str, Floats], k: int) -> Panel:
             bars = axes.bar(at, 100 * share, width * 0.94, color=colour, label=name, hatch=("", "//")[place], alpha=0.9)
             for bar in bars:
                 bar.set_edgecolor("white")
-            axes.bar_label(bars, [f"{100 * value:.0f}" for value in share], fontsize=8, color=INK)
+            axes.bar_label(bars, [f"{100 * value:.0f}" for value in share], fontsize=9, color=INK)
         axes.set_xticks(range(n_levels + 1), [name.replace(" ", "\n") for name in level_names(n_levels)])
         dress(axes, "First result" if k == 1 else f"First {k} results", "", "results (%)")
         axes.grid(axis="x", alpha=0)
@@ -195,9 +195,9 @@ def _by_label(axes: Axes, x: Floats, curves: dict[str, Floats]) -> None:
 
 def _legend_below(figure: Figure, models: Sized) -> None:
     """A column for each model, under the axes: several labels each would cover the curves."""
-    figure.legend(loc="outside lower center", fontsize=8, ncols=len(models))
+    figure.legend(loc="outside lower center", fontsize=9, ncols=len(models))
 
 
 def _legend(axes: Axes, n_series: int) -> None:
     if n_series > 1:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=9)

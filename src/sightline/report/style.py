@@ -22,7 +22,7 @@ INK = "#6b7280"
 CLASSES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY)  # with another marker each time they run out
 MARKERS = ("o", "^", "s", "D")
 MODELS = ((BLUE, "-"), (ORANGE, "--"))  # colour and line of the model shown, and of the one it is compared with
-PANEL = (5.0, 3.3)
+PANEL = (4.5, 3.2)  # inches: small, so that words are large enough on a phone
 SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
     "svg.hashsalt": "sightline",
     "svg.fonttype": "none",
