@@ -14,6 +14,7 @@ import torch
 
 import sightline
 from command_lines import faults, lines_of
+from sightline.config import read_recipe
 from sightline.losses import LOSSES
 from sightline.papers import read_published
 
@@ -47,6 +48,16 @@ def test_blocks_that_are_not_run_are_these():
     ]
     assert found == NOT_RUN
     assert len(WITH_CODE) >= 12
+
+
+def test_recipes_in_pages_are_read(tmp_path):
+    found = [
+        block for page in PAGES for block in re.findall(r"^```toml\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
+    ]
+    assert len(found) == 1
+    (tmp_path / "own.toml").write_text(found[0])
+    recipe = read_recipe(str(tmp_path / "own.toml"))
+    assert (recipe.loss.name, recipe.data.manifest.name) == ("sup_ap", "manifest.csv")
 
 
 @pytest.mark.parametrize("file", PAGES)
