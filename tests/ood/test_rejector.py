@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
+from sightline.evaluation.detection import identification_rates
 from sightline.ood.rejector import Rejector, fit_rejector, match_threshold
 
 PRINT, OTHER = "a" * 32, "b" * 32
@@ -73,6 +74,27 @@ def test_match_threshold_by_definition():
         match_threshold(EmbeddingTable(renamed, stranger.vectors, PRINT), both)
 
 
+def test_what_is_wrong_is_said_before_anything_is_fitted(monkeypatch):
+    def fit(*_, **__):
+        raise AssertionError("fitted")
+
+    monkeypatch.setattr(ood.Scorer, "fit", fit)
+    strangers = table(50, seed=1)
+    rows = strangers.manifest.table.with_columns(pl.lit("z").alias("label_0"))
+    strangers = EmbeddingTable(Manifest(Path("x.csv"), Path("."), rows, 1), strangers.vectors, PRINT)
+    with pytest.raises(InputError, match=r"tpr is 1\.5"):
+        fit_rejector(table(50), "gmm", tpr=1.5)
+    with pytest.raises(InputError, match="unknown policy 'refuse'"):
+        fit_rejector(table(50), "gmm", policy="refuse")
+    with pytest.raises(InputError, match="has an image of its class"):
+        fit_rejector(table(50), "gmm", gallery=strangers)
+
+
+def test_seed_is_the_scorers_too():
+    assert fit_rejector(table(80), "ssd", seed=4).scorer.options()["seed"] == 4
+    assert "seed" not in fit_rejector(table(80), "composition", seed=4, scorers=["gmm"]).scorer.options()
+
+
 def test_policies():
     rejector = fit_rejector(table(300), "gmm")
     inside, outside = rejector.judge(np.stack([table(1).vectors[0], -table(1).vectors[0]]))
@@ -133,6 +155,38 @@ def test_what_does_not_fit(tmp_path):
             Rejector.load(folder)
 
 
+def test_identification_by_definition():
+    queries, gallery, unknown = table(60, 1), table(50, 2, n_classes=6), table(40, 3, shift=0.7, prefix="u")
+    joined = EmbeddingTable(  # some queries are in the gallery too: they do not match themselves
+        Manifest(Path("g.csv"), Path("."), pl.concat([gallery.manifest.table, queries.manifest.table[:20]]), 1),
+        np.concatenate([gallery.vectors, queries.vectors[:20]]),
+        PRINT,
+    )
+    labels = joined.manifest.table["label_0"].to_list()
+
+    def best(table):
+        found = []
+        for query_id, z in zip(table.ids, table.vectors, strict=True):
+            others = [
+                (float(z @ g), label)
+                for i, label, g in zip(joined.ids, labels, joined.vectors, strict=True)
+                if i != query_id
+            ]
+            found.append(max(others))
+        return found
+
+    limits = sorted((score for score, _ in best(unknown)), reverse=True)
+    own = queries.manifest.table["label_0"].to_list()
+    matches = [
+        sum(label == o and i != q for i, o in zip(joined.ids, labels, strict=True))
+        for q, label in zip(queries.ids, own, strict=True)
+    ]
+    known = [(score > limits[4], label == o) for (score, label), o, n in zip(best(queries), own, matches, strict=True) if n]
+    found = identification_rates(queries, joined, {"u": unknown}, far=0.1)
+    assert found == {"u": pytest.approx(np.mean([high and right for high, right in known]))}
+    assert 0 < found["u"] < 1
+
+
 def test_commands(sightline, tmp_path):
     files = {}
     made = {"fit": table(400), "held": table(200, 1), "far": table(100, 2, shift=4.0), "near": table(90, 3, shift=0.5)}
@@ -175,6 +229,13 @@ def test_commands(sightline, tmp_path):
     assert stored["level"] == 0.9
     assert "<svg" in (tmp_path / "r.svg").read_text()
 
+    status, out, err = sightline(*words, "--gallery-table", files["fit"], "--far", 0.1)
+    assert status == 0, err
+    rates = identification_rates(made["held"], made["fit"], {"far": made["far"], "near": made["near"]}, 0.1)
+    shown = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
+    assert out.splitlines()[-1] == f"identified where 10 % of a set may be matched: {shown}"
+    assert rates["far"] > 0.5
+
     status, _, err = sightline(*words[:4], files["other"], *words[5:])
     assert (status, f"these are of {OTHER}" in err) == (2, True)
     status, _, err = sightline("ood", "fit", files["fit"], "--out", tmp_path / "x", "--scorer", "gnm")
@@ -182,3 +243,13 @@ def test_commands(sightline, tmp_path):
     assert not (tmp_path / "x").exists()
     status, _, err = sightline("ood", "evaluate", tmp_path / "rejector", "--in", files["held"], "--out-sets", "far")
     assert (status, "'far': name=value is needed" in err) == (2, True)
+    for wrong, message in (
+        (["--plot", "roc.txt"], "--plot roc.txt: a file that ends in .svg or .png is needed"),
+        (["--out-sets", f"far={files['near']}"], "'far' is given twice"),
+        (["--gallery-table", files["other"]], f"these are of {OTHER}"),
+        (["--gallery-table", files["fit"], "--far", 1.0], "far is 1.0"),
+    ):
+        status, _, err = sightline(*words, *wrong)
+        assert (status, message in err) == (2, True), err
+    status, _, err = sightline("ood", "fit", files["fit"], "--out", tmp_path / "x", "--option", "seed=3")
+    assert (status, "--option seed=3: not one of the scorer's; the command has options of its own" in err) == (2, True)

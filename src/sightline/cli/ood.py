@@ -8,6 +8,8 @@ import typer
 if TYPE_CHECKING:
     from sightline.embedding.table import EmbeddingTable
 
+NOT_THE_SCORERS = ("table", "scorer", "tpr", "held_out", "gallery", "policy", "level", "seed", "show_progress")
+PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Tell images that belong from those that do not.")
 
 
@@ -31,7 +33,7 @@ def fit(
     ] = None,
     policy: Annotated[str, typer.Option(help="What search does with outliers: reject, flag or ignore.")] = "reject",
     level: Annotated[int, typer.Option(min=0, help="Label level to fit on; 0 is the finest.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the part held out.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the part held out, and of the scorer.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option("--option", help="One of the scorer's, as name=value in JSON; may be repeated.")
     ] = None,
@@ -80,18 +82,26 @@ def evaluate(
     interval: Annotated[float | None, typer.Option(help="Also print between which values each lies: 0.95.")] = None,
     json: Annotated[Path | None, typer.Option(help="Also write metrics and intervals to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw ROC and histograms to this .svg or .png file.")] = None,
+    gallery_table: Annotated[
+        Path | None, typer.Option(help="The gallery: also print how many queries are identified in it.")
+    ] = None,
+    far: Annotated[float, typer.Option(help="With --gallery-table: the share of outliers that may be matched.")] = 0.01,
 ) -> None:
     """Print AUROC, FPR95, AUPR and accuracy for each set and their mean, in percent, and how many images are refused."""
     from sightline.embedding.table import EmbeddingTable
-    from sightline.evaluation.detection import DetectionResult
+    from sightline.errors import InputError
+    from sightline.evaluation.detection import DetectionResult, identification_rates
     from sightline.ood.rejector import Rejector
 
+    if plot is not None and plot.suffix not in PICTURES:
+        raise InputError(f"--plot {plot}: a file that ends in {' or '.join(PICTURES)} is needed")
     loaded = Rejector.load(rejector)
     belonging = EmbeddingTable.read(inside)
     belonging = belonging if split is None else belonging.split(split)
     tables = {name: EmbeddingTable.read(Path(file)) for name, file in _named(out_sets).items()}
     loaded.check_encoder(belonging.fingerprint, inside)
-    for name, table in tables.items():
+    gallery = None if gallery_table is None else EmbeddingTable.read(gallery_table)
+    for name, table in {**tables, **({} if gallery is None else {str(gallery_table): gallery})}.items():
         loaded.check_encoder(table.fingerprint, name)
     energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
     result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
@@ -99,6 +109,10 @@ def evaluate(
     threshold = loaded.scorer.threshold or 0.0
     refused = {"those that belong": result.inside, **energies}
     typer.echo("refused: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in refused.items()))
+    if gallery is not None:
+        rates = identification_rates(belonging, gallery, tables, far)
+        shares = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
+        typer.echo(f"identified where {100 * far:g} % of a set may be matched: {shares}")
     if json is not None:
         result.write_json(json, interval or 0.95)
     if plot is not None:
@@ -126,8 +140,12 @@ def _options(words: list[str]) -> dict[str, object]:
     """What name=value says; a value that is no JSON is a word."""
     from json import JSONDecodeError, loads
 
+    from sightline.errors import InputError
+
     found: dict[str, object] = {}
     for name, value in _named(words).items():
+        if name in NOT_THE_SCORERS:
+            raise InputError(f"--option {name}={value}: not one of the scorer's; the command has options of its own")
         try:
             found[name] = loads(value)
         except JSONDecodeError:
@@ -140,4 +158,8 @@ def _named(words: list[str]) -> dict[str, str]:
 
     if wrong := [word for word in words if "=" not in word]:
         raise InputError(f"{wrong[0]!r}: name=value is needed")
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
+    pairs = [word.split("=", 1) for word in words]
+    given = [name for name, _ in pairs]
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise InputError(f"{twice[0]!r} is given twice")
+    return dict(pairs)

@@ -11,11 +11,15 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import polars as pl
+import torch
 from numpy.typing import ArrayLike, NDArray
 
+from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.evaluation.result import Interval
 from sightline.files import replaced
+from sightline.ranking.similarity import score_blocks
 
 Floats = NDArray[np.float64]
 METRICS = ("auroc", "fpr95", "aupr_out", "aupr_in", "accuracy")
@@ -76,6 +80,32 @@ def detection_identification_rate(
     n_alarms = int(far * len(unknown) + 1e-9)
     threshold = np.sort(unknown)[::-1][n_alarms]
     return float((correct & (scores > threshold)).mean())
+
+
+def identification_rates(
+    queries: EmbeddingTable, gallery: EmbeddingTable, unknown: Mapping[str, EmbeddingTable], far: float = 0.01
+) -> dict[str, float]:
+    """:func:`detection_identification_rate` of queries in a gallery, against each set of queries that it does not know.
+
+    A match is an item of the query's own class, at the finest level, and not the query itself (by id). Queries without
+    one are left out.
+
+    Args:
+        queries: some of whose classes the gallery has.
+        gallery: labelled.
+        unknown: sets of which no image has a match, by name.
+        far: false-alarm rate, from 0 to below 1.
+    """
+    if not queries.manifest.n_levels or not gallery.manifest.n_levels:
+        raise InputError("identification needs labels of the queries and of the gallery")
+    labels = [table.manifest.table["label_0"].cast(pl.String).to_numpy() for table in (queries, gallery)]
+    best, found, known = _best_items(queries, gallery, labels[0], labels[1])
+    if not known.any():
+        raise InputError(f"no query of {queries.manifest.source} has an image of its class in {gallery.manifest.source}")
+    return {
+        name: detection_identification_rate(best[known], found[known], _best_items(table, gallery, None, None)[0], far)
+        for name, table in unknown.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +274,21 @@ class _Counts:
         n_values = np.searchsorted(self.values, threshold, side="right")
         rows = np.arange(len(up_to_out))
         return np.where(n_values > 0, up_to_out[rows, n_values - 1], 0) / up_to_out[:, -1]
+
+
+def _best_items(
+    queries: EmbeddingTable, gallery: EmbeddingTable, own: NDArray[np.str_] | None, others: NDArray[np.str_] | None
+) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+    """(Q,) the similarity of the best item that is not the query; whether it is of its class; whether any item is."""
+    ids = [np.array(table.ids, object) for table in (queries, gallery)]
+    parts = []
+    for rows, scores in score_blocks(torch.from_numpy(queries.vectors), torch.from_numpy(gallery.vectors), BLOCK_ELEMENTS):
+        other = ids[0][rows, None] != ids[1][None]
+        kept = np.where(other, scores.double().numpy(), -np.inf)
+        same = np.zeros_like(other) if own is None or others is None else other & (own[rows, None] == others[None])
+        parts.append((kept.max(1), same[np.arange(len(kept)), kept.argmax(1)], same.any(1)))
+    best, found, known = zip(*parts, strict=True)
+    return np.concatenate(best), np.concatenate(found), np.concatenate(known)
 
 
 def _energies(values: ArrayLike, what: str) -> Floats:

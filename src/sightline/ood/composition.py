@@ -104,5 +104,4 @@ class Composed(Scorer):
         for place, member in enumerate(self.members):
             prefix = f"{place}."
             member.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
-
             member.width = self.width if member.needs == self.needs[:1] else None

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import replaced_folder
-from sightline.ood import create, load
-from sightline.ood.scorer import Scorer
+from sightline.ood import create, load, scorer_options
+from sightline.ood.scorer import Scorer, check_tpr
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
@@ -181,11 +181,13 @@ def fit_rejector(
         gallery: what queries are searched in; sets the similarity below which there is no match.
         policy: ``reject``, ``flag`` or ``ignore``.
         level: of the labels to fit on, 0 being the finest.
-        seed: of the draw.
+        seed: of the draw, and of the scorer if it has one.
         show_progress: draw a bar.
         options: the scorer's.
     """
-    made = create(scorer, **options)
+    check_tpr(tpr)  # before minutes of fitting, as all that can be refused
+    policy = choose(POLICIES, policy, "policy")
+    made = create(scorer, **({"seed": seed} if "seed" in scorer_options(scorer) else {}) | options)
     if made.needs != ("vectors",):
         raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
     for name, other in (("held-out table", held_out), ("gallery table", gallery)):
@@ -197,10 +199,10 @@ def fit_rejector(
     if n_levels and not 0 <= level < n_levels:
         raise InputError(f"level is {level}; the table has {n_levels} label levels")
     labels = table.manifest.labels()[:, level] if n_levels else None
+    limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
     made.fit(table.vectors, labels, show_progress=show_progress)
     made.calibrate(held_out.vectors, tpr)
-    limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
-    return Rejector(made, table.fingerprint, choose(POLICIES, policy, "policy"), limit, None if gallery is None else tpr)
+    return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr)
 
 
 def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float = 0.95) -> float:

@@ -117,8 +117,7 @@ class Scorer(ABC):
         Returns:
             The threshold.
         """
-        if not 0 < tpr < 1:
-            raise InputError(f"tpr is {tpr}; between 0 and 1 is needed")
+        check_tpr(tpr)
         energies = self.score(held_out)
         if not len(energies):
             raise InputError("no items to calibrate on")
@@ -217,6 +216,12 @@ class Scorer(ABC):
             counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in given.items())
             raise InputError(f"scorer {self.name!r}: one of each for every item is needed, found {counts}")
         return given
+
+
+def check_tpr(tpr: float) -> None:
+    """Refuse what is no share of items to accept."""
+    if not 0 < tpr < 1:
+        raise InputError(f"tpr is {tpr}; between 0 and 1 is needed")
 
 
 def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: object) -> Scorer:
