@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from sightline.models.encoder import Encoder
 
 INSIDE, LEVEL = "emoji", 1
 OUTSIDE = {"logos": None, "openclipart": 3000, "glyphs": 3000, "fashion-mnist": 3000}  # images drawn, None for all
+HOW_FAR = {"logos": "near", "openclipart": "mid", "glyphs": "mid", "fashion-mnist": "far"}
 PLAIN: dict[str, dict[str, object]] = {
     "msp": {},
     "maxlogit": {},
@@ -45,12 +47,13 @@ PLAIN: dict[str, dict[str, object]] = {
     "gmm": {},
     "gmm + energy": {"scorers": ["gmm", "energy"]},
 }
-HEAT: dict[str, dict[str, object]] = {
-    "heat-gmm": {"priors": ["gmm"]},
-    "heat-gmm, spread 1": {"priors": ["gmm"], "spread": 1.0},
-    "heat-energy": {"priors": ["energy"]},
-    "heat-gmm + heat-energy": {"priors": ["gmm", "energy"]},
+# Members of a composition are trained as they are alone: one fit gives three rows.
+BOTH, MEMBERS = "heat-gmm + heat-energy", ("heat-gmm", "heat-energy")
+HEAT: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    BOTH: ({"priors": ["gmm", "energy"]}, MEMBERS),
+    "heat-gmm, spread 1": ({"priors": ["gmm"], "spread": 1.0}, ()),
 }
+PRIORS = {MEMBERS[0]: "gmm", MEMBERS[1]: "energy", BOTH: "gmm + energy"}
 NAMES = {"ssd+": "ssd", "gmm + energy": "composition"}
 FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -98,10 +101,20 @@ class Cells:
             fitted = fitted[np.argsort(place, kind="stable")[:n_items]]
         return fitted, np.flatnonzero(tested)
 
-    def cell(self, key: str, name: str, options: dict[str, object], seed: int, fraction: float = 1.0) -> dict[str, dict]:
-        """Metrics of each set and their means."""
-        file = self.folder / f"{key.replace(' ', '')}-{seed}.json"
-        if not file.is_file():
+    def file(self, key: str, seed: int | str) -> Path:
+        return self.folder / f"{key.replace(' ', '')}-{seed}.json"
+
+    def cell(
+        self,
+        key: str,
+        name: str,
+        options: dict[str, object],
+        seed: int,
+        fraction: float = 1.0,
+        members: tuple[str, ...] = (),
+    ) -> None:
+        """Metrics of each set and their means; likewise of each member of a composition, under its own key."""
+        if not all(self.file(one, seed).is_file() for one in (key, *members)):
             fitted, tested = self.parts(seed, fraction)
             labels = self.labels[fitted, LEVEL]
             seeded = {"seed": seed} if "seed" in ood.scorer_options(name) else {}
@@ -112,16 +125,19 @@ class Cells:
                 warnings.simplefilter("ignore", UserWarning)  # fewer items than dimensions, which is the point of low_data
                 scorer = ood.create(name, **seeded | options).fit(self.inside.vectors[fitted], labels)
             seconds = time.process_time() - since
-            energies = {other: scorer.score(part.vectors) for other, part in self.outside.items()}
-            result = DetectionResult(scorer.score(self.inside.vectors[tested]), energies)
-            found = {**result.per_set, "mean": result.means, "cpu": {"seconds": seconds}}
-            file.write_text(json.dumps(found) + "\n")
-            print(f"{key} seed {seed}: {100 * found['mean']['auroc']:.1f} ({seconds:.0f} s of CPU)", flush=True)  # noqa: T201
-        return json.loads(file.read_text())
+            for one, part in zip((key, *members), (scorer, *getattr(scorer, "members", ())), strict=False):
+                self.measure(one, part, seed, tested, seconds)
+
+    def measure(self, key: str, scorer: ood.Scorer, seed: int, tested: np.ndarray, seconds: float) -> None:
+        energies = {other: scorer.score(part.vectors) for other, part in self.outside.items()}
+        result = DetectionResult(scorer.score(self.inside.vectors[tested]), energies)
+        found = {**result.per_set, "mean": result.means, "cpu": {"seconds": seconds}}
+        self.file(key, seed).write_text(json.dumps(found) + "\n")
+        print(f"{key} seed {seed}: {100 * result.means['auroc']:.1f} ({seconds:.0f} s of CPU)", flush=True)  # noqa: T201
 
     def seeds(self, key: str) -> list[dict[str, dict]]:
         """All seeds of a cell that are there."""
-        return [json.loads(file.read_text()) for file in sorted(self.folder.glob(f"{key.replace(' ', '')}-[0-9].json"))]
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob(self.file(key, "[0-9]").name))]
 
 
 def compute(cells: Cells, parts: list[str], seeds: range, only: str | None) -> None:
@@ -130,22 +146,33 @@ def compute(cells: Cells, parts: list[str], seeds: range, only: str | None) -> N
             for key, options in PLAIN.items():
                 cells.cell(key, NAMES.get(key, key), options, seed)
         if "heat" in parts:
-            for key, options in HEAT.items():
+            for key, (options, members) in HEAT.items():
                 if only in (None, key):
-                    cells.cell(key, "heat", options, seed)
+                    cells.cell(key, "heat", options, seed, members=members)
         if "beta" in parts:
             for beta in BETAS:
                 options = {"scorers": ["gmm", "energy", "soft_knn"], "beta": beta}
                 cells.cell(f"beta {beta:g}", "composition", options, seed)
         if "weight" in parts:
             for weight in WEIGHTS:
-                cells.cell(f"weight {weight:g}", "heat", {"weight": weight, "temperature": "auto"}, seed)
+                if weight_key(weight) not in MEMBERS:
+                    cells.cell(weight_key(weight), "heat", {"weight": weight}, seed)
         if "low_data" in parts:
             for fraction in FRACTIONS:
                 cells.cell(f"gmm at {fraction:g}", "gmm", {}, seed, fraction)
                 cells.cell(f"gmm auto at {fraction:g}", "gmm", {"shrinkage": "auto"}, seed, fraction)
                 cells.cell(f"knn at {fraction:g}", "knn", {}, seed, fraction)
-                cells.cell(f"heat at {fraction:g}", "heat", {}, seed, fraction)
+                if heat_key(fraction) not in MEMBERS:
+                    cells.cell(heat_key(fraction), "heat", {}, seed, fraction)
+
+
+def weight_key(weight: float) -> str:
+    """The default's cell is a row of the main table."""
+    return MEMBERS[0] if weight == 10 else f"weight {weight:g}"
+
+
+def heat_key(fraction: float) -> str:
+    return MEMBERS[0] if fraction == 1 else f"heat at {fraction:g}"
 
 
 def shown(found: list[dict[str, dict]], name: str, metric: str) -> str:
@@ -155,11 +182,24 @@ def shown(found: list[dict[str, dict]], name: str, metric: str) -> str:
 
 def main_table(cells: Cells) -> str:
     rows = []
-    for key in [*PLAIN, *HEAT]:
+    for key in [*PLAIN, *MEMBERS, *HEAT]:
         if found := cells.seeds(key):
             own = [f"{shown(found, name, 'auroc')} / {shown(found, name, 'fpr95')}" for name in [*OUTSIDE, "mean"]]
             rows.append([f"`{key}`", *own, str(len(found))])
-    return table(["scorer", *OUTSIDE, "mean", "seeds"], rows)
+    return table(["scorer", *(f"{name} ({HOW_FAR[name]})" for name in OUTSIDE), "mean", "seeds"], rows)
+
+
+def gains_table(pairs: dict[str, str], seeds: Callable[[str], list[dict[str, dict]]], sets: list[str]) -> str:
+    """What each scorer has over another, in points of AUROC, seed by seed."""
+    rows = []
+    for key, other in pairs.items():
+        after, before = seeds(key), seeds(other)
+        if after and len(after) == len(before):
+            both = list(zip(after, before, strict=True))
+            gains = [100 * np.array([a[name]["auroc"] - b[name]["auroc"] for a, b in both]) for name in [*sets, "mean"]]
+            own = [f"{v.mean():+.1f}" + (f" ± {v.std(ddof=1):.1f}" if len(v) > 1 else "") for v in gains]
+            rows.append([f"`{key}` less `{other}`", *own, str(len(both))])
+    return table(["AUROC", *sets, "mean", "seeds"], rows) if rows else "What residuals add: not measured yet."
 
 
 def curve_table(cells: Cells, heads: list[str], keys: list[list[str]], points: list[str]) -> str:
@@ -178,15 +218,16 @@ def write(cells: Cells, out: Path) -> None:
         f"AUROC / FPR95 in percent, mean and deviation over seeds: {len(cells.inside):,} emoji against {sizes}. "
         "`python benchmarks/ood_receipts.py --sets sets --work work --out docs --parts plain heat`\n\n"
     )
-    write_section(file, "Emoji against other images", intro + main_table(cells))
+    text = f"{intro}{main_table(cells)}\n\n{gains_table(PRIORS, cells.seeds, list(OUTSIDE))}"
+    write_section(file, "Emoji against other images", text)
     low = curve_table(
         cells,
         ["share of the fit set", "`gmm`", "`gmm`, shrinkage auto", "`knn`", "`heat`"],
-        [[f"{name} at {f:g}" for name in ("gmm", "gmm auto", "knn", "heat")] for f in FRACTIONS],
+        [[f"gmm at {f:g}", f"gmm auto at {f:g}", f"knn at {f:g}", heat_key(f)] for f in FRACTIONS],
         [f"{100 * f:g} %" for f in FRACTIONS],
     )
     write_section(file, "With less data", f"Mean AUROC over the four sets. `... --parts low_data`\n\n{low}")
-    weights = curve_table(cells, ["lambda", "`heat`"], [[f"weight {w:g}"] for w in WEIGHTS], [f"{w:g}" for w in WEIGHTS])
+    weights = curve_table(cells, ["lambda", "`heat`"], [[weight_key(w)] for w in WEIGHTS], [f"{w:g}" for w in WEIGHTS])
     betas = curve_table(
         cells, ["beta", "`gmm`, `energy`, `soft_knn`"], [[f"beta {b:g}"] for b in BETAS], [f"{b:g}" for b in BETAS]
     )

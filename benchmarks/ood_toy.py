@@ -51,7 +51,7 @@ def draw(heat: ood.Heat, file: Path) -> None:
     grid = torch.from_numpy(np.stack([horizontal.ravel(), vertical.ravel()], 1))
     with torch.no_grad():
         prior, residual = member.prior.energy(grid).numpy(), member.residual(grid).numpy()
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.9), layout="constrained")
     data = cloud_with_arm(600, 5)
     panels = {"prior: one Gaussian": prior, "residual": residual, "prior + residual": prior + residual}
     for axes, (title, energy) in zip(figure.subplots(1, 3), panels.items(), strict=True):
@@ -59,7 +59,8 @@ def draw(heat: ood.Heat, file: Path) -> None:
         low, high = np.quantile(shown, [0, 0.8])
         axes.contourf(horizontal, vertical, shown.clip(low, high), 20, cmap="viridis_r")
         axes.scatter(*data.T, s=2, color="black", alpha=0.5)
-        axes.set_title(f"energy of the {title}" if title != "residual" else "energy of the residual")
+        axes.set_title(title)
+    figure.suptitle("Energy, from low (yellow: belongs) to high (dark); dots are data", fontsize=10)
     figure.savefig(file, dpi=110)
 
 
