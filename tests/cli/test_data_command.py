@@ -1,4 +1,5 @@
 import warnings
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -65,7 +66,27 @@ def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch)
     words = ["data", "prepare", "emoji", "--out", tmp_path / "emoji"]
     assert sightline(*words)[:2] == (0, f"{tmp_path / 'emoji' / 'manifest.csv'}\n")
     assert sightline(*words, "--root", tmp_path)[0] == 0
-    assert asked == [(tmp_path / "emoji", True, None), (tmp_path / "emoji", True, tmp_path)]
+    assert sightline("data", "prepare", "emoji")[:2] == (0, "data/emoji/manifest.csv\n")
+    assert asked == [
+        (tmp_path / "emoji", True, None),
+        (tmp_path / "emoji", True, tmp_path),
+        (Path("data/emoji"), True, None),
+    ]
+
+
+def test_published_files_go_to_a_usual_place_too(sightline, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sightline("data", "prepare", "folder", "--root", pictures)[:2] == (0, "data/folder.parquet\n")
+    assert len(read_manifest(tmp_path / "data/folder.parquet")) == 3
+
+
+def test_check_names_classes_that_are_in_two_splits(sightline, pictures):
+    rows = ["a/1.png,train,a", "a/2.png,test,a", "b/3.png,test,b"]
+    (pictures / "m.csv").write_text("\n".join(["path,split,label", *rows]))
+    status, out, _ = sightline("data", "check", pictures / "m.csv")
+    assert (status, out.splitlines()[-1]) == (0, "  in more than one split: 1 class of label_0: 'a'")
+    (pictures / "m.csv").write_text("\n".join(["path,split,label", *rows[1:]]))
+    assert "more than one split" not in sightline("data", "check", pictures / "m.csv")[1]
 
 
 def test_list_has_every_set_on_one_line(sightline):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
 
 GLYPHS = "glyphs"
+SHOWN = 5  # classes in a message
 MADE = {
     GLYPHS: "characters drawn from fonts: code point < base letter < script; needs nothing",
     "emoji": "emoji, each drawn by four vendors: emoji < subcategory < category; needs npm, or its packages in --root",
@@ -28,7 +29,8 @@ def check(
 ) -> None:
     """Read the table and decode every image; list all faults."""
     from sightline.data.images import check_images
-    from sightline.data.manifest import read_manifest
+    from sightline.data.manifest import classes_in_several_splits, read_manifest
+    from sightline.errors import names
 
     manifest = read_manifest(source, labelled)
     check_images(manifest, show_progress=True)
@@ -38,6 +40,10 @@ def check(
         part = manifest.split(split)
         sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T) if manifest.n_levels else ""
         typer.echo(f"  {split:<5} {n_images:>8} images" + (f"  {sizes} classes" if sizes else ""))
+    if shared := classes_in_several_splits(manifest):
+        more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
+        count = "1 class" if len(shared) == 1 else f"{len(shared)} classes"
+        typer.echo(f"  in more than one split: {count} of label_0: {names(shared[:SHOWN])}{more}")
 
 
 @app.command()
@@ -67,7 +73,7 @@ def list_sets() -> None:
     """The data sets that `prepare` knows: what each is, and what it needs."""
     from sightline.data.benchmarks import READERS
 
-    typer.echo("Made or fetched: sightline data prepare NAME --out FOLDER")
+    typer.echo("Made or fetched: sightline data prepare NAME")
     for name in (GLYPHS, *_collections()):
         typer.echo(f"  {name:<17} {MADE[name]}")
     typer.echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
@@ -78,7 +84,10 @@ def list_sets() -> None:
 @app.command()
 def prepare(
     name: Annotated[str, typer.Argument(help="The data set: a name that `sightline data list` prints.")],
-    out: Annotated[Path, typer.Option(help="Folder to write to; with --root, the manifest (.parquet or .csv).")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write to (data/NAME), or of published files the manifest (data/NAME.parquet)."),
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Your folder of the published files, or of packages fetched before.")
     ] = None,
@@ -104,6 +113,8 @@ def prepare(
     read = {"--root", "--subset"} if name in READERS else {"--size", "--seed"} if name == GLYPHS else {"--root"}
     if unread := [option for option, is_given in given.items() if is_given and option not in read]:
         raise InputError(f"{name}: no option {names(unread)}" + (f"; it has {names(sorted(read))}" if read else ""))
+    if out is None:
+        out = Path("data", f"{name}.parquet" if name in READERS else name)
     if name == GLYPHS:
         typer.echo(write_glyphs(out, size or "small", seed or 0, show_progress=True))
     elif name in READERS:

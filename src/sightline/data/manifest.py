@@ -136,6 +136,21 @@ def manifest_statistics(manifest: Manifest) -> pl.DataFrame:
     return pl.concat(parts).sort(order, "level")
 
 
+def classes_in_several_splits(manifest: Manifest) -> list[str]:
+    """The finest classes with images in more than one split, by name: no fault, but not what unseen classes measure.
+
+    Example:
+        >>> table = pl.DataFrame({"split": ["train", "test", "test"], "label_0": ["a", "a", "b"]})
+        >>> classes_in_several_splits(Manifest(Path("m.csv"), Path(), table, n_levels=1))
+        ['a']
+    """
+    paths = label_columns(manifest.n_levels)
+    if not paths:
+        return []
+    n_splits = manifest.table.group_by(paths).agg(pl.col("split").n_unique())
+    return n_splits.filter(pl.col("split") > 1)["label_0"].sort().to_list()
+
+
 def typed_table(manifest: Manifest) -> pl.DataFrame:
     """The table, its further columns as numbers or booleans where every value that is not empty is one.
 

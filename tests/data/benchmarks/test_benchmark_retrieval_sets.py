@@ -223,13 +223,20 @@ def test_inaturalist_by_folders(tree, rows):
 
 def test_inaturalist_by_its_taxonomy(tree, rows):
     put_species(tree)
-    manifest = tree.prepare(INATURALIST_FULL, counts={"train": Part(4, (2,) * 7), "test": Part(2, (1,) * 7)})
+    manifest = tree.prepare(INATURALIST_FULL, counts={"train": Part(4, (2, None, *(2,) * 5)), "test": Part(2, (1,) * 7)})
     assert manifest.n_levels == 7
     assert rows(manifest, "label_0", "label_1", "label_6")[::2] == [
         ("0", "genus of Aves", "kingdom of Aves"),
         ("17", "genus of Aves", "kingdom of Aves"),
         ("23", "genus of Plantae", "kingdom of Plantae"),
     ]
+
+
+def test_inaturalist_asserts_the_levels_whose_size_is_published(tree):
+    put_species(tree)
+    said = tree.complaint(INATURALIST_FULL, counts=None)
+    assert "(train): 2 classes in label_6, 5 are published" in said
+    assert "label_1" not in said, "names of genera recur, and how they were counted is not published"
 
 
 def test_inaturalist_with_faults(tree):

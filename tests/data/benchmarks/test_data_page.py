@@ -18,7 +18,7 @@ def asserted(reader):
     parts = []
     for name, part in reader.counts.items():
         images = "-" if part.images is None else f"{part.images:,}"
-        classes = " < ".join(f"{n:,}" for n in part.classes)
+        classes = " < ".join("-" if n is None else f"{n:,}" for n in part.classes)
         parts.append(f"{name} {images}" + (f": {classes}" if classes else ""))
     return "; ".join(parts)
 

@@ -24,7 +24,7 @@ class Part(NamedTuple):
     """How much a part of a data set has; None, or fewer levels than there are, where that is not known."""
 
     images: int | None = None
-    classes: tuple[int, ...] = ()
+    classes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
