@@ -4,8 +4,8 @@
 builds a tree from their names without review, does the same for glyphs from images, compares with the true trees, and
 writes a manifest for each tree: what is trained on has that tree, what is tested on the true one. ``train --trees
 data/trees --out data/tree-runs`` trains on them, as the suites ``benchmarks/trees/*.toml`` say; stopped, it goes on where
-it was. ``scale`` takes 100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md``
-puts it there.
+it was, and with ``--reuse runs/emoji-hierarchy`` it takes HAPPIER on the true emoji tree from that suite. ``scale`` takes
+100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md`` puts it there.
 """
 
 import argparse
@@ -122,14 +122,14 @@ def compared(name: str, manifest: Manifest, out: Path, images: tuple[Manifest, n
         same_order = true.select("label").join(groups, on="label", how="left", maintain_order="left")
         trees[way] = same_order
         rows.append(row_of(name, way, true, same_order))
-    random = shuffled(trees[CHOSEN])
-    rows.append(row_of(name, "random", true, random))
-    fine = true.select("label").with_columns(pl.col("label").alias(f"group_{level}") for level in range(1, true.width))
-    write_trees(
-        manifest,
-        {f"{name}-true": true, f"{name}-built": trees[CHOSEN], f"{name}-random": random, f"{name}-fine": fine},
-        out,
+    written = {"built": trees[CHOSEN], "random": shuffled(trees[CHOSEN])}
+    rows.append(row_of(name, "random", true, written["random"]))
+    written["fine"] = true.select("label").with_columns(
+        pl.col("label").alias(f"group_{level}") for level in range(1, true.width)
     )
+    if images is not None:  # otherwise all labels have their true tree in the manifest itself
+        written["true"] = true
+    write_trees(manifest, {f"{name}-{tree}": groups for tree, groups in written.items()}, out)
     return rows
 
 
@@ -161,8 +161,9 @@ def train(options: argparse.Namespace) -> None:
     for file in sorted(SUITES.glob("*.toml")):
         suite = read_suite(file)
         given = {data.name: options.trees / f"{data.name}.csv" for data in suite.data}
+        given |= {name: options.emoji for name in given if name == "emoji-true"}
         cells = cells_of(suite, given, options.out / file.stem / "data")
-        run_cells(options.out / file.stem, cells, options.jobs, say=print)
+        run_cells(options.out / file.stem, cells, options.jobs, say=print, reuse=options.reuse)
         found: dict[str, list[Result]] = {}
         for cell, outcome in finished(options.out / file.stem, cells).items():
             found.setdefault(cell.data, []).append(outcome.result)
@@ -173,7 +174,7 @@ def train(options: argparse.Namespace) -> None:
             shares = [1 if metric.startswith("severity") else 100 for metric in METRICS]
             cells_shown = [
                 f"{m * f:.1f} ± {d * f:.1f}" if f > 1 else f"{m:.2f}"
-                for m, d, f in zip(values.mean(0), values.std(0), shares, strict=True)
+                for m, d, f in zip(values.mean(0), values.std(0, ddof=1), shares, strict=True)
             ]
             rows.append([file.stem, name.split("-")[1], *cells_shown, difference(fine, averaged(results))])
     print(table(head, rows))  # noqa: T201
@@ -266,7 +267,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(required=True)
     one = parts.add_parser("trees")
-    one.add_argument("--emoji", type=Path, default=Path("data/emoji/manifest.csv"))
     one.add_argument("--out", type=Path, required=True, help="folder of the steps' files and the manifests")
     one.set_defaults(run=trees)
     other = parts.add_parser("scale")
@@ -276,7 +276,10 @@ def main() -> None:
     runs.add_argument("--trees", type=Path, required=True, help="folder that trees wrote")
     runs.add_argument("--out", type=Path, required=True, help="folder of the runs; what is finished there is kept")
     runs.add_argument("--jobs", type=int, default=2, help="runs at once")
+    runs.add_argument("--reuse", type=Path, action="append", default=[], help="a suite's folder: runs done there are taken")
     runs.set_defaults(run=train)
+    for part in (one, runs):
+        part.add_argument("--emoji", type=Path, default=Path("data/emoji/manifest.csv"))
     for part in (one, other, runs):
         part.add_argument("--page", type=Path, default=None, help="also replace the section of this Markdown file")
     options = parser.parse_args()
