@@ -45,6 +45,16 @@ def test_gradient_of_a_set_against_itself_comes_from_both_sides(dtype):
         assert gradcheck(lambda table: cosine_scores(table, table), vectors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_items", [10, 33])
+def test_copies_tie_wherever_they_are(n_items, dtype):
+    for place in range(n_items - 1):
+        vectors = draw(place, n_items, 4).to(dtype)
+        vectors[place] = vectors[-1]
+        for scores in (cosine_scores(vectors, vectors), cosine_scores(draw(1, 3, 4).to(dtype), vectors)):
+            assert_close(scores[:, place], scores[:, -1], rtol=0, atol=0)
+
+
 def test_unit_has_length_one_and_leaves_zero_at_zero():
     vectors = draw(0, 4)
     vectors[2] = 0

@@ -86,13 +86,20 @@ def unit(vectors: Tensor) -> Tensor:
     return result
 
 
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """``rows @ columns.T``, in which copies among the columns score the same; :func:`score_blocks` says why."""
+    if n_more := -len(columns) % EVEN_COLUMNS:
+        return (rows @ F.pad(columns, (0, 0, 0, n_more)).T)[:, : len(columns)]
+    return rows @ columns.T
+
+
 class _WithItself(torch.autograd.Function):
     """``rows @ rows.T`` with one product backwards, where autograd takes two."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        return rows @ rows.T
+        return _products(rows, rows)
 
     @staticmethod
     @once_differentiable
@@ -122,7 +129,7 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
     with torch.autocast(queries.device.type, enabled=False):
         rows = unit(queries.to(wider))
         if gallery is not queries:
-            return rows @ unit(gallery.to(wider)).T
+            return _products(rows, unit(gallery.to(wider)))
         scores: Tensor = _WithItself.apply(rows)  # type: ignore[no-untyped-call]
         return scores
 
