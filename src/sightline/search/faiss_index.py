@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -73,12 +74,21 @@ def check_index(factory: str, dim: int) -> str:
     return factory
 
 
+def check_recall(recall: float | None) -> None:
+    """Refuse what is no share of the true nearest."""
+    if recall is not None and not 0 < recall <= 1:
+        raise InputError(f"recall is {recall}; a share above 0 and at most 1 is needed")
+
+
 def _new(factory: str, dim: int) -> Any:
     faiss = library()
     try:
-        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        if isinstance(_without_transforms(faiss, index), faiss.IndexIDMap):
+            raise RuntimeError("rows have their numbers here: leave IDMap out")
+        return index
     except RuntimeError as error:
-        reason = str(error).rpartition("Error")[2].strip(": \n") or str(error)
+        reason = re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
         raise InputError(
             f"index {factory!r} is no FAISS factory string for {dim} dimensions ({reason}); "
             f"'exact', 'auto', or such as 'Flat', 'HNSW32', 'IVF1024,PQ64', 'SQ8'"
@@ -218,7 +228,7 @@ def build(
         show_progress: draw a bar.
 
     Returns:
-        The index, the recall it reached and the effort that took; None if there are too few items to train it.
+        The index, the recall it reached and the effort that took; None if there are too few items to make one.
     """
     index = _new(factory, table.shape[1])
     rng = np.random.default_rng(seed)
@@ -226,14 +236,19 @@ def build(
     faiss = library()
     kind = _without_transforms(faiss, index)
     n_lists = kind.nlist if isinstance(kind, faiss.IndexIVF) else 0
-    if not index.is_trained:
-        sample = rng.choice(rows, min(len(rows), max(65_536, 64 * n_lists)), replace=False)
-        if len(sample) < max(n_lists, 1) or ("PQ" in factory and len(sample) < 256):
-            return None
-        index.train(table[np.sort(sample)])
+    if isinstance(kind, faiss.IndexPQ | faiss.IndexIVFPQ):
+        kind.do_polysemous_training = False  # orders codes for a search by Hamming distance: a minute, and not used here
     starts = range(0, len(table), ADDED_AT_ONCE)
-    for start in tracked(starts, f"Index {factory}", len(starts), show_progress):
-        index.add(np.ascontiguousarray(table[start : start + ADDED_AT_ONCE]))
+    try:
+        if not index.is_trained:
+            sample = rng.choice(rows, min(len(rows), max(65_536, 64 * n_lists)), replace=False)
+            if len(sample) < max(n_lists, 1) or ("PQ" in factory and len(sample) < 256):
+                return None
+            index.train(table[np.sort(sample)])
+        for start in tracked(starts, f"Index {factory}", len(starts), show_progress):
+            index.add(np.ascontiguousarray(table[start : start + ADDED_AT_ONCE]))
+    except RuntimeError:  # each kind has its own least number: principal axes, residual codes, graphs
+        return None
     measured = np.sort(rng.choice(rows, min(len(rows), N_MEASURED), replace=False))
     reached, effort = _tuned(
         FaissIndex(Header(factory, 0, len(table), "", "", "", 0), index), table, alive, measured, recall, exact
@@ -242,8 +257,10 @@ def build(
 
 
 def _without_transforms(faiss: Any, index: Any) -> Any:
-    """What is searched after rotations and projections; it lives as long as the whole index does."""
+    """What is searched after rotations and projections, before a second look; it lives as long as the whole index."""
     index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        return _without_transforms(faiss, index.base_index)
     return _without_transforms(faiss, index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
 

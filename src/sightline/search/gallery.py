@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
-from sightline.search.faiss_index import Header, check_index
+from sightline.search.faiss_index import Header, check_index, check_recall
 from sightline.search.filters import compile_filter
 from sightline.search.folders import appearing
 from sightline.search.indexes import Indexes
@@ -285,8 +285,7 @@ class Gallery:
             encoder: what made the queries, or its fingerprint, if it is to be checked.
 
         Returns:
-            (Q, K) float32 scores and (Q, K) ids, K being k or, if smaller, the number of items that match. What an
-            approximate index does not find is -inf and None.
+            (Q, K) float32 scores and (Q, K) ids, K being k or, if smaller, the number of items that match.
         """
         if encoder is not None:
             self.check_encoder(encoder)
@@ -318,10 +317,9 @@ class Gallery:
 
         Returns:
             What was built, with the recall that was measured; None where search is by brute force: for ``exact``, for
-            ``auto`` with few items, and where there are too few to train the index.
+            ``auto`` with few items, and where there are too few to make the index.
         """
-        if recall is not None and not 0 < recall <= 1:
-            raise InputError(f"recall is {recall}; a share above 0 and at most 1 is needed")
+        check_recall(recall)
         wanted = {"index": index and check_index(index, self.identity.dim), "recall": recall and str(recall)}
         if any(wanted.values()):
             with self._store.writing():

@@ -65,19 +65,22 @@ class Indexes:
         self._loaded: FaissIndex | None = None
 
     def nearest(self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> Found:
-        """As :func:`exact_nearest`; what an approximate index does not find is -inf and row -1."""
+        """As :func:`exact_nearest`, by the index if there is one; queries for which it finds fewer are searched exactly."""
         with self._loading:
             index = None if rows is not None and len(rows) <= EXACT_MATCHES else self._current(snapshot)
-        if index is None:
-            return exact_nearest(snapshot, queries, k, rows)
-        n_covered = index.header.n_rows
         shown = _shown(snapshot, rows)
         k = min(k, int(shown.sum()))
+        if index is None or k == 0:
+            return exact_nearest(snapshot, queries, k, rows)
+        n_covered = index.header.n_rows
         candidates = index.candidates(queries, k, shown[:n_covered])
         later = n_covered + np.flatnonzero(shown[n_covered:])
         if len(later):
             candidates = np.hstack([candidates, exact_nearest(snapshot, queries, k, later)[1]])
-        return faiss_index.nearest_of(snapshot.table, queries, candidates, k)
+        scores, places = faiss_index.nearest_of(snapshot.table, queries, candidates, k)
+        if (short := np.flatnonzero(places[:, -1] < 0)).size:  # its lists held too few, as after many removals
+            scores[short], places[short] = exact_nearest(snapshot, queries[short], k, rows)
+        return scores, places
 
     def _current(self, snapshot: Snapshot) -> FaissIndex | None:
         """The index of this snapshot's rows, or None."""
@@ -90,10 +93,9 @@ class Indexes:
                 return None  # of a gallery before it was compacted, or after
             self._loaded = None if header is None else self._load(header, snapshot)
             if self._loaded is None:
-                self._repairs.append(
-                    f"{faiss_index.HEADER if header is None else header.file}: damaged or missing; built anew"
-                )
-                self._rebuild(snapshot)
+                outcome = "built anew" if self._rebuild(snapshot) else "searched by brute force"
+                file = faiss_index.HEADER if header is None else header.file
+                self._repairs.append(f"{file}: damaged or missing; {outcome}")
             self._stamp = _stamp_of(self._store.folder / faiss_index.HEADER)
         found = self._loaded
         fits = found is not None and found.header.epoch == snapshot.epoch and found.header.n_rows <= len(snapshot.ids)
@@ -104,11 +106,13 @@ class Indexes:
             return None
         return faiss_index.load(self._store.folder, header)
 
-    def _rebuild(self, snapshot: Snapshot) -> None:
+    def _rebuild(self, snapshot: Snapshot) -> bool:
         """Replace a damaged index; where this process may not, or another is at it already, search goes on exactly."""
         if not self._store.read_only:
             with suppress(InputError):
                 self.build(snapshot)
+                return True
+        return False
 
     def build(self, snapshot: Snapshot, show_progress: bool = False) -> Header | None:
         """Build the index that the gallery asks for from its vectors, and save it; None if brute force is to be used."""
