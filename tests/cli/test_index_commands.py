@@ -166,6 +166,47 @@ def test_verify_tells_of_damage_with_status_2(sightline, built):
     )
 
 
+def test_a_damaged_index_is_told_by_search_and_built_anew_by_verify(sightline, encoder, images, tmp_path):
+    words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0, "--index", "HNSW8"]
+    assert sightline(*words)[0] == 0
+    (file,) = (tmp_path / "g").glob("index-*.faiss")
+    query = ["search", "super0/class00/0.png", "--gallery", tmp_path / "g"]
+    expected = sightline(*query)
+    assert expected[2] == ""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    status, out, err = sightline(*query)
+    told = f"{file.name}: damaged or missing; "
+    assert (status, out, err) == (*expected[:2], f"sightline: {tmp_path / 'g'}: {told}searched by brute force\n")
+    assert sightline("index", "verify", tmp_path / "g")[:2] == (
+        0,
+        f"repaired: {told}built anew\n{tmp_path / 'g'}: 72 items, no fault\n",
+    )
+    assert sightline("index", "verify", tmp_path / "g")[1] == f"{tmp_path / 'g'}: 72 items, no fault\n"
+    assert sightline(*query) == expected
+
+
+def test_a_filter_that_nothing_passes_says_so_and_names_what_no_item_has(sightline, built, tmp_path):
+    words = ["search", "super0/class00/0.png", "--gallery", built]
+    status, out, _ = sightline(*words, "--where", 'label_1 == "none"')
+    assert (status, out) == (0, "super0/class00/0.png\n      nothing found\n")
+    _, out, _ = sightline(*words, "--where", 'label_1 == "super0" and labl == "x" and shade > 3')
+    assert out.endswith("      nothing found: no item has 'labl', 'shade'\n")
+    sightline(*words, "--where", 'labl == "x"', "--html", tmp_path / "sheet.html")
+    assert "nothing found: no item has &#39;labl&#39;" in (tmp_path / "sheet.html").read_text()
+
+
+def test_what_cannot_be_built_is_refused_before_images_are_embedded(sightline, encoder, images, built, tmp_path):
+    for options in (["--recall", 95], ["--index", "flat"]):
+        for out in (built, tmp_path / "new"):
+            status, said, _ = sightline("index", "build", encoder, images, "--out", out, "--workers", 0, *options)
+            assert (status, said) == (2, "")
+    assert not (tmp_path / "new").exists()
+    words = ["index", "build", encoder, images, "--out", built, "--workers", 0, "--index", "IVF256,Flat"]
+    assert sightline(*words)[1].endswith("\nindex: exact; 72 items are too few for IVF256,Flat\n")
+
+
 def test_a_faiss_index_prints_the_recall_it_was_measured_at(sightline, encoder, images, tmp_path):
     words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0]
     status, out, _ = sightline(*words, "--index", "IVF4,Flat", "--recall", 1)
@@ -184,6 +225,13 @@ def test_a_faiss_index_prints_the_recall_it_was_measured_at(sightline, encoder, 
             "1 unknown ids: 'x.png'; and there is no image or folder of",
         ),
         (["search", "x.png"], "either --gallery or --table is needed"),
+        (["search", "", "--gallery", "GALLERY"], "an empty name is no query"),
+        (["search", "IMAGE", "--gallery", "DATABASE"], "it is a file, and a gallery is a folder"),
+        (
+            ["search", "IMAGE", "--gallery", "GALLERY", "--html", "."],
+            ".: a folder; the page is one file, such as found.html",
+        ),
+        (["search", "IMAGE", "--gallery", "GALLERY", "--where", "label_0 == class00"], "strings in quotes"),
         (["search", "IMAGE", "--gallery", "GALLERY", "--where", "import os"], "filter 'import os': cannot be read"),
         (["search", "IMAGE", "--gallery", "GALLERY", "--encoder", "OTHER"], "another encoder"),
         (["search", "IMAGE", "--gallery", "GALLERY", "--rerank", "x"], "unknown re-ranking 'x'"),
@@ -197,6 +245,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
     other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
     places = {
         "GALLERY": built,
+        "DATABASE": built / "gallery.db",
         "ENCODER": encoder,
         "OTHER": other,
         "IMAGES": images,

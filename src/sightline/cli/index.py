@@ -1,5 +1,6 @@
 """``sightline index``: a gallery of images, made and kept."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,12 +43,16 @@ def build(
     """Embed every image that is new or has changed, and build the index."""
     from sightline.errors import InputError
     from sightline.models.encoder import Encoder
+    from sightline.search.faiss_index import check_index, check_recall
     from sightline.search.gallery import Gallery, is_cluster
 
     model = Encoder.from_pretrained(encoder)
     manifest = _manifest(source, split)
     if is_cluster(out) and recall is not None:
         raise InputError("--recall: Milvus does not tune its index to a recall")
+    check_recall(recall)  # before the images are embedded
+    if index is not None and not is_cluster(out):
+        check_index(index, model.dim)
     with Gallery.open(out) if Gallery.is_at(out) else Gallery.create(out, model, index=index or "auto") as gallery:
         gallery.check_encoder(model)
         if is_cluster(out):
@@ -101,12 +106,21 @@ def remove(
 
 @app.command()
 def verify(gallery: GalleryFolder) -> None:
-    """Hold every item, vector, index and the rejector against checksum and encoder; status 2 if something is wrong."""
+    """Hold all against checksums and encoder: a damaged index is built anew, status 2 if something else is wrong."""
+    import numpy as np
+
     from sightline.errors import InputError, raise_faults
     from sightline.search.gallery import Gallery
 
-    with Gallery.open(gallery, read_only=True) as opened:
-        faults = opened.verify()
+    try:
+        opened = Gallery.open(gallery)
+    except InputError:  # may not be written: nothing is built then
+        opened = Gallery.open(gallery, read_only=True)
+    with opened:
+        if faults := opened.verify():
+            with suppress(InputError):
+                opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files anew
+            faults = opened.verify()
         try:
             rejector = _rejector(opened)
         except InputError as error:
@@ -206,7 +220,9 @@ def _build_index(gallery: "Gallery", index: str | None, recall: float | None) ->
     header = gallery.build_index(index, recall=recall, show_progress=True)
     if header is None:
         stats = gallery.stats()
-        typer.echo(f"index: {stats.get('index_built', stats['index'])}")
+        asked, built = stats["index"], stats.get("index_built", stats["index"])
+        why = "" if asked in ("auto", built) else f"; {stats['items']} items are too few for {asked}"
+        typer.echo(f"index: {built}{why}")
     else:
         effort = "".join(f", {name} {value}" for name, value in header.effort.items())
         typer.echo(f"index: {header.factory}, recall@10 {header.recall:.4f} against exact{effort}")

@@ -78,6 +78,8 @@ def search(
             policy=None if judge is None else judge.policy,
             root=root,
         )
+    for repair in opened.repairs:
+        typer.echo(f"sightline: {opened.folder}: {repair}", err=True)
     if html is not None:
         typer.echo(answers.write_contact_sheet(html, found, f"Found in {opened.folder}"))
     else:

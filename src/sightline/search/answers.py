@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
-from sightline.errors import InputError
+from sightline.errors import InputError, names
 from sightline.files import replaced
 from sightline.models.encoder import Encoder
+from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery
 from sightline.search.image_paths import image_path
 from sightline.search.items import Value
@@ -62,7 +63,6 @@ figcaption { margin-top: .4rem; font-size: .8rem; overflow-wrap: anywhere }
   {%- if hit.labels() %}<br>{{ hit.labels() | join(" < ") }}{% endif %}</figcaption></figure></li>
 {% endfor %}
 </ol>
-{% if not answer.results and not answer.remarks() %}<p>Nothing matches.</p>{% endif %}
 {% endfor %}
 </html>
 """
@@ -106,6 +106,7 @@ class Answer:
         results: best first; none where the policy is ``reject`` and the query does not belong.
         policy: ``reject``, ``flag`` or ``ignore``; None where nobody was asked.
         verdict: what the rejector says of it.
+        unknown: names in the condition that no item has, where nothing was found.
     """
 
     query: str
@@ -113,17 +114,18 @@ class Answer:
     results: list[Result]
     policy: str | None = None
     verdict: Judged | None = None
+    unknown: tuple[str, ...] = ()
 
     def remarks(self) -> list[str]:
         """What is to be said of the query besides its results: nothing where all is well, or is to be ignored."""
-        said = self.verdict
-        if said is None or self.policy == "ignore":
-            return []
         found = []
-        if not said.belongs:
+        said = None if self.policy == "ignore" else self.verdict
+        if said and not said.belongs:
             found.append(f"does not belong: energy {said.energy:.4g}, accepted up to {said.threshold:.4g}")
-        if said.matched is False:
+        if said and said.matched is False:
             found.append(f"no match: similarity {said.similarity:.4f}, a match from {said.similarity_threshold:.4f} on")
+        if not self.results and (said is None or said.belongs):
+            found.append(f"nothing found{': no item has ' + names(self.unknown) if self.unknown else ''}")
         return found
 
 
@@ -170,6 +172,9 @@ def ask(
     scores, found = refined_search(gallery, vectors, k, refinement, where=where, own=own)
     verdicts = _verdicts(gallery, vectors, own, judge)
     told = _metadata(gallery, found, root)
+    unknown: tuple[str, ...] = ()
+    if where is not None and not told:
+        unknown = tuple(name for name in filter_names(where) if not gallery.filter(f"{name} != None"))
     files = [*images, *(image_path(gallery.folder, row, root) for row in known)]
     answers = []
     for place, name in enumerate([*map(str, images), *ids]):
@@ -177,7 +182,7 @@ def ask(
         withheld = policy == "reject" and verdict is not None and not verdict.belongs
         hits = [] if withheld else [(id_, s) for id_, s in zip(found[place], scores[place], strict=True) if id_ is not None]
         results = [Result(id_, float(score), told[id_]) for id_, score in hits]
-        answers.append(Answer(name, None if file is None else str(file), results, policy, verdict))
+        answers.append(Answer(name, None if file is None else str(file), results, policy, verdict, unknown))
     return answers
 
 
@@ -198,6 +203,8 @@ def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
     images: list[Path] = []
     ids: list[str] = []
     for query in queries:
+        if not query:
+            raise InputError("an empty name is no query: an image, a folder or an id is needed")
         if Path(query).is_dir():
             images += read_manifest(Path(query), labelled=False).paths()
         elif Path(query).is_file():
@@ -237,6 +244,8 @@ def as_json(answers: Sequence[Answer]) -> str:
 
 def write_contact_sheet(file: Path, answers: Sequence[Answer], title: str) -> Path:
     """One HTML file with small pictures of queries and results, which needs nothing but itself."""
+    if file.is_dir():
+        raise InputError(f"{file}: a folder; the page is one file, such as {file / 'found.html'}")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(PAGE).render(title=title, answers=answers, picture=_picture)
     with replaced(Path(file)) as scratch:

@@ -14,7 +14,7 @@ from sightline.search.items import Value
 LONGEST = 10_000
 ORDERED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-FITS = "names compared with strings, numbers, True, False or None by == != < <= > >= in, joined by and, or, not"
+FITS = "names compared with strings in quotes, numbers, True, False or None by == != < <= > >= in, joined by and, or, not"
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,17 @@ def compile_filter(text: str) -> Condition:
         if isinstance(error, InputError):
             raise
         raise InputError(f"filter {text!r}: cannot be read: {getattr(error, 'msg', None) or error}; {FITS}") from error
+
+
+def filter_names(text: str) -> list[str]:
+    """The names that a condition asks for, each once; refused if it is not in the language.
+
+    Example:
+        >>> filter_names('year >= 2020 and (label_1 == "Flags" or year == 1999)')
+        ['label_1', 'year']
+    """
+    compile_filter(text)
+    return sorted({node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)})
 
 
 def _condition(node: ast.expr, text: str) -> Condition:

@@ -93,6 +93,8 @@ class Store:
     def open(cls, folder: Path, read_only: bool = False) -> "Store":
         """The database of a gallery's folder."""
         file = folder / DATABASE
+        if folder.is_file():
+            raise InputError(f"{folder}: not a gallery: it is a file, and a gallery is a folder")
         if not file.is_file():
             raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
         with _translated(folder):
