@@ -205,3 +205,17 @@ def test_two_galleries_are_served_side_by_side(serving, shared_gallery, own_gall
     assert len(client.app.state.service._encodings) == 1  # the same encoder is held once
     assert ask(client, png())["gallery"] == "shapes"
     assert ask(client, png(), gallery="own")["gallery"] == "own"
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_damaged_index_is_built_anew_at_the_start_where_the_service_may_write(serving, own_gallery, read_only):
+    with Gallery.open(own_gallery) as gallery:
+        gallery.build_index("Flat")
+    (file,) = own_gallery.glob("index-*.faiss")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    client = serving(own_gallery, read_only=read_only)
+    assert len(ask(client, png(), k=5)["results"]) == 5
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        assert len(gallery.verify()) == read_only

@@ -1,6 +1,5 @@
 """One served gallery: its search in batches, what is known of its items, and its writes, kept up with changes on disk."""
 
-import ast
 import sqlite3
 import threading
 import uuid
@@ -16,6 +15,7 @@ from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
+from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery
 from sightline.search.items import Value
 from sightline.search.refine import NOTHING, Refinement, refined_search
@@ -106,8 +106,11 @@ class Collection:
     def warm(self) -> None:
         """Read what the first search would read, and say what is wrong with it."""
         gallery = self.gallery()
-        if len(gallery):
-            gallery.search(np.zeros((1, gallery.identity.dim), np.float32), 1)
+        any_query = np.zeros((1, gallery.identity.dim), np.float32)
+        gallery.search(any_query, 1)
+        if gallery.repairs and self.writable:  # an index that is damaged: a reader may not build it anew
+            with suppress(InputError):
+                self._for_writing().search(any_query, 1)
         self.rejector()
 
     def close(self) -> None:
@@ -278,11 +281,5 @@ class Collection:
 
 def check_filter(where: str | None) -> None:
     """Refuse a condition on what is not shown."""
-    if where is None:
-        return
-    try:
-        used = {node.id for node in ast.walk(ast.parse(where.strip(), mode="eval")) if isinstance(node, ast.Name)}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the gallery says what is wrong with it
-    if hidden := sorted(used & set(HIDDEN)):
+    if where is not None and (hidden := sorted({*filter_names(where)} & {*HIDDEN})):
         raise Problem(422, f"where: {', '.join(hidden)} cannot be asked for")
