@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from PIL import Image
@@ -45,10 +47,14 @@ def test_the_section_is_a_plane_of_unit_directions():
     assert int(relevant.sum()) == 6
 
 
-def test_every_picture_is_written(tmp_path, monkeypatch):
+def test_every_picture_is_written(tmp_path, monkeypatch, sightline):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sightline.report.concepts.SIDE", 21)
     monkeypatch.setattr("sightline.report.concepts.ARROWS", 4)
-    files = write_concepts(tmp_path / "new")
+    status, out, _ = sightline("report", "figures")
+    assert status == 0
+    files = [Path(line) for line in out.splitlines()]
+    assert {file.parent for file in files} == {Path("figures")}
     names = ["rank-surrogates.png", "toy-gradients.png", "loss-landscapes.png", "rank-landscapes.png"]
     assert [file.name for file in files] == names
     for file in files:

@@ -13,7 +13,9 @@ def report(
             help="A run folder or an embedding table; or the word `figures`: the pictures that explain the method."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write (.html); for `figures` a folder.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write, report.html if not given; for `figures` a folder, figures.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Another run or table of the same images, or `untrained`: the run's own backbone.")
     ] = None,
@@ -37,7 +39,7 @@ def report(
     if subject == "figures":
         from sightline.report.concepts import write_concepts
 
-        for file in write_concepts(out):
+        for file in write_concepts(out or Path("figures")):
             typer.echo(file)
         return
     from sightline.errors import InputError
@@ -45,6 +47,7 @@ def report(
     from sightline.report.page import command_line, write_report
     from sightline.report.subject import UNTRAINED, read_subject, read_untrained
 
+    page = out or Path("report.html")
     shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
     if against is None:
         other = None
@@ -55,9 +58,9 @@ def report(
     if strangers is not None and detector is None:
         raise InputError("--strangers: a --detector is needed, to say how far out they are")
     outliers = None if detector is None else read_outliers(detector, shown.table, strangers)
-    command = ["sightline", "report", subject, *(["--against", against] if against else []), "--out", out]
+    command = ["sightline", "report", subject, *(["--against", against] if against else []), "--out", page]
     written = write_report(
-        out,
+        page,
         shown,
         other,
         summary=[f"Made by: {command_line(command)}"],
