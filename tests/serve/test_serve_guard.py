@@ -285,7 +285,7 @@ def test_the_page_on_settings_names_all_with_their_defaults():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "galleries"),
+        ({}, "no gallery to serve: name a folder"),
         ({"galleries": ["a"], "port": 70000}, "port"),
         ({"galleries": ["a"], "prot": 1}, "prot"),
         ({"galleries": ["a"], "host": "0.0.0.0"}, "tokens are needed"),

@@ -134,6 +134,8 @@ def read_settings(
         if (value := environ.get(f"{PREFIX}{name.upper()}")) is not None:
             values[name] = value
     values |= {name: value for name, value in (given or {}).items() if value is not None}
+    if not values.get("galleries"):
+        raise InputError("no gallery to serve: name a folder made by `sightline index build`, or galleries in the settings")
     try:
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
