@@ -186,7 +186,7 @@ def _run(
             drawn = (torch.tensor(batch) for batch in batches[first:])
             return Epoch(len(batches), (Examples(seen[places], all_labels[places], places) for places in drawn))
         seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
-        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers)
+        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers, fabric.device)
         return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
 
     def before_epoch() -> None:

@@ -148,6 +148,20 @@ def test_batches_come_in_order_with_their_places(paths, n_workers):
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
+@pytest.mark.parametrize("draft", [True, False])
+def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_workers, draft):
+    dataset = ImageDataset(paths, train_transform(SMALL, draft=draft), seed=3)
+    assert dataset.loaded(0).dtype == torch.uint8
+    assert dataset.loaded(0).shape == (SMALL.crop, SMALL.crop, 3)
+    (batch,) = load_batches(dataset, [range(7)], n_workers, torch.device("cpu"))
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert_close(batch.images, torch.stack([dataset[place] for place in range(7)]), rtol=0, atol=0)
+    channels = dataset.loaded(4).double() / 255
+    by_hand = [(channels[..., c] - SMALL.mean[c]) / SMALL.std[c] for c in range(3)]
+    assert_close(batch.images[4].double(), torch.stack(by_hand), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
 def test_worker_processes_read_the_images(paths, n_workers):
     dataset = ImageDataset(paths, lambda image: torch.tensor([os.getpid()]))
     readers = {int(images[0]) for images, _ in load_batches(dataset, consecutive(7, 1), n_workers)}

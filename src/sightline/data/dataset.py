@@ -56,18 +56,30 @@ class ImageDataset(Dataset[Tensor]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
+        return self.finished(self.loaded(index)[None])[0]
+
+    def loaded(self, index: int) -> Tensor:
+        """(H, W, C) an image as workers send it: of a training transform as bytes, a quarter of what it becomes."""
         if self.seed is None:
             return self._transformed(index)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(self.seed, index))
             return self._transformed(index)
 
+    def finished(self, loaded: Tensor) -> Tensor:
+        """(B, C, H, W) what the model gets of (B, H, W, C) loaded images."""
+        if isinstance(self.transform, TrainTransform):
+            return self.transform.preprocessing.normalised(loaded)
+        return loaded.movedim(-1, 1)
+
     def _transformed(self, index: int) -> Tensor:
         source, box = self.images[index], self.boxes[index]
-        if isinstance(self.transform, TrainTransform) and self.transform.draft:
-            part = load_part(source, box, self.transform.part, at_least=self.transform.preprocessing.crop)
-            return self.transform.of_part(part)
-        return self.transform(load_image(source, box))
+        if not isinstance(self.transform, TrainTransform):
+            return self.transform(load_image(source, box)).movedim(0, -1)
+        if not self.transform.draft:
+            return self.transform.pixels(load_image(source, box))
+        part = load_part(source, box, self.transform.part, at_least=self.transform.preprocessing.crop)
+        return self.transform.pixels_of_part(part)
 
 
 def derived_seed(*parts: int) -> int:
@@ -91,7 +103,7 @@ class _Loadable(Dataset[tuple[int, Tensor | str]]):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
         try:
-            return index, self.images[index]
+            return index, self.images.loaded(index)
         except InputError as error:
             return index, str(error)
 
@@ -100,11 +112,12 @@ def _collate(items: list[tuple[int, Tensor | str]]) -> Batch | list[str]:
     if faults := [image for _, image in items if isinstance(image, str)]:
         return faults
     # Copied once, to memory that processes share, in the layout the images have already.
-    images: Tensor = default_collate([image.movedim(0, -1) for _, image in items])  # type: ignore[union-attr]
-    return Batch(images.movedim(-1, 1), torch.tensor([index for index, _ in items]))
+    return Batch(default_collate([image for _, image in items]), torch.tensor([index for index, _ in items]))
 
 
-def load_batches(images: ImageDataset, batches: Sequence[Sequence[int]], n_workers: int = 0) -> Iterator[Batch]:
+def load_batches(
+    images: ImageDataset, batches: Sequence[Sequence[int]], n_workers: int = 0, device: torch.device | None = None
+) -> Iterator[Batch]:
     """The images of each batch, in order, read by worker processes ahead of their use.
 
     Once an image turns out to be broken no further batch comes: the rest is read through, and one error names every broken
@@ -114,6 +127,7 @@ def load_batches(images: ImageDataset, batches: Sequence[Sequence[int]], n_worke
         images: the data set.
         batches: the places in it that each batch holds.
         n_workers: processes that read images; 0 reads them here.
+        device: where the images are wanted; training images travel there as bytes. None leaves them on the CPU.
     """
     loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
         _Loadable(images),
@@ -128,7 +142,7 @@ def load_batches(images: ImageDataset, batches: Sequence[Sequence[int]], n_worke
         if isinstance(batch, list):
             faults += batch
         elif not faults:
-            yield batch
+            yield Batch(images.finished(batch.images.to(device)), batch.places)
     raise_faults("images", faults)
 
 

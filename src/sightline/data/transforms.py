@@ -43,12 +43,16 @@ class Preprocessing(BaseModel):
 
     def to_tensor(self, image: Image.Image) -> Tensor:
         """(3, H, W) float32 of an RGB image."""
-        return self.normalised(torch.from_numpy(np.array(image)))
+        return self.normalised(torch.from_numpy(np.array(image))[None])[0]
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """(3, H, W) float32 of (H, W, 3) uint8, where W is ``crop``; the channels stay beside each other in memory."""
-        mean, std = self._colour_rows
-        return pixels.reshape(len(pixels), -1).float().sub_(mean).div_(std).view(pixels.shape).permute(2, 0, 1)
+        """(B, 3, H, W) float32 of (B, H, W, 3) uint8, W being ``crop``; the channels stay beside each other in memory."""
+        mean, std = (row.to(pixels.device) for row in self._colour_rows)
+        found = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+        n_images = 1 if pixels.device.type == "cpu" else len(pixels)  # one image stays in the cache from step to step
+        for some, out in zip(pixels.flatten(2).split(n_images), found.flatten(2).split(n_images), strict=True):
+            torch.sub(some.float(), mean, out=out).div_(std)
+        return found.permute(0, 3, 1, 2)
 
     @cached_property
     def _colour_rows(self) -> tuple[Tensor, Tensor]:
@@ -93,8 +97,8 @@ class TrainTransform:
         left, top = (width - n_columns) // 2, (height - n_rows) // 2
         return left, top, left + n_columns, top + n_rows
 
-    def of_part(self, image: Image.Image) -> Tensor:
-        """The tensor of a part that was cut out."""
+    def pixels_of_part(self, image: Image.Image) -> Tensor:
+        """(crop, crop, 3) uint8 of a part that was cut out."""
         side = self.preprocessing.crop
         if self.rotation:
             image = v2.RandomRotation(self.rotation, v2.InterpolationMode.BILINEAR)(image)
@@ -102,10 +106,14 @@ class TrainTransform:
             image = v2.ColorJitter(self.colour_jitter, self.colour_jitter, self.colour_jitter)(image)
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)  # channels last, which is faster
         resized = F.interpolate(pixels, (side, side), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
-        return self.preprocessing.normalised(resized.flip(1) if torch.rand(()) < self.flip else resized)
+        return resized.flip(1) if torch.rand(()) < self.flip else resized
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """(crop, crop, 3) uint8 of an image."""
+        return self.pixels_of_part(image.crop(self.part(*image.size)))
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return self.of_part(image.crop(self.part(*image.size)))
+        return self.preprocessing.normalised(self.pixels(image)[None])[0]
 
 
 def train_transform(
