@@ -1,18 +1,18 @@
 """Time and memory of `evaluate` against the product of its own scores and pytorch-metric-learning's AccuracyCalculator.
 
-In one process, smallest of several runs. `python benchmarks/evaluation.py --out docs/performance.md` replaces the section
-"Evaluation" of that file; figures are ratios, for the machine is shared.
+Times are the smallest of several runs in one process; memory is that of a process which does nothing else.
+`python benchmarks/evaluation.py --out docs/performance.md` replaces the section "Evaluation" of that file; figures are
+ratios, for the machine is shared.
 """
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from measure import fastest, peak_megabytes, table, write_section
-from pytorch_metric_learning.distances import CosineSimilarity
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import Tensor
 
 from sightline import evaluate
@@ -22,16 +22,16 @@ N_COARSE = 12  # as Stanford Online Products: about 5 images a class, an eighth 
 PEER_LIMIT = 10_000  # it holds all pairs several times over
 LARGE = 30_000  # above it one run is enough
 KS = (1, 10, 100, 1000)
-MEMORY_QUERIES = 2048
+USUAL = "classes"  # what scores are like, unless they are hard to sort
 INTRODUCTION = """
 Every item queries the others, {dim} dimensions, classes of 5 below 12 coarse ones (the shape of Stanford Online Products),
 {threads} threads, smallest of {runs} runs, one run above 30,000. "product" is the blocked matrix product alone, 128 queries
 at a time; "two levels" is `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity,
-"one level" with the flat metrics; each is followed by its ratio to the product. "MB" is what the process grew by at most
-with {queries} of the queries, and that peak in brackets, the libraries of this benchmark included. The peer is
-pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit} items. The
-last rows have scores that are hard to sort: two far, tight clusters, and all equal. Made by
-`python benchmarks/evaluation.py --out docs/performance.md`.
+"one level" with the flat metrics; each is followed by its ratio to the product. "peak MB" is the most that a process of
+its own holds, which imports sightline alone and evaluates two levels, all queries, libraries and vectors included; in
+brackets what `evaluate` adds. The peer is pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of
+the fine level, up to {limit} items; "peer MB" is what it adds. The last rows have scores that are hard to sort: two far,
+tight clusters, and all equal. Made by `python benchmarks/evaluation.py --out docs/performance.md`.
 """
 
 
@@ -63,6 +63,11 @@ def product(vectors: Tensor) -> None:
 
 def peer(vectors: Tensor, labels: Tensor) -> None:
     """pytorch-metric-learning's metrics."""
+    # Here, for the process that measures memory never calls this.
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+    from pytorch_metric_learning.utils.inference import CustomKNN
+
     AccuracyCalculator(
         include=("precision_at_1", "mean_average_precision", "mean_average_precision_at_r"),
         device=torch.device("cpu"),
@@ -71,17 +76,30 @@ def peer(vectors: Tensor, labels: Tensor) -> None:
     ).get_accuracy(vectors, labels)
 
 
-def cells(vectors: Tensor, labels: Tensor, n_runs: int) -> list[str]:
+def print_memory(scores: str, n_items: int) -> None:
+    """Print the peak of this process and what `evaluate` added to it, in MB."""
+    evaluate(*draw(500))  # compiles
+    vectors, labels = draw(n_items)
+    if scores != USUAL:
+        vectors = hard_to_sort(n_items)[scores]
+    grown, peak = peak_megabytes(lambda: evaluate(vectors, labels, ks=KS))
+    print(f"{peak:.0f} ({grown:.0f})")  # noqa: T201
+
+
+def memory(scores: str, n_items: int) -> str:
+    """What :func:`print_memory` prints in a process of its own."""
+    command = [sys.executable, __file__, "--memory-of", scores, str(n_items)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def cells(scores: str, vectors: Tensor, labels: Tensor, n_runs: int) -> list[str]:
     base = fastest(lambda: product(vectors), n_runs)
     levels = fastest(lambda: evaluate(vectors, labels, ks=KS), n_runs)
     flat = fastest(lambda: evaluate(vectors, labels[:, 0], ks=KS), n_runs)
-    grown, peak = peak_megabytes(
-        lambda: evaluate(vectors[:MEMORY_QUERIES], labels[:MEMORY_QUERIES], vectors, labels, ks=KS)
-    )
     found = [f"{base:.2f}"]
     for seconds in (levels, flat):
         found += [f"{seconds:.2f}", f"{seconds / base:.2f}"]
-    return [*found, f"{grown:.0f} ({peak:.0f})", "", ""]
+    return [*found, memory(scores, len(vectors)), "", ""]
 
 
 def main() -> None:
@@ -90,15 +108,19 @@ def main() -> None:
     parser.add_argument("--hard-size", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="also replace the section of this Markdown file")
+    parser.add_argument("--memory-of", nargs=2, metavar=("SCORES", "N"), help="measure the memory of this alone")
     options = parser.parse_args()
+    if options.memory_of is not None:
+        print_memory(options.memory_of[0], int(options.memory_of[1]))
+        return
     evaluate(*draw(500))  # compiles
     rows = []
     for n_items in options.sizes:
-        rows.append(["classes", str(n_items), *cells(*draw(n_items), options.runs if n_items <= LARGE else 1)])
+        rows.append([USUAL, str(n_items), *cells(USUAL, *draw(n_items), options.runs if n_items <= LARGE else 1)])
         print(" ".join(rows[-1]), flush=True)  # noqa: T201
     labels = draw(options.hard_size)[1]
     for name, vectors in hard_to_sort(options.hard_size).items():
-        rows.append([name, str(options.hard_size), *cells(vectors, labels, options.runs)])
+        rows.append([name, str(options.hard_size), *cells(name, vectors, labels, options.runs)])
         print(" ".join(rows[-1]), flush=True)  # noqa: T201
     for row in rows[: len(options.sizes)]:  # last, for it leaves memory behind
         if int(row[1]) <= PEER_LIMIT:
@@ -107,10 +129,8 @@ def main() -> None:
             row[-1] = f"{peak_megabytes(lambda x=vectors, y=labels[:, 0]: peer(x, y))[0]:.0f}"
             print(" ".join(row), flush=True)  # noqa: T201
     if options.out is not None:
-        head = ["scores", "N", "product s", "two levels s", "ratio", "one level s", "ratio", "MB", "peer s", "peer MB"]
-        text = INTRODUCTION.format(
-            dim=DIM, threads=torch.get_num_threads(), runs=options.runs, limit=PEER_LIMIT, queries=MEMORY_QUERIES
-        )
+        head = ["scores", "N", "product s", "two levels s", "ratio", "one level s", "ratio", "peak MB", "peer s", "peer MB"]
+        text = INTRODUCTION.format(dim=DIM, threads=torch.get_num_threads(), runs=options.runs, limit=PEER_LIMIT)
         write_section(options.out, "Evaluation", f"{text}\n{table(head, rows)}")
 
 
