@@ -14,7 +14,7 @@ FAMILIES = {
     "average_precision": "Average precision",
     "recall": "Recall",
     "graded": "Grades and label trees",
-    "combined": "With a decomposability term",
+    "calibrated": "With a decomposability term",
     "losses": "Sums",
     "histogram": "Histograms",
     "blackbox": "Blackbox ranks",
@@ -56,6 +56,9 @@ In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further key
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 
+`sl.losses.sum_over_levels(loss, embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
+`sl.losses.SumOverLevels` is its module, with a proxy table a level for losses that have proxies.
+
 Losses on pairs and ranks take all of the first five. Losses with proxies, sums over levels, `class_balanced` and
 distance-weighted mining need classes.
 
@@ -64,8 +67,8 @@ distance-weighted mining need classes.
 The losses with SupRank or a sigmoid are formulas on ranks from one core, `sightline.ranking.profile`.
 
 - **Cost.** On a CPU in float32: a sort of each row and a few passes over it, whatever the number of relevant items, and
-  one more matrix of the scores' size. In float64 and on other devices: every pair of a relevant item and another, in blocks
-  of 8 MB. [performance.md](performance.md) has the times.
+  one more matrix of the scores' size. On other devices in float32: the same in blocks of a sorted row, a few times as long.
+  In float64: every pair of a relevant item and another, in blocks of 8 MB. [performance.md](performance.md) has the times.
 - **Accuracy.** Against every pair evaluated in float64, ranks are within 1e-4 of their value and gradients within 1e-3 of
   their norm, for tau from 0.001 to 0.1 and scores spread over [-1, 1], concentrated in [0.5, 0.6], tied, constant or of
   standard deviation 3. `tests/ranking/test_profile.py` holds it to that.
@@ -79,7 +82,8 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
   are those of the plain call.
 - **Presets.** `released-code` and `released-code-inaturalist` repeat what the authors' code does otherwise than their
   papers: the query ranks itself, a tie counts one half, the step breaks at delta, and `calibration` counts non-zero pairs.
-- **Never NaN.** A query without relevant items is left out; a batch without any gives 0 with a gradient of 0.
+- **Never NaN.** A query without relevant items is left out; a batch without any gives 0 with a gradient of 0. A gradient
+  too large for float16 embeddings becomes infinite, which is what a gradient scaler looks for.
 
 ## Notation
 

@@ -21,6 +21,7 @@ from sightline.losses.blackbox import (
 from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
 from sightline.losses.recent import RecentBatches
 from sightline.ranking.similarity import cosine_scores
+from sightline.training.memory import BatchLoss
 
 
 def double(values):
@@ -562,6 +563,21 @@ def test_memory_lengthens_the_lists_by_the_last_batches(module, loss, memory):
 
 
 @every_module
+def test_no_item_meets_its_older_copy_in_the_memory(module, loss):
+    batches = [draw_batch(seed, 6) for seed in range(3)]
+    ids = [torch.tensor(row) for row in ([0, 1, 2, 3, 4, 5], [2, 6, 7, 0, 8, 9], [10, 2, 6, 11, 5, 12])]
+    inner = module(memory=2)
+    one = BatchLoss(inner)
+    for number, (embeddings, labels) in enumerate(batches):
+        columns = torch.cat([embeddings, *(e for e, _ in batches[:number])])
+        column_labels, column_ids = (torch.cat([part[number], *part[:number]]) for part in ([c for _, c in batches], ids))
+        mask = ids[number][:, None] != column_ids  # itself in the batch, and older copies of itself
+        expected = loss(cosine_scores(embeddings, columns), labels[:, None] == column_labels, mask)
+        assert_close(one(embeddings, labels, ids[number]), expected)
+    assert inner.recent.ids.tolist() == [*ids[1], *ids[2]]
+
+
+@every_module
 def test_memory_stopped_and_resumed_equals_never_stopped(module, loss):
     batches = [(e, torch.stack([c, c % 2], dim=1)) for e, c in (draw_batch(seed, 6) for seed in range(6))]
     whole = module(memory=2)
@@ -585,6 +601,7 @@ def test_state_of_another_module_around_it_is_loaded_too():
     assert_close(fresh.state_dict(), wrapped.state_dict())
     assert sorted(wrapped.state_dict()) == [
         "loss.draws.n_drawn",
+        "loss.recent.ids",
         "loss.recent.labels",
         "loss.recent.rows",
         "loss.recent.sizes",

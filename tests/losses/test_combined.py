@@ -5,13 +5,23 @@ import torch
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.config import read_recipe
 from sightline.errors import InputError
 from sightline.losses import create_loss, weighted_sum
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
-from sightline.losses.combined import roadmap, roadmap_loss
+from sightline.losses.calibrated import (
+    happier_f_loss,
+    happier_loss,
+    roadmap_loss,
+    rod_ndcg_loss,
+    rod_recall_loss,
+)
+from sightline.losses.combined import roadmap
+from sightline.losses.graded import sup_h_ap_loss, sup_ndcg_loss
 from sightline.losses.pairwise import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
+from sightline.losses.recall import sup_recall_loss
 from sightline.preparation import loss_of
 from sightline.ranking.relevance import batch_pairs
 
@@ -105,6 +115,78 @@ def test_options_of_both_terms_are_checked():
         roadmap_loss(double([E1]), E_RELEVANT, tau=-1)
     with pytest.raises(InputError, match=r"^alpha is 0\.1, beta is 0\.6; alpha must be above beta"):
         roadmap_loss(double([E1]), E_RELEVANT, alpha=0.1)
+
+
+# The functions on label levels.
+
+SHARED = torch.tensor([[2, 0, 1, 0, 2, 1], [0, 1, 1, 0, 0, 0], [0, 0, 2, 0, 1, 0]])
+
+
+def worth_by_hand(row, alpha, n_levels=2):
+    """The papers' relevance of one list, item by item: ``(l / L) ** alpha`` over the items that share just l levels."""
+    return [(level / n_levels) ** alpha / row.count(level) if level else 0.0 for level in row]
+
+
+def draw_scores(seed=3):
+    return torch.rand(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("function", "alpha"), [(happier_loss, 1.0), (happier_f_loss, 5.0)])
+def test_happier_on_shared_levels_is_its_weighted_sum(function, alpha):
+    scores = draw_scores()
+    worth = double([worth_by_hand(row, alpha) for row in SHARED.tolist()])
+    parts = [sup_h_ap_loss(scores[i : i + 1], worth[i : i + 1]) for i in range(3)]
+    expected = 0.7 * sum(parts) / 3 + 0.3 * calibration_loss(scores, SHARED == 2)
+    assert_close(function(scores, SHARED, weight=0.3), expected)
+
+
+def test_rod_ndcg_on_shared_levels_is_its_weighted_sum():
+    scores, gains = draw_scores(), double([[0, 1, 3][level] for level in SHARED.flatten()]).view(3, 6)
+    expected = 0.7 * sup_ndcg_loss(scores, gains) + 0.3 * calibration_loss(scores, SHARED == 2)
+    assert_close(rod_ndcg_loss(scores, SHARED, weight=0.3), expected)
+    ready = 0.7 * sup_ndcg_loss(scores, gains) + 0.3 * calibration_loss(scores, gains)
+    assert_close(rod_ndcg_loss(scores, gains, weight=0.3), ready)
+
+
+@pytest.mark.parametrize("relevance", [SHARED > 0, SHARED, SHARED.double()])
+def test_rod_recall_is_its_weighted_sum(relevance):
+    scores = draw_scores()
+    expected = 0.7 * sup_recall_loss(scores, SHARED > 0, ks=(1, 2)) + 0.3 * calibration_loss(scores, SHARED > 0)
+    assert_close(rod_recall_loss(scores, relevance, weight=0.3, ks=(1, 2)), expected)
+
+
+@pytest.mark.parametrize("preset", ["paper", "released-code"])
+@pytest.mark.parametrize("name", ["happier", "happier_f", "rod_ndcg", "rod_recall"])
+def test_functions_are_their_modules_against_a_reference_set(name, preset):
+    embeddings, references = draw_batch(), draw_batch(1)
+    module = create_loss(name, decomposability="calibration", preset=preset)
+    pairs = batch_pairs(embeddings, LABELS, references, LABELS)
+    function = getattr(losses, f"{name}_loss")
+    relevance = pairs.relevant if name == "rod_recall" else pairs.levels
+    assert_close(function(pairs.scores, relevance, preset=preset), module(embeddings, LABELS, references, LABELS))
+
+
+@pytest.mark.parametrize("function", [happier_loss, happier_f_loss, rod_ndcg_loss])
+def test_level_functions_have_the_gradient_of_differences_and_leave_masked_items_out(function):
+    scores, mask = draw_scores(), torch.ones(3, 6, dtype=torch.bool)
+    mask[:, 3] = False
+    assert gradcheck(lambda scores: function(scores, SHARED, mask), scores.clone().requires_grad_(), rtol=1e-4)
+    kept = [0, 1, 2, 4, 5]
+    assert_close(function(scores, SHARED, mask), function(scores[:, kept], SHARED[:, kept]))
+
+
+def test_a_list_without_finest_pairs_needs_to_be_told_the_levels():
+    scores, shared = draw_scores()[:1], SHARED[1:2]
+    alone = 0.5 * happier_loss(scores, shared, n_levels=2, weight=0.0) + 0.5 * calibration_loss(scores, shared == 2)
+    assert_close(happier_loss(scores, shared, n_levels=2), alone)
+    assert (happier_loss(scores, shared) - alone).abs() > 0.01
+
+
+@pytest.mark.parametrize(("level", "n_levels"), [(-1, None), (3, 2), (127, None)])
+def test_levels_that_cannot_be_are_refused(level, n_levels):
+    shared = SHARED.masked_fill(SHARED == 1, level)
+    with pytest.raises(InputError, match=r"^relevance: shared label levels are 0 to \d+, found others$"):
+        happier_loss(draw_scores(), shared, n_levels=n_levels)
 
 
 # Any weighted sum.

@@ -170,6 +170,7 @@ def test_worked_batch():
     assert_near(FastAPLoss()(V3 * 7, V3_LABELS), double(0.5143780296))
     kept = softbin_ap_loss(cosine_scores(V3, V3), V3_LABELS[:, None] == V3_LABELS)  # each query in its own list
     assert_near(1 - kept, double(0.7782330087))
+    assert_near(1 - SoftBinAPLoss(include_self=True)(V3, V3_LABELS), double(0.7782330087))
 
 
 def test_worked_class_weights():

@@ -50,6 +50,7 @@ def test_pair_losses_see_each_level_as_flat_classes(seed, mining):
     expected = sum(loss(draw(seed), level) for level in (FINE, MIDDLE, COARSE)) / 3
     assert_close(triplet_over_levels(3, 0.3, mining)(draw(seed), LABELS), expected)
     assert_close(sum_over_levels([loss] * 3, draw(seed), LABELS), expected)
+    assert_close(sum_over_levels(loss, draw(seed), LABELS), expected)
     references, rows = draw(seed + 50), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
     expected = sum(loss(draw(seed), level, references, level[rows]) for level in (FINE, MIDDLE, COARSE)) / 3
     found = triplet_over_levels(3, 0.3, mining)(draw(seed), LABELS, references, LABELS[rows])
@@ -237,6 +238,8 @@ def test_bad_sizes_are_refused():
         norm_softmax_over_levels([], 4)
     with pytest.raises(InputError, match=r"^n_levels is 0; a whole number above 0 is needed$"):
         sum_over_levels([], draw(), LABELS)
+    with pytest.raises(InputError, match=r"^losses: a loss with proxies needs a table for each level"):
+        sum_over_levels(NormSoftmaxLoss(6, 4), draw(), LABELS)
     with pytest.raises(InputError, match=r"^n_classes is 0; a whole number above 0 is needed$"):
         norm_softmax_over_levels([3, 0], 4)
     with pytest.raises(InputError, match=r"^embedding_dim is -1; a whole number above 0 is needed$"):

@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sightline.errors import InputError
+from sightline.losses import pairwise
 from sightline.losses.pairwise import CalibrationLoss, calibration_loss
 from sightline.ranking.relevance import batch_pairs
 
@@ -113,6 +116,64 @@ def test_gradient_signs(pairs):
     assert (leaf.grad[~relevant] >= 0).all()
     assert (leaf.grad[~mask] == 0).all()
     assert ((leaf.grad != 0) == mask & torch.where(relevant, scores < 0.9, scores > 0.6)).all()
+
+
+def calibration_by_autograd(scores, relevant, mask, reduction):
+    """All pairs at once, in tables of their own."""
+    short = torch.where(relevant & mask, 0.9 - scores, 0).relu()
+    over = torch.where(~relevant & mask, scores - 0.6, 0).relu()
+    if reduction == "nonzero":
+        return sum(side.sum() / max(1, int((side > 0).sum())) for side in (short, over))
+    sides = short.sum(1) / (relevant & mask).sum(1).clamp(min=1) + over.sum(1) / (~relevant & mask).sum(1).clamp(min=1)
+    return sides[mask.any(1)].mean()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "nonzero"])
+@pytest.mark.parametrize("block", [1, 20, 1 << 19])  # of 9 items: a row, two rows, the whole table at a time
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_at_a_time_are_all_at_once(dtype, block, reduction, monkeypatch):
+    monkeypatch.setattr(pairwise, "BLOCK_ELEMENTS", block)
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(7, 9, generator=generator, dtype=dtype)
+    relevant, mask = torch.rand(7, 9, generator=generator) < 0.4, torch.rand(7, 9, generator=generator) < 0.8
+    mask[2] = False
+    expected, found = scores.clone().requires_grad_(), scores.masked_fill(~mask, torch.nan).requires_grad_()
+    calibration_by_autograd(expected, relevant, mask, reduction).mul(3).backward()
+    value = calibration_loss(found, relevant, mask, reduction=reduction)
+    value.mul(3).backward()
+    assert_close(value.detach(), calibration_by_autograd(scores, relevant, mask, reduction))
+    assert found.grad.dtype == dtype
+    assert_close(found.grad, expected.grad)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "nonzero"])
+def test_no_table_of_scores_is_kept_and_one_is_made(reduction, monkeypatch):
+    """A byte a pair is kept; forwards no operator returns a table of the scores' size in their type, backwards one does."""
+    monkeypatch.setattr(pairwise, "BLOCK_ELEMENTS", 600)
+
+    class Tables(TorchDispatchMode):
+        n_made = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            own = {leaf.data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            self.n_made += sum(t.is_floating_point() and t.numel() >= 3600 and t.data_ptr() not in own for t in leaves)
+            return result
+
+    kept = []
+    pairs = batch_pairs(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 4)
+    pairs = pairs._replace(scores=pairs.scores.detach().requires_grad_())
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel() * t.element_size()) or t, lambda t: t),
+        Tables() as forwards,
+    ):
+        value = CalibrationLoss(reduction=reduction).of_pairs(pairs)
+    with Tables() as backwards:
+        value.backward()
+    assert sum(kept) < 3600 + 60 * 20
+    assert forwards.n_made == 0
+    assert backwards.n_made == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

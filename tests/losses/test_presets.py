@@ -132,3 +132,22 @@ def test_compiled_steps_are_those_of_all_pairs(step, share, kind, formula):
     (found, gradient), (expected, its_gradient) = results
     assert_close(found, expected, rtol=1e-4, atol=0)
     assert (gradient - its_gradient).norm() <= 1e-3 * its_gradient.norm()
+
+
+@pytest.mark.parametrize("preset", ["released-code", "released-code-inaturalist"])
+def test_released_weights_and_exponent(preset):
+    """Section 8 of the losses: what the released files set where the papers say otherwise or nothing."""
+    known = {"n_classes": 4, "embedding_dim": 6}
+    for name, term, paper, released in [
+        ("rod_recall", "proxy", 0.1, 0.5),
+        ("rod_recall", "calibration", 0.5, 0.5),
+        ("happier", "proxy", 0.1, 0.1),
+        ("happier_f", "proxy", 0.1, 0.5),
+        ("rod_ndcg", "proxy", 0.1, 0.1),
+    ]:
+        assert create_loss(name, decomposability=term, **known).weight == paper
+        assert create_loss(name, decomposability=term, preset=preset, **known).weight == released
+        assert create_loss(name, decomposability=term, preset=preset, weight=0.3, **known).weight == 0.3
+    counts = torch.tensor([[3, 1, 1]])
+    for options, middle in [({}, 0.5**5), ({"preset": preset}, 0.5), ({"preset": preset, "alpha": 3.0}, 0.125)]:
+        assert create_loss("happier_f", **known, **options).rank.relevance(counts).tolist() == [[0, middle, 1]]

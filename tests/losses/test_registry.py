@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from sightline import losses
 from sightline.errors import InputError
 from sightline.losses import LOSSES, create_loss, list_losses, loss_options
-from sightline.ranking import ranks
+from sightline.ranking import profile, ranks
 from sightline.ranking.similarity import cosine_scores
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
@@ -26,13 +26,15 @@ OPTIONS = {
     "sup_ap": {"tau": 0.05, "rho": 20.0, "delta": 0.3, "preset": "released-code"},
 }
 RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
-ON_PAIRS = [*RANKED, "calibration", "contrastive", "roadmap", "triplet", "xbm_contrastive"]
+COMBINED = ["happier", "happier_f", "roadmap", "rod_ndcg", "rod_recall"]
+ON_PAIRS = [*RANKED, *COMBINED, "calibration", "contrastive", "triplet", "xbm_contrastive"]
 FUNCTIONS = {name: getattr(losses, f"{name}_loss") for name in ON_PAIRS}
 every_name = pytest.mark.parametrize("name", sorted(OPTIONS))  # those whose options are their function's
 on_pairs = pytest.mark.parametrize("name", ON_PAIRS)
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
 NEAR = {torch.float64: {"rtol": 1e-7, "atol": 1e-7}, torch.float32: {"rtol": 1e-3, "atol": 1e-4}}
-flat = pytest.mark.parametrize("name", [name for name in ON_PAIRS if not name.endswith(("_h_ap", "_ndcg"))])
+GRADED = [name for name in ON_PAIRS if name.endswith(("_h_ap", "_ndcg")) or name.startswith("happier")]
+flat = pytest.mark.parametrize("name", [name for name in ON_PAIRS if name not in GRADED])
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3])  # of unequal classes, one of a single item
 
 
@@ -54,6 +56,11 @@ def value_and_gradient(loss, scores, *rest):
     return value.detach(), leaf.grad
 
 
+def create_on_pairs(name, **options):
+    """The loss by name, on pairs alone: combined ones with the term that their function has."""
+    return create_loss(name, **options | ({"decomposability": "calibration"} if name in COMBINED else {}))
+
+
 # The table.
 
 
@@ -61,7 +68,8 @@ def test_every_loss_is_seen():
     assert list_losses() == sorted(LOSSES)
     assert len(LOSSES) == 29
     assert len(RANKED) == 12
-    assert len(ON_PAIRS) == 17
+    assert len(ON_PAIRS) == 21
+    assert len(GRADED) == 7
 
 
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
@@ -93,7 +101,7 @@ def test_every_loss_takes_levels_and_is_never_nan(name, dtype):
     assert leaf.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["roadmap", "rod_recall", "happier", "happier_f", "rod_ndcg"])
+@pytest.mark.parametrize("name", COMBINED)
 def test_combined_losses_weigh_either_term_as_the_papers_do(name):
     embeddings = draw(n_items=10)
     labels = torch.stack([LABELS, LABELS // 2], 1)
@@ -208,21 +216,21 @@ def test_order_of_items_and_queries_is_of_no_account(name, dtype, seed):
 
 @on_pairs
 def test_order_of_the_batch_is_of_no_account(name):
-    value, gradient = value_and_gradient(create_loss(name), draw(), LABELS)
+    value, gradient = value_and_gradient(create_on_pairs(name), draw(), LABELS)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
-    assert_close(value_and_gradient(create_loss(name), draw()[order], LABELS[order]), (value, gradient[order]))
+    assert_close(value_and_gradient(create_on_pairs(name), draw()[order], LABELS[order]), (value, gradient[order]))
 
 
 @on_pairs
 def test_names_of_classes_are_of_no_account(name):
     other_names = torch.tensor([2**60, -1, 7, 0])[LABELS]
-    assert_close(create_loss(name)(draw(), other_names), create_loss(name)(draw(), LABELS), rtol=0, atol=0)
+    assert_close(create_on_pairs(name)(draw(), other_names), create_on_pairs(name)(draw(), LABELS), rtol=0, atol=0)
 
 
 @on_pairs
 def test_length_of_embeddings_is_of_no_account(name):
     lengths = torch.linspace(0.1, 9.0, 10).double()[:, None]
-    assert_close(create_loss(name)(draw() * lengths, LABELS), create_loss(name)(draw(), LABELS))
+    assert_close(create_on_pairs(name)(draw() * lengths, LABELS), create_on_pairs(name)(draw(), LABELS))
 
 
 @on_pairs
@@ -272,16 +280,16 @@ def test_arguments_are_not_changed(name):
     FUNCTIONS[name](*tables)
     assert_close(tables, draw_pairs(), rtol=0, atol=0)
     embeddings, labels = draw() * 3, LABELS.clone()
-    create_loss(name)(embeddings, labels, ref_emb=embeddings, ref_labels=labels)
+    create_on_pairs(name)(embeddings, labels, ref_emb=embeddings, ref_labels=labels)
     assert_close((embeddings, labels), (draw() * 3, LABELS), rtol=0, atol=0)
 
 
 @on_pairs
 @pytest.mark.parametrize("workspace", [1, 30])
 def test_blocks_equal_the_whole(name, workspace, monkeypatch):
-    whole = value_and_gradient(create_loss(name), draw(), LABELS)
+    whole = value_and_gradient(create_on_pairs(name), draw(), LABELS)
     monkeypatch.setattr(ranks, "WORKSPACE_ELEMENTS", workspace)
-    assert_close(value_and_gradient(create_loss(name), draw(), LABELS), whole, rtol=1e-12, atol=1e-12)
+    assert_close(value_and_gradient(create_on_pairs(name), draw(), LABELS), whole, rtol=1e-12, atol=1e-12)
 
 
 # Labels and references.
@@ -289,14 +297,14 @@ def test_blocks_equal_the_whole(name, workspace, monkeypatch):
 
 @on_pairs
 def test_labels_of_one_level_are_flat_labels(name):
-    loss = create_loss(name)
+    loss = create_on_pairs(name)
     assert_close(loss(draw(), LABELS[:, None]), loss(draw(), LABELS), rtol=0, atol=0)
     assert_close(loss(draw(), LABELS.int()), loss(draw(), LABELS), rtol=0, atol=0)
 
 
 @flat
 def test_of_labels_in_levels_the_finest_counts(name):
-    loss = create_loss(name)
+    loss = create_on_pairs(name)
     in_levels = torch.stack([LABELS, LABELS // 2], 1)  # a tree: classes 0, 1 and 2, 3 share a parent
     assert_close(loss(draw(), in_levels), loss(draw(), LABELS), rtol=0, atol=0)
     recurring = torch.stack([LABELS % 2, LABELS // 2], 1)  # fine labels 0 and 1 below both parents
@@ -310,15 +318,15 @@ def test_reference_set_is_ranked_whole(name):
     embeddings, references = draw(0, 4), torch.cat([draw(1, 5), draw(0, 4)])
     labels, ref_labels = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 3, 0, 0, 1, 2, 0])
     expected = FUNCTIONS[name](cosine_scores(embeddings, references), labels[:, None] == ref_labels)
-    assert_close(create_loss(name)(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
-    assert_close(create_loss(name)(embeddings, labels, references, ref_labels), expected)
+    assert_close(create_on_pairs(name)(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
+    assert_close(create_on_pairs(name)(embeddings, labels, references, ref_labels), expected)
 
 
 @pytest.mark.parametrize("name", sorted({*ON_PAIRS} - {"triplet"}))  # none of these triplets breaks its margin
 def test_gradient_reaches_references_that_ask_for_it(name):
     embeddings, references = draw(0, 4).requires_grad_(), draw(1, 6).requires_grad_()
     labels, ref_labels = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 3, 0, 2])
-    loss = create_loss(name)
+    loss = create_on_pairs(name)
     both = torch.autograd.grad(loss(embeddings, labels, references, ref_labels), [embeddings, references])
     assert all(gradient.abs().sum() > 0 for gradient in both)
     (alone,) = torch.autograd.grad(loss(embeddings, labels, references.detach(), ref_labels), embeddings)
@@ -330,7 +338,7 @@ def test_gradient_is_the_finite_difference(name):
     embeddings, references = draw(5, 6).requires_grad_(), draw(6, 5).requires_grad_()
     labels, ref_labels = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 1, 2, 3])
     for options in ({}, OPTIONS.get(name, {})):
-        loss = create_loss(name, **options)
+        loss = create_on_pairs(name, **options)
         assert gradcheck(lambda emb, loss=loss: loss(emb, labels), embeddings, rtol=1e-4)
         both = (embeddings, references)
         assert gradcheck(lambda emb, ref, loss=loss: loss(emb, labels, ref, ref_labels), both, rtol=1e-4)
@@ -350,14 +358,14 @@ def test_empty_table_is_zero_with_a_gradient(name, shape):
 @on_pairs
 @pytest.mark.parametrize("n_items", [0, 1])
 def test_batch_without_pairs_is_zero_with_a_zero_gradient(name, n_items):
-    value, gradient = value_and_gradient(create_loss(name), draw(0, n_items), LABELS[:n_items])
+    value, gradient = value_and_gradient(create_on_pairs(name), draw(0, n_items), LABELS[:n_items])
     assert value.item() == 0
     assert gradient.tolist() == [[0.0] * 4] * n_items
 
 
 @on_pairs
 def test_empty_reference_set_is_zero_with_a_zero_gradient(name):
-    value, gradient = value_and_gradient(create_loss(name), draw(), LABELS, draw(1, 0), LABELS[:0])
+    value, gradient = value_and_gradient(create_on_pairs(name), draw(), LABELS, draw(1, 0), LABELS[:0])
     assert value.item() == 0
     assert (gradient == 0).all()
 
@@ -372,14 +380,14 @@ def test_all_masked_is_zero_with_a_zero_gradient(name):
 
 @pytest.mark.parametrize("name", ["sup_ap", "smooth_ap"])
 def test_nothing_relevant_is_zero_with_a_zero_gradient(name):
-    value, gradient = value_and_gradient(create_loss(name), draw(), torch.arange(10))
+    value, gradient = value_and_gradient(create_on_pairs(name), draw(), torch.arange(10))
     assert value.item() == 0
     assert (gradient == 0).all()
 
 
 @pytest.mark.parametrize("name", ["sup_ap", "smooth_ap"])
 def test_single_class_is_zero_with_a_zero_gradient(name):
-    value, gradient = value_and_gradient(create_loss(name), draw(), torch.zeros(10, dtype=torch.int64))
+    value, gradient = value_and_gradient(create_on_pairs(name), draw(), torch.zeros(10, dtype=torch.int64))
     assert value.item() == 0
     if name == "sup_ap":  # exactly; Smooth-AP subtracts two equal gradients, one rounded otherwise than the other
         assert (gradient == 0).all()
@@ -404,10 +412,10 @@ def test_copies_and_zero_vectors_have_finite_gradients(name):
     embeddings[1] = embeddings[0]  # of one class
     embeddings[7] = embeddings[2]  # of two
     embeddings[5] = 0
-    value, gradient = value_and_gradient(create_loss(name), embeddings, LABELS)
+    value, gradient = value_and_gradient(create_on_pairs(name), embeddings, LABELS)
     assert value.isfinite()
     assert gradient.isfinite().all()
-    value, gradient = value_and_gradient(create_loss(name), torch.ones(10, 4), LABELS)
+    value, gradient = value_and_gradient(create_on_pairs(name), torch.ones(10, 4), LABELS)
     assert value.isfinite()
     assert gradient.isfinite().all()
 
@@ -421,20 +429,65 @@ def test_copies_and_zero_vectors_have_finite_gradients(name):
 def test_loss_and_gradient_are_finite_for_any_finite_batch(rows, labels, dtype):
     for name in ON_PAIRS:
         embeddings = torch.tensor(rows, dtype=dtype)
-        value, gradient = value_and_gradient(create_loss(name), embeddings, torch.tensor(labels[: len(rows)]))
+        value, gradient = value_and_gradient(create_on_pairs(name), embeddings, torch.tensor(labels[: len(rows)]))
         assert value.isfinite()
         assert gradient.isfinite().all()
 
 
+HUGE = {
+    torch.float16: [0.0, 0.5, -1.0, 6e4, -6e4],
+    torch.bfloat16: [0.0, 0.5, -1.0, 3e38, -3e38],
+    torch.float32: [0.0, 0.5, 0.55, -1.0, 1e10, 1e20, 1e30, 3e38, -3e38],
+    torch.float64: [0.0, 0.5, 0.55, -1.0, 1e30, 1e308, -1e308],
+}
+
+
+@on_pairs
+@pytest.mark.parametrize("dtype", list(HUGE), ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_huge_scores_are_never_nan(name, dtype, compiled, monkeypatch):
+    if not compiled:  # the way of other devices
+        monkeypatch.setattr(profile, "MOST_ITEMS", 0)
+        monkeypatch.setattr(profile, "FEW_TARGETS", 0)
+    generator, among = torch.Generator().manual_seed(0), torch.tensor(HUGE[dtype], dtype=dtype)
+    for n_items, share in ((1, 1.0), (6, 0.0), (20, 0.3), (40, 0.6)):
+        scores = among[torch.randint(0, len(among), (3, n_items), generator=generator)]
+        relevant = torch.rand(3, n_items, generator=generator) < share
+        value, gradient = value_and_gradient(FUNCTIONS[name], scores, relevant)
+        assert not value.isnan()
+        assert not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("name", GRADED)
+@pytest.mark.parametrize("worth", [-1.0, math.nan, 7.0])
+def test_masked_items_change_nothing_whatever_they_are_worth(name, worth):
+    scores, relevant, mask = draw_pairs()
+    relevance = relevant * 0.5
+    expected = FUNCTIONS[name](scores, relevance, mask)
+    assert_close(FUNCTIONS[name](scores, relevance.masked_fill(~mask, worth), mask), expected, rtol=0, atol=0)
+
+
 # Half precision.
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_gradients_that_float16_cannot_hold_are_infinite_and_not_nan(name):
+    """Short vectors have long gradients. Those of two terms of a loss, infinite alone, would cancel to NaN."""
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(12, 6, generator=generator)
+    embeddings[::2] *= 1e-6
+    leaf = embeddings.half().requires_grad_()
+    loss = create_with_what_it_asks_for(name)
+    loss(leaf, torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]]).repeat(3, 1)).backward()
+    assert not leaf.grad.isnan().any()
 
 
 @on_pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_embeddings_are_scored_in_single(name, dtype):
     embeddings = draw(dtype=dtype)
-    value, gradient = value_and_gradient(create_loss(name), embeddings, LABELS)
-    expected = value_and_gradient(create_loss(name), embeddings.float(), LABELS)
+    value, gradient = value_and_gradient(create_on_pairs(name), embeddings, LABELS)
+    expected = value_and_gradient(create_on_pairs(name), embeddings.float(), LABELS)
     assert value.dtype == torch.float32
     assert gradient.dtype == dtype
     assert_close(value, expected[0], rtol=0, atol=0)
@@ -460,9 +513,9 @@ def test_half_precision_scores_are_ranked_in_single(name, dtype):
 def test_autocast_changes_nothing(name):
     """The backward pass is run outside, as PyTorch asks."""
     embeddings, labels = draw(0, 40, torch.float32).requires_grad_(), torch.arange(40) % 8
-    outside = create_loss(name)(embeddings, labels)
+    outside = create_on_pairs(name)(embeddings, labels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = create_loss(name)(embeddings, labels)
+        inside = create_on_pairs(name)(embeddings, labels)
     assert inside.dtype == torch.float32
     assert_close(inside, outside, rtol=0, atol=0)
     assert_close(*(torch.autograd.grad(loss, embeddings)[0] for loss in (inside, outside)), rtol=0, atol=0)
@@ -474,7 +527,7 @@ def test_autocast_with_a_layer_before(name):
     layer = nn.Linear(4, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         embeddings = layer(draw(dtype=torch.float32))
-        value = create_loss(name)(embeddings, LABELS)
+        value = create_on_pairs(name)(embeddings, LABELS)
     value.backward()
     assert embeddings.dtype == torch.bfloat16
     assert value.dtype == torch.float32
@@ -491,14 +544,14 @@ def test_embeddings_that_are_not_finite_are_refused_by_row(name, value):
     embeddings = draw()
     embeddings[[2, 5], 1] = value
     with pytest.raises(InputError, match=r"^embeddings: 2 of 10 rows hold NaN or infinity: 2, 5$"):
-        create_loss(name)(embeddings, LABELS)
+        create_on_pairs(name)(embeddings, LABELS)
     with pytest.raises(InputError, match=r"^ref_emb: 2 of 10 rows hold NaN or infinity: 2, 5$"):
-        create_loss(name)(draw(), LABELS, ref_emb=embeddings, ref_labels=LABELS)
+        create_on_pairs(name)(draw(), LABELS, ref_emb=embeddings, ref_labels=LABELS)
 
 
 @on_pairs
 def test_bad_batches_are_refused(name):
-    loss = create_loss(name)
+    loss = create_on_pairs(name)
     with pytest.raises(InputError, match=r"^embeddings: a \(B, D\) floating point table is needed, found torch\.int64"):
         loss(draw().long(), LABELS)
     with pytest.raises(InputError, match=r"^embeddings: a \(B, D\) .* found torch\.float64 \(4,\)$"):

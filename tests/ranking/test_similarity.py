@@ -55,6 +55,16 @@ def test_copies_tie_wherever_they_are(n_items, dtype):
             assert_close(scores[:, place], scores[:, -1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("n_items", [512, 513, 1100])
+def test_gradient_of_a_large_set_against_itself_is_that_of_two_products(n_items):
+    """From 513 items on the gradient is worked out band by band."""
+    vectors, slopes = draw(1, n_items, 3).requires_grad_(), draw(2, n_items, n_items)
+    (found,) = torch.autograd.grad(cosine_scores(vectors, vectors), vectors, slopes)
+    scaled = torch.nn.functional.normalize(vectors, dim=1)
+    (expected,) = torch.autograd.grad(scaled @ scaled.T, vectors, slopes)
+    assert_close(found, expected)
+
+
 def test_unit_has_length_one_and_leaves_zero_at_zero():
     vectors = draw(0, 4)
     vectors[2] = 0

@@ -31,16 +31,14 @@ from sightline.losses.blackbox import (
     blackbox_ranks,
     blackbox_recall_loss,
 )
-from sightline.losses.combined import (
-    Decomposed,
-    WeightedSum,
-    happier,
-    happier_f,
-    roadmap,
+from sightline.losses.calibrated import (
+    happier_f_loss,
+    happier_loss,
     roadmap_loss,
-    rod_ndcg,
-    rod_recall,
+    rod_ndcg_loss,
+    rod_recall_loss,
 )
+from sightline.losses.combined import Decomposed, WeightedSum, happier, happier_f, roadmap, rod_ndcg, rod_recall
 from sightline.losses.csl import CSLLoss, csl_loss
 from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
 from sightline.losses.graded import (
@@ -263,6 +261,8 @@ __all__ = [
     "fast_ap_loss",
     "happier",
     "happier_f",
+    "happier_f_loss",
+    "happier_loss",
     "list_losses",
     "loss_options",
     "norm_softmax_loss",
@@ -272,7 +272,9 @@ __all__ = [
     "roadmap",
     "roadmap_loss",
     "rod_ndcg",
+    "rod_ndcg_loss",
     "rod_recall",
+    "rod_recall_loss",
     "smooth_ap_loss",
     "smooth_h_ap_loss",
     "smooth_ndcg_loss",

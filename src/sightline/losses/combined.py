@@ -6,78 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
-from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
+from sightline.losses.average_precision import SupAPLoss
+from sightline.losses.calibrated import RankLoss, check_weight
 from sightline.losses.core import batch_pairs
 from sightline.losses.csl import CSLLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.levels import SumOverLevels
-from sightline.losses.pairwise import CalibrationLoss, calibration_loss, check_calibration
-from sightline.losses.presets import preset_named
+from sightline.losses.pairwise import CalibrationLoss, check_calibration
+from sightline.losses.presets import preset_named, released
 from sightline.losses.proxies import ArcFaceLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.ranks import check_positive
-
-
-def roadmap_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
-    weight: float = 0.5,
-    tau: float = 0.01,
-    rho: float = 100.0,
-    delta: float | None = 0.05,
-    alpha: float = 0.9,
-    beta: float = 0.6,
-    preset: str = "paper",
-) -> Tensor:
-    """ROADMAP: :func:`~sightline.losses.sup_ap_loss`, and a term that keeps scores comparable from batch to batch.
-
-    Formula:
-        ``(1 - weight) * sup_ap + weight * calibration``, or ``norm_softmax`` in place of calibration with the module's
-        ``decomposability="proxy"``
-
-    Use:
-        The default of recipes: sup_ap alone does not tie one batch's scores to another's, and small batches need that.
-
-    Cost:
-        The core's, and a few passes over the scores; scores are computed once for both terms.
-
-    Defaults:
-        weight 0.5 with calibration (NeurIPS 2021), 0.1 with proxies (TPAMI, where 0.3 does better on iNaturalist).
-
-    Limit:
-        sup_ap at weight 0, the other term alone at 1; the same as a weighted_sum of the two.
-
-    Args:
-        scores: (Q, G) similarity of each query to each item.
-        relevance: (Q, G) bool, or numbers: above 0 is relevant.
-        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
-        weight: share of the calibration term, in [0, 1].
-        tau: as in :func:`~sightline.losses.sup_ap_loss`, like ``rho`` and ``delta``.
-        rho: slope for far mistakes.
-        delta: where that slope starts.
-        alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
-        beta: what irrelevant scores should stay under.
-        preset: as in :func:`~sightline.losses.sup_ap_loss`; that of the released code also sets ``reduction``.
-
-    Returns:
-        () the weighted sum of the two means.
-
-    Example:
-        >>> import torch
-        >>> scores = torch.tensor([[0.50, 0.51, 0.64]])
-        >>> roadmap_loss(scores, torch.tensor([[True, True, False]]))
-        tensor(0.6537)
-    """
-    if not 0 <= weight <= 1:
-        raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
-    rank_term = sup_ap_loss(scores, relevance, mask, tau, rho, delta, preset)
-    reduction = preset_named(preset).reduction
-    return (1 - weight) * rank_term + weight * calibration_loss(scores, relevance, mask, alpha, beta, reduction)
-
+from sightline.ranking.similarity import check_vectors, full_precision
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
-RankLoss = SupAPLoss | SupHAPLoss | SupNDCGLoss | SupRecallLoss
 
 
 class Decomposed(nn.Module):
@@ -111,8 +53,7 @@ class Decomposed(nn.Module):
         super().__init__()
         usual = choose(PAPER_WEIGHTS, decomposability, "decomposability")
         self.weight = usual if weight is None else weight
-        if not 0 <= self.weight <= 1:
-            raise InputError(f"weight is {weight}; a number from 0 to 1 is needed")
+        check_weight(self.weight)
         reduction = preset_named(preset).reduction
         check_calibration(alpha, beta, reduction)
         check_positive(temperature=temperature)
@@ -127,6 +68,8 @@ class Decomposed(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
+        check_vectors(embeddings, "embeddings")
+        embeddings = full_precision(embeddings)  # the gradients of both terms meet before they are rounded
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
         rank = self.rank.of_pairs(pairs)
         if isinstance(self.term, NormSoftmaxLoss):
@@ -155,6 +98,8 @@ class WeightedSum(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
+        check_vectors(embeddings, "embeddings")
+        embeddings = full_precision(embeddings)
         terms = [
             weight
             * (loss(embeddings, labels) if has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels))
@@ -184,7 +129,8 @@ def roadmap(
 ) -> Decomposed:
     """ROADMAP: :class:`~sightline.losses.SupAPLoss` with a decomposability term; see :class:`Decomposed`.
 
-    With ``calibration`` it is :func:`roadmap_loss` of a batch (the NeurIPS paper's), with ``proxy`` the later papers'.
+    With ``calibration`` it is :func:`~sightline.losses.roadmap_loss` of a batch (the NeurIPS paper's), with ``proxy``
+    that of the later papers.
 
     Example:
         >>> import torch
@@ -207,23 +153,8 @@ def rod_recall(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`.
-
-    Formula:
-        ``(1 - weight) * sup_recall + weight * term``
-
-    Use:
-        As sup_recall, in batches much smaller than the set.
-
-    Cost:
-        sup_recall's, and the term's.
-
-    Defaults:
-        The papers give no weight here; those of roadmap are taken.
-
-    Limit:
-        sup_recall at weight 0.
-    """
+    """ROD-R@k: :class:`~sightline.losses.SupRecallLoss` with a decomposability term; see :class:`Decomposed`."""
+    weight = released(preset, weight, 0.5)
     rank = SupRecallLoss(ks, rank_width, tau, rho, delta, preset)
     return Decomposed(rank, decomposability, weight, n_classes, embedding_dim, preset)
 
@@ -240,22 +171,7 @@ def happier(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """HAPPIER: :class:`~sightline.losses.SupHAPLoss` on the label levels with a decomposability term on the finest.
-
-    Formula:
-        ``(1 - weight) * sup_h_ap + weight * term``
-
-    Use:
-        Label trees: ranks by the whole tree, and keeps the finest classes apart with one proxy each.
-
-    Cost:
-        sup_h_ap's, and a product with one vector a class.
-
-    Defaults:
-        weight 0.1 and alpha 1 (Ramzi et al., ECCV 2022); its DyML-Animal command had 0.5.
-
-    Limit:
-        roadmap with the same term where labels have one level.
+    """HAPPIER: :class:`~sightline.losses.SupHAPLoss` with a decomposability term on the finest level.
 
     Example:
         >>> happier(n_classes=120, embedding_dim=128).weight
@@ -271,30 +187,16 @@ def happier_f(
     decomposability: str = "proxy",
     weight: float | None = None,
     relevance: str = "population",
-    alpha: float = 5.0,
+    alpha: float | None = None,
     tau: float = 0.01,
     rho: float = 100.0,
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3.
-
-    Formula:
-        That of happier with alpha 5.
-
-    Use:
-        Label trees of which the finest level is what counts most.
-
-    Cost:
-        As happier.
-
-    Defaults:
-        The released file of that name leaves alpha at 1 and sets weight 0.5.
-
-    Limit:
-        happier at alpha 1; the higher alpha, the nearer to roadmap on the finest level.
-    """
-    return happier(n_classes, embedding_dim, decomposability, weight, relevance, alpha, tau, rho, delta, preset)
+    """HAPPIER_F: :func:`happier` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3."""
+    weight, alpha = released(preset, weight, 0.5), released(preset, alpha, 1.0)
+    exponent = 5.0 if alpha is None else alpha
+    return happier(n_classes, embedding_dim, decomposability, weight, relevance, exponent, tau, rho, delta, preset)
 
 
 def rod_ndcg(
@@ -307,21 +209,5 @@ def rod_ndcg(
     delta: float | None = 0.05,
     preset: str = "paper",
 ) -> Decomposed:
-    """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`.
-
-    Formula:
-        ``(1 - weight) * sup_ndcg + weight * term``
-
-    Use:
-        As sup_ndcg, in batches much smaller than the set.
-
-    Cost:
-        sup_ndcg's, and the term's.
-
-    Defaults:
-        weight 0.1 of the released code; the papers give none.
-
-    Limit:
-        sup_ndcg at weight 0.
-    """
+    """ROD-NDCG: :class:`~sightline.losses.SupNDCGLoss` with a decomposability term; see :class:`Decomposed`."""
     return Decomposed(SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim, preset)

@@ -107,7 +107,8 @@ def softbin_ap_loss(
         Time and memory of Q x G, whatever the number of bins.
 
     Defaults:
-        20 bins on [-1, 1] (Revaud et al., ICCV 2019); their code has 25 on [0, 1].
+        20 bins on [-1, 1] (Revaud et al., ICCV 2019); their code has 25 on [0, 1], and the query in its own list, which is
+        the module's ``include_self``.
 
     Limit:
         With more bins it does not tend to ``1 - AP``: a score stays shared between two bins. For scores at least two
@@ -190,6 +191,7 @@ class SoftBinAPLoss(nn.Module):
         high: the centre of the first bin.
         ties: the precision inside a bin.
         class_balanced: True for the mean over classes of the mean inside each; False for the mean over queries.
+        include_self: keep a query in its own list, as a relevant item of score 1, as the formula of AP19 and its code do.
 
     Example:
         >>> import torch
@@ -205,15 +207,17 @@ class SoftBinAPLoss(nn.Module):
         high: float = 1.0,
         ties: str = "quantised",
         class_balanced: bool = False,
+        include_self: bool = False,
     ) -> None:
         super().__init__()
         check_bins(n_bins, low, high, ties)
-        self.n_bins, self.low, self.high, self.ties, self.class_balanced = n_bins, low, high, ties, class_balanced
+        self.n_bins, self.low, self.high, self.ties = n_bins, low, high, ties
+        self.class_balanced, self.include_self = class_balanced, include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
         weights = None
         if self.class_balanced:
             weights = class_balanced_weights(labels, pairs.relevant.any(1))

@@ -10,11 +10,11 @@ from sightline.losses.baselines import TripletLoss
 from sightline.losses.checks import check_counts
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
 from sightline.ranking.relevance import check_labels
-from sightline.ranking.similarity import check_vectors
+from sightline.ranking.similarity import check_vectors, full_precision
 
 
 def sum_over_levels(
-    losses: Sequence[Callable[..., Tensor]],
+    losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
     embeddings: Tensor,
     labels: Tensor,
     ref_emb: Tensor | None = None,
@@ -25,7 +25,8 @@ def sum_over_levels(
     A loss thus sees its level as the finest, and a name that recurs below two parents as two classes.
 
     Args:
-        losses: L losses, finest level first; each is called as ``loss(embeddings, labels, ref_emb, ref_labels)``.
+        losses: one loss without proxies for all levels, or L losses, finest level first; each is called as
+            ``loss(embeddings, labels, ref_emb, ref_labels)``.
         embeddings: (B, D).
         labels: (B, L) integers, finest level first; (B,) for one level.
         ref_emb: (G, D) items to compare with instead of the batch.
@@ -37,11 +38,16 @@ def sum_over_levels(
     Example:
         >>> loss, embeddings = TripletLoss(mining="hard"), torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
         >>> labels = torch.tensor([[0, 0], [0, 0], [1, 0]])
-        >>> sum_over_levels([loss, loss], embeddings, labels)  # all three are alike on the coarse level
+        >>> sum_over_levels(loss, embeddings, labels)  # all three are alike on the coarse level
         tensor(0.1050)
     """
-    check_counts(n_levels=len(losses))
     check_vectors(embeddings, "embeddings")
+    if callable(losses):
+        if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
+            raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
+        losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
+    check_counts(n_levels=len(losses))
+    embeddings = full_precision(embeddings)  # the gradients of all levels meet before they are rounded
     if (ref_emb is None) != (ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")

@@ -1,16 +1,21 @@
 """Losses on single pairs: they fix where similar and dissimilar scores lie, whatever the batch."""
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError, choose
-from sightline.losses.core import batch_pairs
-from sightline.ranking.profile import mean_over_queries
+from sightline.losses.core import batch_pairs, uncompiled
+from sightline.ranking.levels import flat_levels
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.relevance import Pairs
 
 REDUCTIONS = ("mean", "nonzero")
+BLOCK_ELEMENTS = 1 << 19  # of (rows, G) tables held at once: 2 MB each
 
 
 def check_calibration(alpha: float, beta: float, reduction: str) -> None:
@@ -45,7 +50,7 @@ def calibration_loss(
         As the second term of a rank loss; alone it is a contrastive loss.
 
     Cost:
-        A few passes over the scores.
+        A few passes over the scores, some rows at a time; one byte a pair is kept for the gradient.
 
     Defaults:
         alpha and beta of ROADMAP (NeurIPS 2021); margins of 0.1 to 0.4 between them did about as well.
@@ -74,13 +79,59 @@ def calibration_loss(
     """
     scores, mask = check_pairs(scores, relevance, mask)
     check_calibration(alpha, beta, reduction)
-    relevant = (relevance > 0) & mask
-    irrelevant = mask & ~relevant
-    if reduction == "nonzero":
-        return mean_of_nonzero((alpha - scores[relevant]).relu()) + mean_of_nonzero((scores[irrelevant] - beta).relu())
-    shortfall = (alpha - scores.masked_fill(~relevant, alpha)).relu().sum(1) / relevant.sum(1).clamp(min=1)
-    excess = (scores.masked_fill(~irrelevant, beta) - beta).relu().sum(1) / irrelevant.sum(1).clamp(min=1)
-    return mean_over_queries(shortfall + excess, mask.sum(1))
+    return _hinge_loss(scores, flat_levels(relevance > 0, mask), alpha, beta, reduction)
+
+
+@uncompiled
+def _hinge_loss(scores: Tensor, levels: Tensor, alpha: float, beta: float, reduction: str) -> Tensor:
+    """The loss of (Q, G) int8 levels: 1 relevant, 0 not, -1 not in the list."""
+    result: Tensor = _HingeLoss.apply(scores, levels, alpha, beta, reduction)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _HingeLoss(torch.autograd.Function):
+    """The loss some rows at a time; kept is which way each score is pulled, a byte a pair, and by how much in each row."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, levels: Tensor, alpha: float, beta: float, reduction: str) -> Tensor:
+        n_queries = len(scores)
+        pulls = torch.empty_like(levels) if ctx.needs_input_grad[0] else None  # 1 up, -1 down
+        sums = scores.new_zeros(2, n_queries)  # of shortfalls, of excesses
+        sizes, beyond = (torch.zeros(2, n_queries, dtype=torch.int64, device=scores.device) for _ in range(2))
+        for rows in _blocks(scores):
+            relevant, irrelevant = levels[rows] == 1, levels[rows] == 0
+            shortfall = (alpha - scores[rows]).relu_().masked_fill_(~relevant, 0.0)
+            excess = (scores[rows] - beta).relu_().masked_fill_(~irrelevant, 0.0)
+            short, over = shortfall > 0, excess > 0
+            sums[:, rows] = torch.stack([shortfall.sum(1), excess.sum(1)])
+            sizes[:, rows] = torch.stack([relevant.sum(1), irrelevant.sum(1)])
+            beyond[:, rows] = torch.stack([short.sum(1), over.sum(1)])
+            if pulls is not None:
+                torch.sub(short.to(pulls.dtype), over.to(pulls.dtype), out=pulls[rows])
+        if reduction == "nonzero":
+            weights = beyond.sum(1, keepdim=True).clamp(min=1).to(sums).reciprocal().expand_as(sums)
+        else:
+            n_listed = (sizes.sum(0) > 0).sum().clamp(min=1)
+            weights = (sizes.clamp(min=1) * n_listed).to(sums).reciprocal()
+        if pulls is not None:
+            ctx.save_for_backward(pulls, weights)
+        return (sums * weights).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        pulls, weights = ctx.saved_tensors
+        up, down = (-weights[0] * gradients[0])[:, None], (weights[1] * gradients[0])[:, None]
+        slopes = torch.empty(pulls.shape, dtype=weights.dtype, device=weights.device)
+        for rows in _blocks(slopes):
+            torch.where(pulls[rows] > 0, up[rows], down[rows] * (pulls[rows] < 0), out=slopes[rows])
+        return slopes, None, None, None, None
+
+
+def _blocks(table: Tensor) -> Iterator[slice]:
+    """The rows of a table, some at a time."""
+    n_rows = max(1, BLOCK_ELEMENTS // max(1, table.shape[1]))
+    return (slice(start, start + n_rows) for start in range(0, len(table), n_rows))
 
 
 class CalibrationLoss(nn.Module):
@@ -98,4 +149,4 @@ class CalibrationLoss(nn.Module):
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         """The loss of pairs at hand."""
-        return calibration_loss(pairs.scores, pairs.relevant, pairs.mask, self.alpha, self.beta, self.reduction)
+        return _hinge_loss(pairs.scores, pairs.flat, self.alpha, self.beta, self.reduction)

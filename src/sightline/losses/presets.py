@@ -43,3 +43,13 @@ def sup_step(tau: float, rho: float, delta: float | None, preset: str) -> SupSte
     """The step of these settings and what the preset adds."""
     chosen = preset_named(preset)
     return SupStep(tau, rho, delta, chosen.jump, chosen.offset, chosen.strict)
+
+
+def released(preset: str, given: float | None, value: float) -> float | None:
+    """What was given; where nothing was, the value of the released code if that is to be repeated.
+
+    Example:
+        >>> released("released-code", None, 0.5), released("released-code", 0.3, 0.5), released("paper", None, 0.5)
+        (0.5, 0.3, None)
+    """
+    return value if given is None and preset != "paper" else given

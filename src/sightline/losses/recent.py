@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sightline.errors import InputError
 from sightline.losses.core import batch_pairs
 from sightline.ranking.relevance import Pairs, check_labels
+from sightline.ranking.similarity import check_vectors, full_precision
 
 
 class RecentBatches(nn.Module):
@@ -19,11 +20,13 @@ class RecentBatches(nn.Module):
     Attributes:
         rows: (N, D) the rows, oldest batch first.
         labels: (N, L) their labels.
+        ids: (N,) int64 which items they are of; -1 where nobody said.
         sizes: (n,) int64 rows of each batch kept.
     """
 
     rows: Tensor
     labels: Tensor
+    ids: Tensor
     sizes: Tensor
 
     def __init__(self, n_batches: int) -> None:
@@ -38,7 +41,19 @@ class RecentBatches(nn.Module):
         """Forget all."""
         self.register_buffer("rows", torch.zeros(0, 0))
         self.register_buffer("labels", torch.zeros(0, 0, dtype=torch.int64))
+        self.register_buffer("ids", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
+        self._coming: Tensor | None = None
+
+    def identify(self, ids: Tensor) -> None:
+        """Say which items the next batch holds, (B,) int64 from 0 on, so that none of them meets its own older copy."""
+        self._coming = ids
+
+    def older_copies(self, n_rows: int) -> Tensor:
+        """(B, N) bool: True where what is kept is an older copy of an item of the batch."""
+        if self._coming is None:
+            return torch.zeros(n_rows, len(self.ids), dtype=torch.bool, device=self.ids.device)
+        return self._coming[:, None].to(self.ids) == self.ids
 
     def before(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """What is kept, on the device of ``rows`` and as wide; nothing in evaluation. Refuses rows of another width."""
@@ -59,6 +74,9 @@ class RecentBatches(nn.Module):
         n_gone = sum(sizes[: -self.n_batches])
         self.rows = torch.cat([old_rows, rows.detach()])[n_gone:].clone()
         self.labels = torch.cat([old_labels, labels])[n_gone:].clone()
+        unknown = torch.full((len(rows),), -1, dtype=torch.int64)
+        ids = unknown if self._coming is None else self._coming
+        self.ids, self._coming = torch.cat([self.ids.to(rows.device), ids.to(rows.device)])[n_gone:].clone(), None
         self.sizes = self.sizes.new_tensor(sizes[-self.n_batches :])
 
 
@@ -74,17 +92,20 @@ def pairs_with_memory(
 ) -> Pairs:
     """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
 
-    The batch is kept afterwards; items kept have no gradient and are never queries. A reference set is refused beside a
-    memory in use: the items kept are not of it.
+    The batch is kept afterwards; items kept have no gradient, are never queries and not in the lists of later copies of
+    themselves, where ids are known. A reference set is refused beside a memory in use: the items kept are not of it.
     """
-    pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+    check_vectors(embeddings, "embeddings")
+    wide = full_precision(embeddings)  # the gradients of both parts of the list meet before they are rounded
+    pairs = batch_pairs(wide, labels, ref_emb, ref_labels)
     if not (recent.training and recent.n_batches):
         return pairs
     if ref_emb is not None:
         raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
     if labels.dtype != torch.bool:  # sets of labels
         labels = check_labels(labels, len(embeddings), "labels")
-    earlier = batch_pairs(embeddings, labels, *recent.before(embeddings, labels))
+    earlier = batch_pairs(wide, labels, *recent.before(embeddings, labels))
+    earlier.levels.masked_fill_(recent.older_copies(len(embeddings)).to(earlier.levels.device), -1)
     recent.push(embeddings, labels)
     scores, levels = (torch.cat(sides, dim=1) for sides in zip(pairs[:2], earlier[:2], strict=True))
     return Pairs(scores, levels, pairs.n_levels, pairs.relevant_from)

@@ -29,7 +29,9 @@ from sightline.ranking.lane_sums import DEGREE, SLOPE, VALUE
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets
 
 BLOCK = 16  # items
+N_TERMS = 2 * DEGREE + 2  # numbers that go into the sums of a block, of each item
 CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB where targets and levels are few
+LARGEST = 1e30  # scores beyond count as this: their differences, and sums of these, stay finite
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -81,10 +83,13 @@ class _BlockRankLoss(torch.autograd.Function):
         gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         most = int(counts[:, 1:].sum(1).max())
         n_rows = max(1, CHUNK_ELEMENTS // max(n_items, most * BLOCK // 4, (n_items + most) * counts.shape[1] // 8))
+        # Kept from one chunk to the next: new memory costs the first to write it as much as the work itself.
+        # Some more places between the terms: at distances of a power of two they would drive each other from the cache.
+        room = scores.new_empty(N_TERMS, min(n_rows, n_queries) * (n_items + -n_items % BLOCK) + 5 * BLOCK)
         parts = []
         for start in range(0, n_queries, n_rows):
             rows = slice(start, start + n_rows)
-            block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step)
+            block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step, room)
             graded = block.graded(None if worth is None else worth[rows])
             losses, slopes = losses_of(rows, block.valid, block.level, block.above, graded, block.values)
             parts.append((losses * shares[rows]).sum())
@@ -112,7 +117,7 @@ class BlockCounts:
         slopes: the same of the step's slope.
     """
 
-    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep) -> None:
+    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep, room: Tensor) -> None:
         self.tau, self.n_levels = step.tau, n_levels
         self.factors: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
         self.sup = step if isinstance(step, SupStep) else None
@@ -120,7 +125,7 @@ class BlockCounts:
         self._lay_out(scores, levels)
         self._find_targets()
         self._count()
-        self._sum_blocks()
+        self._sum_blocks(room)
         self.values, self.slopes = self._read_blocks()
         self._meet_own_block()
         if self.sup is not None:
@@ -134,7 +139,7 @@ class BlockCounts:
         # Whole numbers in the order of the scores, which torch sorts in two thirds of the time.
         bits = scores.contiguous().view(torch.int32)
         self.order = (bits ^ (bits >> 31 & 0x7FFFFFFF)).argsort(1)
-        values = scores.gather(1, self.order)
+        values = scores.gather(1, self.order).clamp_(-LARGEST, LARGEST)
         n_more = -scores.shape[1] % BLOCK
         self.x = torch.cat([values, values[:, -1:].expand(-1, n_more)], 1)
         self.kind = F.pad(levels.gather(1, self.order), (0, n_more), value=-1)
@@ -213,15 +218,16 @@ class BlockCounts:
         degrees = torch.arange(1, DEGREE + 1, device=gaps.device)
         return (gaps[..., None] * (degrees / -self.tau)).exp_()
 
-    def _sum_blocks(self) -> None:
+    def _sum_blocks(self, room: Tensor) -> None:
         """The moments of each block's items, the number and the sum of scores; carried to the other blocks."""
-        terms = self.x.new_empty(2 * DEGREE + 2, *self.blocks.shape)
-        below, above = self.lowest[:, 1:, None] - self.blocks, self.blocks - self.lowest[:, :-1, None]
-        for start, gaps in ((0, below), (DEGREE, above)):
-            torch.div(gaps, -self.tau, out=terms[start]).exp_()
+        terms = room[:, : self.x.numel()].unflatten(1, self.blocks.shape)
+        torch.sub(self.lowest[:, 1:, None], self.blocks, out=terms[0])
+        torch.sub(self.blocks, self.lowest[:, :-1, None], out=terms[DEGREE])
+        terms[-2], terms[-1] = 1, terms[DEGREE]
+        for start in (0, DEGREE):
+            terms[start].div_(-self.tau).exp_()
             for d in range(start + 1, start + DEGREE):
                 torch.mul(terms[start], terms[d - 1], out=terms[d])
-        terms[-2], terms[-1] = 1, above
         self.terms = terms.flatten(1, 2).transpose(0, 1)  # (R N, 18, C)
         sums = torch.bmm(self.counted.flatten(0, 1), self.terms.transpose(1, 2)).unflatten(0, self.blocks.shape[:2])
         self.from_below = self._carry(F.pad(sums[..., :DEGREE], (0, 0, 0, 0, 1, 0)), self.lowest, upwards=True)
@@ -378,9 +384,10 @@ class BlockCounts:
         states = [down[:, 1:] * slope, up[:, :-1] * slope]
         if self.sup is not None:
             states.append(line.cumsum(1)[:, :-1] * self.sup.rho)
-        state = F.pad(torch.cat(states, 3), (0, 0, 0, self.n_levels + 1 - self.n_channels))  # 0 for items in no channel
-        found = torch.bmm(state.flatten(0, 1), self.terms[:, : state.shape[3]])
-        return found.gather(1, self.index.view(-1, 1, BLOCK)).view_as(self.blocks)
+        state = torch.cat(states, 3).flatten(0, 1)
+        found = torch.bmm(state, self.terms[:, : state.shape[2]])
+        channels = self.index.view(-1, 1, BLOCK).clamp(max=self.n_channels - 1)
+        return found.gather(1, channels).view_as(self.blocks).masked_fill_(self.kinds >= self.n_channels, 0.0)
 
 
 def _sigmoid_and_slope(gaps: Tensor) -> tuple[Tensor, Tensor]:

@@ -115,6 +115,7 @@ def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (M,) float64, the relevance of each level.
     """
+    relevance = relevance.masked_fill(~mask, 0)
     if not (relevance >= 0).all() or not relevance.isfinite().all():
         raise InputError("relevance: finite numbers from 0 on are needed")
     values, places = torch.unique(torch.cat([relevance.new_zeros(1), relevance.flatten()]), return_inverse=True)

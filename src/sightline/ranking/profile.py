@@ -102,7 +102,7 @@ def rank_loss(
     if n_levels > MOST_LEVELS:
         raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS} are supported: round them to fewer")
     if n_levels == 0:  # nothing can be relevant
-        return 0.0 * scores.sum()
+        return scores[:0].sum()  # not 0 times the sum, which may be infinite
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
         result: Tensor = _SortedRankLoss.apply(scores, levels, counts, step, objective, worth)  # type: ignore[no-untyped-call]
         return result

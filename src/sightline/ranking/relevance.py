@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.ranking.levels import MOST_LEVELS, flat_levels, graded_levels, shared_levels
+from sightline.ranking.ranks import check_pairs
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
@@ -57,6 +58,30 @@ def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
     if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
         raise InputError(f"{name}: ({n_items},) or ({n_items}, L) is needed, found {tuple(labels.shape)}")
     return labels.long() if labels.ndim == 2 else labels.long()[:, None]
+
+
+def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n_levels: int | None = None) -> Pairs:
+    """Scores at hand, with the relevance of each pair.
+
+    Args:
+        scores: (Q, G).
+        relevance: (Q, G), by type. Bool: relevant or not. Integers: how many label levels the two share. Floating point:
+            what the item is worth, 0 for irrelevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        n_levels: the label levels there are; None for the most that a pair shares.
+    """
+    scores, mask = check_pairs(scores, relevance, mask)
+    if relevance.dtype == torch.bool:
+        return Pairs(scores, flat_levels(relevance, mask), 1, 1)
+    if relevance.is_floating_point():
+        levels, values = graded_levels(relevance, mask)
+        return Pairs(scores, levels, len(values) - 1, 1, values.expand(len(levels), -1))
+    shared = relevance.masked_fill(~mask, 0)
+    least, most = (int(end) for end in shared.aminmax()) if shared.numel() else (0, 0)
+    n_levels = max(1, most) if n_levels is None else n_levels
+    if least < 0 or not most <= n_levels <= MOST_LEVELS:
+        raise InputError(f"relevance: shared label levels are 0 to {min(n_levels, MOST_LEVELS)}, found others")
+    return Pairs(scores, relevance.to(torch.int8).masked_fill(~mask, -1), n_levels, n_levels)
 
 
 def batch_pairs(

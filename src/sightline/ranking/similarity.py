@@ -16,6 +16,7 @@ from sightline.ranking.levels import n_chunks, torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
 EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
+BAND, TILE = 512, 256  # rows and columns of a table that are added to what lies across at once
 
 
 def check_vectors(vectors: Tensor, name: str) -> None:
@@ -108,8 +109,24 @@ class _WithItself(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        both: Tensor = (gradients[0] + gradients[0].T) @ rows
-        return both
+        return _times_both(gradients[0], rows)
+
+
+def _times_both(table: Tensor, rows: Tensor) -> Tensor:
+    """``(table + table.T) @ rows``; a CPU adds what lies across tile by tile, and never holds the whole sum."""
+    n_items = len(rows)
+    if table.device.type != "cpu" or n_items <= BAND:
+        whole: Tensor = (table + table.T) @ rows
+        return whole
+    product, sums = torch.empty_like(rows), table.new_empty(BAND, n_items)
+    for start in range(0, n_items, BAND):
+        band = slice(start, start + BAND)
+        both = sums[: n_items - start]
+        for left in range(0, n_items, TILE):
+            tile = slice(left, left + TILE)
+            torch.add(table[band, tile], table[tile, band].T, out=both[:, tile])
+        torch.mm(both, rows, out=product[band])
+    return product
 
 
 def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
