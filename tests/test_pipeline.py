@@ -9,6 +9,8 @@ import time
 import polars as pl
 import pytest
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision.amp import MixedPrecision
 from torch.testing import assert_close
 
 from sightline import EmbeddingTable, Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
@@ -146,6 +148,10 @@ class TestRefusals:
         assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
         assert_refused("unknown logger 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")
 
+    def test_a_batch_that_processes_cannot_share(self, assert_refused, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        assert_refused("^sampler.batch_size is 16: 3 processes cannot share it evenly$")
+
     def test_what_sharding_cannot_do(self, assert_refused):
         message = "^strategy='fsdp' does not go with precision='16-mixed', compile=true; strategy='ddp' does$"
         assert_refused(message, "strategy=fsdp", "precision=16-mixed", "compile=true")
@@ -250,6 +256,20 @@ def test_sigterm_saves_and_ends_well_and_the_run_goes_on_as_if_it_had_not(image_
     assert process.returncode == 0, errors
     assert load_checkpoint(tmp_path / "stopped/last.pt")[0].epoch < 8
     train(recipe_for(image_tree, overrides), tmp_path / "stopped", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_in_half_precision_goes_on_with_its_loss_scale(image_tree, tiny_recipe, tmp_path, monkeypatch):
+    def on_the_cpu(recipe):  # where Fabric itself would take bfloat16, which needs no scale
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+        return Fabric(accelerator="cpu", devices=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+
+    monkeypatch.setattr("sightline.pipeline.fabric_of", on_the_cpu)
+    recipe = recipe_for(image_tree, tiny_recipe, "precision=16-mixed", "chunk_size=5", "checkpoint_every=3")
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "stopped", max_minutes=0)
+    train(recipe, tmp_path / "stopped", resume=True)
+    assert load_checkpoint(tmp_path / "whole/last.pt")[1]["precision"]["scale"] > 64
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 

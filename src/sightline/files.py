@@ -32,6 +32,12 @@ def replaced(file: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
+def check_folder(folder: Path, mark: str, what: str) -> None:
+    """Refuse a folder that :func:`replaced_folder` would refuse: to be called before minutes of work."""
+    if folder.exists() and not (folder / mark).is_file() and (folder.is_file() or any(folder.iterdir())):
+        raise InputError(f"{folder}: exists and is not {what}; it is left as it is")
+
+
 @contextmanager
 def replaced_folder(folder: Path, mark: str, what: str) -> Iterator[Path]:
     """An empty folder beside ``folder`` that takes its place when the block ends without an error.
@@ -41,8 +47,7 @@ def replaced_folder(folder: Path, mark: str, what: str) -> Iterator[Path]:
         mark: the file by which such a folder is known.
         what: the kind of thing, for the message.
     """
-    if folder.exists() and not (folder / mark).is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists and is not {what}; it is left as it is")
+    check_folder(folder, mark, what)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = folder.with_name(f".{folder.name}.saving")
     new, old = scratch / "new", scratch / "old"

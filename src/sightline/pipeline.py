@@ -144,6 +144,8 @@ def _run(
         encoder.load_state_dict(state["encoder"])
         listed.load_state_dict(state["loss"])
         optimizer_state, chunk_size = state["optimizer"], state["chunk_size"]
+        if scaling := state.get("precision"):
+            fabric.strategy.precision.load_state_dict(scaling)
     seen: Tensor | None = None  # by a backbone that is frozen
     learner: nn.Module = encoder
     if recipe.model.adaptation == "frozen":
@@ -177,6 +179,7 @@ def _run(
     def save(position: Position) -> None:
         state = {"encoder": whole_state(encoder), "loss": listed.state_dict()}
         state["optimizer"] = whole_optimizer_state(optimizer)
+        state["precision"] = fabric.strategy.precision.state_dict()  # its loss scale, where it has one
         if is_writer:
             save_checkpoint(out / LAST_FILE, position, state | {"chunk_size": chunk_size})
 

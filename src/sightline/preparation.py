@@ -118,6 +118,8 @@ def fabric_of(recipe: Recipe) -> Fabric:
     """One process, or those that ``torchrun`` started."""
     together, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy: Strategy | str = "auto"
+    if recipe.sampler.batch_size % together:
+        raise InputError(f"sampler.batch_size is {recipe.sampler.batch_size}: {together} processes cannot share it evenly")
     if recipe.strategy == "fsdp":
         _check_shardable(recipe)
     if together > 1 and recipe.strategy == "fsdp":

@@ -9,12 +9,14 @@ import textwrap
 import pytest
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision.amp import MixedPrecision
 from torch import nn
 from torch.testing import assert_close
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
 from sightline.losses import create_loss, list_losses, loss_options
+from sightline.losses.combined import has_proxies_alone
 from sightline.training.large_batch import back_propagate, chunk_bounds, fitting_chunk_size
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 
@@ -36,7 +38,9 @@ def draw():
 
 def new_loss(name, memory=False):
     torch.manual_seed(0)
-    module = create_loss(name, **{key: value for key, value in KNOWN.items() if key in loss_options(name)}).double()
+    name, *mining = name.split(":")
+    options = {key: value for key, value in KNOWN.items() if key in loss_options(name)}
+    module = create_loss(name, **options | ({"mining": mining[0]} if mining else {})).double()
     return MemoryLoss(module, CrossBatchMemory(40, 5, 2).double(), start=1) if memory else BatchLoss(module)
 
 
@@ -56,6 +60,7 @@ def one_pass(encoder, loss, images, labels, ids, seed, chunk_size):
 
 
 ALL = [name for name in list_losses() if name != "weighted_sum"]
+REMEMBERING = [name for name in ALL if not has_proxies_alone(new_loss(name).loss)]
 
 
 @pytest.mark.parametrize("chunk_size", [4, 5])
@@ -74,12 +79,67 @@ def test_staged_equals_one_pass_for_every_loss(name, chunk_size):
 
 def test_every_loss_was_staged():
     assert len(ALL) >= 28
+    assert len(REMEMBERING) >= 20
 
 
-def test_staged_with_memory_equals_one_pass_with_memory():
+@pytest.mark.parametrize("chunk_size", range(1, N_ITEMS + 1))
+def test_chunks_of_any_size_equal_the_whole_batch(chunk_size):
+    """Without anything drawn, chunks do not show: the gradient is that of plain back-propagation."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)).double()
+    encoder[1].eval()
+    loss = new_loss("roadmap")
+    images, labels, ids = draw()
+    expected = loss(encoder(images), labels, ids)
+    expected.backward()
+    whole = gradients(encoder)
+    encoder.zero_grad()
+    fabric = Fabric(accelerator="cpu", devices=1)
+    found = back_propagate(fabric, fabric.setup_module(encoder), loss, images, labels, ids, 0, chunk_size)
+    assert_close(found, expected.detach(), rtol=1e-10, atol=0)
+    assert_close(gradients(encoder), whole, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["roadmap", "norm_softmax"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_staged_equals_one_pass_in_half_precision_with_its_loss_scale(precision, name):
+    """The scale is in the gradient of the weights and of the proxies once; the encoder sees half precision twice."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if precision == "16-mixed" else None
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[MixedPrecision(precision, "cpu", scaler)])
+    images, labels, ids = draw()
+    results = []
+    for staged in (True, False):
+        encoder, loss = new_encoder().float(), new_loss(name).float()
+        module = fabric.setup_module(encoder)
+        if staged:
+            value = back_propagate(fabric, module, loss, images.float(), labels, ids, 0, 4)
+        else:
+            parts = []
+            for number in range(4):
+                torch.manual_seed(derived_seed(0, number))
+                parts.append(module(images[4 * number : 4 * number + 4].float()))
+            value = loss(torch.cat(parts), labels, ids)
+            fabric.backward(value)
+        results.append((value.detach(), gradients(encoder, loss)))
+    assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_loss_draws_does_not_depend_on_chunks():
+    values = []
+    for chunk_size in (None, 4, 16):
+        torch.manual_seed(0)
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(108, 5)).double()
+        fabric = Fabric(accelerator="cpu", devices=1)
+        loss = new_loss("triplet:distance-weighted")
+        values.append(back_propagate(fabric, fabric.setup_module(encoder), loss, *draw(), 0, chunk_size))
+    assert_close(values[1:], values[:1] * 2)
+
+
+@pytest.mark.parametrize("name", ["roadmap", "blackbox_recall", "calibration", "happier", "smooth_ap"])
+def test_staged_with_memory_equals_one_pass_with_memory(name):
     fabric = Fabric(accelerator="cpu", devices=1)
     encoder, other = new_encoder(), new_encoder()
-    loss, other_loss = new_loss("roadmap", memory=True), new_loss("roadmap", memory=True)
+    loss, other_loss = new_loss(name, memory=True), new_loss(name, memory=True)
     module = fabric.setup_module(encoder)
     images, labels, ids = draw()
     for step in range(3):
@@ -111,6 +171,9 @@ def test_the_chunk_that_fits_is_the_batch_or_a_power_of_two(monkeypatch):
     assert small & (small - 1) == 0
 
 
+IN_PROCESSES = [*ALL, "triplet:distance-weighted", *(f"{name} with memory" for name in REMEMBERING)]
+
+
 def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path):
     """Each process has half of the batch; weights, proxies and memory come out as those of one process with all of it."""
     script = tmp_path / "rank.py"
@@ -127,7 +190,7 @@ def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path)
             fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
             fabric.launch()
             found = {}
-            for name in t.ALL + ["roadmap with memory"]:
+            for name in t.IN_PROCESSES:
                 encoder = t.new_encoder()
                 loss = t.new_loss(name.split()[0], memory=" " in name)
                 module = fabric.setup_module(encoder)
@@ -158,7 +221,7 @@ def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path)
     assert [process.returncode for process in ranks] == [0, 0], errors
     results = [torch.load(tmp_path / f"found{rank}", weights_only=True) for rank in range(2)]
     fabric = Fabric(accelerator="cpu", devices=1)
-    for name in [*ALL, "roadmap with memory"]:
+    for name in IN_PROCESSES:
         encoder, loss = new_encoder(), new_loss(name.split()[0], memory=" " in name)
         module = fabric.setup_module(encoder)
         for step in range(2):

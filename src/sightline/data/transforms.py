@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numba import njit
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -46,18 +47,26 @@ class Preprocessing(BaseModel):
         return self.normalised(torch.from_numpy(np.array(image))[None])[0]
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) float32 of (B, H, W, 3) uint8, W being ``crop``; the channels stay beside each other in memory."""
-        mean, std = (row.to(pixels.device) for row in self._colour_rows)
-        found = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
-        n_images = 1 if pixels.device.type == "cpu" else len(pixels)  # one image stays in the cache from step to step
-        for some, out in zip(pixels.flatten(2).split(n_images), found.flatten(2).split(n_images), strict=True):
-            torch.sub(some.float(), mean, out=out).div_(std)
-        return found.permute(0, 3, 1, 2)
+        """(B, 3, H, W) float32 of (B, H, W, 3) uint8; the channels stay beside each other in memory."""
+        if pixels.device.type == "cpu":
+            # NumPy asks for large pages: a batch in small ones takes longer to come by than to compute.
+            found = np.empty(pixels.shape, np.float32)
+            _look_up(pixels.contiguous().numpy().reshape(-1, 3), self._values.numpy(), found.reshape(-1, 3))
+            return torch.from_numpy(found).permute(0, 3, 1, 2)
+        mean, std = (255 * torch.tensor(colour, device=pixels.device) for colour in (self.mean, self.std))
+        return ((pixels - mean) / std).permute(0, 3, 1, 2)
 
     @cached_property
-    def _colour_rows(self) -> tuple[Tensor, Tensor]:
-        # To spread three numbers over a last dimension of three takes ten times as long as to subtract a row.
-        return 255 * torch.tensor(self.mean).repeat(self.crop), 255 * torch.tensor(self.std).repeat(self.crop)
+    def _values(self) -> Tensor:
+        """(256, 3) what each byte becomes in each channel."""
+        return (torch.arange(256.0)[:, None] - 255 * torch.tensor(self.mean)) / (255 * torch.tensor(self.std))
+
+
+@njit(cache=True, nogil=True)
+def _look_up(pixels, values, found):  # type: ignore[no-untyped-def]
+    for i in range(len(pixels)):
+        for channel in range(3):
+            found[i, channel] = values[pixels[i, channel], channel]
 
 
 def eval_transform(preprocessing: Preprocessing) -> Transform:

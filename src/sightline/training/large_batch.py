@@ -8,10 +8,12 @@ same pixels and draw the same random numbers, so the result is that of one pass 
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
@@ -42,6 +44,20 @@ def chunk_bounds(n_items: int, chunk_size: int | None) -> list[tuple[int, int]]:
     return [(start, min(start + size, n_items)) for start in range(0, n_items, size)]
 
 
+class _HandedOn(torch.autograd.Function):
+    """Nothing, whose gradient is a given one as it is: a loss scale is in it already."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return rows.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
 def back_propagate(
     fabric: Fabric,
     encoder: nn.Module,
@@ -61,7 +77,7 @@ def back_propagate(
         images: (B, 3, H, W) of this process.
         labels: (B,) or (B, L).
         ids: (B,) which images they are.
-        seed: of what the encoder draws; the n-th chunk of the batch draws by (seed, n).
+        seed: of what is drawn; the n-th chunk of the batch draws by (seed, n), the loss alike in every process.
         chunk_size: images that go through the encoder at a time; None for all, in one pass.
 
     Returns:
@@ -77,21 +93,26 @@ def back_propagate(
         embeddings: Tensor = encoder(images[start:stop])
         return embeddings
 
+    def loss_of(rows: Tensor) -> Tensor:
+        everyone = gathered_with_gradient(rows)
+        torch.manual_seed(derived_seed(seed, 0, 1))  # not as a chunk does
+        return loss(everyone, all_labels, all_ids)
+
     if chunk_size is None:
-        value = loss(gathered_with_gradient(embed(0)), all_labels, all_ids)
+        value = loss_of(embed(0))
         fabric.backward(value)
         return value.detach()
     check_chunkable(encoder)
     with torch.no_grad():
         rows = torch.cat([embed(number) for number in range(len(bounds))])
     leaf = rows.requires_grad_()
-    value = loss(gathered_with_gradient(leaf), all_labels, all_ids)
+    value = loss_of(leaf)
     fabric.backward(value)  # to the embeddings, and to the loss's own parameters
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     for number, (start, stop) in enumerate(bounds):
         not_last = number + 1 < len(bounds) and n_processes() > 1
         with fabric.no_backward_sync(encoder, enabled=not_last):  # type: ignore[arg-type]
-            embed(number).backward(gradient[start:stop])
+            fabric.backward(_HandedOn.apply(embed(number), gradient[start:stop]))  # type: ignore[no-untyped-call]
     return value.detach()
 
 

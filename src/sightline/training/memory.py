@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.recent import fit_buffers
+from sightline.losses.recent import RecentBatches, fit_buffers
 
 
 class CrossBatchMemory(nn.Module):
@@ -63,13 +63,16 @@ class CrossBatchMemory(nn.Module):
 
 
 class BatchLoss(nn.Module):
-    """A loss as the loop calls it, on (embeddings, labels, ids) of the whole batch; the ids are of no use to it."""
+    """A loss as the loop calls it, on (embeddings, labels, ids) of the whole batch; ids are for a memory in the loss."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
         self.loss = loss
 
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        for part in self.loss.modules():
+            if isinstance(part, RecentBatches):
+                part.identify(ids)
         value: Tensor = self.loss(embeddings, labels)
         return value
 
