@@ -18,8 +18,10 @@ def precision_sum(relevant, places):
 def binary_metrics(relevant, ks):
     n = sum(relevant)
     if not n:
-        names = [f"{name}@{k}" for k in ks for name in ("recall", "true_recall", "classical_recall", "precision", "map")]
-        return dict.fromkeys([*names, "map", "map@r", "r_precision", "set_precision"], NAN)
+        at_k = ("recall", "cmc", "true_recall", "classical_recall", "precision", "map")
+        return dict.fromkeys(
+            [*(f"{name}@{k}" for k in ks for name in at_k), "map", "map@r", "r_precision", "set_precision"], NAN
+        )
     found = {
         "map": precision_sum(relevant, range(1, len(relevant) + 1)) / n,
         "map@r": precision_sum(relevant, range(1, n + 1)) / n,
@@ -28,7 +30,7 @@ def binary_metrics(relevant, ks):
     }
     for k in ks:
         hits = sum(relevant[:k])
-        found[f"recall@{k}"] = float(hits > 0)
+        found[f"recall@{k}"] = found[f"cmc@{k}"] = float(hits > 0)
         found[f"true_recall@{k}"] = hits / min(k, n)
         found[f"classical_recall@{k}"] = hits / n
         found[f"precision@{k}"] = hits / k
@@ -94,7 +96,12 @@ def metrics_of_list(levels, n_levels, ks, relevant_level=None, **relevance):
     found["weighted_ap"] = h_ap(levels, worth_of_levels(levels, n_levels, "sum_wap"))
     gains = worth_of_levels(levels, n_levels, "exponential")
     found["ndcg"], found["asi"] = ndcg(levels, gains), asi(levels)
+    worth = worth_of_levels(levels, n_levels, **relevance)
+    values = [worth[level] for level in levels]
     for k in ks:
+        total, last = sum(values), values[k - 1] if k <= len(values) else 0
+        found[f"h_recall@{k}"] = sum(values[:k]) / total if total else NAN
+        found[f"h_precision@{k}"] = sum(min(value, last) for value in values[:k]) / (k * last) if last else NAN
         found[f"ndcg@{k}"] = ndcg(levels, gains, k)
         distances = [n_levels - level for level in levels[:k]]
         wrong = [distance for distance in distances if distance]

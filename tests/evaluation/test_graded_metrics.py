@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 from torch.testing import assert_close
 
+import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
 from sightline.errors import InputError
 from sightline.evaluation import graded
 from sightline.evaluation.graded import (
@@ -21,6 +22,7 @@ from sightline.evaluation.graded import (
     ndcg,
     pooled_severity,
     severity,
+    weighted_ap,
 )
 from sightline.evaluation.statistics import list_statistics
 
@@ -86,8 +88,8 @@ def test_relevances_of_the_specification(relevance, expected):
 
 def test_ndcg_of_the_specification():
     assert_near([of_one(ndcg, A), of_one(ndcg, B), of_one(ndcg, A, k=3)], [0.7908150, 0.7055051, 0.5741883])
-    stats = list_statistics(torch.tensor([A]), 3)
-    assert_near((stats.discount * [1, 3, 7]).sum(), 10.5551545)
+    stats = [list_statistics(torch.tensor([levels]), 3) for levels in (A, BEST)]
+    assert_near([(one.discount * [1, 3, 7]).sum() for one in stats], [10.5551545, 13.3471848])
 
 
 def test_asi_of_the_specification():
@@ -192,6 +194,8 @@ def test_the_weighted_sum_of_level_aps_is_hierarchical_ap(levels):
     aps = [of_one(level_average_precision, levels, level=level) for level in (1, 2, 3)]
     expected = sum(weight * ap for weight, ap in zip(weights, aps, strict=True))
     assert_close(of_one(h_ap, levels, relevance=Relevance("sum_wap", weights=weights)), expected, rtol=0, atol=1e-12)
+    assert_close(of_one(weighted_ap, levels, weights=weights), expected, rtol=0, atol=1e-12)
+    assert_close(of_one(weighted_ap, levels), sum(aps) / 3, rtol=0, atol=1e-12)
 
 
 def test_levels_of_equal_worth_are_not_counted_twice():
@@ -206,7 +210,9 @@ def test_a_constant_factor_of_relevance_changes_nothing():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ndcg_is_scikit_learns_where_nothing_ties(seed):
+def test_ndcg_is_that_of_scikit_learn_and_torchmetrics_where_nothing_ties(seed):
+    from torchmetrics.functional.retrieval import retrieval_normalized_dcg
+
     rng = np.random.default_rng(seed)
     levels, scores = rng.integers(0, 4, (1, 20)), rng.normal(size=(1, 20))
     ranked = np.take_along_axis(levels, (-scores).argsort(1), 1)
@@ -215,6 +221,8 @@ def test_ndcg_is_scikit_learns_where_nothing_ties(seed):
     assert_close(of_one(ndcg, ranked[0].tolist(), k=5), ndcg_score(gains, scores, k=5))
     raw = of_one(ndcg, ranked[0].tolist(), gain=Relevance(values=(1, 2, 3)))
     assert_close(raw, ndcg_score(levels, scores))
+    theirs = torch.from_numpy(scores[0]), torch.from_numpy(levels[0])  # gains as they are given
+    assert_close(raw, retrieval_normalized_dcg(*theirs).item(), rtol=1e-5, atol=0)
 
 
 def test_a_list_without_a_relevant_item_is_nan_and_spoils_no_other():
@@ -230,3 +238,15 @@ def test_what_does_not_fit_is_refused():
         h_ap(torch.tensor([A]), 3, Relevance("sum_wap", weights=(0.5, 0.5)))
     with pytest.raises(InputError, match="2 values for 3 levels"):
         h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, 0.5)))
+    for wrong in (-1.0, np.nan, np.inf):
+        with pytest.raises(InputError, match=r"values are \[0\.5, .*, 1\.0\]; finite numbers from 0 on are needed"):
+            h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, wrong, 1.0)))
+    for metric in (h_ap, h_curves, ndcg, asi, severity):
+        with pytest.raises(InputError, match="ranked: levels up to 2 are needed, found 3"):
+            metric(torch.tensor([A]), 2)
+    for level in (0, 4):
+        with pytest.raises(InputError, match=f"level is {level}; from 1, the coarsest, to 3 is needed"):
+            level_average_precision(torch.tensor([A]), 3, level)
+    for metric in (ndcg, severity, hierarchical_distance):
+        with pytest.raises(InputError, match="k is 0; at least 1 is needed"):
+            metric(torch.tensor([A]), 3, k=0)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -107,6 +108,26 @@ def test_judgements_are_the_shared_levels_in_blocks_as_in_one(monkeypatch):
     assert "image29" not in whole
     monkeypatch.setattr(interchange, "BLOCK_ELEMENTS", 70)
     assert judgements(labels, labels, ids, ids) == whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_minus_1_judge_nothing_relevant_just_as_in_an_evaluation(seed):
+    vectors, labels, ids = draw(seed)
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.3, -1)
+    judged = judgements(labels, labels, ids, ids)
+    matrix = [[0 if query == item else judged.get(query, {}).get(item, 0) for item in ids] for query in ids]
+    for name, level in (("map", 2), ("map_label_1", 1)):
+        expected = evaluate(vectors, labels, metrics=[name]).per_query[name]
+        found = evaluate(vectors, judgements=torch.tensor(matrix) >= level, metrics=["map"]).per_query["map"]
+        assert_allclose(found, expected, err_msg=name)
+
+
+def test_arrays_are_taken_as_tensors_are():
+    vectors, labels = np.eye(3, dtype=np.float32), np.array([[0, 0], [1, 0], [0, 0]])
+    ids = ["a", "b", "c"]
+    assert rankings(vectors, vectors, ids, ids) == rankings(*map(torch.from_numpy, (vectors, vectors)), ids, ids)
+    assert judgements(labels, labels, ids, ids) == {"a": {"b": 1, "c": 2}, "b": {"a": 1, "c": 1}, "c": {"a": 2, "b": 1}}
 
 
 def test_trec_files_bring_back_what_was_written(tmp_path):

@@ -9,6 +9,7 @@ from ranking_definitions import binary_metrics
 from torch.testing import assert_close
 
 import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
+from sightline.errors import InputError
 from sightline.evaluation.metrics import (
     average_precision,
     classical_recall_at_k,
@@ -108,7 +109,7 @@ def test_metrics_at_k_by_definition(ranked, k):
     expected = binary_metrics(ranked, [k])
     assert_close(
         {f"{name}@{k}": of_one(metric, ranked, k=k) for name, metric in AT_K.items()},
-        {name: expected[name] for name in expected if "@" in name and name != "map@r"},
+        {f"{name}@{k}": expected[f"{name}@{k}"] for name in AT_K},
         check_dtype=False,
     )
     assert_close(of_one(r_precision, ranked), expected["r_precision"])
@@ -133,6 +134,16 @@ def test_revisited_metrics_by_definition(ranked, k):
 def test_trapezoid_ap_of_the_specification():
     assert_close(of_one(trapezoid_average_precision, [1, 0, 1, 1]), 0.7638889, rtol=0, atol=1e-6)
     assert_close(of_one(average_precision, [1, 0, 1, 1]), 0.8055556, rtol=0, atol=1e-6)
+    # spec/listwise-and-blackbox.md, V10: beside the finite sum of the first.
+    lists = [1, 0, 1, 0, 0, 1], [0, 1], [1, 1, 0, 0, 1]
+    found = [of_one(trapezoid_average_precision, ranked) for ranked in lists]
+    assert_close(found, [0.6777777778, 0.25, 0.85], rtol=0, atol=1e-9)
+    assert_close(of_one(average_precision, lists[0]), 0.7222222222, rtol=0, atol=1e-9)
+
+
+def test_the_orders_of_a_tie_in_the_specification():
+    values = [of_one(average_precision, list(order)) for order in permutations([1, 1, 0])]
+    assert_close([min(values), sum(values) / len(values), max(values)], [0.5833333, 0.8055556, 1.0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*unsafe cast from uint64 to int64")  # ranx
@@ -153,6 +164,11 @@ def test_equal_to_torchmetrics_and_ranx_where_they_define_the_same(seed):
     judged = ranx.Qrels({"q": {str(i): 1 for i in np.flatnonzero(relevant)}})
     run = ranx.Run({"q": {str(i): float(score) for i, score in enumerate(scores)}})
     assert_close(of_one(average_precision, ranked), ranx.evaluate(judged, run, "map"))
+    # A relevant item that the list lacks.
+    missing = ranx.Qrels({"q": {**{str(i): 1 for i in np.flatnonzero(relevant)}, "missing": 1}})
+    n_relevant = int(relevant.sum()) + 1
+    assert_close(of_one(average_precision, ranked, n_relevant), ranx.evaluate(missing, run, "map"))
+    assert_close(of_one(classical_recall_at_k, ranked, n_relevant, k=5), ranx.evaluate(missing, run, "recall@5"))
     assert_close(of_one(r_precision, ranked), ranx.evaluate(judged, run, "r-precision"))
     for k in (1, 5, 10):
         assert_close(of_one(recall_at_k, ranked, k=k), retrieval.retrieval_hit_rate(*theirs, top_k=k).item())
@@ -181,6 +197,14 @@ def test_an_empty_list_misses_everything():
     assert average_precision(ranked, n_relevant).item() == 0
     assert map_at_r(ranked, n_relevant).item() == 0
     assert recall_at_k(ranked, n_relevant, 1).item() == 0
+    assert revisited_precision_at_k(ranked, n_relevant, 1).item() == 0
+
+
+@pytest.mark.parametrize("metric", [*AT_K.values(), revisited_precision_at_k])
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_place_before_the_first_is_refused(metric, k):
+    with pytest.raises(InputError, match=f"k is {k}; at least 1 is needed"):
+        of_one(metric, M1, k=k)
 
 
 @reproducible
@@ -202,6 +226,10 @@ def test_recall_never_falls_with_k(ranked):
 def test_the_perfect_order_scores_1(ranked):
     best = sorted(ranked, reverse=True)
     assert of_one(average_precision, best) == of_one(map_at_r, best) == of_one(recall_at_k, best, k=1) == 1
+    assert of_one(r_precision, best) == of_one(trapezoid_average_precision, best) == 1
+    for k in range(1, len(best) + 1):
+        assert of_one(true_recall_at_k, best, k=k) == of_one(map_at_k, best, k=k) == 1
+        assert of_one(revisited_precision_at_k, best, k=k) == 1
 
 
 @pytest.mark.parametrize("metric", [average_precision, map_at_r])

@@ -1,4 +1,5 @@
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import polars as pl
@@ -163,14 +164,15 @@ def test_equal_to_pytorch_metric_learning(seed, split):
     vectors, labels = draw(seed)
     sides = (vectors[:15], labels[:15], vectors[15:], labels[15:]) if split else (vectors, labels)
     calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision", "mean_average_precision_at_r"),
+        include=("precision_at_1", "mean_average_precision", "mean_average_precision_at_r", "r_precision"),
         device=torch.device("cpu"),
         knn_func=CustomKNN(CosineSimilarity()),
         kmeans_func=len,  # never called
     )
     theirs = calculator.get_accuracy(*sides)
-    result = evaluate(*sides)
+    result = evaluate(*sides, metrics=["recall@1", "map", "map@r", "r_precision"])
     assert_close(result["recall@1"], theirs["precision_at_1"])
+    assert_close(result["r_precision"], theirs["r_precision"])
     assert_close(result["map"], theirs["mean_average_precision"])
     assert_close(result["map@r"], theirs["mean_average_precision_at_r"])
 
@@ -266,6 +268,25 @@ def test_scores_are_taken_in_full_precision_inside_autocast():
     assert expected["recall@1"] > 0
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_same(evaluate(vectors, labels), expected.per_query)
+
+
+@pytest.mark.parametrize("judged", [np.eye(4), np.zeros((4, 4))])  # the second is refused
+def test_products_are_in_full_precision_and_what_was_allowed_is_so_again(judged):
+    seen = []
+
+    def judgements(rows):
+        seen.append(torch.get_float32_matmul_precision())
+        return judged[rows][:, ::-1]
+
+    before, n_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with nullcontext() if judged.any() else pytest.raises(InputError, match="none of the 4 queries"):
+            evaluate(VECTORS, judgements=judgements)
+        assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == ("medium", n_threads)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == ["medium", "highest"]  # once to find the levels, once beside the product
 
 
 def test_a_fine_label_below_two_parents_is_two_classes():

@@ -16,7 +16,7 @@ from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sightline.data.manifest import Manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
-from sightline.evaluation import streaming
+from sightline.evaluation import benchmark_protocols, streaming
 from sightline.evaluation.benchmark_protocols import (
     RetrievalSet,
     evaluate_dyml,
@@ -31,7 +31,7 @@ from sightline.evaluation.tables import evaluate_table
 KS = (1, 3, 20)
 NAMES = [
     *(f"{name}@{k}" for name in ("recall", "true_recall", "classical_recall", "precision", "map", "ndcg") for k in KS),
-    *(f"{name}@{k}" for name in ("severity", "distance") for k in KS),
+    *(f"{name}@{k}" for name in ("cmc", "severity", "distance", "h_recall", "h_precision") for k in KS),
     "map", "map@r", "r_precision", "set_precision", "h_ap", "weighted_ap", "ndcg", "asi",
 ]  # fmt: skip
 # spec/metrics.md, section 9: unit vectors at these angles, no ties.
@@ -115,6 +115,7 @@ def test_the_specifications_vectors_among_themselves_and_against_a_gallery():
         assert_allclose([result[name] for result in results], values, atol=1e-6, err_msg=name)
     n_mistakes = [int(np.isfinite(result.per_query["severity@1"]).sum()) for result in results]
     assert n_mistakes == [3, 2]
+    assert_allclose(evaluate(M3[::2], M3_LABELS[::2], M3[1:4:2], M3_LABELS[1:4:2], empty="zero")["map"], 0.5)  # 90° lost
     weighted = evaluate(M3, M3_LABELS, relevance="weight"), evaluate(*sides, relevance="weight")
     assert_allclose([result["h_ap"] for result in weighted], [0.7729167, 0.7222222], atol=1e-6)
 
@@ -227,6 +228,8 @@ def test_an_ap_for_each_label_of_the_query():
     assert len(split) == 9
     with pytest.raises(InputError, match=r"label_sets: \(60, C\) bool is needed, found int64"):
         evaluate_each_label(vectors, sets.astype(int))
+    with pytest.raises(InputError, match="vectors have 5 dimensions, the gallery 4"):
+        evaluate_each_label(vectors[:9], sets[:9], vectors[9:, :4], sets[9:])
 
 
 def test_dyml_measures_each_level_alone_and_means_them():
@@ -237,6 +240,8 @@ def test_dyml_measures_each_level_alone_and_means_them():
         alone = evaluate(vectors, labels[:, level], metrics=["map", "recall@1", "asi"])
         assert alone.means == {name: result[name] for name in alone.per_query}
     assert_allclose(means["asi"], np.mean([result["asi"] for result in results.values()]))
+    with pytest.raises(InputError, match="sets: at least one level is needed, found none"):
+        evaluate_dyml({})
 
 
 def angles(levels):
@@ -264,6 +269,56 @@ def test_revisited_queries_without_a_relevant_item_are_left_out():
         evaluate_revisited(query, items, [[0]], [[3]], [[]])
     with pytest.raises(InputError, match="junk: a list for each of the 1 queries is needed, found 2"):
         evaluate_revisited(query, items, [[0]], [[]], [[], []])
+
+
+@pytest.mark.parametrize("kind", ["array", "mapped", "tensor"])
+def test_revisited_read_in_pieces_equals_the_whole(kind, monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    queries, items = rng.normal(size=(5, 4)).astype(np.float32), rng.normal(size=(70, 4)).astype(np.float32)
+    items[40:50] = items[:10]  # copies, which tie
+    places = rng.permuted(np.tile(np.arange(70), (5, 1)), axis=1)
+    lists = places[:, :6], places[:, 6:12], places[:, 12:20]
+    whole = evaluate_revisited(queries, items, *lists)
+    given = {"array": items, "tensor": torch.from_numpy(items)}.get(kind)
+    if given is None:
+        np.save(tmp_path / "items.npy", items)
+        given = np.load(tmp_path / "items.npy", mmap_mode="r")
+    for name, value in {"HELD_ELEMENTS": 140, "SORT_ELEMENTS": 70, "READ_ROWS": 16}.items():
+        monkeypatch.setattr(benchmark_protocols, name, value)
+    found = evaluate_revisited(queries, given, *lists)
+    for setup, result in whole.items():
+        for name, values in result.per_query.items():
+            assert_allclose(found[setup].per_query[name], values)
+
+
+def test_revisited_lists_that_do_not_fit_are_refused():
+    query, items = angles("ENN")
+    with pytest.raises(InputError, match="none of the 1 queries has a relevant item: easy and hard are empty"):
+        evaluate_revisited(query, items, [[]], [[]], [[1]])
+    with pytest.raises(InputError, match=r"query 0: items \[1\] are in more than one of easy, hard and junk"):
+        evaluate_revisited(query, items, [[0, 1]], [[]], [[1]])
+    with pytest.raises(InputError, match="easy of query 0: whole numbers are needed, found float64"):
+        evaluate_revisited(query, items, [[0.5]], [[]], [[]])
+    with pytest.raises(InputError, match="hard of query 0: whole numbers are needed, found bool"):
+        evaluate_revisited(query, items, [[0]], [[False, True, False]], [[]])
+    with pytest.raises(InputError, match=r"ks are \[0\]; places from 1 on are needed"):
+        evaluate_revisited(query, items, [[0]], [[]], [[]], ks=[0])
+    with pytest.raises(InputError, match="vectors have 1 dimensions, the gallery 2"):
+        evaluate_revisited(query[:, :1], items, [[0]], [[]], [[]])
+
+
+def test_revisited_ranking_of_the_specification():  # spec/listwise-and-blackbox.md, V10
+    ranking = [7, 3, 1, 9, 0, 5, 2, 8, 4, 6]
+    query, ordered = angles(ranking)
+    results = evaluate_revisited(query, ordered[np.argsort(ranking)], [[3, 0]], [[1, 8]], [[7, 5]])
+    expected = {
+        "easy": (0.7916666667, 1, 0.6666666667, 0.6666666667),
+        "medium": (0.8354166667, 1, 0.6, 0.6666666667),
+        "hard": (0.7083333333, 1, 0.5, 0.5),
+    }
+    for setup, values in expected.items():
+        found = [results[setup][name] for name in ("map", "mp@1", "mp@5", "mp@10")]
+        assert_allclose(found, values, atol=1e-9, err_msg=setup)
 
 
 def test_sorting_whole_rows_gives_the_same(monkeypatch):  # the way of other devices
@@ -330,6 +385,11 @@ VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
         ({"gain": "exp"}, "unknown relevance 'exp'"),
         ({"ties": "best"}, "unknown tie rule 'best'"),
         ({"judgements": np.eye(4)}, "either labels or judgements are needed, not both"),
+        ({"metrics": []}, "metrics: at least one is needed, found none"),
+        ({"metrics": ["cmc@0"]}, "unknown metric 'cmc@0'"),
+        ({"metrics": ["h_recall@3_label_1"]}, "unknown metric 'h_recall@3_label_1'"),
+        ({"exclude": np.stack([LABELS, LABELS], 1)}, "exclude: one group for each of the 4 is needed, found 2"),
+        ({"ids": list("abc")}, r"ids: one for each of the 4 queries is needed, found \(3,\)"),
         ({"gallery_ids": list("abcd")}, "gallery_ids were given without a gallery"),
         ({"exclude": [0, 0, 1]}, r"exclude: \(4,\) or \(4, L\) is needed, found \(3,\)"),
         ({"gallery_exclude": [0, 0, 1, 1]}, "exclude and gallery_exclude go together"),
@@ -344,7 +404,8 @@ def test_options_that_do_not_fit_are_refused(options, message):
     ("judgements", "message"),
     [
         (np.eye(3), r"judgements: \(4, 4\) is needed, found \(3, 3\)"),
-        (np.full((4, 4), np.nan), "judgements: NaN in the rows of queries 0 to 3"),
+        (np.full((4, 4), np.nan), "judgements: NaN or infinity in the rows of queries 0 to 3"),
+        (np.where(np.eye(4), np.inf, 1.0), "judgements: NaN or infinity in the rows of queries 0 to 3"),
         (np.zeros((4, 4)), "none of the 4 queries has a relevant item"),
         (np.full((4, 4), 200), "levels up to 127 are possible, found 200"),
         (lambda rows: np.zeros((1, 4)), r"judgements: \(4, 4\) is needed for 4 queries, found \(1, 4\)"),
@@ -353,6 +414,27 @@ def test_options_that_do_not_fit_are_refused(options, message):
 def test_judgements_that_do_not_fit_are_refused(judgements, message):
     with pytest.raises(InputError, match=message):
         evaluate(VECTORS, judgements=judgements)
+
+
+def test_judgements_take_no_labels_beside_them():
+    with pytest.raises(InputError, match="either labels or judgements are needed, not both"):
+        evaluate(VECTORS, gallery=VECTORS, gallery_labels=LABELS, judgements=np.eye(4))
+
+
+def test_an_empty_gallery_of_groups_is_refused():
+    none = np.zeros(0, int)
+    with pytest.raises(InputError, match="none of the 4 queries has a relevant item"):
+        evaluate(VECTORS, LABELS, VECTORS[:0], none, exclude=LABELS, gallery_exclude=none)
+
+
+@pytest.mark.parametrize("given", [{"judgements": np.ones((4, 4))}, {"labels": np.ones((4, 2), bool)}, {"labels": LABELS}])
+def test_a_result_names_its_queries_however_they_were_judged(given):
+    assert evaluate(VECTORS, **given, ids=[3, "b", "c", "d"]).ids == ["3", "b", "c", "d"]
+
+
+def test_a_fine_label_below_two_parents_is_two_classes_to_resample():
+    assert evaluate(VECTORS, np.array([[7, 0], [7, 1], [7, 0], [7, 1]])).labels.tolist() == [0, 1, 0, 1]
+    assert evaluate(VECTORS, np.array([[7, 0], [8, 0], [7, 0], [8, 0]])).labels.tolist() == [7, 8, 7, 8]
 
 
 def test_ids_that_do_not_fit_are_refused():
@@ -422,5 +504,8 @@ def test_queries_without_a_relevant_item_count_as_zero_if_asked(as_judgements):
     assert usual.n_skipped == 1
     assert zeros.n_skipped == 0
     assert zeros["map"] == pytest.approx(usual["map"] * 4 / 5)
+    if not as_judgements:
+        right = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [1.0, 1.0]])  # no first hit is wrong
+        assert np.isnan(evaluate(right, labels, metrics=["map", "severity@1"], empty="zero")["severity@1"])
     with pytest.raises(InputError, match="unknown rule for queries without a relevant item 'none'"):
         evaluate(vectors, labels, empty="none")

@@ -115,6 +115,27 @@ def test_ids_and_classes_of_another_number_are_refused(tmp_path):
         Result.read_json(tmp_path / "r.json")
 
 
+def test_queries_without_a_mistake_are_not_said_to_lack_a_relevant_item(full):
+    mistakes = {"severity@1": np.array([np.nan, 1.0, np.nan, 2.0])}
+    assert Result(mistakes).as_text() == "severity@1   1.50\n4 queries; severity@1 of 2"
+    both = Result({**mistakes, "map": np.array([1.0, 0.5, np.nan, 0.5])})
+    assert both.n_skipped == 1
+    assert both.as_text().endswith("\n4 queries, 1 without a relevant item left out; severity@1 of 2")
+
+
+def test_notes_are_in_the_text_and_in_markdown():
+    result = Result({"map": np.array([1.0])}, notes=("a word of caution",))
+    assert result.as_text() == "map  100.0\n1 queries\na word of caution"
+    assert result.as_markdown() == "| map |\n| ---: |\n| 100.0 |\n\n1 queries\n\na word of caution\n"
+
+
+def test_metrics_of_other_numbers_of_queries_are_refused():
+    with pytest.raises(InputError, match=r"at least one metric, each of \(Q,\) values, is needed, found \{\}"):
+        Result({})
+    with pytest.raises(InputError, match=r"is needed, found \{'map': \(2,\), 'map@r': \(3,\)\}"):
+        Result({"map": np.zeros(2), "map@r": np.zeros(3)})
+
+
 def test_csv_of_the_means_and_of_every_query(full, tmp_path):
     assert Result({"map": np.array([1.0, 0.5])}).as_csv() == "metric,mean\nmap,0.75\n"
     low, high = full.interval("map", 0.9)
@@ -127,9 +148,11 @@ def test_csv_of_the_means_and_of_every_query(full, tmp_path):
 def test_intervals_in_text_and_markdown_where_asked():
     result = Result({"map": np.linspace(0, 1, 101), "severity@1": np.linspace(0, 2, 101)}, labels=np.arange(101) // 2)
     assert result.as_text(level=0.95) == (
-        "map          50.0 [44.4, 55.6]\nseverity@1   1.00 [0.89, 1.11]\n101 queries; 95 % intervals over queries"
+        "map          50.0 [44.4, 55.6]\nseverity@1   1.00 [0.89, 1.11]\n"
+        "101 queries; severity@1 of 101; 95 % intervals over queries"
     )
-    assert "| 50.0 [44.4, 55.6] | 1.00 [0.89, 1.11] |\n\n101 queries; 95 %" in result.as_markdown(level=0.95)
+    told = "| 50.0 [44.4, 55.6] | 1.00 [0.89, 1.11] |\n\n101 queries; severity@1 of 101; 95 %"
+    assert told in result.as_markdown(level=0.95)
     assert result.as_text(0.9, by="classes").endswith("90 % intervals over classes")
 
 
@@ -193,12 +216,12 @@ class TestCompare:
         a = Result({"map": base, "severity@1": base}, labels=labels)
         b = Result({"map": base + 0.25, "severity@1": base}, labels=labels)
         assert compare(a, b, by="classes").as_text().splitlines() == [
-            "metric         a     b  b - a   95 % interval       p",
-            "map         25.0  50.0  +25.0  [+25.0, +25.0]  0.0002  b is higher",
-            "severity@1  0.25  0.25  +0.00  [+0.00, +0.00]  1.0000  may be chance",
+            "metric         a     b  b - a   95 % interval       p  t test",
+            "map         25.0  50.0  +25.0  [+25.0, +25.0]  0.0002  0.0000  b is higher",
+            "severity@1  0.25  0.25  +0.00  [+0.00, +0.00]  1.0000  1.0000  may be chance",
             "101 queries; over classes; each interval by itself, p raised for 2 metrics (Holm)",
         ]
-        assert "0.0002  a is higher" in compare(b, a).as_text()
+        assert "0.0002  0.0000  a is higher" in compare(b, a).as_text()
 
     def test_other_queries_are_refused(self):
         values = {"map": np.array([1.0, 0.5])}

@@ -11,14 +11,15 @@ from sklearn.metrics import average_precision_score
 
 from sightline.evaluation import counting, streaming
 from sightline.evaluation.catalogue import read_name, value
-from sightline.evaluation.graded import Relevance, ap_of
+from sightline.evaluation.graded import Relevance, ap_of, h_ap_of, ndcg_of
 from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 KS = (1, 2, 5, 20)
+PLACES = tuple(sorted({*KS, *(k - 1 for k in KS)}))  # the item at place k is what the place before it lacks
 
 
-def counted(scores, levels, n_levels, ks=KS, by_counting=False):
+def counted(scores, levels, n_levels, ks=PLACES, by_counting=False):
     """The compiled kernel on ready scores and levels."""
     tile, levels = np.array(scores), np.array(levels, np.int8)
     out = streaming._Outputs.empty(len(tile), n_levels, len(ks))
@@ -31,7 +32,7 @@ def counted(scores, levels, n_levels, ks=KS, by_counting=False):
     return out.statistics(tuple(ks))
 
 
-def by_sorting(scores, levels, n_levels, ks=KS, by_counting=False):
+def by_sorting(scores, levels, n_levels, ks=PLACES, by_counting=False):
     levels = torch.tensor(np.array(levels, np.int8))
     return score_statistics(torch.tensor(np.array(scores)), levels, n_levels, ks, by_counting)
 
@@ -138,6 +139,25 @@ def test_tied_lists_of_the_specification(scores, way):
     ap = {ties: way([scores], levels, 1, by_counting=ties).precision.item() / 2 for ties in (False, True)}
     assert_allclose(ap[False], 0.5833333, atol=1e-6)
     assert_allclose(ap[True], 0.6666667 if scores[0] == 0.5 else 0.5833333, atol=1e-6)
+
+
+@reproducible
+@given(st.data())
+def test_counted_ties_are_never_below_the_worst_order_but_in_ndcg_never_above(data):
+    n_items = data.draw(st.integers(1, 9))
+    scores = np.array([data.draw(st.lists(st.integers(0, 2), min_size=n_items, max_size=n_items))], np.float32)
+    levels = np.array([data.draw(st.lists(st.integers(0, 2), min_size=n_items, max_size=n_items).filter(any))])
+    worst, counting_ties = (by_sorting(scores, levels, 2, by_counting=ties) for ties in (False, True))
+    assert ap_of(worst, 1) <= ap_of(counting_ties, 1) + 1e-12
+    assert h_ap_of(worst, Relevance("weight")) <= h_ap_of(counting_ties, Relevance("weight")) + 1e-12
+    assert ndcg_of(worst) >= ndcg_of(counting_ties) - 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_tied_items_alone_both_take_the_second_place_where_ties_are_counted(way):
+    stats = way([[0.5, 0.5]], [[1, 1]], 1, by_counting=True)
+    assert_allclose(ndcg_of(stats), 2 / np.log2(3) / (1 + 1 / np.log2(3)))
+    assert_allclose(ap_of(stats, 1), 1)
 
 
 def test_parts_are_joined_in_the_order_asked_for():

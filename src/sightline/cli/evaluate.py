@@ -17,6 +17,12 @@ def evaluate(
     interval: Annotated[
         float | None, typer.Option(help="Also print between which values each mean lies, with this confidence: 0.95.")
     ] = None,
+    by: Annotated[
+        str, typer.Option(help="What intervals resample: queries, or classes to hold for other classes too.")
+    ] = "queries",
+    exclude: Annotated[
+        str | None, typer.Option(help="A column, such as the camera: images with the query's value in it never count.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this file.")] = None,
     whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None,
     augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0,
@@ -29,19 +35,25 @@ def evaluate(
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
     from sightline.embedding.table import EmbeddingTable
+    from sightline.errors import choose
+    from sightline.evaluation.processes import joined_processes
     from sightline.evaluation.protocol import DEFAULT_KS
     from sightline.evaluation.refined import Steps
+    from sightline.evaluation.result import UNITS
     from sightline.evaluation.tables import evaluate_table
     from sightline.models.heads import Whitening
     from sightline.search.refine import Refinement
 
+    unit = choose(UNITS, by, "unit")
     embedded = EmbeddingTable.read(table)
     embedded = embedded if split is None else embedded.split(split)
     other = None if gallery is None else EmbeddingTable.read(gallery)
     whitening = None if whiten is None else Whitening.load(whiten)
     steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth, reciprocal))
-    for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
-        result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some)
-        typer.echo((f"{name}\n" if name else "") + result.as_text(interval))
-    if json is not None:
-        result.write_json(json)
+    with joined_processes() as is_first:
+        for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
+            result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude)
+            if is_first:
+                typer.echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
+        if json is not None and is_first:
+            result.write_json(json)

@@ -1,23 +1,26 @@
 """Protocols of particular benchmarks: DyML's sets of one level each, revisited Oxford and Paris, an AP for each label."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.evaluation.graded import ap_of
+from sightline.evaluation.judged import as_numpy, as_table
 from sightline.evaluation.metrics import revisited_precision_at_k, trapezoid_average_precision
-from sightline.evaluation.protocol import NEVER, as_table, by_labels, evaluate
+from sightline.evaluation.protocol import NEVER, by_labels, check_dimensions, check_places, evaluate
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
-from sightline.evaluation.streaming import Vectors, statistics
-from sightline.ranking.similarity import score_blocks
+from sightline.evaluation.streaming import SORT_ELEMENTS, Vectors, statistics
+from sightline.ranking.similarity import EVEN_COLUMNS
 
-SORT_ELEMENTS = 1 << 22
+HELD_ELEMENTS = 1 << 27  # scores held at once: of all 70 queries with a million items
+READ_ROWS = 1 << 14
 DYML_METRICS = ("map", "asi", "recall@1")
 
 
@@ -47,6 +50,8 @@ def evaluate_dyml(sets: Mapping[str, RetrievalSet]) -> tuple[dict[str, Result], 
         >>> means["map"] == results["fine"]["map"]
         True
     """
+    if not sets:
+        raise InputError("sets: at least one level is needed, found none")
     results = {
         level: evaluate(
             one.vectors,
@@ -91,13 +96,19 @@ def evaluate_revisited(
         >>> results["easy"].means
         {'map': 1.0, 'mp@1': 1.0}
     """
+    check_places(ks)
     queries, items = Vectors(as_table(vectors, "vectors"), "vectors"), Vectors(as_table(gallery, "gallery"), "gallery")
-    if queries.dim != items.dim:
-        raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
+    check_dimensions(queries, items)
     lists = {
         name: _places(name, given, len(queries), len(items))
         for name, given in (("easy", easy), ("hard", hard), ("junk", junk))
     }
+    for query, kinds in enumerate(zip(*lists.values(), strict=True)):
+        several = np.flatnonzero(np.bincount(np.concatenate([np.unique(places) for places in kinds])) > 1)
+        if len(several):
+            raise InputError(f"query {query}: items {several.tolist()} are in more than one of easy, hard and junk")
+    if not any(len(places) for name in ("easy", "hard") for places in lists[name]):
+        raise InputError(f"none of the {len(queries)} queries has a relevant item: easy and hard are empty")
     setups = {
         "easy": {"easy": 1, "hard": -1, "junk": -1},
         "medium": {"easy": 1, "hard": 1, "junk": -1},
@@ -106,11 +117,7 @@ def evaluate_revisited(
     columns: dict[str, dict[str, list[Tensor]]] = {
         setup: {name: [] for name in ("map", *(f"mp@{k}" for k in ks))} for setup in setups
     }
-    tables = [
-        torch.as_tensor(np.array(side.table)) if not isinstance(side.table, Tensor) else side.table
-        for side in (queries, items)
-    ]
-    for block, scores in score_blocks(tables[0], tables[1], SORT_ELEMENTS):
+    for block, scores in _score_blocks(queries, items):
         for setup, levels_of in setups.items():
             levels = torch.zeros(scores.shape, dtype=torch.int8)
             for name, level in levels_of.items():
@@ -127,10 +134,31 @@ def evaluate_revisited(
     }
 
 
+def _score_blocks(queries: Vectors, items: Vectors) -> Iterator[tuple[slice, Tensor]]:
+    """The cosines of some queries with all items, which are read once for as many queries as can be held."""
+    dtype = torch.promote_types(queries.dtype, items.dtype)
+    n_held, n_sorted = (max(1, n // max(1, len(items))) for n in (HELD_ELEMENTS, SORT_ELEMENTS))
+    n_read = min(READ_ROWS, len(items) + -len(items) % EVEN_COLUMNS)
+    for start in range(0, len(queries), n_held):
+        rows = queries.take(np.arange(start, min(start + n_held, len(queries))), dtype)
+        held = torch.empty(len(rows), len(items), dtype=dtype, device=rows.device)
+        for first in range(0, len(items), n_read):
+            some = items.take(np.arange(first, min(first + n_read, len(items))), dtype)
+            filled = F.pad(some, (0, 0, 0, n_read - len(some)))  # products of one shape, or copies would not tie
+            with torch.autocast(rows.device.type, enabled=False):
+                held[:, first : first + len(some)] = (rows @ filled.T)[:, : len(some)]
+        for row in range(0, len(rows), n_sorted):
+            scores = held[row : row + n_sorted]
+            yield slice(start + row, start + row + len(scores)), scores
+
+
 def _places(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int) -> list[Counts]:
     if len(lists) != n_queries:
         raise InputError(f"{name}: a list for each of the {n_queries} queries is needed, found {len(lists)}")
-    places = [np.array(one, np.int64).reshape(-1) for one in lists]
+    tables = [as_numpy(as_table(one, name)).reshape(-1) for one in lists]
+    if strange := [query for query, one in enumerate(tables) if len(one) and one.dtype.kind not in "iu"]:
+        raise InputError(f"{name} of query {strange[0]}: whole numbers are needed, found {tables[strange[0]].dtype}")
+    places = [one.astype(np.int64) for one in tables]
     for query, one in enumerate(places):
         if len(one) and not 0 <= one.min() <= one.max() < n_items:
             raise InputError(f"{name} of query {query}: places from 0 to {n_items - 1} are needed, found {one.tolist()}")
@@ -164,6 +192,7 @@ def evaluate_each_label(
     table = as_table(vectors, "vectors")
     queries = Vectors(table, "vectors")
     items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
+    check_dimensions(queries, items)
     sets = _sets(label_sets, len(queries), "label_sets")
     item_sets = sets if gallery_sets is None else _sets(gallery_sets, len(items), "gallery_sets")
     if sets.shape[1] != item_sets.shape[1]:
@@ -183,8 +212,7 @@ def evaluate_each_label(
 
 
 def _sets(sets: ArrayLike | Tensor, n_items: int, name: str) -> NDArray[np.bool_]:
-    table = as_table(sets, name)
-    found: NDArray[Any] = table.cpu().numpy() if isinstance(table, Tensor) else table
+    found: NDArray[Any] = as_numpy(as_table(sets, name))
     if found.dtype != bool or found.ndim != 2 or len(found) != n_items:
         raise InputError(f"{name}: ({n_items}, C) bool is needed, found {found.dtype} {found.shape}")
     return found

@@ -12,6 +12,7 @@ from sightline.evaluation.statistics import Floats, Statistics
 # Relevant or not: at k and of the whole list, each at a level.
 AT_K: dict[str, Callable[[Statistics, int, int], Floats]] = {
     "recall": graded.hit_rate_of,
+    "cmc": graded.hit_rate_of,
     "true_recall": graded.true_recall_of,
     "classical_recall": graded.classical_recall_of,
     "precision": graded.precision_of,
@@ -27,6 +28,10 @@ WHOLE: dict[str, Callable[[Statistics, int], Floats]] = {
 GRADED_AT_K: dict[str, Callable[[Statistics, int], Floats]] = {
     "severity": graded.severity_of,
     "distance": graded.hierarchical_distance_of,
+}
+WORTH_AT_K: dict[str, Callable[[Statistics, int, Relevance], Floats]] = {
+    "h_recall": graded.h_recall_of,
+    "h_precision": graded.h_precision_of,
 }
 GRADED = ("h_ap", "weighted_ap", "ndcg", "asi")
 TOLD_OF_LEVELS = ("h_ap", "ndcg", "asi", "severity@1")  # where nothing else is asked for
@@ -64,17 +69,18 @@ def read_name(name: str, n_levels: int) -> Asked:
     if found:
         base, k, label = found[1], None if found[2] is None else int(found[2]), int(found[3] or 0)
         binary = base in (WHOLE if k is None else AT_K)
-        in_levels = base in GRADED if k is None else base in GRADED_AT_K or base == "ndcg"
+        in_levels = base in (GRADED if k is None else (*GRADED_AT_K, *WORTH_AT_K, "ndcg"))
         if ((binary and label < n_levels) or (in_levels and found[3] is None)) and k != 0:
             return Asked(base, k, label)
-    known = [*WHOLE, *GRADED, *(f"{base}@10" for base in (*AT_K, *GRADED_AT_K, "ndcg"))]
+    known = [*WHOLE, *GRADED, *(f"{base}@10" for base in (*AT_K, *GRADED_AT_K, *WORTH_AT_K, "ndcg"))]
     known += [f"{base}_label_{label}" for base in known[: len(WHOLE)] for label in range(1, n_levels)]
     raise InputError(f"unknown metric {name!r}: {nearest(name, known)}")
 
 
 def places(asked: Sequence[Asked]) -> list[int]:
-    """The k's for which statistics are needed."""
-    return sorted({one.k for one in asked if one.k is not None and one.base != "recall"})
+    """The k's for which statistics are needed; the item at place k is what the place before it lacks."""
+    found = {one.k for one in asked if one.k is not None and AT_K.get(one.base) is not graded.hit_rate_of}
+    return sorted(found | {one.k - 1 for one in asked if one.k is not None and one.base == "h_precision"})
 
 
 def value(asked: Asked, stats: Statistics, relevance: Relevance, gain: Relevance, finest: int) -> Floats:
@@ -82,6 +88,8 @@ def value(asked: Asked, stats: Statistics, relevance: Relevance, gain: Relevance
     base, k, level = asked.base, asked.k, finest - asked.label
     if base in GRADED_AT_K and k is not None:
         return GRADED_AT_K[base](stats, k)
+    if base in WORTH_AT_K and k is not None:
+        return WORTH_AT_K[base](stats, k, relevance)
     if base == "ndcg":
         return graded.ndcg_of(stats, gain, k)
     if k is not None:

@@ -50,6 +50,8 @@ class Relevance:
         if self.values is not None:
             if len(self.values) != counts.shape[1]:
                 raise InputError(f"{len(self.values)} values for {counts.shape[1]} levels")
+            if not all(0 <= value < np.inf for value in self.values):
+                raise InputError(f"values are {list(self.values)}; finite numbers from 0 on are needed")
             return np.broadcast_to(np.array(self.values, np.float64), counts.shape)
         function = choose(RELEVANCES, self.name, "relevance")
         table = torch.from_numpy(np.pad(counts, ((0, 0), (1, 0))))
@@ -145,6 +147,22 @@ def h_ap_of(stats: Statistics, relevance: Relevance = POPULATION) -> Floats:
     return _share((lesser * stats.precision).sum((1, 2)), (worth * stats.counts).sum(1))
 
 
+def h_recall_of(stats: Statistics, k: int, relevance: Relevance = POPULATION) -> Floats:
+    """Hierarchical recall: the worth of the first k, of that of the whole list."""
+    worth = relevance.of(stats.counts)
+    return _share((worth * stats.found[:, stats.at(k)]).sum(1), (worth * stats.counts).sum(1))
+
+
+def h_precision_of(stats: Statistics, k: int, relevance: Relevance = POPULATION) -> Floats:
+    """Hierarchical precision: what the first k share with the k-th, of k times its worth; NaN where it has none.
+
+    Needs the statistics at k - 1 as well.
+    """
+    worth, found = relevance.of(stats.counts), stats.found[:, stats.at(k)]
+    at = (worth * (found - stats.found[:, stats.at(k - 1)])).sum(1)
+    return _share((np.minimum(worth, at[:, None]) * found).sum(1), k * at)
+
+
 def weighted_ap_of(stats: Statistics, weights: tuple[float, ...] | None = None) -> Floats:
     """Weighted sum of each level's average precision, weights from the coarsest on; None for equal ones."""
     return h_ap_of(stats, Relevance("sum_wap", weights=weights))
@@ -210,8 +228,16 @@ def _mistakes(stats: Statistics, k: int) -> tuple[Floats, Floats]:
 def _on_lists(
     metric: Callable[..., Floats], ranked: Tensor, n_levels: int, *options: object, k: int | None = None
 ) -> Tensor:
+    _check_levels(ranked, n_levels)
+    if k is not None and k < 1:
+        raise InputError(f"k is {k}; at least 1 is needed")
     stats = list_statistics(ranked, n_levels, () if k is None else (k,))
     return torch.from_numpy(metric(stats, *options)).to(ranked.device)
+
+
+def _check_levels(ranked: Tensor, n_levels: int) -> None:
+    if ranked.numel() and ranked.max() > n_levels:
+        raise InputError(f"ranked: levels up to {n_levels} are needed, found {int(ranked.max())}")
 
 
 def level_average_precision(ranked: Tensor, n_levels: int, level: int) -> Tensor:
@@ -221,6 +247,8 @@ def level_average_precision(ranked: Tensor, n_levels: int, level: int) -> Tensor
         >>> level_average_precision(torch.tensor([[2, 3, 0, 1, 3]]), n_levels=3, level=3)
         tensor([0.4500], dtype=torch.float64)
     """
+    if not 1 <= level <= n_levels:
+        raise InputError(f"level is {level}; from 1, the coarsest, to {n_levels} is needed")
     return _on_lists(ap_of, ranked, n_levels, level)
 
 
@@ -236,6 +264,16 @@ def h_ap(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -> Te
     return _on_lists(h_ap_of, ranked, n_levels, relevance)
 
 
+def weighted_ap(ranked: Tensor, n_levels: int, weights: tuple[float, ...] | None = None) -> Tensor:
+    """Weighted sum of each level's average precision, weights from the coarsest on; None for equal ones.
+
+    Example:
+        >>> weighted_ap(torch.tensor([[2, 3, 0, 1, 3]]), n_levels=3)
+        tensor([0.7347], dtype=torch.float64)
+    """
+    return _on_lists(weighted_ap_of, ranked, n_levels, weights)
+
+
 def h_curves(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -> tuple[Tensor, Tensor]:
     """Hierarchical recall and precision at every place; H-AP is the area: the sum of steps of recall times precision.
 
@@ -247,6 +285,7 @@ def h_curves(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -
         >>> precision
         tensor([[1.0000, 0.7500]], dtype=torch.float64)
     """
+    _check_levels(ranked, n_levels)
     stats = list_statistics(ranked, n_levels)
     worth = torch.from_numpy(np.pad(relevance.of(stats.counts), ((0, 0), (1, 0)))).to(ranked.device)
     at = worth.gather(1, ranked.clamp(min=0).long())

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, names, raise_faults
@@ -25,7 +27,11 @@ BLOCK_ELEMENTS = 1 << 22  # pairs judged at once
 
 
 def rankings(
-    queries: Tensor, gallery: Tensor, query_ids: Sequence[str], gallery_ids: Sequence[str], k: int | None = None
+    queries: Tensor | NDArray[Any],
+    gallery: Tensor | NDArray[Any],
+    query_ids: Sequence[str],
+    gallery_ids: Sequence[str],
+    k: int | None = None,
 ) -> Run:
     """The nearest items of each query by cosine, best first; the item with the query's own id is left out.
 
@@ -46,7 +52,9 @@ def rankings(
     if k is not None and k < 1:
         raise InputError(f"k is {k}; at least 1 is needed, or None for all")
     kept = len(gallery) if k is None else k
-    scores, places = top_k(queries, gallery, kept + 1)  # one more: the query itself may be among them
+    scores, places = top_k(
+        torch.as_tensor(queries), torch.as_tensor(gallery), kept + 1
+    )  # one more: the query itself may be among them
     run: Run = {}
     for query, row, found in zip(query_ids, scores.tolist(), places.tolist(), strict=True):
         items = [(gallery_ids[place], score) for place, score in zip(found, row, strict=True)]
@@ -54,13 +62,18 @@ def rankings(
     return run
 
 
-def judgements(labels: Tensor, gallery_labels: Tensor, query_ids: Sequence[str], gallery_ids: Sequence[str]) -> Judgements:
+def judgements(
+    labels: Tensor | NDArray[Any],
+    gallery_labels: Tensor | NDArray[Any],
+    query_ids: Sequence[str],
+    gallery_ids: Sequence[str],
+) -> Judgements:
     """The relevant items of each query with the number of label levels they share; itself, by its id, left out.
 
     A query without a relevant item is absent, so that other tools leave it out of their means as well.
 
     Args:
-        labels: (Q,) or (Q, L) whole numbers, finest level first. One column judges relevant or not.
+        labels: (Q,) or (Q, L) whole numbers, finest level first. One column judges relevant or not. -1 is shared by none.
         gallery_labels: (G,) or (G, L).
         query_ids: Q different names.
         gallery_ids: G different names.
@@ -70,20 +83,26 @@ def judgements(labels: Tensor, gallery_labels: Tensor, query_ids: Sequence[str],
         >>> judgements(torch.tensor([[1, 5]]), torch.tensor([[1, 5], [2, 5], [3, 6]]), ["q"], ["x", "y", "z"])
         {'q': {'x': 2, 'y': 1}}
     """
-    labels = check_labels(labels, len(query_ids), "labels")
-    gallery_labels = check_labels(gallery_labels, len(gallery_ids), "gallery_labels")
+    labels = check_labels(torch.as_tensor(labels), len(query_ids), "labels")
+    gallery_labels = check_labels(torch.as_tensor(gallery_labels), len(gallery_ids), "gallery_labels")
     _check_ids(query_ids, len(labels), "query_ids")
     _check_ids(gallery_ids, len(gallery_labels), "gallery_ids")
     judged: Judgements = {}
     n_rows = max(1, BLOCK_ELEMENTS // max(1, len(gallery_ids)))
     for first, block in zip(range(0, len(labels), n_rows), labels.split(n_rows), strict=False):
-        shared = shared_levels(block, gallery_labels)
+        known = _before_unknown(block)[:, None], _before_unknown(gallery_labels)[None]
+        shared = shared_levels(block, gallery_labels).minimum(known[0]).minimum(known[1])
         rows, places = shared.nonzero(as_tuple=True)
         for row, place, level in zip(rows.tolist(), places.tolist(), shared[rows, places].tolist(), strict=True):
             query, item = query_ids[first + row], gallery_ids[place]
             if item != query:
                 judged.setdefault(query, {})[item] = level
     return judged
+
+
+def _before_unknown(labels: Tensor) -> Tensor:
+    """(N,) int8: levels from the coarsest on that come before one of -1."""
+    return (labels.flip(1) != -1).cumprod(1).sum(1).to(torch.int8)
 
 
 def write_run(file: Path, run: Mapping[str, Mapping[str, float]], name: str = "sightline") -> Path:

@@ -6,7 +6,10 @@ without a relevant item is NaN.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from sightline.errors import InputError
 
 
 def _defined(values: Tensor, n_relevant: Tensor) -> Tensor:
@@ -19,8 +22,14 @@ def _precision_at_hits(ranked: Tensor) -> Tensor:
     return ranked.cumsum(1) / place * ranked
 
 
+def _first(ranked: Tensor, k: int) -> Tensor:
+    if k < 1:
+        raise InputError(f"k is {k}; at least 1 is needed")
+    return ranked[:, :k]
+
+
 def recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
-    """Is one of the first k relevant? The "recall" of image retrieval, a hit rate.
+    """Is one of the first k relevant? The "recall" of image retrieval, a hit rate; its curve over k is the CMC.
 
     Returns:
         (Q,) float64, 0 or 1.
@@ -29,7 +38,7 @@ def recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
         >>> recall_at_k(torch.tensor([[False, True]]), torch.tensor([1]), k=1)
         tensor([0.], dtype=torch.float64)
     """
-    return _defined(ranked[:, :k].any(1), n_relevant)
+    return _defined(_first(ranked, k).any(1), n_relevant)
 
 
 def average_precision(ranked: Tensor, n_relevant: Tensor) -> Tensor:
@@ -70,7 +79,7 @@ def map_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
         tensor([0.5000], dtype=torch.float64)
     """
-    return _precision_at_hits(ranked)[:, :k].sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
+    return _first(_precision_at_hits(ranked), k).sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
 
 
 def precision_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
@@ -80,7 +89,7 @@ def precision_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=4)
         tensor([0.5000], dtype=torch.float64)
     """
-    return _defined(ranked[:, :k].sum(1), n_relevant) / k
+    return _defined(_first(ranked, k).sum(1), n_relevant) / k
 
 
 def true_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
@@ -90,7 +99,7 @@ def true_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
         >>> true_recall_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=1)
         tensor([1.], dtype=torch.float64)
     """
-    return ranked[:, :k].sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
+    return _first(ranked, k).sum(1) / _defined(n_relevant.clamp(max=k), n_relevant)
 
 
 def classical_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
@@ -100,7 +109,7 @@ def classical_recall_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tensor:
         >>> classical_recall_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=1)
         tensor([0.5000], dtype=torch.float64)
     """
-    return ranked[:, :k].sum(1) / _defined(n_relevant, n_relevant)
+    return _first(ranked, k).sum(1) / _defined(n_relevant, n_relevant)
 
 
 def r_precision(ranked: Tensor, n_relevant: Tensor) -> Tensor:
@@ -136,5 +145,6 @@ def revisited_precision_at_k(ranked: Tensor, n_relevant: Tensor, k: int) -> Tens
         tensor([1.], dtype=torch.float64)
     """
     place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
-    last = (place * ranked).amax(1).clamp(min=1, max=k)
-    return _defined((ranked & (place <= last[:, None])).sum(1), n_relevant) / last
+    found = _first(ranked, k).sum(1)
+    last = F.pad(place * ranked, (1, 0)).amax(1).clamp(min=1, max=k)
+    return _defined(found, n_relevant) / last

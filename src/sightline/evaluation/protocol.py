@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from sightline.errors import InputError, choose
 from sightline.evaluation.catalogue import metric_names, places, read_name, value
 from sightline.evaluation.graded import Relevance, as_relevance
-from sightline.evaluation.result import Result
+from sightline.evaluation.judged import Judgements, Levels, as_numpy, as_table, judged_levels, shared_sets
+from sightline.evaluation.result import PARTLY, Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
 from sightline.ranking.relevance import check_labels
@@ -21,9 +22,6 @@ __all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]
 
 DEFAULT_KS = (1, 2, 4, 8)
 NEVER = -1  # the label of an item that is relevant to nothing
-MOST_LEVELS = 127
-Levels = NDArray[np.int8]
-Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 TIES = {"worst": False, "counting": True}
 EMPTY = {"skip": False, "zero": True}
 
@@ -71,7 +69,8 @@ def evaluate(
         relevance: worth of each level for ``h_ap``.
         gain: worth of each level for ``ndcg``.
         ties: ``worst``, or ``counting``: in ``map``, ``h_ap`` and ``ndcg`` items of equal score all take the last place.
-        empty: ``zero`` counts a query without a relevant item as 0 in every metric, as some public code does.
+        empty: ``zero`` counts a query without a relevant item as 0, as some public code does, in every metric but those
+            that others lack as well: ``severity@k`` and ``h_precision@k``.
 
     Returns:
         ``recall@k`` for each k, ``map@r`` and ``map`` of the finest level; with several, also ``map_label_1`` and so on,
@@ -84,30 +83,40 @@ def evaluate(
     """
     if (gallery is None) != (gallery_labels is None) and judgements is None:
         raise InputError("gallery and gallery_labels go together: one was given without the other")
-    if (labels is None) == (judgements is None):
+    if (labels is None) == (judgements is None) or (judgements is not None and gallery_labels is not None):
         raise InputError("either labels or judgements are needed, not both")
     queries = Vectors(as_table(vectors, "vectors"), "vectors")
     items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
     own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
     groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
     is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
+    if judgements is None:
+        label_table = as_table(labels, "labels")
+        item_table = label_table if gallery is None else as_table(gallery_labels, "gallery_labels")
+        if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
+            judgements = shared_sets(label_table, item_table, len(queries), len(items))
     if judgements is not None:
         found = _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
-        return _with_zeros(found) if is_zero else found
-    label_table = as_table(labels, "labels")
-    item_table = label_table if gallery is None else as_table(gallery_labels, "gallery_labels")
-    if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
-        shared = _shared_sets(label_table, item_table, len(queries), len(items))
-        found = _of_judgements(queries, items, shared, own, groups, ks, metrics, relevance, gain, ties)
-        return _with_zeros(found) if is_zero else found
-    tables = _label_tables(label_table, item_table, len(queries), len(items))
-    found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
-    found = replace(found, ids=None if ids is None else [str(name) for name in ids], labels=tables[0][:, 0])
+    else:
+        tables = _label_tables(label_table, item_table, len(queries), len(items))
+        found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
+        found = replace(found, labels=classes_of(tables[0]))
+    found = replace(found, ids=None if ids is None else [str(name) for name in ids])
     return _with_zeros(found) if is_zero else found
 
 
+def classes_of(labels: Counts) -> Counts:
+    """(N,) the finest label of each path, or numbers of the paths where one stands below two parents."""
+    paths = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    is_class = len(np.unique(labels[:, 0])) == paths.max(initial=-1) + 1
+    return labels[:, 0] if is_class else paths
+
+
 def _with_zeros(result: Result) -> Result:
-    return replace(result, per_query={name: np.nan_to_num(column) for name, column in result.per_query.items()})
+    columns = {
+        name: column if name.startswith(PARTLY) else np.nan_to_num(column) for name, column in result.per_query.items()
+    }
+    return replace(result, per_query=columns)
 
 
 def _of_judgements(
@@ -122,13 +131,25 @@ def _of_judgements(
     gain: str | Relevance,
     ties: str,
 ) -> Result:
-    rows, values, are_levels = _judged(judgements, len(queries), len(items))
+    rows, values, are_levels = judged_levels(judgements, len(queries), len(items))
     lists = by_levels(queries, items, rows, len(values), own, groups)
     worth = None if are_levels else Relevance(values=values)
     wanted = metrics
     if wanted is None:
         wanted = metric_names(ks) if len(values) == 1 else [*metric_names(ks), "h_ap", "ndcg", "asi"]
     return measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1)
+
+
+def check_places(ks: Sequence[int]) -> None:
+    """Refuse anything but places from 1 on."""
+    if not ks or min(ks) < 1:
+        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+
+
+def check_dimensions(queries: Vectors, items: Vectors) -> None:
+    """Refuse vectors that cannot be compared."""
+    if queries.dim != items.dim:
+        raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
 
 
 def measured(
@@ -141,11 +162,11 @@ def measured(
     relevant: int | None = None,
 ) -> Result:
     """The metrics of some lists; see :func:`evaluate`. An item is relevant from level ``relevant`` on, None: the finest."""
-    if lists.queries.dim != lists.gallery.dim:
-        raise InputError(f"vectors have {lists.queries.dim} dimensions, the gallery {lists.gallery.dim}")
-    if not ks or min(ks) < 1:
-        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+    check_dimensions(lists.queries, lists.gallery)
+    check_places(ks)
     names = list(dict.fromkeys(metric_names(ks, lists.n_levels) if metrics is None else metrics))
+    if not names:
+        raise InputError("metrics: at least one is needed, found none")
     relevant = relevant or lists.n_levels
     asked = [read_name(name, relevant) for name in names]
     worth, gains = as_relevance(relevance), as_relevance(gain)
@@ -195,7 +216,7 @@ def by_labels(
     column[item_order] = np.arange(len(items))
     own = np.where(own >= 0, column[own], -1) if len(items) else own
     by_group, group_start, group_stop = _group_columns(groups, n_queries, len(items))
-    if groups is not None:
+    if groups is not None and len(items):
         left_out = (own >= 0) & (groups[0] == groups[1][item_order[own]]) & (groups[0] != NEVER)
         own = np.where(left_out, -1, own)
     return Lists(
@@ -303,10 +324,15 @@ def _groups(
         raise InputError("exclude and gallery_exclude go together, with a gallery: one was given without the other")
     if exclude is None:
         return None
-    groups = _whole(as_table(exclude, "exclude"), n_queries, "exclude")[:, 0]
-    if gallery_exclude is None:
-        return groups, groups
-    return groups, _whole(as_table(gallery_exclude, "gallery_exclude"), n_items, "gallery_exclude")[:, 0]
+    groups = _group_numbers(exclude, n_queries, "exclude")
+    return groups, groups if gallery_exclude is None else _group_numbers(gallery_exclude, n_items, "gallery_exclude")
+
+
+def _group_numbers(groups: ArrayLike | Tensor, n_items: int, name: str) -> Counts:
+    numbers = _whole(as_table(groups, name), n_items, name)
+    if numbers.shape[1] != 1:
+        raise InputError(f"{name}: one group for each of the {n_items} is needed, found {numbers.shape[1]}")
+    return numbers[:, 0]
 
 
 def _label_tables(
@@ -319,76 +345,5 @@ def _label_tables(
 
 
 def _whole(table: Tensor | NDArray[np.generic], n_items: int, name: str) -> Counts:
-    found: Counts = check_labels(torch.as_tensor(np.array(_numpy(table))), n_items, name).numpy()
+    found: Counts = check_labels(torch.as_tensor(np.array(as_numpy(table))), n_items, name).numpy()
     return found
-
-
-def _shared_sets(
-    sets: Tensor | NDArray[np.generic], item_sets: Tensor | NDArray[np.generic], n_queries: int, n_items: int
-) -> Callable[[Counts], NDArray[np.float32]]:
-    """How many labels each query shares with each item."""
-    sides = []
-    for name, table, n in (("labels", sets, n_queries), ("gallery_labels", item_sets, n_items)):
-        if table.dtype not in (bool, torch.bool) or tuple(table.shape) != (n, sets.shape[1]):
-            found = f"{table.dtype} {tuple(table.shape)}"
-            raise InputError(f"{name}: ({n}, {sets.shape[1]}) bool is needed, found {found}")
-        sides.append(_numpy(table).astype(np.float32))
-    return lambda rows: np.minimum(sides[0][rows] @ sides[1].T, MOST_LEVELS).astype(np.int8)
-
-
-def _judged(
-    judgements: Judgements, n_queries: int, n_items: int
-) -> tuple[Callable[[Counts], Levels], tuple[float, ...], bool]:
-    """What gives the levels of some queries, the worth of each level, and whether that is the level itself."""
-    if callable(judgements):
-        source = judgements
-    else:
-        table = as_table(judgements, "judgements")
-        if tuple(table.shape) != (n_queries, n_items):
-            raise InputError(f"judgements: ({n_queries}, {n_items}) is needed, found {tuple(table.shape)}")
-        source = table.__getitem__
-    known: set[float] = set()
-    are_levels = True
-    for first in range(0, n_queries, 128):  # one pass for the values that there are
-        rows = _judged_rows(source, np.arange(first, min(first + 128, n_queries)), n_items)
-        known.update(np.unique(rows[rows > 0]).tolist())
-        are_levels &= rows.dtype.kind in "biu"
-        if len(known) > MOST_LEVELS:
-            raise InputError(f"judgements: more than {MOST_LEVELS} different values above 0")
-    if are_levels:
-        known = set(range(1, int(max(known, default=1)) + 1))
-        if len(known) > MOST_LEVELS:
-            raise InputError(f"judgements: levels up to {MOST_LEVELS} are possible, found {len(known)}")
-    values = np.array(sorted(known))
-
-    def levels(rows: Counts) -> Levels:
-        found = _judged_rows(source, rows, n_items)
-        return np.where(found < 0, -1, np.searchsorted(values, found, side="right")).astype(np.int8)
-
-    return levels, tuple(values.tolist()) or (1.0,), are_levels
-
-
-def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
-    found = _numpy(as_table(source(rows), "judgements"))
-    if found.shape != (len(rows), n_items):
-        raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        raise InputError(f"judgements: NaN in the rows of queries {rows[0]} to {rows[-1]}")
-    return found
-
-
-def _numpy(table: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
-    return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
-
-
-def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
-    """What the user gave as a tensor or an array of numbers."""
-    if isinstance(values, Tensor):
-        return values
-    try:
-        table = np.asanyarray(values)
-    except ValueError as error:
-        raise InputError(f"{name}: not a table of numbers: {error}") from error
-    if table.dtype.kind not in "biuf":
-        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
-    return table

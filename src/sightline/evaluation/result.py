@@ -18,6 +18,7 @@ from sightline.files import replaced
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
 IN_LEVELS = ("severity", "distance")  # metrics whose names begin so count label levels; the others are shares
+PARTLY = ("severity", "h_precision")  # undefined for queries that have a relevant item, too
 
 
 class Interval(NamedTuple):
@@ -51,6 +52,9 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len({np.shape(column) for column in self.per_query.values()}) != 1:
+            shapes = {name: np.shape(column) for name, column in self.per_query.items()}
+            raise InputError(f"per_query: at least one metric, each of (Q,) values, is needed, found {shapes}")
         for what, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and np.shape(given) != (self.n_queries,):
                 raise InputError(f"{what}: one for each of the {self.n_queries} queries is needed, found {np.shape(given)}")
@@ -73,8 +77,12 @@ class Result:
 
     @property
     def n_skipped(self) -> int:
-        """Queries without a relevant item, left out of every mean."""
-        return int(np.isnan(next(iter(self.per_query.values()))).sum())
+        """Queries without a relevant item, left out of every mean; as the first metric that is defined for all others says.
+
+        Severity is undefined where nothing is wrong, too: by itself it cannot tell.
+        """
+        columns = [column for name, column in self.per_query.items() if not name.startswith(PARTLY)]
+        return int(np.isnan((columns or list(self.per_query.values()))[0]).sum())
 
     def interval(self, name: str, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Interval:
         """Where a metric's mean lies with a confidence of ``level``, by bootstrap.
@@ -113,7 +121,8 @@ class Result:
         """A Markdown table of one row, shares in percent, with intervals if a level is given."""
         cells = [self._cell(name, level, by) for name in self.per_query]
         rows = [list(self.per_query), ["---:"] * len(cells), cells]
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + f"\n\n{self._counts(level, by)}\n"
+        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        return "\n\n".join([table, self._counts(level, by), *self.notes]) + "\n"
 
     def as_csv(self, level: float | None = None, by: Unit = "queries") -> str:
         """One line a metric: its name, its mean and, if a level is given, the ends of its interval; not in percent."""
@@ -139,8 +148,15 @@ class Result:
         )
 
     def _counts(self, level: float | None, by: Unit) -> str:
-        skipped = f", {self.n_skipped} without a relevant item left out" if self.n_skipped else ""
-        return f"{self.n_queries} queries{skipped}" + ("" if level is None else f"; {100 * level:g} % intervals over {by}")
+        is_told = self.n_skipped and not all(name.startswith(PARTLY) for name in self.per_query)
+        skipped = f", {self.n_skipped} without a relevant item left out" if is_told else ""
+        partly = [
+            f"; {name} of {np.count_nonzero(~np.isnan(column))}"
+            for name, column in self.per_query.items()
+            if name.startswith(PARTLY)
+        ]
+        intervals = "" if level is None else f"; {100 * level:g} % intervals over {by}"
+        return f"{self.n_queries} queries{skipped}{''.join(partly)}{intervals}"
 
     def write_json(self, file: Path) -> Path:
         """Write means, counts and the value of every query; ids, classes and fingerprint if known; NaN becomes null."""
@@ -214,14 +230,15 @@ class Comparison:
 
     def as_text(self) -> str:
         """A table for a terminal, shares in percent, and under it what was done."""
-        header = ["metric", "a", "b", "b - a", f"{100 * self.level:g} % interval", "p", ""]
+        header = ["metric", "a", "b", "b - a", f"{100 * self.level:g} % interval", "p", "t test", ""]
         rows = []
-        for name, (a, b, ends, p, _, _) in self.differences.items():
+        for name, (a, b, ends, p, p_t, _) in self.differences.items():
             verdict = ("b is higher" if b > a else "a is higher") if self.is_real(name) else "may be chance"
             interval = f"[{', '.join(shown(name, end, '+') for end in ends)}]"
-            rows.append([name, shown(name, a), shown(name, b), shown(name, b - a, "+"), interval, f"{p:.4f}", verdict])
+            means = [shown(name, a), shown(name, b), shown(name, b - a, "+")]
+            rows.append([name, *means, interval, f"{p:.4f}", "-" if np.isnan(p_t) else f"{p_t:.4f}", verdict])
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        aligned = ["<", *">>>>>", "<"]
+        aligned = ["<", *">>>>>>", "<"]
         lines = [
             "  ".join(f"{word:{side}{width}}" for word, side, width in zip(row, aligned, widths, strict=True)).rstrip()
             for row in [header, *rows]

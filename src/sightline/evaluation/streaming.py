@@ -125,11 +125,23 @@ def statistics(lists: Lists, ks: Sequence[int], by_counting: bool = False) -> St
     edges = np.linspace(0, len(lists.queries), n_ranks + 1).astype(np.int64)
     mine = np.arange(edges[rank], edges[rank + 1])
     work = _compiled if lists.queries.device.type == "cpu" and lists.rescored is None else _sorted
-    parts = [work(lists, mine, tuple(sorted(set(ks))), by_counting)]
+    with _full_precision():
+        parts = [work(lists, mine, tuple(sorted(set(ks))), by_counting)]
     if n_ranks > 1:
         parts = [parts[0]] * n_ranks
         dist.all_gather_object(parts, parts[rank])
     return joined(parts, lists.query_order)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Inside, products of float32 are of float32, whatever training has allowed: TF32 and bfloat16 make ties."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
 
 
 def _sorted(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool) -> Statistics:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from sightline.embedding.table import EmbeddingTable
-from sightline.errors import InputError
-from sightline.evaluation.protocol import DEFAULT_KS, by_labels, measured, places_of
+from sightline.errors import InputError, names
+from sightline.evaluation.protocol import DEFAULT_KS, NEVER, by_labels, classes_of, measured, places_of
 from sightline.evaluation.refined import Steps, refined
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts
@@ -21,11 +22,13 @@ def evaluate_table(
     gallery: EmbeddingTable | None = None,
     metrics: Sequence[str] | None = None,
     steps: Steps | None = None,
+    exclude: str | None = None,
 ) -> Result:
     """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
 
     Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
-    rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list.
+    rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list. ``exclude``
+    names a column, such as the camera: images with the query's own value in it are in no list; an empty one is no value.
     """
     if gallery is not None and gallery.fingerprint != table.fingerprint:
         raise InputError(
@@ -45,15 +48,30 @@ def evaluate_table(
     own, rescored = places_of(ids, item_ids), None
     if steps is not None:
         queries, items, rescored = refined(queries, items, own, steps)
-    lists = replace(by_labels(queries, items, labels[is_query], item_labels[is_gallery], own), rescored=rescored)
+    groups = None
+    if exclude is not None:
+        sources, item_sources = _groups(table, other, exclude)
+        groups = sources[is_query], item_sources[is_gallery]
+    lists = by_labels(queries, items, labels[is_query], item_labels[is_gallery], own, groups)
+    lists = replace(lists, rescored=rescored)
     result = measured(lists, ks, metrics, "population", "exponential", "worst")
-    return replace(result, ids=ids.tolist(), labels=labels[is_query][:, 0], fingerprint=table.fingerprint)
+    return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
 
 
 def _role(table: EmbeddingTable, role: str) -> NDArray[np.bool_]:
     rows = table.manifest.table
     told = role in rows.columns and rows[role].count()
     return rows[role].fill_null(False).to_numpy() if told else np.ones(len(rows), bool)
+
+
+def _groups(table: EmbeddingTable, other: EmbeddingTable, column: str) -> tuple[Counts, Counts]:
+    """The values of a column of both, numbered alike."""
+    for one in (table, other):
+        if column not in one.manifest.table.columns:
+            raise InputError(f"{one.manifest.source}: no column {column!r}; it has {names(one.manifest.table.columns)}")
+    both = pl.concat([one.manifest.table[column].cast(pl.String) for one in (table, other)])
+    numbers = both.rank("dense").cast(pl.Int64).fill_null(NEVER).to_numpy()
+    return numbers[: len(table)], numbers[len(table) :]
 
 
 def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
@@ -64,5 +82,5 @@ def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tupl
         raise InputError(f"labels of {table.manifest.n_levels} and {gallery.manifest.n_levels} levels cannot be compared")
     columns = [f"label_{level}" for level in range(table.manifest.n_levels)]
     both = [[*table.manifest.table[name], *gallery.manifest.table[name]] for name in columns]
-    numbers = np.stack([np.unique(np.array(names, str), return_inverse=True)[1] for names in both], 1)
+    numbers = np.stack([np.unique(np.array(column, str), return_inverse=True)[1] for column in both], 1)
     return numbers[: len(table)], numbers[len(table) :]

@@ -1,0 +1,78 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from sightline import EmbeddingTable, Manifest, evaluate_table
+
+
+@pytest.fixture
+def table(tmp_path):
+    """24 images of 6 classes, by 3 cameras; one image has no camera."""
+    rng = np.random.default_rng(0)
+    classes = np.arange(24) % 6
+    ids = [f"image {place}" for place in range(24)]
+    rows = {"id": ids, "path": ids, "split": ["test"] * 24, "label_0": [f"class {n}" for n in classes]}
+    rows["camera"] = [None, *(f"camera {n}" for n in rng.integers(0, 3, 23))]
+    vectors = (rng.normal(size=(6, 4))[classes] + rng.normal(size=(24, 4))).astype(np.float32)
+    return EmbeddingTable(Manifest(Path("set.csv"), Path("images"), pl.DataFrame(rows), 1), vectors, "one")
+
+
+def test_images_of_the_querys_own_camera_never_count(sightline, table, tmp_path):
+    file, out_file = table.write(tmp_path / "t.parquet"), tmp_path / "result.json"
+    status, _, err = sightline("evaluate", file, "--exclude", "camera", "--json", out_file)
+    assert (status, err) == (0, "")
+    unit = table.vectors / np.linalg.norm(table.vectors, axis=1, keepdims=True)
+    classes, cameras = (table.manifest.table[name].to_list() for name in ("label_0", "camera"))
+    expected = []
+    for query in range(24):
+        others = [i for i in range(24) if i != query and (cameras[query] is None or cameras[i] != cameras[query])]
+        ranked = [classes[i] == classes[query] for i in sorted(others, key=lambda i: -float(unit[query] @ unit[i]))]
+        hits = [place for place, relevant in enumerate(ranked, start=1) if relevant]
+        expected.append(sum(n / place for n, place in enumerate(hits, start=1)) / len(hits) if hits else None)
+    assert json.loads(out_file.read_text())["per_query"]["map"] == pytest.approx(expected, nan_ok=True)
+    assert evaluate_table(table, exclude="camera")["map"] != evaluate_table(table)["map"]
+
+
+def test_a_column_of_two_tables_is_numbered_alike(table):
+    rows = table.manifest.table
+    parts = [
+        EmbeddingTable(Manifest(Path("set.csv"), Path("images"), rows[place], 1), table.vectors[place], "one")
+        for place in (slice(0, 9), slice(0, 24))
+    ]
+    found = evaluate_table(parts[0], gallery=parts[1], exclude="camera").per_query["map"]
+    np.testing.assert_allclose(found, evaluate_table(table, exclude="camera").per_query["map"][:9])
+
+
+def test_intervals_over_classes(sightline, table, tmp_path):
+    file = table.write(tmp_path / "t.parquet")
+    status, out, _ = sightline("evaluate", file, "--metric", "map", "--interval", 0.9, "--by", "classes")
+    low, high = evaluate_table(table).interval("map", 0.9, by="classes")
+    assert (status, out.splitlines()[-1]) == (0, "24 queries; 90 % intervals over classes")
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in out
+
+
+def test_mistakes_are_one_message(sightline, table, tmp_path):
+    file = table.write(tmp_path / "t.parquet")
+    for words, message in (
+        (["--exclude", "kamera"], "no column 'kamera'; it has 'id', 'path', 'split', 'label_0', 'camera'"),
+        (["--by", "class"], "unknown unit 'class': did you mean 'classes'?"),
+        (["--interval", 95], "level is 95.0; between 0 and 1 is needed"),
+    ):
+        status, out, err = sightline("evaluate", file, *words)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert message in err
+
+
+def test_two_processes_print_and_write_what_one_does(sightline, table, tmp_path):
+    file = table.write(tmp_path / "t.parquet")
+    _, alone, _ = sightline("evaluate", file, "--json", tmp_path / "one.json")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sightline"]
+    words = [*command, "evaluate", str(file), "--json", str(tmp_path / "two.json")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == alone
+    assert (tmp_path / "two.json").read_bytes() == (tmp_path / "one.json").read_bytes()
