@@ -126,11 +126,28 @@ def test_values_are_never_part_of_the_statement():
         "(" * 5000 + "x" + ")" * 5000,
         "not " * 3000 + "x == 1",
         "x == '" + "a" * 20_000 + "'",
+        "x == '\\ud800'",
+        "x in ['a', '\\udfff']",
+        " or ".join(["x == 1"] * 501),
+        "not " * 30 + "x == 1",
     ],
 )
 def test_what_is_not_in_the_language_is_refused(text):
     with pytest.raises(InputError, match="filter"):
         compile_filter(text)
+
+
+def test_the_largest_filters_that_are_read_are_answered():
+    ones = holding("x == 1")
+    assert holding(" or ".join(["x == 1"] * 500)) == ones
+    assert holding(" and ".join(["x == 1"] * 500)) == ones
+    assert holding("x " + "== 1 and x " * 499 + "== 1") == ones
+    assert holding("not " * 28 + "x == 1") == holding("not (" * 28 + "x == 1" + ")" * 28) == ones
+    deep = "x == 1"
+    for turn in range(27):
+        deep = f"({deep}) {'or' if turn % 2 else 'and'} x in [1, None]"
+    assert holding(deep) == [n for n in holding("x in [1, None]") if n in holding(deep)]
+    assert holding(f"x in [{', '.join(['1'] * 3300)}]") == ones
 
 
 def test_only_a_text_is_a_filter():

@@ -1,5 +1,6 @@
 """A gallery holds what was put into it, finds what brute force finds, and refuses what does not fit."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
-from sightline.search import store
+from sightline.search import connection
 from sightline.search.gallery import Gallery
 from sightline.search.items import EncoderIdentity
 
@@ -137,6 +138,9 @@ def test_vectors_of_any_length_have_a_direction(gallery, scale):
     gallery.add(["a", "b"], draw(2) * np.array([[1], [scale]], np.float32))
     units = draw(2) / np.linalg.norm(draw(2), axis=1, keepdims=True)
     np.testing.assert_allclose(gallery.vectors(["a", "b"]), units, atol=1e-6)
+    scores, ids = gallery.search(draw(2) * np.float32(scale), 1)
+    assert ids.tolist() == [["a"], ["b"]]
+    np.testing.assert_allclose(scores, 1, atol=1e-6)
 
 
 def test_dot_keeps_lengths(tmp_path):
@@ -199,6 +203,9 @@ def with_fault(value):
         (["a"], draw(1), [{"x": "\ud800"}], "'a': x is .*, which is not UTF-8"),
         (["a"], draw(1), [{"id": "b"}], "'a': its metadata has another id"),
         (["a"], draw(1), [{3: "b"}], "the key 3 is not a string"),
+        (["a", "b"], draw(2), [{}, "year"], "a dictionary is needed for each item, found .row 1: 'year'"),
+        (["a", "b"], [[1.0] * 8, [1.0]], None, "vectors: .* found rows of different lengths"),
+        (["a"], np.full((1, 8), 1e300), None, "NaN or infinity in the vectors of 'a'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(filled, ids, vectors, metadata, message):
@@ -219,6 +226,11 @@ def test_unknown_ids_are_named_and_none_is_removed(filled):
     for call in (gallery.remove, gallery.get, gallery.vectors, gallery.metadata):
         with pytest.raises(InputError, match="gallery: 2 unknown ids: 'x', 'y'"):
             call(["item 1", "x", "y"])
+        with pytest.raises(InputError, match="a list of ids is needed, found the single string 'item 1'"):
+            call("item 1")
+    for call in (gallery.get, gallery.vectors, gallery.metadata):  # of a file name that is not UTF-8, or no string at all
+        with pytest.raises(InputError, match=r"gallery: 2 unknown ids: '.udcff', '3'"):
+            call(["item 1", "\udcff", 3])
     assert gallery.ids() == list(items)
     with pytest.raises(InputError, match="more than once in one call: 'item 1'"):
         gallery.remove(["item 1", "item 1"])
@@ -230,6 +242,7 @@ def test_unknown_ids_are_named_and_none_is_removed(filled):
         (draw(2), 0, "k is 0; at least 1 is needed"),
         (draw(2, dim=3), 1, "queries have 3 dimensions, the gallery 8"),
         (with_fault(np.nan), 1, "queries: NaN or infinity in 1 of 3 rows: '1'"),
+        (draw(2).astype(float) * [[1], [1e300]], 1, "queries: NaN or infinity in 1 of 2 rows: '1'"),
     ],
 )
 def test_bad_queries_are_refused(filled, queries, k, message):
@@ -293,23 +306,79 @@ def test_a_reader_sees_another_connections_writes_at_its_next_search(filled):
             reader.add(["x"], draw(1))
 
 
-def test_a_second_writer_waits_and_then_says_why(filled, monkeypatch):
-    gallery, _ = filled
-    monkeypatch.setattr(store, "BUSY_SECONDS", 0.1)
-    with Gallery.open(gallery.folder) as second:
-        with gallery._store.writing(), pytest.raises(InputError, match=r"another process is writing; waited 0\.1 s"):
-            second.add(["x"], draw(1))
-        second.add(["x"], draw(1))
-    assert gallery.ids()[-1] == "x"
-
-
 WRITER = """
-import sys, numpy as np
+import os, sys, numpy as np
 from sightline.search.gallery import Gallery
 with Gallery.open(sys.argv[1]) as gallery:
     for n in range(20):
         gallery.add([f"{sys.argv[2]} {n}"], np.random.default_rng(n).standard_normal((1, 8)))
 """
+
+
+class TestFolderThatMayNotBeWritten:
+    """Its readers miss no acknowledged write, whether a writer is at it, was killed, or comes and goes."""
+
+    @pytest.fixture
+    def reader(self, filled, monkeypatch):
+        """A function that opens the gallery as one who may not write."""
+        opened = []
+
+        def opening():
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "access", lambda *_: False)
+                opened.append(Gallery.open(filled[0].folder, read_only=True))
+            return opened[-1]
+
+        yield opening
+        for gallery in opened:
+            gallery.close()
+
+    def test_while_a_writer_is_at_it(self, filled, reader):
+        gallery, items = filled
+        late = reader()
+        assert late.ids() == list(items)
+        gallery.add(["late"], draw(1))
+        assert late.ids() == [*items, "late"]
+
+    def test_after_a_writer_was_killed(self, filled, reader):
+        gallery, items = filled
+        gallery.close()
+        subprocess.run([sys.executable, "-c", WRITER + "    os.kill(os.getpid(), 9)", gallery.folder, "new"])
+        assert (gallery.folder / "gallery.db-wal").stat().st_size
+        assert reader().ids() == [*items, *(f"new {n}" for n in range(20))]
+
+    def test_when_a_writer_comes_and_goes(self, filled, reader, tmp_path):
+        gallery, items = filled
+        gallery.close()
+        still = reader()
+        assert still.ids() == list(items)
+        assert not list(gallery.folder.glob("gallery.db-*"))  # nothing was made: the reader may not
+        still.backup(tmp_path / "copy")
+        with Gallery.open(gallery.folder) as writer:
+            writer.add(["one"], draw(1))
+            assert len(still) == 101
+            assert_finds(still, items | {"one": (draw(1)[0], {})}, draw(2, seed=3), k=200)
+            writer.remove(["one"])
+        assert still.ids() == list(items)
+        again = reader()
+        with Gallery.open(gallery.folder) as writer:
+            writer.add(["two"], draw(1))
+        assert again.ids() == still.ids() == [*items, "two"]
+        again.close()
+        with pytest.raises(InputError, match="damaged or was closed"):
+            again.ids()
+        with Gallery.open(tmp_path / "copy") as copy:
+            assert copy.ids() == list(items)
+
+
+def test_a_second_writer_waits_and_then_says_why(filled, monkeypatch):
+    gallery, _ = filled
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
+    with Gallery.open(gallery.folder) as second:
+        with gallery._store.writing(), pytest.raises(InputError, match=r"another process is writing; waited 0\.1 s"):
+            second.add(["x"], draw(1))
+        second.add(["x"], draw(1))
+    assert gallery.ids()[-1] == "x"
 
 
 def test_two_writing_processes_take_turns_while_threads_search(filled):

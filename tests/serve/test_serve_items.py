@@ -77,6 +77,7 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
         ({"id": "a" * 1025}, "id"),
         ({"id": "a", "metadata": '{"path": "/etc/passwd"}'}, "path"),
         ({"id": "a", "metadata": '{"id": "b"}'}, "id"),
+        ({"id": "a", "metadata": '{"x_1": -20000, "y_1": -10000, "x_2": 5, "y_2": 5}'}, "x_1, x_2, y_1, y_2"),
         ({"id": "a", "metadata": '{"list": [1]}'}, "list"),
         ({"id": "a", "metadata": '{"big": 1e999}'}, "big"),
         ({"id": "a", "metadata": '{"big": 99999999999999999999999}'}, "big"),
@@ -126,6 +127,39 @@ def test_images_are_small_cached_and_without_what_the_file_held_besides(serving,
     client.put("/v1/items/photo", files={"image": ("x", png())})
     assert client.get("/v1/items/photo/thumbnail", headers={"If-None-Match": small.headers["etag"]}).status_code == 200
     assert client.get("/v1/items/photo/thumbnail?size=5000").status_code == 422
+
+
+def in_a_box(folder, tmp_path, *sides):
+    """An item of an image of 40 x 36 of which a part counts."""
+    (tmp_path / "boxed.png").write_bytes(png(1))
+    known = dict(zip(("x_1", "y_1", "x_2", "y_2"), sides, strict=True)) | {"path": "../boxed.png", "year": 1}
+    with Gallery.open(folder) as gallery:
+        gallery.upsert(["boxed"], np.eye(16)[:1], [known])
+
+
+def test_a_box_goes_with_its_image(serving, own_gallery, tmp_path):
+    in_a_box(own_gallery, tmp_path, 4, 3, 24, 13)
+    client = serving(own_gallery)
+    found = client.get("/v1/items/boxed").json()["metadata"]
+    client.put("/v1/items/boxed", files={"metadata": (None, json.dumps(found | {"year": 2}))})  # what was sent is sent back
+    assert client.get("/v1/items/boxed").json()["metadata"] == {"year": 2}
+    picture = Image.open(io.BytesIO(client.get("/v1/items/boxed/image").content))
+    whole = Image.open(io.BytesIO(png(1)))
+    assert np.array_equal(picture, whole.crop((4, 3, 24, 13)))
+    client.put("/v1/items/boxed", files={"image": ("x", png(2))})  # is searched by as a whole, and so shown
+    picture = Image.open(io.BytesIO(client.get("/v1/items/boxed/image").content))
+    assert np.array_equal(picture, Image.open(io.BytesIO(png(2))))
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [(-20000, -10000, 5, 5), (-3000, 0, 5, 5), (0, 0, 0, 0), (5, 0, 5, 9), (0, 0, 41, 9), ("a", 0, 5, 5), (9, 9, 5, 5)],
+)
+def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, tmp_path, sides):
+    in_a_box(own_gallery, tmp_path, *sides)
+    answer = serving(own_gallery).get("/v1/items/boxed/image")
+    assert answer.status_code == 404
+    assert "cannot be read" in answer.json()["detail"]
 
 
 def test_images_outside_the_roots_are_not_shown(serving, own_gallery, image_tree, tmp_path):

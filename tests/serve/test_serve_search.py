@@ -135,12 +135,24 @@ def test_searches_by_id_that_do_not_fit(client, body, status, detail):
         ({"vector": [1e300] * 16}, "vector"),
         ({"vector": [1.0] * 16, "where": "__import__('os')"}, "not in the language"),
         ({"vector": [1.0] * 16, "where": "path >= 'a'"}, "path cannot be asked for"),
+        ({"vector": [1.0] * 16, "where": "x == '\\ud800'"}, "is not UTF-8"),
+        ({"vector": [1.0] * 16, "where": " or ".join(["x == 1"] * 900)}, "900 comparisons"),
     ],
 )
 def test_searches_by_vector_that_do_not_fit(client, body, detail):
     answer = client.post("/v1/search/vector", json=body)
     assert answer.status_code == 422
     assert detail in answer.json()["detail"]
+
+
+def test_a_vector_of_another_encoder_is_refused(client, shared_gallery):
+    with Gallery.open(shared_gallery, read_only=True) as gallery:
+        own = gallery.identity.fingerprint
+    body = {"vector": [1.0] * 16, "k": 1}
+    assert client.post("/v1/search/vector", json=body | {"fingerprint": own}).status_code == 200
+    answer = client.post("/v1/search/vector", json=body | {"fingerprint": "another"})
+    assert answer.status_code == 422
+    assert f"the vector is of encoder another, the gallery's are of {own}" in answer.json()["detail"]
 
 
 def test_json_that_is_nested_without_end_is_refused(client):
@@ -197,6 +209,17 @@ def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery
     assert "rejector" in broken.json()["detail"]
     assert str(own_gallery) not in broken.text
     assert expected.belongs is False  # of the one outside: otherwise nothing was shown
+
+
+def test_the_only_item_is_like_no_other(serving, own_gallery, image_tree):
+    with Gallery.open(own_gallery) as gallery:
+        table = embed_manifest(gallery.encoder(), read_manifest(image_tree))
+        fit_rejector(table, "knn", tpr=0.9, gallery=table).save(own_gallery / FOLDER)
+        gallery.remove(gallery.ids()[1:])
+        (only,) = gallery.ids()
+    answer = serving(own_gallery).post("/v1/search/id", json={"id": only, "policy": "flag"})
+    assert (answer.status_code, answer.json()["results"]) == (200, [])
+    assert (answer.json()["verdict"]["similarity"], answer.json()["verdict"]["matched"]) == (-1, False)
 
 
 def test_two_galleries_are_served_side_by_side(serving, shared_gallery, own_gallery):

@@ -23,7 +23,7 @@ def search(
     alpha: Annotated[float, typer.Option(help="Power of similarity that these are weighted by.")] = 2.0,
     rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
     depth: Annotated[
-        int, typer.Option(min=1, help="How many results are ordered anew; later ones keep their order.")
+        int, typer.Option(min=1, help="How many results are ordered anew, and at least those that are shown.")
     ] = 100,
     reciprocal: Annotated[
         int,

@@ -9,9 +9,11 @@ import ast
 from dataclasses import dataclass
 
 from sightline.errors import InputError
-from sightline.search.items import Value
+from sightline.search.items import Value, is_utf8
 
 LONGEST = 10_000
+MOST_COMPARISONS = 500  # SQLite takes no condition of more than 1000 parts
+DEEPEST = 30  # of parts in one another; SQLite takes 100, and a comparison has some itself
 ORDERED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 FITS = "names compared with strings in quotes, numbers, True, False or None by == != < <= > >= in, joined by and, or, not"
@@ -52,6 +54,7 @@ def compile_filter(text: str) -> Condition:
         raise InputError(f"a filter of {len(text)} letters; at most {LONGEST} are read")
     try:
         tree = ast.parse(text.strip(), mode="eval")
+        _check_extent(tree.body, text)
         return _condition(tree.body, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, InputError):
@@ -68,6 +71,25 @@ def filter_names(text: str) -> list[str]:
     """
     compile_filter(text)
     return sorted({node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)})
+
+
+def _check_extent(tree: ast.expr, text: str) -> None:
+    """Refuse what the language has and the database does not take."""
+    n_comparisons, deepest, waiting = 0, 0, [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(node, ast.Compare):
+            n_comparisons += len(node.ops)
+        elif isinstance(node, ast.BoolOp):
+            waiting += [(part, depth + 1) for part in node.values]
+        elif isinstance(node, ast.UnaryOp):
+            waiting.append((node.operand, depth + 1))
+    if n_comparisons > MOST_COMPARISONS or deepest > DEEPEST:
+        raise InputError(
+            f"filter {text[:40]!r}...: {n_comparisons} comparisons, {deepest} conditions in one another; at most "
+            f"{MOST_COMPARISONS} and {DEEPEST} are taken. `in` with a list is one comparison"
+        )
 
 
 def _condition(node: ast.expr, text: str) -> Condition:
@@ -133,6 +155,8 @@ def _value(node: ast.expr, text: str) -> Value:
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str | int | float | None):
         raise _foreign(node, text)
     value = node.value
+    if isinstance(value, str) and not is_utf8(value):
+        raise InputError(f"filter {text!r}: {value!a} is not UTF-8")
     if isinstance(value, int | float) and type(value) is not bool:
         value = sign * value
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -30,5 +30,10 @@ def appearing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         scratch.rename(folder)
+        above = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(above)  # a power cut does not take the name back
+        finally:
+            os.close(above)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

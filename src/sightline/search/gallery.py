@@ -24,6 +24,8 @@ from sightline.search.items import (
     checked_metadata,
     checked_queries,
     checked_vectors,
+    listed_ids,
+    may_be_id,
     some,
 )
 from sightline.search.snapshot import Snapshot, refreshed, table_faults
@@ -211,14 +213,14 @@ class Gallery:
                 self._store.remove(list(self._known_rows(listed).values()))
 
     def _known_rows(self, ids: list[str]) -> dict[str, int]:
-        rows = self._store.rows_of(ids)
+        rows = self._store.rows_of([id_ for id_ in ids if may_be_id(id_)])
         if missing := [id_ for id_ in ids if id_ not in rows]:
             raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
         return rows
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; unknown ones are refused."""
-        listed = list(ids)
+        listed = listed_ids(ids)
         with self._store.reading():
             rows = self._known_rows(listed)
             snapshot = self._refresh()
@@ -227,7 +229,7 @@ class Gallery:
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
         """What is known of the items of these ids, in their order."""
-        listed = list(ids)
+        listed = listed_ids(ids)
         with self._store.reading():
             rows = self._known_rows(listed)
             metadata = self._store.metadata_of(list(rows.values()))
@@ -235,7 +237,7 @@ class Gallery:
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
-        listed = list(ids)
+        listed = listed_ids(ids)
         with self._store.reading():
             rows = self._known_rows(listed)
             snapshot = self._refresh()

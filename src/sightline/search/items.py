@@ -80,10 +80,8 @@ def check_metric(metric: str) -> str:
 
 def checked_ids(ids: Sequence[str]) -> list[str]:
     """The ids as a list; refused where one is no string, empty, or there twice."""
-    if isinstance(ids, str):
-        raise InputError(f"a list of ids is needed, found the single string {ids!r}")
-    listed = list(ids)
-    faults = [f"id {id_!r} is not a string of at least one letter" for id_ in listed if not _fits(id_)]
+    listed = listed_ids(ids)
+    faults = [f"id {id_!r} is not a string of at least one letter" for id_ in listed if not may_be_id(id_)]
     raise_faults("ids", faults)
     if len(set(listed)) < len(listed):
         twice = [id_ for id_, n in Counter(listed).items() if n > 1]
@@ -91,7 +89,15 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
     return listed
 
 
-def _fits(id_: object) -> bool:
+def listed_ids(ids: Sequence[str]) -> list[str]:
+    """The ids as a list; one string is none."""
+    if isinstance(ids, str):
+        raise InputError(f"a list of ids is needed, found the single string {ids!r}")
+    return list(ids)
+
+
+def may_be_id(id_: object) -> bool:
+    """Whether an item can have such an id."""
     return isinstance(id_, str) and id_ != "" and "\0" not in id_ and (id_.isascii() or is_utf8(id_))
 
 
@@ -128,19 +134,23 @@ def checked_queries(queries: ArrayLike, dim: int, metric: str) -> NDArray[np.flo
         raise InputError(f"queries: NaN or infinity in {len(rows)} of {len(table)} rows: {some(rows)}")
     if metric != "cosine":
         return table
-    unit: NDArray[np.float32] = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), SHORTEST)
-    return unit
+    wide = table.astype(np.float64)  # squares of what float32 holds may not fit in it
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), SHORTEST), np.float32)
 
 
 def _table(vectors: ArrayLike, dim: int, name: str) -> NDArray[np.float32]:
-    table = np.asarray(vectors)
+    try:
+        table = np.asarray(vectors)
+    except ValueError as error:
+        raise InputError(f"{name}: a table (N, {dim}) is needed, found rows of different lengths") from error
     if table.ndim != 2 or table.dtype.kind != "f":
         raise InputError(
             f"{name}: a table of floating point numbers (N, {dim}) is needed, found {table.dtype} {table.shape}"
         )
     if table.shape[1] != dim:
         raise InputError(f"{name} have {table.shape[1]} dimensions, the gallery {dim}")
-    return np.ascontiguousarray(table, np.float32)
+    with np.errstate(over="ignore"):  # becomes infinity, which is refused by those who ask
+        return np.ascontiguousarray(table, np.float32)
 
 
 def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict[str, Value]]:
@@ -148,6 +158,8 @@ def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict
     if metadata is None:
         return [{} for _ in ids]
     rows = metadata.to_dicts() if isinstance(metadata, pl.DataFrame) else list(metadata)
+    if strange := [f"row {place}: {row!r}" for place, row in enumerate(rows) if not isinstance(row, Mapping)]:
+        raise InputError(f"metadata: a dictionary is needed for each item, found {some(strange)}")
     if len(rows) != len(ids):
         raise InputError(f"{len(rows)} rows of metadata for {len(ids)} ids")
     kept = [dict(row) for row in rows]

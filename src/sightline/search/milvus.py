@@ -25,6 +25,7 @@ from sightline.search.items import (
     checked_metadata,
     checked_queries,
     checked_vectors,
+    listed_ids,
     some,
 )
 from sightline.search.milvus_connection import Address, check_index, connected, index_type, told
@@ -382,7 +383,7 @@ class MilvusGallery:
         return found
 
     def _all_known(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        found = self._known(list(ids), fields)
+        found = self._known(listed_ids(ids), fields)
         if missing := [id_ for id_ in ids if id_ not in found]:
             raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
         return found

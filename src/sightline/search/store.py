@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
+from sightline.search.connection import Still, configured, connected, mode_of, standing_still, translated
 from sightline.search.items import EncoderIdentity, Value, some
 
 DATABASE = "gallery.db"
 FORMAT = 1
 APPLICATION = 0x53494748
 BLOCK_BYTES = 1 << 20
-BUSY_SECONDS = 10.0
 AT_ONCE = 500  # ids asked for in one statement
 SCHEMA = """
 CREATE TABLE described (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
@@ -37,8 +37,6 @@ CREATE TABLE removed (row INTEGER PRIMARY KEY, generation INTEGER NOT NULL);
 INSERT INTO state VALUES (0, 0, 0, 0, 0);
 """
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
-DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,11 @@ class Block:
 class Store:
     """One open database; usable from several threads, one at a time."""
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection, read_only: bool) -> None:
+    def __init__(self, folder: Path, connection: sqlite3.Connection, read_only: bool, still: Still | None = None) -> None:
         self.folder = folder
         self.read_only = read_only
-        self._connection = connection
+        self._connection = configured(connection, read_only)
+        self._still = still  # None where the connection sees what others write
         self._lock = threading.RLock()
         with self._translated():
             described = self.described()
@@ -77,8 +76,8 @@ class Store:
     def create(cls, folder: Path, identity: EncoderIdentity, metric: str, index: str, recall: float) -> "Store":
         """A new database in a folder that has none."""
         folder.mkdir(parents=True, exist_ok=True)
-        with _translated(folder):
-            connection = _connect(folder / DATABASE)
+        with translated(folder):
+            connection = connected(folder / DATABASE)
             connection.execute("PRAGMA page_size = 16384")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(
@@ -87,7 +86,7 @@ class Store:
             for key, value in {**asdict(identity), "metric": metric, "index": index, "recall": recall}.items():
                 connection.execute("INSERT INTO described VALUES (?, ?, ?)", (key, str(value), _checksum(key, str(value))))
             connection.execute("COMMIT")
-        return cls._configured(folder, connection, read_only=False)
+        return cls(folder, connection, read_only=False)
 
     @classmethod
     def open(cls, folder: Path, read_only: bool = False) -> "Store":
@@ -97,36 +96,42 @@ class Store:
             raise InputError(f"{folder}: not a gallery: it is a file, and a gallery is a folder")
         if not file.is_file():
             raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
-        with _translated(folder):
+        with translated(folder):
             writable = os.access(file, os.W_OK) and os.access(folder, os.W_OK)
             if not writable and not read_only:
                 raise InputError(f"{folder}: cannot be written; open it with read_only=True")
-            connection = _connect(file, "rw" if writable else "ro&immutable=1")
+            still = None if writable else standing_still(file)
+            connection = connected(file, "rw" if writable else mode_of(still))
             found = (_one(connection, "PRAGMA application_id"), _one(connection, "PRAGMA user_version"))
             if found != (APPLICATION, FORMAT):
                 connection.close()
                 raise InputError(
                     f"{file}: not a gallery of format {FORMAT}: found application {found[0]}, format {found[1]}"
                 )
-        return cls._configured(folder, connection, read_only)
-
-    @classmethod
-    def _configured(cls, folder: Path, connection: sqlite3.Connection, read_only: bool) -> "Store":
-        connection.execute("PRAGMA synchronous = FULL")  # a commit that returned survives a power cut
-        connection.execute("PRAGMA cache_size = -16000")
-        if read_only:
-            connection.execute("PRAGMA query_only = ON")
-        return cls(folder, connection, read_only)
+        return cls(folder, connection, read_only, still)
 
     def close(self) -> None:
         """Let go of the files; may be called twice."""
         with self._lock:
             self._connection.close()
+            self._still = None
+
+    def _look_again(self) -> None:
+        """Connect anew if a database that nobody was writing to when it was connected is no longer what it was."""
+        if self._still is None or self._connection.in_transaction:
+            return
+        with suppress(FileNotFoundError):  # at the moment of being replaced
+            file = self.folder / DATABASE
+            if (still := standing_still(file)) != self._still:
+                connection = configured(connected(file, mode_of(still)), self.read_only)
+                self._connection.close()
+                self._connection, self._still = connection, still
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """All that is read in this block is of one moment."""
         with self._lock, self._translated():
+            self._look_again()
             if self._connection.in_transaction:
                 yield
                 return
@@ -153,11 +158,12 @@ class Store:
                 raise
 
     def _translated(self) -> Any:
-        return _translated(self.folder)
+        return translated(self.folder)
 
     def state(self) -> State:
         """Where the store stands now."""
         with self._lock, self._translated():
+            self._look_again()
             row = self._connection.execute("SELECT generation, epoch, next_row, n_items FROM state").fetchone()
         if row is None:
             raise InputError(f"{self.folder}: the database is damaged: it has no state")
@@ -283,7 +289,7 @@ class Store:
     def backup(self, file: Path) -> None:
         """Write a copy of the database as it is at one moment, while others read and write."""
         with self._translated():
-            copy, source = sqlite3.connect(file), _connect(self.folder / DATABASE, "ro")
+            copy, source = sqlite3.connect(file), connected(self.folder / DATABASE, mode_of(self._still))
             try:
                 source.backup(copy)
                 copy.execute("PRAGMA journal_mode = WAL")
@@ -353,29 +359,5 @@ def _checksum(key: str, value: str) -> int:
     return zlib.crc32(f"{key}\0{value}".encode("utf-8", "replace"))
 
 
-def _connect(file: Path, mode: str = "rwc") -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"{file.resolve().as_uri()}?mode={mode}", BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
-    )
-
-
 def _one(connection: sqlite3.Connection, statement: str) -> int:
     return int(connection.execute(statement).fetchone()[0])
-
-
-@contextmanager
-def _translated(folder: Path) -> Iterator[None]:
-    """One error that names the gallery, for whatever SQLite raises."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            message = f"another process is writing; waited {BUSY_SECONDS:g} s, nothing was changed"
-        elif kind in FULL:
-            message = f"cannot be read or written ({error}); is the disk full? Nothing of this call was kept"
-        elif kind in DAMAGED or kind == 0:
-            message = f"the database is damaged or was closed: {error}"
-        else:
-            message = f"the database cannot be used: {error}"
-        raise InputError(f"{folder}: {message}") from error

@@ -12,7 +12,7 @@ from sightline.serve.collection import Collection, Found, SearchJob
 from sightline.serve.fields import labels_of, relation
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import (
-    HIDDEN,
+    OF_THE_IMAGE,
     Answer,
     GalleryBody,
     ItemBody,
@@ -28,13 +28,13 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "GIF"
 
 
 def item_body(collection: Collection, id_: str, metadata: dict[str, Value]) -> ItemBody:
-    """An item as it is shown: without where its file lies."""
+    """An item as it is shown: without where its file lies, so that its metadata can be sent back."""
     start, end = f"/v1/items/{quote(id_, safe='')}", f"?gallery={quote(collection.name, safe='')}"
     has_image = bool(metadata.get("path"))
     return ItemBody(
         id=id_,
         labels=labels_of(metadata),
-        metadata={key: value for key, value in metadata.items() if key not in HIDDEN},
+        metadata={key: value for key, value in metadata.items() if key not in OF_THE_IMAGE},
         image=f"{start}/image{end}" if has_image else None,
         thumbnail=f"{start}/thumbnail{end}" if has_image else None,
     )

@@ -21,7 +21,7 @@ from sightline.search.items import Value
 from sightline.search.refine import NOTHING, Refinement, refined_search
 from sightline.search.store import DATABASE
 from sightline.serve.problems import Problem
-from sightline.serve.schemas import HIDDEN
+from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE
 
 IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names drawn here
 TRIES = 5
@@ -180,7 +180,8 @@ class Collection:
         if rejector is None or policy not in POLICIES or policy == "ignore":
             return [None] * len(jobs), None
         nearest, _ = refined_search(gallery, queries, 1, own=own)
-        best = nearest[:, 0] if nearest.shape[1] else np.full(len(jobs), -1.0)
+        best = nearest[:, 0] if nearest.shape[1] else np.full(len(jobs), -np.inf)
+        best = np.where(np.isfinite(best), best, -1.0)  # there is no other item: it is like nothing
         return rejector.judge(queries, best), policy
 
     def known(self, id_: str) -> dict[str, Value]:
@@ -210,7 +211,7 @@ class Collection:
 
         Args:
             id_: the item's.
-            metadata: without the keys that say where its image is.
+            metadata: without the keys that say where its image is, and which part of it counts.
             image: the bytes of its file, how such files' names end, and its vector.
             replace: whether an item of that id may be, and is then replaced.
 
@@ -223,14 +224,14 @@ class Collection:
             if there and not replace:
                 raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
             before = gallery.metadata([id_])[0] if there else {}
-            hidden = {key: before[key] for key in HIDDEN if key in before}
-            plain = {key: value for key, value in before.items() if key not in HIDDEN}
+            old_image = {key: before[key] for key in OF_THE_IMAGE if key in before}
+            plain = {key: value for key, value in before.items() if key not in OF_THE_IMAGE}
             now = dict(plain if metadata is None else metadata)
             if image is None:
                 if not there:
                     raise Problem(422, "image: a new item needs one")
-                gallery.upsert([id_], gallery.vectors([id_]), [now | hidden])
-                return False, gallery.generation, now | hidden
+                gallery.upsert([id_], gallery.vectors([id_]), [now | old_image])
+                return False, gallery.generation, now | old_image
             data, suffix, vector = image
             name = f"{IMAGES}/{uuid.uuid4().hex}{suffix}"
             with replaced(self.folder / name) as scratch:
@@ -240,7 +241,7 @@ class Collection:
             except BaseException:
                 (self.folder / name).unlink(missing_ok=True)
                 raise
-            self._drop_file(hidden)
+            self._drop_file(old_image)
             return not there, gallery.generation, now | {"path": name}
 
     def remove(self, id_: str) -> int:

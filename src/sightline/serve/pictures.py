@@ -85,10 +85,12 @@ class Pictures:
                 if opened.width * opened.height > 4 * self._pixels:
                     raise Problem(404, "the image of this item is too large to be shown")
                 box = _box(metadata)
+                if box is not None and not (0 <= box[0] < box[2] and 0 <= box[1] < box[3]):
+                    raise ValueError(f"the box {box} is empty or begins outside the image")
                 if box is None:
                     opened.draft(None, (2 * size, 2 * size))  # no larger than needed, of a JPEG file
                 image = load_image(opened, box)
-        except (InputError, OSError, ValueError) as error:
+        except (InputError, OSError, ValueError, OverflowError) as error:
             raise Problem(404, "the image of this item cannot be read any more") from error
         image.thumbnail((size, size))
         encoded = io.BytesIO()

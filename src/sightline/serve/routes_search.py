@@ -80,8 +80,11 @@ async def search_by_vector(body: VectorSearch, service: ServiceOf) -> Answer:
     """The items nearest to a vector of the gallery's encoder."""
     with service.accepted():
         served = service.served(body.gallery)
-        dim = (await service.aside(served.collection.gallery)).identity.dim
-        vector = checked_vector(body.vector, dim)
+        identity = (await service.aside(served.collection.gallery)).identity
+        if body.fingerprint not in (None, identity.fingerprint):
+            told = f"the vector is of encoder {body.fingerprint}, the gallery's are of {identity.fingerprint}"
+            raise Problem(422, f"fingerprint: {told}")
+        vector = checked_vector(body.vector, identity.dim)
         took: dict[str, float] = {}
         async with timed(took, "search"):
             found = await service.searched(served, search_job(body, vector))

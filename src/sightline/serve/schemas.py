@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from sightline.data.manifest import BOX
 from sightline.search.items import Value
 from sightline.serve.problems import Problem
 from sightline.serve.uploads import Crop
@@ -11,6 +12,7 @@ from sightline.serve.uploads import Crop
 MOST_RESULTS = 200
 LONGEST_ID = 1024
 HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash")  # where and how an image lies on this machine
+OF_THE_IMAGE = (*HIDDEN, *BOX)  # what goes with an item's image, and is not for requests to set
 METADATA = TypeAdapter(dict[Annotated[str, Field(min_length=1, max_length=200)], Value])
 Policy = Literal["reject", "flag", "ignore"]
 Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
@@ -84,9 +86,15 @@ class IdSearch(JudgedOptions):
 
 
 class VectorSearch(JudgedOptions):
-    """A search by a vector of the gallery's encoder."""
+    """A search by a vector of the gallery's encoder.
+
+    Attributes:
+        vector: as the encoder gives it, of any length above 0.
+        fingerprint: of the encoder it is from, as a gallery's description has it; that of another is refused.
+    """
 
     vector: list[Number] = Field(min_length=1, max_length=16_384)
+    fingerprint: str | None = Field(default=None, max_length=200)
 
 
 class Query(BaseModel):
@@ -219,6 +227,6 @@ def checked_metadata_text(text: str | None) -> dict[str, Value] | None:
         raise Problem(
             422, f"metadata: a JSON object of texts, numbers, true, false or null: {where} {fault['msg']}"
         ) from error
-    if taken := sorted({*HIDDEN, "id"} & found.keys()):
+    if taken := sorted({*OF_THE_IMAGE, "id"} & found.keys()):
         raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
     return found
