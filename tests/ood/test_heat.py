@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from sightline import InputError, ood
+from sightline.ood import residual_energy
 from sightline.ood.langevin import Langevin, scheduled
 from sightline.ood.residual_energy import energy_network, residual_loss
 
@@ -126,7 +127,7 @@ def test_one_step_numbers():
     )
 
 
-def test_chains_without_noise_descend_and_projection_holds():
+def test_chains_without_noise_descend():
     vectors = np.random.default_rng(0).normal(size=(200, 3))
     gmm = ood.create("gmm", normalise=False).fit(vectors)
     start = torch.from_numpy(vectors[:20] * 3)
@@ -134,13 +135,100 @@ def test_chains_without_noise_descend_and_projection_holds():
     before = gmm.energy(start)
     after = gmm.energy(Langevin(5, (0.05, 0.01), (0.0, 0.0)).chains(gmm.energy, start, generator))
     assert (after < before).all()
-    project = lambda z: torch.nn.functional.normalize(z.relu() + 1e-9, dim=1)  # noqa: E731
-    last = Langevin(3).chains(gmm.energy, start, generator, project)
-    assert (last >= 0).all()
-    assert_close(last.norm(dim=1), torch.ones(20, dtype=torch.float64))
     assert_close(start, torch.from_numpy(vectors[:20] * 3))
     with pytest.raises(InputError, match="n_steps is -1"):
         Langevin(-1)
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Where the chains of each step start and end, filled while HEAT is fitted."""
+    seen = []
+    chains = Langevin.chains
+
+    def recorded(self, energy, start, generator, project=None):
+        seen.append((start, chains(self, energy, start, generator, project)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Langevin, "chains", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("start", ["prior", "normal"])
+def test_chains_start_and_end_where_the_data_lies(rectified, unit, start, moved):
+    vectors = np.random.default_rng(0).normal(size=(100, 16))
+    vectors = np.abs(vectors) if rectified else vectors
+    prior = {"name": "gmm", "normalise": unit}
+    ood.create("heat", priors=[prior], start=start, hidden=8, epochs=1, n_chains=64, noise=(0.1, 0.1)).fit(vectors)
+    ((first, last),) = moved
+    assert not torch.equal(first, last)
+    for samples in (first, last):
+        assert bool((samples >= 0).all()) == rectified
+        lengths = samples.norm(dim=1)
+        assert bool((lengths - 1).abs().max() < 1e-6) == unit
+
+
+def test_a_buffer_that_is_half_full_starts_nine_chains_of_ten(moved, monkeypatch):
+    monkeypatch.setattr(residual_energy, "BUFFER_SIZE", 64)
+    prior = {"name": "gmm", "normalise": False}
+    options = {"start": "buffer", "hidden": 8, "epochs": 10, "batch_size": 20, "n_chains": 16, "n_steps": 1}
+    ood.create("heat", priors=[prior], **options).fit(np.random.default_rng(0).normal(size=(200, 3)))
+    assert len(moved) == 100
+    again = []
+    for place, (first, _) in enumerate(moved):
+        ends = {tuple(row) for _, last in moved[max(0, place - 4) : place] for row in last.tolist()}  # the last 64
+        again.append(np.mean([tuple(row) in ends for row in first.tolist()]))
+    assert again[:2] == [0, 0]  # 0 and 16 entries
+    assert np.mean(again[2:]) == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize(("negatives", "n_samples"), [("chain", 16), ("chain+init", 32)])
+def test_samples_are_chains_with_or_without_their_starts(negatives, n_samples, monkeypatch):
+    counted = []
+
+    def loss(real, generated, weight):
+        counted.append((len(real), len(generated), weight))
+        return residual_loss(real, generated, weight)
+
+    monkeypatch.setattr(residual_energy, "residual_loss", loss)
+    ood.create("heat", negatives=negatives, hidden=8, epochs=1, n_chains=16, batch_size=40, weight=7.0).fit(
+        np.random.default_rng(0).normal(size=(50, 4))
+    )
+    assert counted == [(40, n_samples, 7.0), (10, n_samples, 7.0)]
+
+
+def test_chains_leave_the_network_as_it_was():
+    data = two_bumps(200, 0)
+    heat = ood.create("heat", priors=[{"name": "gmm", "normalise": False}], hidden=8, epochs=1, n_steps=1).fit(data)
+    member = heat.members[0]
+    member.network.requires_grad_(True).train()
+    member.network.zero_grad()  # of training
+    before = {name: weight.clone() for name, weight in member.network.state_dict().items()}
+    Langevin(3).chains(member.energy, torch.from_numpy(data[:5]), torch.Generator().manual_seed(0))
+    assert member.network.training
+    assert all(weight.grad is None for weight in member.network.parameters())
+    for name, weight in member.network.state_dict().items():
+        assert_close(weight, before[name], rtol=0, atol=0)
+
+
+def test_a_bar_is_drawn_where_it_is_asked_for(capsys):
+    for shown in (True, False):
+        ood.create("heat", hidden=8, epochs=1).fit(np.random.default_rng(0).normal(size=(50, 4)), show_progress=shown)
+        written = capsys.readouterr()
+        assert (written.out, "Fitting HEAT" in written.err) == ("", shown)
+
+
+def test_training_that_diverges_is_said():
+    with pytest.raises(InputError, match=r"the residual of prior 'gmm' diverges; lower lr \(1e\+30\)"):
+        ood.create("heat", hidden=8, lr=1e30).fit(np.random.default_rng(0).normal(size=(50, 4)))
+
+
+def test_vectors_of_one_dimension_have_no_sphere_to_draw_on():
+    vectors = np.random.default_rng(0).normal(1, 1, size=(60, 1))
+    heat = ood.create("heat", priors=["energy"], hidden=8, epochs=1).fit(vectors, np.zeros(60))
+    assert np.isfinite(heat.score(vectors)).all()
 
 
 def test_loss_numbers_and_size_of_the_network():
@@ -197,6 +285,8 @@ def test_an_untrained_residual_ranks_as_its_prior_and_a_heavy_weight_keeps_it_so
     np.testing.assert_allclose(untrained, slope * gmm + offset, atol=1e-9)
     heavy = ood.create("heat", priors=[prior], weight=1e4, temperature=10.0, **TOY | {"epochs": 4}).fit(data).score(queries)
     assert np.corrcoef(heavy, gmm)[0, 1] > 0.999
+    truth = np.abs(queries[:, 0]) > 3
+    assert roc_auc_score(truth, heavy) == pytest.approx(roc_auc_score(truth, gmm), abs=0.001)
 
 
 def test_temperature_brings_the_prior_to_the_bound_of_the_residual():

@@ -9,7 +9,7 @@ import pytest
 
 from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
 from sightline.evaluation.detection import identification_rates
-from sightline.ood.rejector import Rejector, fit_rejector, match_threshold
+from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_threshold
 
 PRINT, OTHER = "a" * 32, "b" * 32
 
@@ -88,6 +88,41 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(monkeypatch):
         fit_rejector(table(50), "gmm", policy="refuse")
     with pytest.raises(InputError, match="has an image of its class"):
         fit_rejector(table(50), "gmm", gallery=strangers)
+    broken = table(50, seed=1)
+    broken.vectors[3, 2] = np.nan
+    for wrong in (broken, table(0)):
+        with pytest.raises(InputError, match="the held-out table is empty, or has vectors with values that are not finite"):
+            fit_rejector(table(50), "gmm", held_out=wrong)
+        with pytest.raises(InputError, match="the gallery table is empty, or has"):
+            fit_rejector(table(50), "gmm", gallery=wrong)
+
+
+def test_a_place_is_refused_exactly_where_saving_there_would_be(tmp_path):
+    made = fit_rejector(table(50), "gmm")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").write_text("mine")
+    for name in ("file", "full"):
+        said = []
+        for refuses in (check_place, made.save):
+            with pytest.raises(InputError, match="exists and is not a rejector; it is left as it is") as caught:
+                refuses(tmp_path / name)
+            said.append(str(caught.value))
+        assert said[0] == said[1]
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty", "new"):  # the last one is a rejector by then
+        check_place(tmp_path / name)
+        made.save(tmp_path / name)
+
+
+def test_fit_refuses_its_folder_before_it_fits(sightline, tmp_path, monkeypatch):
+    monkeypatch.setattr(ood.Scorer, "fit", lambda *_, **__: pytest.fail("fitted"))
+    file = table(50).write(tmp_path / "fit.parquet")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note.txt").write_text("mine")
+    status, out, err = sightline("ood", "fit", file, "--out", tmp_path / "mine", "--scorer", "gmm")
+    assert (status, out) == (2, "")
+    assert f"{tmp_path / 'mine'}: exists and is not a rejector; it is left as it is" in err
 
 
 def test_seed_is_the_scorers_too():
@@ -139,6 +174,11 @@ def test_what_does_not_fit(tmp_path):
         fit_rejector(table(50), "gmm", gallery=table(50, fingerprint=OTHER))
     with pytest.raises(InputError, match="level is 1; the table has 1 label levels"):
         fit_rejector(table(50), "gmm", level=1)
+    bare = table(50).manifest.table.drop("label_0")
+    unlabelled = EmbeddingTable(Manifest(Path("x.csv"), Path("."), bare, 0), table(50).vectors, PRINT)
+    with pytest.raises(InputError, match="level is 1; the table has 0 label levels"):
+        fit_rejector(unlabelled, "gmm", level=1)
+    assert fit_rejector(unlabelled, "gmm").judge(table(2).vectors)
     with pytest.raises(InputError, match="2 or more are needed"):
         fit_rejector(table(1), "gmm")
     with pytest.raises(InputError, match=r"not a rejector: it has no rejector\.json"):
@@ -249,7 +289,7 @@ def test_commands(sightline, tmp_path):
         (["--gallery-table", files["other"]], f"these are of {OTHER}"),
         (["--gallery-table", files["fit"], "--far", 1.0], "far is 1.0"),
     ):
-        status, _, err = sightline(*words, *wrong)
-        assert (status, message in err) == (2, True), err
+        status, out, err = sightline(*words, *wrong)
+        assert (status, out, message in err) == (2, "", True), err
     status, _, err = sightline("ood", "fit", files["fit"], "--out", tmp_path / "x", "--option", "seed=3")
     assert (status, "--option seed=3: not one of the scorer's; the command has options of its own" in err) == (2, True)

@@ -1,6 +1,7 @@
 """What all scorers share: blocks, saving, calibration, and what each refuses."""
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_calibration_accepts_the_stated_share(data):
     assert scorer.is_outlier(data[0][:997]).mean() <= 0.05
 
 
+def test_calibration_numbers_of_the_specification():
+    energies = np.array([0.1, 0.4, 0.35, 0.8, 0.2, 0.5, 0.3, 0.6, 0.25, 0.45])
+    scorer = ood.create("maxlogit", inputs="logits").fit(-energies[:, None])
+    assert scorer.calibrate(-energies[:, None]) == pytest.approx(0.71)
+    assert scorer.calibrate(-energies[:, None], method="higher") == pytest.approx(0.8)
+    assert scorer.is_outlier(-np.array([[0.8], [0.81]])).tolist() == [False, True]
+
+
 def test_fit_forgets_the_threshold(data):
     scorer = fitted("gmm", data)
     scorer.calibrate(data[0])
@@ -112,7 +121,7 @@ def test_half_precision_and_integers_are_scored_as_floats(data):
     np.testing.assert_array_equal(scorer.score(half), scorer.score(half.float()))
 
 
-def test_several_needs_are_given_by_name(data):
+def test_several_needs_are_given_by_name(data, tmp_path):
     vectors, labels = data
     scorer = ood.create("heat", priors=["gmm", "gmm_std", "energy"], **FAST_HEAT)
     assert scorer.needs == ("vectors", "feature maps")
@@ -124,6 +133,27 @@ def test_several_needs_are_given_by_name(data):
         scorer.score({"vectors": vectors})
     with pytest.raises(InputError, match="one of each for every item is needed, found 3 vectors, 1200 feature maps"):
         scorer.score(both | {"vectors": vectors[:3]})
+    for one in (scorer, ood.load(scorer.save(tmp_path / "scorer"))):
+        np.testing.assert_array_equal(one.score(both), scorer.score(both))
+        with pytest.raises(InputError, match="fitted on vectors of 8 dimensions, found 7"):
+            one.score(both | {"vectors": vectors[:, :7]})
+        with pytest.raises(InputError, match="fitted on feature maps of 2 dimensions, found 8"):
+            one.score(both | {"feature maps": vectors[:, :, None, None]})
+
+
+def test_a_network_with_tied_layers_is_saved_and_loaded(data, tmp_path):
+    scorer = ood.create("heat", tie_hidden=True, **FAST_HEAT).fit(*data)
+    loaded = ood.load(scorer.save(tmp_path / "scorer"))
+    np.testing.assert_array_equal(loaded.score(data[0]), scorer.score(data[0]))
+    assert loaded.members[0].network[2] is loaded.members[0].network[8]
+
+
+def test_a_function_cannot_be_saved(data, tmp_path):
+    scorer = ood.create("composition", scorers=[{"name": "odin", "model": model}])
+    scorer.fit(data[0].reshape(-1, 2, 2, 2))
+    with pytest.raises(InputError, match="'composition' has an option that cannot be saved"):
+        scorer.save(tmp_path / "scorer")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -138,22 +168,39 @@ def test_several_needs_are_given_by_name(data):
         ("energy", {"scale": True}, "scale is True; a number"),
         ("gmm", {"components": 2.0}, r"components is 2\.0; a word or a whole number"),
         ("heat", {"step": [1.0]}, r"step is \[1\.0\]; two numbers are needed"),
+        ("heat", {"step": 5}, "step is 5; two numbers are needed"),
+        ("heat", {"noise": ["a", "b"]}, r"noise is \['a', 'b'\]; two numbers are needed"),
+        ("heat", {"noise": [1.0, math.nan]}, r"noise \(1\.0, nan\); 0 or more"),
+        ("heat", {"input_noise": math.nan}, "input_noise nan; 0 or more"),
+        ("heat", {"beta": math.nan}, "beta is not a number"),
+        ("composition", {"beta": math.nan}, "beta is not a number"),
         ("gmm", {"components": "class"}, "did you mean 'classes'"),
         ("gmm", {"components": 0}, "components is 0"),
         ("gmm", {"weights": "count"}, "did you mean 'counts'"),
         ("gmm", {"shrinkage": -1.0}, "shrinkage is -1"),
         ("gmm", {"shrinkage": "much"}, "shrinkage is 'much'; 0 or more is needed, or 'auto'"),
+        ("gmm", {"shrinkage": None}, "shrinkage is None; a number or 'auto' is needed"),
         ("energy", {"temperature": 0.0}, "temperature is 0"),
+        ("energy", {"temperature": math.nan}, "temperature is nan"),
+        ("energy", {"scale": math.nan}, "scale is nan"),
+        ("vim", {"scale": -1.0}, "scale is -1"),
+        ("msp", {"n_clusters": 0}, "n_clusters is 0"),
+        ("odin", {"model": model, "temperature": math.nan}, "temperature is nan"),
         ("energy", {"stand_in": "proxies"}, "unknown stand_in 'proxies'"),
         ("soft_knn", {"scale": 0.0}, "scale is 0"),
         ("react", {"quantile": 1.5}, "quantile is 1.5"),
         ("dice", {"percentile": 100.0}, "percentile is 100"),
         ("odin", {}, "'odin' needs model"),
         ("heat", {"priors": "gmm"}, "priors is 'gmm'; a list"),
+        ("heat", {"priors": 5}, "priors is 5; a list"),
+        ("heat", {"priors": [5]}, "priors: 5 has no name"),
         ("heat", {"priors": [{"k": 3}]}, "has no name"),
+        ("heat", {"priors": [{"name": "odin", "model": model}]}, "prior 'odin' has no gradient"),
         ("heat", {"priors": ["heat"]}, "unknown scorer 'heat'"),
         ("heat", {"weight": 0.0}, "weight is 0"),
         ("heat", {"temperature": -1.0}, "temperature is -1"),
+        ("heat", {"temperature": "high"}, "temperature is 'high'; above 0 is needed, or 'auto'"),
+        ("heat", {"temperature": None}, "temperature is None; a number or 'auto' is needed"),
         ("heat", {"start": "priors"}, "did you mean 'prior'"),
         ("heat", {"negatives": "init"}, "unknown negatives"),
         ("heat", {"decay": "cubic"}, "unknown decay"),
@@ -177,6 +224,11 @@ def test_options_that_do_not_fit(name, options, message):
         ("gmm", np.ones((1, 3)), "needs 2 items or more"),
         ("knn", np.ones((5, 3)), "k is 50, the fit set has 5 items"),
         ("residual", np.ones((5, 1)), "n_principal is 0"),
+        ("residual", np.ones((5, 4)), "'residual': the vectors lie in the leading directions: lower n_principal"),
+        ("vim", np.ones((5, 4)), "'vim': the vectors lie in the leading directions: lower n_principal"),
+        ("gmm", np.ones((5, 0)), r"'gmm' needs vectors \(N, D\), found shape \(5, 0\)"),
+        ("gmm", [["a", "b"]], r"'gmm' needs vectors \(N, D\), found no numbers in rows"),
+        ("gmm", [[1.0, 2.0], [3.0]], r"'gmm' needs vectors \(N, D\), found no numbers in rows"),
     ],
 )
 def test_inputs_that_do_not_fit(name, inputs, message):
@@ -202,6 +254,29 @@ def test_a_classifier_of_another_width_one_class_and_missing_labels(data):
         ood.create("ssd", supervised=True).fit(vectors)
     with pytest.raises(InputError, match=r"one for each of the 1200 items is needed, found shape \(3,\)"):
         ood.create("gmm").fit(vectors, labels[:3])
+    with pytest.raises(InputError, match="labels: that of item 7 is not a number"):
+        ood.create("gmm").fit(vectors, np.where(np.arange(1200) == 7, np.nan, labels))
+    with pytest.raises(InputError, match="labels: all are to be words, or all numbers"):
+        ood.create("gmm").fit(vectors, [None, *["a"] * 1199])
+    for seed in (-1, 1 << 32):
+        with pytest.raises(InputError, match=f"seed is {seed}; k-means takes 0 to 4294967295"):
+            ood.create("energy", seed=seed).fit(vectors)
+
+
+def test_what_is_not_finite_is_refused_and_never_belongs(data):
+    vectors, labels = data
+    with pytest.raises(InputError, match="weight or bias has values that are not finite"):
+        ood.Classifier(torch.full((3, 8), torch.nan), torch.zeros(3))
+    huge = ood.Classifier(torch.full((3, 8), 1e308, dtype=torch.float64), torch.zeros(3).double())
+    with pytest.raises(InputError, match="'energy': 1200 of 1200 items have an energy that is not finite"):
+        ood.create("energy").fit(np.abs(vectors) + 1, classifier=huge).calibrate(np.abs(vectors) + 1)
+    with pytest.raises(InputError, match="scorer 'energy' gives items of the fit set energies that are not finite"):
+        ood.create("composition", scorers=["gmm", "energy"]).fit(np.abs(vectors) + 1, labels, huge)
+    scorer = ood.create("mahalanobis").fit(vectors, labels)
+    scorer.calibrate(vectors)
+    far = np.full((1, 8), 1e200)
+    assert not np.isfinite(scorer.score(far)).any()
+    assert scorer.is_outlier(far).tolist() == [True]
 
 
 def test_fewer_items_than_dimensions_works_and_warns():
@@ -213,6 +288,18 @@ def test_fewer_items_than_dimensions_works_and_warns():
         warnings.simplefilter("ignore")
         with pytest.raises(InputError, match="cannot be inverted; raise shrinkage"):
             ood.create("gmm", shrinkage=0.0).fit(vectors)
+
+
+@pytest.mark.parametrize("name", ["residual", "vim"])
+def test_fewer_items_than_dimensions_leave_some_that_do_not_vary(name):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(20, 64))
+    with pytest.warns(UserWarning, match=f"'{name}': 20 items for 64 dimensions, 10 of which are taken to vary"):
+        scorer = ood.create(name).fit(vectors, np.arange(20) % 2)
+    outside = scorer.residual(torch.from_numpy(vectors)).mean()
+    assert 0.1 < outside < scorer.residual(torch.from_numpy(rng.normal(size=(20, 64)))).mean()
+    with pytest.raises(InputError, match="lie in the leading directions: lower n_principal"):
+        ood.create(name, n_principal=32).fit(vectors, np.arange(20) % 2)
 
 
 def test_a_dimension_that_never_varies_is_filled_in():

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import ive
 from sklearn.covariance import LedoitWolf
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
@@ -104,9 +105,7 @@ def test_proxies_are_logits_of_unit_vectors():
         (1.0, [-1.31326169, -1.40025396, -0.31326169]),
     ):
         scorer = ood.create("energy").fit(queries, classifier=classifier_of_proxies(3 * proxies, scale))
-        # the specification's second query is 0.7071 (1, 1), a hair shorter than 1
-        np.testing.assert_allclose(scorer.score(queries), expected, atol=5e-4 if scale > 1 else 5e-5)
-        assert scorer.score(queries)[[0, 2]] == pytest.approx([expected[0], expected[2]], abs=1e-8)
+        np.testing.assert_allclose(scorer.score(queries), expected, atol=1e-8, rtol=0)
     sharp = ood.create("energy").fit(queries, classifier=classifier_of_proxies(proxies, 1e4)).score(queries)
     np.testing.assert_allclose(sharp / 1e4, -unit(queries).max(1), atol=1e-3)
 
@@ -135,6 +134,21 @@ def test_kl_matching_numbers_definition_and_pytorch_ood(data):
     means = [train[train.argmax(1) == c].mean(0) for c in range(C) if (train.argmax(1) == c).any()]
     expected = by_rows(lambda p: min(float((p * (np.log(p) - np.log(t))).sum()) for t in means), test)
     np.testing.assert_allclose(scorer.score(queries), expected, rtol=1e-9)
+    theirs = other.KLMatching(None).fit_logits(softmax[0])
+    np.testing.assert_allclose(scorer.score(queries), theirs.predict_logits(softmax[1]).numpy(), rtol=1e-9)
+
+
+def test_kl_matching_skips_classes_that_are_never_predicted():
+    logits = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]])  # nothing is taken for the third class
+    scorer = ood.create("kl_matching", inputs="logits").fit(logits)
+    assert len(scorer.templates) == 2
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    means, query = [p[:2].mean(0), p[2]], np.array([1.0, 1, 4])
+    q = np.exp(query) / np.exp(query).sum()
+    expected = min(float((q * np.log(q / mean)).sum()) for mean in means)
+    assert scorer.score(query[None])[0] == pytest.approx(expected)
+    sure = ood.create("kl_matching", inputs="logits").fit(1000 * logits)  # probabilities of 0 are smoothed
+    assert np.isfinite(sure.score(1000 * query[None])).all()
 
 
 def test_react_cuts_activations_off(data):
@@ -149,6 +163,18 @@ def test_react_cuts_activations_off(data):
     logits = np.minimum(queries, limit) @ classifier.weight.numpy().T + classifier.bias.numpy()
     scorer = ood.create("react", quantile=0.8).fit(vectors, labels, classifier)
     np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-12)
+    theirs = other.ReAct(None, lambda z: z @ classifier.weight.T + classifier.bias, percentile=0.8)
+    theirs.fit_feature_maps(torch.from_numpy(vectors), torch.from_numpy(labels))
+    np.testing.assert_allclose(scorer.score(queries), theirs.predict_feature_maps(torch.from_numpy(queries)), rtol=1e-9)
+
+
+def test_react_clips_before_it_brings_to_length_one(data):
+    vectors, _, classifier, queries = data
+    proxies = classifier_of_proxies(classifier.weight, 8.0)
+    scorer = ood.create("react", quantile=0.8).fit(vectors, classifier=proxies)
+    clipped = unit(np.minimum(queries, np.quantile(vectors, 0.8)))
+    logits = 8 * clipped @ unit(classifier.weight.numpy()).T
+    np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
 
 
 def test_dice_keeps_weights_that_contribute(data):
@@ -163,6 +189,10 @@ def test_dice_keeps_weights_that_contribute(data):
     theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
     ours = ood.create("dice", percentile=70.0).fit(vectors, labels, classifier).score(queries)
     np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-4)
+    weight, bias, mean = classifier.weight.numpy(), classifier.bias.numpy(), vectors.mean(0)
+    limit = np.percentile([w * m for row in weight for w, m in zip(row, mean, strict=True)], 70)
+    kept = np.array([[w if w * m > limit else 0 for w, m in zip(row, mean, strict=True)] for row in weight])
+    np.testing.assert_allclose(ours, by_rows(lambda z: -log_sum_exp(kept @ z + bias), queries), rtol=1e-9)
 
 
 def test_odin_numbers_and_definition():
@@ -174,6 +204,17 @@ def test_odin_numbers_and_definition():
     scorer = ood.create("odin", model=model, temperature=10.0, epsilon=0.1).fit(images)
     theirs = other.ODIN(model, eps=0.1, temperature=10.0, norm_std=None)
     np.testing.assert_allclose(scorer.score(images), theirs.predict(images).detach().numpy(), rtol=1e-10)
+    weight, bias = (part.detach().numpy() for part in model[1].parameters())
+
+    def softmax(x):
+        f = (weight @ x + bias) / 10
+        return np.exp(f - log_sum_exp(f))
+
+    def by_definition(x):  # the gradient of log softmax at its largest is that class's weights less their mean
+        p = softmax(x)
+        return -softmax(x + 0.1 * np.sign(weight[p.argmax()] - p @ weight)).max()
+
+    np.testing.assert_allclose(scorer.score(images), by_rows(by_definition, images.flatten(1).numpy()), rtol=1e-10)
 
 
 def test_gaussians_of_the_specification():
@@ -225,6 +266,23 @@ def test_gmm_energy_is_scikit_learns_log_likelihood_less_the_stated_constant(dat
     np.testing.assert_allclose(scorer.score(queries) + scorer.constant(), -theirs.score_samples(queries), rtol=1e-9)
 
 
+def test_one_gaussian_is_pytorch_oods(data):
+    vectors, _, _, queries = data
+    scorer = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors)
+    theirs = other.GMM(None, reg=0.0).fit_features(torch.from_numpy(vectors), torch.zeros(N))
+    expected = theirs.predict_features(torch.from_numpy(queries)).numpy()
+    np.testing.assert_allclose(scorer.score(queries) + scorer.constant(), expected, rtol=1e-9)
+
+
+def test_gmm_at_the_mean_of_a_class_far_from_the_others_is_its_weight():
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [30, 10])
+    vectors = rng.normal(size=(40, 2)) + 1000 * labels[:, None]
+    means = np.stack([vectors[:30].mean(0), vectors[30:].mean(0)])
+    scores = ood.create("gmm", normalise=False, shrinkage=0.0).fit(vectors, labels).score(means)
+    np.testing.assert_allclose(scores, [-math.log(0.75), -math.log(0.25)], atol=1e-6)
+
+
 def test_gmm_does_not_change_with_an_invertible_map_of_the_vectors(data):
     vectors, labels, _, queries = data
     change, shift = np.random.default_rng(5).normal(size=(D, D)), np.arange(D)
@@ -241,6 +299,15 @@ def test_gmm_draws_from_its_own_density(data):
     drawn = scorer.sample(40_000, torch.Generator().manual_seed(0)).numpy()
     np.testing.assert_allclose(drawn.mean(0), vectors.mean(0), atol=0.1)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(vectors.T, ddof=0), atol=0.04 * np.trace(np.cov(vectors.T)))
+
+
+@pytest.mark.parametrize(("weights", "share"), [("counts", 0.9), ("uniform", 0.5)])
+def test_gmm_draws_classes_as_its_energy_weighs_them(weights, share):
+    labels = np.repeat([0, 1], [90, 10])
+    vectors = np.random.default_rng(0).normal(size=(100, 2)) + 100 * labels[:, None]
+    scorer = ood.create("gmm", weights=weights, normalise=False).fit(vectors, labels)
+    drawn = scorer.sample(10_000, torch.Generator().manual_seed(0)).numpy()
+    assert (drawn[:, 0] < 50).mean() == pytest.approx(share, abs=0.02)
 
 
 def test_single_items_share_the_mean_of_all():
@@ -295,6 +362,19 @@ def test_mahalanobis_and_ssd_by_definition_and_pytorch_ood(data):
     inverse = np.linalg.inv(covariance + 1e-6 * np.trace(covariance) / D * np.eye(D))
     expected = by_rows(lambda z: float((z - centre) @ inverse @ (z - centre)), unit(queries))
     np.testing.assert_allclose(ood.create("ssd").fit(vectors).score(queries), expected, rtol=1e-8)
+
+
+def test_clusters_that_are_the_classes_give_the_scores_of_classes():
+    rng = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    vectors, queries = np.eye(3)[labels] + 0.05 * rng.normal(size=(90, 3)), rng.normal(size=(20, 3))
+    for clustered, classed in (
+        (ood.create("ssd", n_clusters=3), ood.create("ssd", supervised=True)),
+        (ood.create("gmm", components=3), ood.create("gmm")),
+        (ood.create("energy", stand_in="centroids", n_clusters=3), ood.create("energy")),
+    ):
+        expected = classed.fit(vectors, labels).score(queries)
+        np.testing.assert_allclose(clustered.fit(vectors).score(queries), expected, rtol=1e-9)
 
 
 def test_automatic_shrinkage_is_scikit_learns(data):
@@ -352,9 +432,23 @@ def test_residual_and_vim_numbers_definition_and_pytorch_ood(data):
     vim = ood.create("vim", n_principal=2).fit(train, classifier=head)
     assert float(vim.alpha) == pytest.approx(125.5823804)
     np.testing.assert_allclose(vim.score(queries), [245.08006863, 6.11730452], atol=1e-6)
+    assert residual.residual(torch.from_numpy(train)).square().mean().item() == pytest.approx(0.00049461, abs=1e-8)
 
     vectors, labels, classifier, queries = data
     ours = ood.create("vim", n_principal=3).fit(vectors, labels, classifier).score(queries)
+    weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
+    origin = -np.linalg.pinv(weight) @ bias
+    leading = np.linalg.svd(vectors - origin)[2][:3]  # of the second moment about the origin
+
+    def length(z):  # what the leading directions leave of it
+        return np.linalg.norm(z - origin - leading.T @ (leading @ (z - origin)))
+
+    residual = ood.create("residual", n_principal=3).fit(vectors, labels, classifier)
+    np.testing.assert_allclose(residual.score(queries), by_rows(length, queries), rtol=1e-8)
+    alpha = sum(max(weight @ z + bias) for z in vectors) / sum(map(length, vectors))
+    np.testing.assert_allclose(
+        ours, by_rows(lambda z: alpha * length(z) - log_sum_exp(weight @ z + bias), queries), rtol=1e-8
+    )
     theirs = other.ViM(None, d=3, w=classifier.weight, b=classifier.bias)
     theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
     np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-3)
@@ -376,6 +470,14 @@ def test_mixture_on_the_sphere_has_the_density_it_should():
     assert (nearest > 850).all()
     with_bias = ood.Classifier(torch.eye(2), torch.ones(2), unit=True)
     assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None
+
+
+@pytest.mark.parametrize("dim", [2, 5, 64])
+@pytest.mark.parametrize("k", [0.5, 20.0])
+def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give(dim, k):
+    middle = torch.eye(dim, dtype=torch.float64)[:1]
+    cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
+    assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)
 
 
 def test_class_means_count():

@@ -41,7 +41,7 @@ def fit(
     """Fit and calibrate a rejector; print its thresholds."""
     from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
-    from sightline.ood.rejector import fit_rejector
+    from sightline.ood.rejector import check_place, fit_rejector
 
     if (table is None) == (gallery is None):
         raise InputError("either a table or --gallery is needed")
@@ -54,6 +54,7 @@ def fit(
         matched = None if gallery_table is None else EmbeddingTable.read(gallery_table)
     if out is None:
         raise InputError("--out is needed: the folder to write")
+    check_place(out)
     rejector = fit_rejector(
         embedded if split is None else embedded.split(split),
         scorer,
@@ -105,12 +106,12 @@ def evaluate(
         loaded.check_encoder(table.fingerprint, name)
     energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
     result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
+    rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
     typer.echo(result.as_text(interval))
     threshold = loaded.scorer.threshold or 0.0
     refused = {"those that belong": result.inside, **energies}
     typer.echo("refused: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in refused.items()))
     if gallery is not None:
-        rates = identification_rates(belonging, gallery, tables, far)
         shares = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
         typer.echo(f"identified where {100 * far:g} % of a set may be matched: {shares}")
     if json is not None:

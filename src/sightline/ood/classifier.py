@@ -1,5 +1,6 @@
 """Vectors to logits: a classifier's last layer, or what stands in for it where an encoder has none."""
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Classifier:
             raise InputError(
                 f"a weight (C, D) and a bias (C,) are needed, found {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
             )
+        if not (self.weight.isfinite().all() and self.bias.isfinite().all()):
+            raise InputError("the classifier's weight or bias has values that are not finite")
 
     def check_width(self, dim: int) -> None:
         """Refuse vectors of another width."""
@@ -55,10 +58,15 @@ def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
         tensor([[16.,  0.],
                 [ 0., 16.]])
     """
-    if scale <= 0:
-        raise InputError(f"scale is {scale}; above 0 is needed")
+    check_scale(scale)
     weight = scale * F.normalize(proxies.detach(), dim=1)
     return Classifier(weight, weight.new_zeros(len(weight)), unit=True)
+
+
+def check_scale(scale: float) -> None:
+    """Refuse what cosines cannot be multiplied with."""
+    if not 0 < scale < math.inf:
+        raise InputError(f"scale is {scale}; above 0 is needed")
 
 
 def stand_in_classifier(
@@ -94,6 +102,8 @@ def class_means(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, Tensor]:
     """(K, D) k-means centroids, in float64, and (N,) the cluster of each vector."""
+    if not 0 <= seed < 1 << 32:
+        raise InputError(f"seed is {seed}; k-means takes 0 to {(1 << 32) - 1}")
     array = vectors.double().cpu().numpy()
     n_clusters = min(n_clusters, len(array))
     method = MiniBatchKMeans if len(array) > LARGE else KMeans

@@ -31,8 +31,7 @@ def composed(energies: Tensor, beta: float) -> Tensor:
         >>> composed(torch.tensor([[1.0, 2.0, 4.0]]), 0.0)
         tensor([2.3333])
     """
-    if math.isnan(beta):
-        raise InputError("beta is not a number")
+    check_beta(beta)
     if math.isinf(beta):
         return energies.amax(1) if beta > 0 else energies.amin(1)
     mean = energies.mean(1)
@@ -46,6 +45,12 @@ def composed(energies: Tensor, beta: float) -> Tensor:
     return found.clamp(mean + low, mean + high)
 
 
+def check_beta(beta: float) -> None:
+    """Refuse what is no number."""
+    if math.isnan(beta):
+        raise InputError("beta is not a number")
+
+
 class Composed(Scorer):
     """Members, each brought to mean 0 and deviation 1 on the fit set, then :func:`composed`."""
 
@@ -54,6 +59,7 @@ class Composed(Scorer):
     deviations: Tensor
 
     def _take(self, members: Sequence[Scorer], beta: float) -> None:
+        check_beta(beta)  # before minutes of fitting
         self.members, self.beta = list(members), beta
         self.needs = tuple(dict.fromkeys(kind for member in members for kind in member.needs))
 
@@ -76,6 +82,9 @@ class Composed(Scorer):
             energies = torch.cat(
                 [self._member_energies({k: v[at : at + BLOCK] for k, v in given.items()}) for at in blocks]
             )
+        if not (finite := energies.isfinite().all(0)).all():
+            called = [member.name for member, is_finite in zip(self.members, finite, strict=True) if not is_finite]
+            raise InputError(f"scorer {names(called)} gives items of the fit set energies that are not finite")
         self.means, self.deviations = energies.mean(0), energies.std(0, correction=0)
         constant = self.deviations <= 1e-12 * energies.abs().amax(0)
         if constant.any():
@@ -97,11 +106,14 @@ class Composed(Scorer):
         own = super().tensors()
         for place, member in enumerate(self.members):
             own |= {f"{place}.{name}": tensor for name, tensor in member.tensors().items()}
+            own[f"{place}.width"] = torch.tensor(member.width)
         return own
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         super().restore(tensors)
+        if missing := [name for place in range(len(self.members)) if (name := f"{place}.width") not in tensors]:
+            raise InputError(f"scorer {self.name!r}: no tensor {names(missing)}")
         for place, member in enumerate(self.members):
             prefix = f"{place}."
             member.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
-            member.width = self.width if member.needs == self.needs[:1] else None
+            member.width = int(tensors[f"{place}.width"])

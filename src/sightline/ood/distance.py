@@ -1,5 +1,6 @@
 """Distance to neighbours, and to the subspace that holds most of what varies."""
 
+import warnings
 from typing import ClassVar
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ood.classifier import Classifier
+from sightline.ood.classifier import Classifier, check_scale
 from sightline.ood.logits import LogitScorer
 from sightline.ood.scorer import Scorer
 
@@ -79,8 +80,7 @@ class SoftKNN(Neighbours):
 
     def __init__(self, k: int = 10, scale: float = 16.0, bank_size: int | None = None, seed: int = 0) -> None:
         super().__init__(k, bank_size, seed)
-        if scale <= 0:
-            raise InputError(f"scale is {scale}; above 0 is needed")
+        check_scale(scale)
         self.scale = scale
 
     def energy(self, features: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Residual(LogitScorer):
     """``|R^T (z - u)|``: how far a vector is from the leading directions of the fit set, about ``u = -W^+ b``.
 
     Args:
-        n_principal: leading directions; None for half of D, 256 at most.
+        n_principal: leading directions; None for half of D, or of N where that is less, 256 at most.
         stand_in: as for every scorer of logits, like the rest.
     """
 
@@ -113,14 +113,21 @@ class Residual(LogitScorer):
         self.n_principal = n_principal
 
     def _fit_features(self, features: Tensor) -> None:
-        dim = features.shape[1]
-        n_principal = min(256, dim // 2) if self.n_principal is None else self.n_principal
+        n_items, dim = features.shape
+        n_principal = min(256, dim // 2, max(1, n_items // 2)) if self.n_principal is None else self.n_principal
         if not 1 <= n_principal < dim:
             raise InputError(f"n_principal is {n_principal}; 1 to {dim - 1} is needed for vectors of {dim} dimensions")
         self.origin = -torch.linalg.pinv(self.weight.double()) @ self.bias.double()
         shifted = features.double() - self.origin
         values = torch.linalg.eigh(shifted.T @ shifted / len(shifted))  # smallest first
         self.minor = values.eigenvectors[:, : dim - n_principal]
+        if not self.residual(features.double()).max() > 1e-9 * shifted.norm(dim=1).max():
+            raise InputError(f"scorer {self.name!r}: the vectors lie in the leading directions: lower n_principal")
+        if n_items < dim:
+            warnings.warn(
+                f"scorer {self.name!r}: {n_items} items for {dim} dimensions, {n_principal} of which are taken to vary",
+                stacklevel=2,
+            )
 
     def residual(self, features: Tensor) -> Tensor:
         """(N,) lengths."""
@@ -144,10 +151,7 @@ class ViM(Residual):
 
     def _fit_features(self, features: Tensor) -> None:
         super()._fit_features(features)
-        total = self.residual(features.double()).sum()
-        if not total > 0:
-            raise InputError(f"scorer {self.name!r}: the vectors lie in the leading directions: lower n_principal")
-        self.alpha = self.logits(features).amax(1).double().sum() / total
+        self.alpha = self.logits(features).amax(1).double().sum() / self.residual(features.double()).sum()
 
     def energy(self, features: Tensor) -> Tensor:
         return self.alpha * self.residual(features) - self.logits(features).logsumexp(1)

@@ -110,6 +110,7 @@ class Composition(Composed):
 
 
 def _pair(ends: Sequence[float], what: str) -> tuple[float, float]:
-    if len(ends) != 2:
+    numbers = isinstance(ends, Sequence) and all(isinstance(end, int | float) for end in ends)
+    if not numbers or len(ends) != 2:
         raise InputError(f"{what} is {ends!r}; two numbers are needed: at the first step and towards the last")
     return ends[0], ends[1]

@@ -42,7 +42,7 @@ class Langevin:
 
     def __post_init__(self) -> None:
         choose(DECAYS, self.decay, "decay")
-        if self.n_steps < 0 or min(self.step) < 0 or min(self.noise) < 0:
+        if self.n_steps < 0 or not all(end >= 0 for end in (*self.step, *self.noise)):
             raise InputError(f"n_steps is {self.n_steps}, step {self.step} and noise {self.noise}; 0 or more is needed")
 
     def chains(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.ood.classifier import STAND_INS, Classifier, stand_in_classifier
+from sightline.ood.classifier import STAND_INS, Classifier, check_scale, stand_in_classifier
 from sightline.ood.directions import mixture_on_sphere
 from sightline.ood.scorer import Scorer
 
@@ -39,6 +39,9 @@ class LogitScorer(Scorer):
     ) -> None:
         self.inputs = choose(INPUTS, inputs, "inputs")
         self.stand_in = choose(dict(zip(STAND_INS, STAND_INS, strict=True)), stand_in, "stand_in")
+        check_scale(scale)
+        if n_clusters < 1:
+            raise InputError(f"n_clusters is {n_clusters}; at least 1 is needed")
         self.scale, self.n_clusters, self.seed = scale, n_clusters, seed
         self.needs = (self.inputs,)
 
@@ -114,7 +117,7 @@ class Energy(LogitScorer):
         seed: int = 0,
     ) -> None:
         super().__init__(inputs, stand_in, scale, n_clusters, seed)
-        if temperature <= 0:
+        if not temperature > 0:
             raise InputError(f"temperature is {temperature}; above 0 is needed")
         self.temperature = temperature
 
@@ -123,7 +126,7 @@ class Energy(LogitScorer):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
         """From the mixture of von Mises-Fisher densities that proxies, prototypes and centroids are."""
-        if not self.unit or self.temperature != 1 or self.bias.any():
+        if not self.unit or self.temperature != 1 or self.bias.any() or self.weight.shape[1] < 2:
             return None
         concentration = self.weight.norm(dim=1)
         if (concentration - concentration[0]).abs().max() > 1e-4 * concentration[0]:

@@ -122,7 +122,8 @@ class GMM(TiedGaussians):
         return dim / 2 * math.log(2 * math.pi) - float(self.whitening.diagonal().double().log().sum())
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        chosen = torch.multinomial(self.log_weights.exp().cpu(), n, replacement=True, generator=generator)
+        weights = self.log_weights.exp() if self.weights == "counts" else torch.ones_like(self.log_weights)
+        chosen = torch.multinomial(weights.cpu(), n, replacement=True, generator=generator)
         noise = torch.randn(n, len(self.centre), generator=generator, dtype=torch.float64).to(self.means)
         white = self.means[chosen.to(self.means.device)] + noise
         drawn = torch.linalg.solve_triangular(self.whitening, white.T, upper=False).T + self.centre

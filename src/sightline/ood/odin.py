@@ -23,13 +23,14 @@ class ODIN(Scorer):
 
     name = "odin"
     needs = ("images",)
+    differentiable = False
 
     def __init__(
         self, model: Callable[[Tensor], Tensor] | None = None, temperature: float = 1000.0, epsilon: float = 0.0014
     ) -> None:
         if model is None:
             raise InputError("scorer 'odin' needs model: a function of images to logits")
-        if temperature <= 0:
+        if not temperature > 0:
             raise InputError(f"temperature is {temperature}; above 0 is needed")
         self.model, self.temperature, self.epsilon = model, temperature, epsilon
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from sightline.errors import InputError, choose, nearest
 from sightline.ood.distance import KNN, Residual, SoftKNN, ViM
@@ -52,6 +53,7 @@ KINDS: dict[object, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a word"),
     int | None: ((int, type(None)), "a whole number or nothing"),
     str | int: ((str, int), "a word or a whole number"),
+    float | Literal["auto"]: ((int, float, str), "a number or 'auto'"),
 }
 
 
@@ -66,11 +68,11 @@ def _kind_missed(value: object, annotation: object) -> str | None:
 
 def create_described(table: Mapping[str, type[Scorer]], described: Sequence[Described], what: str) -> list[Scorer]:
     """Scorers of names, or of mappings with a name and options."""
-    if isinstance(described, str | Mapping) or not described:
+    if isinstance(described, str) or not isinstance(described, Sequence) or not described:
         raise InputError(f"{what} is {described!r}; a list of names, or of mappings with a name and options, is needed")
     made = []
     for one in described:
-        options = {"name": one} if isinstance(one, str) else dict(one)
+        options = {"name": one} if isinstance(one, str) else dict(one) if isinstance(one, Mapping) else {}
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise InputError(f"{what}: {one!r} has no name")

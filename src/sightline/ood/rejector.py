@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, choose
-from sightline.files import replaced_folder
+from sightline.files import check_folder, replaced_folder
 from sightline.ood import create, load, scorer_options
 from sightline.ood.scorer import Scorer, check_tpr
 from sightline.ranking.similarity import score_blocks
@@ -159,6 +159,11 @@ class Rejector:
         return rejector
 
 
+def check_place(folder: Path | str) -> None:
+    """Refuse a folder that :meth:`Rejector.save` would refuse: to be called before minutes of fitting."""
+    check_folder(Path(folder), SETTINGS_FILE, "a rejector")
+
+
 def fit_rejector(
     table: EmbeddingTable,
     scorer: str = "heat",
@@ -193,10 +198,12 @@ def fit_rejector(
     for name, other in (("held-out table", held_out), ("gallery table", gallery)):
         if other is not None and other.fingerprint != table.fingerprint:
             raise InputError(f"the {name} is of encoder {other.fingerprint}, the fit table of {table.fingerprint}")
+        if other is not None and not (len(other) and np.isfinite(other.vectors).all()):
+            raise InputError(f"the {name} is empty, or has vectors with values that are not finite")
     if held_out is None:
         table, held_out = _parted(table, seed)
     n_levels = table.manifest.n_levels
-    if n_levels and not 0 <= level < n_levels:
+    if not 0 <= level < max(1, n_levels):
         raise InputError(f"level is {level}; the table has {n_levels} label levels")
     labels = table.manifest.labels()[:, level] if n_levels else None
     limit = None if gallery is None else match_threshold(held_out, gallery, tpr)

@@ -46,9 +46,9 @@ class ResidualSettings:
         above_zero = ("weight", "spread", "hidden", "batch_size", "lr", "n_chains")
         if wrong := [name for name in above_zero if not getattr(self, name) > 0]:
             raise InputError(f"{wrong[0]} is {getattr(self, wrong[0])}; above 0 is needed")
-        if self.temperature != "auto" and not self.temperature > 0:
-            raise InputError(f"temperature is {self.temperature}; above 0 is needed, or 'auto'")
-        if self.epochs < 0 or self.input_noise < 0:
+        if self.temperature != "auto" and (isinstance(self.temperature, str) or not self.temperature > 0):
+            raise InputError(f"temperature is {self.temperature!r}; above 0 is needed, or 'auto'")
+        if self.epochs < 0 or not self.input_noise >= 0:
             raise InputError(f"epochs is {self.epochs} and input_noise {self.input_noise}; 0 or more is needed")
         choose(NEGATIVES, self.negatives, "negatives")
         choose(dict.fromkeys(STARTS), self.start, "start")
@@ -112,6 +112,8 @@ class ResidualEnergy(Scorer):
     network: nn.Sequential
 
     def __init__(self, prior: Scorer, settings: ResidualSettings) -> None:
+        if not prior.differentiable:
+            raise InputError(f"prior {prior.name!r} has no gradient for chains to follow; take another one")
         self.prior, self.settings, self.needs = prior, settings, prior.needs
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -172,6 +174,8 @@ class ResidualEnergy(Scorer):
             with torch.enable_grad():
                 residuals = self.residual(both + settings.input_noise * noise)
                 loss = residual_loss(residuals[: len(real)], residuals[len(real) :], settings.weight)
+                if not loss.isfinite():
+                    raise InputError(f"the residual of prior {self.prior.name!r} diverges; lower lr ({settings.lr})")
                 optimizer.zero_grad()
                 loss.backward()
             optimizer.step()

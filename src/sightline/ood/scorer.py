@@ -39,12 +39,14 @@ class Scorer(ABC):
     Attributes:
         name: what :func:`~sightline.ood.create` calls it.
         needs: what it is given: ``vectors``, ``feature maps``, ``logits`` or ``images``; several for a composition.
+        differentiable: whether the energy has a gradient, as a prior of HEAT needs.
         threshold: energies above it are outliers; None until :meth:`calibrate`.
         acceptance: the share of held-out items below that threshold.
     """
 
     name: ClassVar[str]
     needs: tuple[str, ...] = ("vectors",)
+    differentiable: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting makes, all tensors
     threshold: float | None = None
     acceptance: float | None = None
@@ -121,15 +123,17 @@ class Scorer(ABC):
         energies = self.score(held_out)
         if not len(energies):
             raise InputError("no items to calibrate on")
+        if n_bad := int((~np.isfinite(energies)).sum()):
+            raise InputError(f"scorer {self.name!r}: {n_bad} of {len(energies)} items have an energy that is not finite")
         self.threshold = float(np.quantile(energies, tpr, method=choose(QUANTILES, method, "method")))
         self.acceptance = tpr
         return self.threshold
 
     def is_outlier(self, inputs: Inputs) -> NDArray[np.bool_]:
-        """(N,) True where the energy is above the threshold."""
+        """(N,) True where the energy is above the threshold, or no number."""
         if self.threshold is None:
             raise InputError(f"scorer {self.name!r} has no threshold yet: calibrate it on held-out items")
-        return self.score(inputs) > self.threshold
+        return ~(self.score(inputs) <= self.threshold)
 
     def save(self, folder: Path | str) -> Path:
         """Write ``scorer.json`` and ``scorer.safetensors`` to a folder, which appears complete or not at all."""
@@ -142,8 +146,12 @@ class Scorer(ABC):
     def write(self, folder: Path) -> None:
         """Write both files into a folder that is there."""
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
+        try:
+            described = json.dumps(self.described(), indent=2)
+        except TypeError as error:
+            raise InputError(f"scorer {self.name!r} has an option that cannot be saved: {error}") from error
         save_file(stored, folder / TENSORS_FILE)
-        (folder / SETTINGS_FILE).write_text(json.dumps(self.described(), indent=2) + "\n", encoding="utf-8")
+        (folder / SETTINGS_FILE).write_text(described + "\n", encoding="utf-8")
 
     # How it is done -----------------------------------------------------------------------------------------------
     def described(self) -> dict[str, object]:
@@ -253,8 +261,11 @@ def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: o
 
 
 def _as_tensor(given: ArrayLike | Tensor, kind: str, name: str) -> Tensor:
-    tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
-    if tensor.ndim not in NDIMS[kind]:
+    try:
+        tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found no numbers in rows: {error}") from error
+    if tensor.ndim not in NDIMS[kind] or 0 in tensor.shape[1:]:
         raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
@@ -274,7 +285,12 @@ def _codes(labels: ArrayLike | Tensor | None, n_items: int) -> Tensor | None:
     array = array[:, 0] if array.ndim == 2 and array.shape[1] else array
     if array.shape != (n_items,):
         raise InputError(f"labels: one for each of the {n_items} items is needed, found shape {array.shape}")
-    return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
+    if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
+        raise InputError(f"labels: that of item {int(np.isnan(array).argmax())} is not a number")
+    try:
+        return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
+    except TypeError as error:
+        raise InputError(f"labels: all are to be words, or all numbers: {error}") from error
 
 
 def _width(inputs: Tensor) -> int:
