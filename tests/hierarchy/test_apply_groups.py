@@ -1,10 +1,12 @@
 """The manifest that comes out, and the report about it."""
 
+from xml.etree import ElementTree
+
 import numpy as np
 import polars as pl
 import pytest
 
-from sightline.data.manifest import read_manifest
+from sightline.data.manifest import Manifest, read_manifest
 from sightline.errors import InputError
 from sightline.hierarchy.apply import apply_groups, label_groups, level_reports, report_text, with_groups
 from sightline.hierarchy.review import first_state
@@ -62,9 +64,10 @@ def test_the_written_manifest_finds_its_images(made, name):
     assert [path.resolve() for path in again.paths()] == [path.resolve() for path in manifest.paths()[:7]]
     assert again.table["extra"].to_list() == manifest.table["extra"].to_list()[:7]
     assert pl.read_csv(folder / "unplaced.csv")["label"].to_list() == ["d", "e"]
-    sizes = {(level, name): n for level, name, n in pl.read_csv(folder / "report.csv").rows()}
-    assert sizes[("label_1", "feline")] == 5
-    assert sizes[("label_2", "animal")] == 7
+    sizes = {(level, name, root): n for level, name, root, n in pl.read_csv(folder / "report.csv").rows()}
+    assert sizes[("label_1", "feline", "animal")] == 5
+    assert sizes[("label_2", "animal", "animal")] == 7
+    assert "label_1: 2 classes" in "".join(ElementTree.parse(folder / "report.svg").getroot().itertext())
 
 
 def test_the_report_says_how_even_the_levels_are(made):
@@ -78,6 +81,23 @@ def test_the_report_says_how_even_the_levels_are(made):
     assert middle.names == [("feline", 5), ("canine", 2)]
     assert (top.effective, top.imbalance) == (pytest.approx(1), pytest.approx(1))
     assert "label_1: feline (5), canine (2)" in report_text(reports)
+    assert "label_1 in animal: feline (5), canine (2)" in report_text(reports)
+    assert top.by_root == {}
+
+
+def test_the_report_names_the_seven_largest_groups_of_each_root(tmp_path):
+    rows = [
+        f"{root}{group}-{n}.png,train,{root}{group},{root}{group},{root}"
+        for root, n_groups in (("wild", 9), ("tame", 2))
+        for group in range(1, n_groups + 1)
+        for n in range(group)
+    ]
+    (tmp_path / "m.csv").write_text("path,split,label_0,label_1,label_2\n" + "\n".join(rows) + "\n")
+    middle = level_reports(read_manifest(tmp_path / "m.csv"))[1]
+    assert middle.by_root == {
+        "wild": [(f"wild{n}", n) for n in range(9, 2, -1)],
+        "tame": [("tame2", 2), ("tame1", 1)],
+    }
 
 
 def test_what_does_not_fit_is_told(made):
@@ -86,3 +106,26 @@ def test_what_does_not_fit_is_told(made):
         apply_groups(folder, state, manifest, root / "new.txt")
     with pytest.raises(InputError, match="none of its labels has a group"):
         with_groups(manifest, label_groups(folder, state).with_columns(label=pl.lit("x")))
+    with pytest.raises(InputError, match="the tree has one level"):
+        with_groups(manifest, pl.DataFrame({"label": ["a"]}))
+    twice = pl.DataFrame({"label": ["a", "a", "b", "z", "z"], "group_1": list("pqrst")})
+    with pytest.raises(InputError, match=r"1 fault\n  'a' has 2 places in the tree: p; q"):
+        with_groups(manifest, twice)
+
+
+def test_columns_of_the_manifest_do_not_stand_for_groups(made):
+    folder, state, manifest, _ = made
+    table = manifest.table.with_columns(group_1=pl.lit("mine"))
+    own = Manifest(manifest.source, manifest.root, table, manifest.n_levels)
+    found = with_groups(own, label_groups(folder, state))[0].table
+    assert {*found["label_1"]} == {"feline", "canine"}
+    assert {*found["group_1"]} == {"mine"}
+
+
+def test_a_label_alone_does_not_join_a_group_of_its_name(made):
+    manifest = made[2]
+    groups = pl.DataFrame({"label": ["a", "b", "c"], "group_1": ["d", "d", "x"]})
+    found = with_groups(manifest, groups, "alone")[0]
+    numbers = dict(zip(found.table["label_0"], found.labels()[:, 1].tolist(), strict=True))
+    assert numbers["a"] == numbers["b"]
+    assert len({*numbers.values()}) == 4

@@ -48,6 +48,10 @@ def test_labels_of_a_table_are_joined(tmp_path):
         read_labels(written(tmp_path / "e.csv", "label,category\na,b\n,c\n"))
     with pytest.raises(InputError, match="no column 'label'"):
         read_labels(written(tmp_path / "n.csv", "name\na\n"))
+    counted = read_labels(written(tmp_path / "c.csv", "label,n_images\na,3\nb,\n"))
+    assert counted["n_images"].to_list() == [3, 1]
+    with pytest.raises(InputError, match="line 3: n_images is 'many', not a whole number"):
+        read_labels(written(tmp_path / "w.csv", "label,n_images\na,3\nb,many\n"))
 
 
 def test_what_is_dropped_is_listed_with_its_reason():
@@ -79,6 +83,8 @@ def test_other_rules():
         CleanRules(text="nmae")
     with pytest.raises(InputError, match=r"meta: '\(' is no pattern"):
         CleanRules(meta=["("])
+    with pytest.raises(InputError, match=r"meta: '\(\?!x\)y' is no pattern: .*look-around"):
+        CleanRules(meta=["(?!x)y"])
 
 
 def test_steps_are_files_in_order(tmp_path):

@@ -1,5 +1,9 @@
 """The steps as a user types them."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -54,6 +58,8 @@ def test_from_images_to_a_manifest_with_levels(image_tree, tmp_path):
             folder / "review.csv",
         )
     assert not (tmp_path / "x.csv").exists()
+    assert pl.read_csv(folder / "agreed.csv").is_empty()
+    assert len(pl.read_csv(folder / "conflicts.csv")) == 12
 
 
 def test_a_table_of_categories(tmp_path):
@@ -93,6 +99,83 @@ def test_codes_are_their_own_tree(tmp_path):
     run("attach", tmp_path / "m.csv", "--codes", "--out", tmp_path / "new.csv")
     found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
     assert found == [("26.01.15", "26.1", "26"), ("3.9", "3.9", "3")]
+    with pytest.raises(InputError, match="--fill say how to read --tree, and there is none"):
+        run("attach", tmp_path / "m.csv", "--codes", "--fill", "--out", tmp_path / "new.csv")
+
+
+def test_a_label_that_is_above_others_has_its_place_too(tmp_path):
+    (tmp_path / "m.csv").write_text("path,split,label\na.png,train,26.1.15\nb.png,train,26.1\nc.png,test,26\n")
+    out = run("attach", tmp_path / "m.csv", "--codes", "--out", tmp_path / "new.csv")
+    assert "3 images" in out
+    assert "not in the tree" not in out
+    found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
+    assert found == [("26.1.15", "26.1", "26"), ("26.1", "26.1", "26"), ("26", "26", "26")]
+
+
+def test_trees_with_faults_are_attached_by_a_rule(tmp_path):
+    (tmp_path / "m.csv").write_text("path,split,label\na.png,train,dog\n")
+    (tmp_path / "wordnet.csv").write_text("child,parent\ndog,canine\ndog,domestic animal\n")
+    words = ["attach", tmp_path / "m.csv", "--tree", tmp_path / "wordnet.csv", "--out", tmp_path / "new.csv"]
+    with pytest.raises(InputError, match="'dog' has 2 parents"):
+        run(*words)
+    run(*words, "--several-parents", "first")
+    assert read_manifest(tmp_path / "new.csv").table["label_1"].to_list() == ["canine"]
+    (tmp_path / "ranks.csv").write_text("kingdom,genus,species\nAnimalia,,dog\n")
+    words = ["attach", tmp_path / "m.csv", "--tree", tmp_path / "ranks.csv", "--out", tmp_path / "new.csv"]
+    with pytest.raises(InputError, match="row 1: genus is empty"):
+        run(*words)
+    run(*words, "--fill")
+    assert read_manifest(tmp_path / "new.csv").table["label_1"].to_list() == ["Animalia (no genus)"]
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+STEPS = ["collect", "clean", "embed", "cluster", "review", "apply"]
+
+
+class Random:
+    """Stands for the sentence model: a vector of its own for each text."""
+
+    def encode(self, texts, **_):
+        vectors = np.stack([np.random.default_rng([*text.encode()]).normal(size=384) for text in texts])
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def emoji(tmp_path, monkeypatch):
+    """Here are ``emoji/manifest.csv`` of 120 labels, a tree of them, and no sentence model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sightline.hierarchy.embed._load_model", Random)
+    rows = [f"{label}/{n}.png,train,{label},face {label}" for label in range(120) for n in range(2)]
+    Path("emoji").mkdir()
+    Path("emoji/manifest.csv").write_text("path,split,label,name\n" + "\n".join(rows) + "\n")
+    Path("tree.csv").write_text("child,parent\n" + "\n".join(f"{label},kind {label % 7}" for label in range(120)) + "\n")
+
+
+def test_the_commands_of_the_page_run_in_their_order(emoji):
+    (block,) = re.findall(r"^```console\n(.*?)^```", (DOCS / "hierarchy.md").read_text(), flags=re.S | re.M)
+    shown = re.findall(r"^\$ sightline hierarchy (.*)\n(\S+?):? ", block, flags=re.M)
+    assert [command.split()[0] for command, _ in shown] == STEPS
+    for command, printed in shown:
+        if command.startswith("review"):
+            run(*command.split(), "--csv")  # not the page, which waits for a person
+        else:
+            assert f"{printed}: " in run(*command.split())
+    found = read_manifest(Path("emoji/grouped.csv"))
+    assert [found.table[f"label_{level}"].n_unique() for level in range(3)] == [120, 99, 9]
+
+
+def test_the_commands_of_the_tutorial_run_in_their_order(emoji):
+    Path("emoji/manifest.csv").rename("manifest.csv")
+    page = (DOCS / "tutorials" / "hierarchy.md").read_text()
+    commands = re.findall(r"^sightline hierarchy (.*)$", page, flags=re.M)
+    assert [command.split()[0] for command in commands] == ["attach", *STEPS]
+    sizes = []
+    for command in commands:
+        run(*command.split(), *(["--csv"] if command.startswith("review") else []))
+        if "--out" in command:
+            found = read_manifest(Path("with-levels.csv"))
+            sizes.append([found.table[f"label_{level}"].n_unique() for level in range(found.n_levels)])
+    assert sizes == [[120, 7], [120, 40, 6]]
 
 
 def test_the_command_is_there():

@@ -226,6 +226,10 @@ def test_codes_of_a_manifest():
         ({"code_weights": "tf"}, "'idf', or weights by code"),
         ({"code_weights": {"1": -1}}, "from 0 on"),
         ({"auxiliary": {"1.1.2": "1.1.1"}, "auxiliary_weight": 0.2}, "auxiliary_weight is 0.2, not between 0.66"),
+        ({"auxiliary": {"3.6": "3.5"}}, "auxiliary: two codes of 3 levels .*\n  '3.6' of '3.5'"),
+        ({"auxiliary": {"5.1.2": "3.6.3", "3.6.4": "3.6.3"}}, "1 fault\n  '5.1.2' of '3.6.3'"),
+        ({"auxiliary": {"3.6.4": "3.6.3", "3.6.5": "3.6.4"}}, "1 fault\n  '3.6.5' of '3.6.4'"),
+        ({"alpha": float("nan")}, "level_weights are"),
     ],
 )
 def test_options_that_do_not_fit(options, message):
@@ -238,3 +242,5 @@ def test_sets_that_do_not_fit():
         CodeRelevance(3).matrix([["1.2.3.4"]])
     with pytest.raises(InputError, match="item 2: no code"):
         CodeRelevance(3).matrix([["1"], []])
+    with pytest.raises(InputError, match="n_levels is 0: at least 1"):
+        CodeRelevance(0)

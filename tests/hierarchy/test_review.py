@@ -211,6 +211,18 @@ def test_the_table_can_be_edited_and_read_again(folder):
         read_review(write_step(folder, "review.csv", wrong))
 
 
+def test_faults_of_an_edited_table_are_told_by_its_own_lines(folder):
+    file = folder / "edited.csv"
+    file.write_text("text,group_1,keep\nufo,,no\ncat,pets,yes\ndog,,yes\ncat,,NO\n")
+    with pytest.raises(InputError, match=r"2 faults\n  line 4: 'dog' has no group_1\n  line 5: 'cat' is there twice"):
+        read_review(file)
+    with pytest.raises(InputError, match="line 5: 'cat' is there twice"):
+        merged_reviews([file, file])
+    file.write_text("text,group_1,keep\n")
+    with pytest.raises(InputError, match="the table has no row"):
+        read_review(file)
+
+
 def test_two_reviews_are_joined_where_they_agree(folder):
     review = Review(folder)
     one = write_step(folder, "one.csv", review.table())

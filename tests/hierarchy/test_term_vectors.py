@@ -102,3 +102,26 @@ def test_text_and_images_together(tmp_path):
     vectors = read_vectors(tmp_path)[1]
     np.testing.assert_allclose((vectors[:, 384:] ** 2).sum(1), 0.75, atol=1e-5)
     assert not (tmp_path / "text_vectors").exists()
+
+
+def test_a_table_or_weights_without_anything_to_embed_are_refused(tmp_path):
+    write_step(tmp_path, "clean.csv", kept([("a", "cat", 2, ""), ("b", "", 1, "")]))
+    with pytest.raises(InputError, match=r"clean\.csv: 1 fault\n  line 3: text is empty"):
+        embed_terms(tmp_path, IMAGES, text_weight=0)
+    write_step(tmp_path, "clean.csv", KEPT[:0])
+    with pytest.raises(InputError, match="the table has no row"):
+        embed_terms(tmp_path, IMAGES, text_weight=0)
+    write_step(tmp_path, "clean.csv", KEPT)
+    with pytest.raises(InputError, match="text_weight is 0, and there are no images"):
+        embed_terms(tmp_path, text_weight=0)
+    unlabelled = Manifest("images.parquet", ".", IMAGES[0].table.drop("label_0"), 0)
+    with pytest.raises(InputError, match=r"images\.parquet: its images have no labels"):
+        embed_terms(tmp_path, (unlabelled, IMAGES[1]), text_weight=0)
+
+
+def test_damaged_vectors_are_told(tmp_path):
+    write_step(tmp_path, "clean.csv", KEPT)
+    embed_terms(tmp_path, IMAGES, text_weight=0)
+    (tmp_path / "vectors.safetensors").write_bytes(b"half")
+    with pytest.raises(InputError, match=r"vectors\.safetensors: damaged .*: run `sightline hierarchy embed` again"):
+        read_vectors(tmp_path)

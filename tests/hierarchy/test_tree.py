@@ -110,6 +110,8 @@ def test_leaves_of_different_depth_are_refused_until_levelled():
     tree = Tree.from_edges(EDGES)
     with pytest.raises(InputError, match=r"'oak' is a leaf of 2 levels, others have 3"):
         tree.columns()
+    with pytest.raises(InputError, match=r"'oak' is a leaf of 2 levels, others have 3"):
+        tree.labels(tree.leaves)
     columns = tree.levelled().columns().sort("label_0")
     assert columns.row(3) == ("oak", "oak", "plant")
     assert columns.row(0) == ("cat", "mammal", "animal")

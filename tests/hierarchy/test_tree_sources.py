@@ -10,6 +10,7 @@ from sightline.hierarchy.sources import (
     normal_codes,
     read_edges,
     read_taxonomy,
+    read_tree,
     tree_of_codes,
     tree_of_folders,
     tree_of_manifest,
@@ -88,3 +89,16 @@ def test_codes_make_a_tree_of_their_beginnings():
 def test_wrong_codes_are_told_at_once():
     with pytest.raises(InputError, match=r"logos: 2 faults\n  row 2: '26..1' .*\n  row 3: 'x' is no dotted code"):
         normal_codes(["1.1", "26..1", "x"], "logos")
+
+
+def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
+    ranks = written(tmp_path / "species.csv", RANKED)
+    assert read_tree(ranks, fill=True).level_sizes() == [2, 3, 3]
+    edges = written(tmp_path / "edges.csv", "child,parent\ndog,canine\ndog,domestic animal\n")
+    assert read_tree(edges, several_parents="first").level_sizes() == [1, 1]
+    with pytest.raises(InputError, match="only a taxonomy has ranks to fill"):
+        read_tree(edges, fill=True)
+    with pytest.raises(InputError, match="only edges have several parents"):
+        read_tree(ranks, several_parents="first")
+    with pytest.raises(InputError, match="unknown kind of tree 'edge': did you mean 'edges'"):
+        read_tree(edges, kind="edge")

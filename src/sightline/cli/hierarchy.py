@@ -128,13 +128,16 @@ def apply(
     from sightline.errors import InputError
     from sightline.hierarchy.apply import apply_groups, level_reports, report_text
     from sightline.hierarchy.review import Review, merged_reviews, read_review
-    from sightline.hierarchy.steps import write_step
+    from sightline.hierarchy.steps import AGREED, CONFLICTS, write_step
 
     if review and len(review) > 1:
-        conflicts = merged_reviews(review)[1]
+        agreed, conflicts = merged_reviews(review)
         if len(conflicts):
-            file = write_step(folder, "conflicts.csv", conflicts)
-            raise InputError(f"{file}: {len(conflicts)} texts on which the reviews differ; agree on them first")
+            file, same = write_step(folder, CONFLICTS, conflicts), write_step(folder, AGREED, agreed)
+            raise InputError(
+                f"{file}: {len(conflicts)} texts on which the reviews differ; agree on them first. "
+                f"{same} has the other {len(agreed)}"
+            )
     state = read_review(review[0]) if review else Review(folder).state
     found, homeless = apply_groups(folder, state, read_manifest(manifest), out, unplaced)
     typer.echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
@@ -149,6 +152,10 @@ def attach(
     out: Annotated[Path, typer.Option(help="Manifest to write (.csv or .parquet).")],
     tree: Annotated[Path | None, typer.Option(help="Table child,parent, or columns kingdom ... species.")] = None,
     kind: Annotated[str, typer.Option(help="What the table is: edges, taxonomy, or auto.")] = "auto",
+    several_parents: Annotated[
+        str, typer.Option(help="A second parent in a table of edges, as in WordNet: fault, or first, which counts.")
+    ] = "fault",
+    fill: Annotated[bool, typer.Option("--fill", help="Stand in for empty ranks of a taxonomy.")] = False,
     codes: Annotated[bool, typer.Option("--codes", help="The labels themselves are dotted codes: 26.1.15.")] = False,
     unplaced: Annotated[str, typer.Option(help="Labels that are not in the tree: drop, or alone.")] = "drop",
 ) -> None:
@@ -160,11 +167,13 @@ def attach(
 
     if (tree is None) != codes:
         raise InputError("either --tree or --codes is needed, not both")
+    if codes and (kind != "auto" or several_parents != "fault" or fill):
+        raise InputError("--kind, --several-parents and --fill say how to read --tree, and there is none")
     images = read_manifest(manifest)
     if tree is None:
         groups = code_groups(images.table["label_0"].unique(maintain_order=True).to_list(), manifest)
     else:
-        groups = tree_groups(read_tree(tree, kind))
+        groups = tree_groups(read_tree(tree, kind, several_parents, fill))
     found, homeless = with_groups(images, groups, unplaced)
     typer.echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
     if homeless:

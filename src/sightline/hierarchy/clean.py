@@ -38,8 +38,11 @@ class CleanRules:
         for pattern in self.meta:
             try:
                 re.compile(pattern)
-            except re.error as error:
-                raise InputError(f"meta: {pattern!r} is no pattern: {error}") from error
+                pl.select(pl.lit("").str.contains(pattern))  # which knows fewer patterns, such as none that look ahead
+            except (re.error, pl.exceptions.PolarsError) as error:
+                lines = str(error).splitlines()
+                told = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
+                raise InputError(f"meta: {pattern!r} is no pattern: {told}") from error
 
 
 def cleaned(labels: pl.DataFrame, rules: CleanRules) -> tuple[pl.DataFrame, pl.DataFrame]:

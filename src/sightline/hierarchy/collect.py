@@ -11,7 +11,7 @@ import polars as pl
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, names, raise_faults
-from sightline.hierarchy.steps import LABELS, read_words, write_step
+from sightline.hierarchy.steps import LABELS, read_words, whole_numbers, write_step
 
 COLUMNS = ("label", "category", "description", "n_images", "examples")
 N_EXAMPLES = 6
@@ -69,7 +69,8 @@ def read_labels(file: Path) -> pl.DataFrame:
     if not len(table):
         raise InputError(f"{file}: the table has no row")
     absent = [pl.lit("1" if name == "n_images" else "").alias(name) for name in COLUMNS if name not in table.columns]
-    table = table.with_columns(absent).with_columns(n_images=pl.col("n_images").cast(pl.Int64, strict=False).fill_null(1))
+    table = table.with_columns(absent).with_columns(pl.col("n_images").replace("", "1"))
+    table = table.with_columns(n_images=whole_numbers(table, "n_images", Path(file)))
     several = [
         pl.col(name).filter(pl.col(name) != "").unique(maintain_order=True).str.join(BETWEEN)
         for name in ("category", "examples")

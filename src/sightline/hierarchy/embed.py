@@ -66,6 +66,8 @@ def class_means(kept: pl.DataFrame, terms: pl.DataFrame, manifest: Manifest, vec
         manifest: the images of the vectors.
         vectors: (M, D) of these images.
     """
+    if not manifest.n_levels:
+        raise InputError(f"{manifest.source}: its images have no labels, and the mean of each label's is needed")
     labels = manifest.table["label_0"]
     distinct, inverse = np.unique(labels.to_numpy(), return_inverse=True)
     place = {name: number for number, name in enumerate(distinct.tolist())}
@@ -114,6 +116,12 @@ def embed_terms(
     folder = Path(folder)
     kept = read_step(folder, CLEAN, ("label", "text", "n_images", "examples"))
     kept = kept.with_columns(n_images=whole_numbers(kept, "n_images", folder / CLEAN))
+    empty = kept.with_row_index("row").filter(pl.col("text") == "")["row"]
+    raise_faults(folder / CLEAN, [f"line {row + 2}: text is empty" for row in empty])
+    if not len(kept):
+        raise InputError(f"{folder / CLEAN}: the table has no row")
+    if images is None and not text_weight:
+        raise InputError("text_weight is 0, and there are no images to take instead: give an embedding table")
     terms = terms_of(kept)
     parts, weights = [], []
     if images is None or text_weight > 0:
@@ -132,14 +140,17 @@ def embed_terms(
 
 def read_vectors(folder: Path) -> tuple[pl.DataFrame, Vectors]:
     """The terms and their vectors; refused where ``terms.csv`` is no longer the one that was embedded."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
     terms = read_step(folder, TERMS, ("text", "n_labels", "n_images", "labels", "examples"))
     if not (folder / VECTORS).is_file():
         raise InputError(f"{folder / VECTORS}: no such file; `sightline hierarchy embed` makes it")
-    with safe_open(folder / VECTORS, "numpy") as file:
-        told, vectors = file.metadata() or {}, file.get_tensor("vectors")
+    try:
+        with safe_open(folder / VECTORS, "numpy") as file:
+            told, vectors = file.metadata() or {}, file.get_tensor("vectors")
+    except SafetensorError as error:
+        raise InputError(f"{folder / VECTORS}: damaged ({error}): run `sightline hierarchy embed` again") from error
     if told.get("terms") != digest(folder / TERMS):
         raise InputError(f"{folder / VECTORS}: made for another {TERMS}: run `sightline hierarchy embed` again")
     counts = {name: whole_numbers(terms, name, folder / TERMS) for name in ("n_labels", "n_images")}

@@ -68,8 +68,10 @@ class CodeRelevance:
 
     def __post_init__(self) -> None:
         choose(SYMMETRIES, self.symmetry, "symmetry")
+        if self.n_levels < 1:
+            raise InputError(f"n_levels is {self.n_levels}: at least 1 is needed")
         steps = np.diff([0.0, *self.worth])
-        if len(self.worth) != self.n_levels or (steps < 0).any() or abs(self.worth[-1] - 1) > 1e-9:
+        if len(self.worth) != self.n_levels or not (steps >= 0).all() or abs(self.worth[-1] - 1) > 1e-9:
             raise InputError(f"level_weights are {self.worth}: {self.n_levels} are needed, from 0 on, rising, the last 1")
         if isinstance(self.code_weights, str) and self.code_weights != "idf":
             raise InputError(f"code_weights are {self.code_weights!r}: 'idf', or weights by code, are needed")
@@ -77,6 +79,15 @@ class CodeRelevance:
             raise InputError("code_weights: weights from 0 on are needed")
         if self.auxiliary and self.auxiliary_weight is not None and not self._coarser <= self.auxiliary_weight <= 1:
             raise InputError(f"auxiliary_weight is {self.auxiliary_weight}, not between {self._coarser} and 1")
+        # The family of a main code lies within its division: only there do their levels add up.
+        wrong = [
+            f"{code!r} of {main!r}"
+            for code, main in self._mains.items()
+            if code.count(".") != self.n_levels - 1
+            or code.rpartition(".")[0] != main.rpartition(".")[0]
+            or main in self._mains
+        ]
+        raise_faults(f"auxiliary: two codes of {self.n_levels} levels that differ in the last, to a main one", wrong)
 
     @cached_property
     def worth(self) -> tuple[float, ...]:

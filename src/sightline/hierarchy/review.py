@@ -207,7 +207,10 @@ def changed(state: State, change: Change) -> None:
 
 
 def first_state(table: pl.DataFrame, source: object) -> State:
-    """The groups of ``clusters.csv``, or of a table a person edited; groups are numbered in the order of their rows."""
+    """The groups of ``clusters.csv``, or of a table a person edited; groups are numbered in the order of their rows.
+
+    Texts whose ``keep`` is ``no`` are left out.
+    """
     columns = group_columns(table)
     if not columns:
         raise InputError(f"{source}: no column 'group_1'; the header has {names(table.columns)}")
@@ -215,9 +218,14 @@ def first_state(table: pl.DataFrame, source: object) -> State:
     number: dict[tuple[int, str], int] = {}
     home: dict[str, int | None] = {}
     faults = []
-    for line, (text, *path) in enumerate(table.select("text", *columns).iter_rows(), start=2):
+    left_out = table["keep"].str.to_lowercase() == "no" if "keep" in table.columns else [False] * len(table)
+    rows = zip(table.select("text", *columns).iter_rows(), left_out, strict=True)
+    for line, ((text, *path), is_out) in enumerate(rows, start=2):
         if text in home:
             faults.append(f"line {line}: {text!r} is there twice")
+        home[text] = None
+        if is_out:
+            continue
         if not all(path):
             faults.append(f"line {line}: {text!r} has no {columns[path.index('')]}")
             continue
@@ -233,6 +241,8 @@ def first_state(table: pl.DataFrame, source: object) -> State:
             above = number[key]
         home[text] = above
     raise_faults(source, faults)
+    if not home:
+        raise InputError(f"{source}: the table has no row")
     return State(groups, home, len(columns), len(groups))
 
 
@@ -365,10 +375,7 @@ def read_review(file: Path) -> State:
         file,
         [f"line {row + 2}: keep is {found!r}, not yes or no" for row, found in wrong.select("row", "keep").iter_rows()],
     )
-    out = pl.col("keep").str.to_lowercase() == "no"
-    state = first_state(table.filter(~out), file)
-    state.home.update(dict.fromkeys(table.filter(out)["text"], None))
-    return state
+    return first_state(table, file)
 
 
 def merged_reviews(files: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -376,6 +383,7 @@ def merged_reviews(files: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
     tables = [read_words(Path(file), ("text", "group_1", "keep")) for file in files]
     columns = group_columns(tables[0])
     for file, table in zip(files, tables, strict=True):
+        read_review(file)  # tells what is wrong with it
         if group_columns(table) != columns or {*table["text"]} != {*tables[0]["text"]}:
             raise InputError(f"{file}: other texts or levels than {files[0]}: tables of one review are needed")
     told = (

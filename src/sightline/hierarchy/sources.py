@@ -1,7 +1,7 @@
 """Label trees from what people have: label columns, folders, ``child,parent`` tables, taxonomies, dotted codes."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -94,21 +94,22 @@ def read_taxonomy(file: Path, ranks: Sequence[str] = RANKS, fill: bool = False) 
     return Tree.from_paths(paths, file, unique=False)
 
 
-def read_tree(file: Path, kind: str = "auto") -> Tree:
+def read_tree(file: Path, kind: str = "auto", several_parents: str = "fault", fill: bool = False) -> Tree:
     """The tree of a file.
 
     Args:
         file: a table.
         kind: ``edges`` or ``taxonomy``; ``auto`` takes it for a taxonomy if it is JSON or has columns of two ranks.
+        several_parents: of edges, as :func:`read_edges` takes it.
+        fill: of a taxonomy, as :func:`read_taxonomy` takes it.
     """
-    readers: dict[str, Callable[[Path], Tree]] = {"edges": read_edges, "taxonomy": read_taxonomy}
-    if kind != "auto":
-        return choose(readers, kind, "kind of tree")(file)
     file = Path(file)
-    if file.suffix.lower() == ".json":
-        return read_taxonomy(file)
-    header = _read_table(file, "," if file.suffix.lower() == ".csv" else "\t", has_header=True).columns
-    return read_taxonomy(file) if len({*header} & {*RANKS}) > 1 else read_edges(file)
+    is_taxonomy = _is_taxonomy(file) if kind == "auto" else choose({"edges": False, "taxonomy": True}, kind, "kind of tree")
+    if fill and not is_taxonomy:
+        raise InputError(f"{file}: only a taxonomy has ranks to fill; it is read as edges")
+    if several_parents != "fault" and is_taxonomy:
+        raise InputError(f"{file}: only edges have several parents; it is read as a taxonomy")
+    return read_taxonomy(file, fill=fill) if is_taxonomy else read_edges(file, several_parents)
 
 
 def normal_code(code: str) -> str:
@@ -149,6 +150,13 @@ def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
         for depth in range(len(parts), 0, -1):
             edges[".".join(parts[:depth])] = ".".join(parts[: depth - 1])
     return Tree.from_edges(edges.items(), source)
+
+
+def _is_taxonomy(file: Path) -> bool:
+    if file.suffix.lower() == ".json":
+        return True
+    header = _read_table(file, "," if file.suffix.lower() == ".csv" else "\t", has_header=True).columns
+    return len({*header} & {*RANKS}) > 1
 
 
 def _trim(value: str | None) -> str:

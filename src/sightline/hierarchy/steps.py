@@ -11,7 +11,8 @@ from sightline.files import replaced
 
 LABELS, CLEAN, DROPPED = "labels.csv", "clean.csv", "dropped.csv"
 TERMS, VECTORS, CLUSTERS = "terms.csv", "vectors.safetensors", "clusters.csv"
-JOURNAL, REVIEW, REPORT, UNPLACED = "journal.jsonl", "review.csv", "report.csv", "unplaced.csv"
+JOURNAL, REVIEW, AGREED, CONFLICTS = "journal.jsonl", "review.csv", "agreed.csv", "conflicts.csv"
+REPORT, PLOT, UNPLACED = "report.csv", "report.svg", "unplaced.csv"
 MADE_BY = {LABELS: "collect", CLEAN: "clean", TERMS: "embed", VECTORS: "embed", CLUSTERS: "cluster"}
 
 

@@ -166,23 +166,20 @@ class Tree:
 
     def columns(self) -> pl.DataFrame:
         """One row a leaf: ``label_0`` (the leaf) to ``label_{L-1}`` (the root); leaves of different depth are refused."""
-        depths = self.depths[self.leaves]
-        shallow = self.leaves[depths < self.n_levels - 1]
-        raise_faults(
-            self.source,
-            [
-                f"{self.names[leaf]!r} is a leaf of {self.depths[leaf] + 1} levels, others have {self.n_levels}"
-                for leaf in shallow.tolist()
-            ],
-        )
+        self._check_deepest(self.leaves)
         called = np.array(self.names, object)[self._ancestors[self.leaves]]
         return pl.DataFrame(
             {name: called[:, -1 - level] for level, name in enumerate(label_columns(self.n_levels))}, strict=False
         )
 
     def labels(self, leaves: ArrayLike) -> Numbers:
-        """(M, L) node numbers of the leaves' paths, finest first, as losses and metrics take them."""
-        return np.ascontiguousarray(self._ancestors[np.asarray(leaves)][:, ::-1])
+        """(M, L) node numbers of the leaves' paths, finest first, as losses and metrics take them.
+
+        Leaves of different depth are refused: :meth:`levelled` makes them equal.
+        """
+        nodes = np.asarray(leaves, np.int64)
+        self._check_deepest(nodes)
+        return np.ascontiguousarray(self._ancestors[nodes][:, ::-1])
 
     def codes(self) -> dict[str, str]:
         """A dotted code for each name, such as 2.1.3: the third child of the first child of the second root.
@@ -207,6 +204,12 @@ class Tree:
         with replaced(Path(file)) as scratch:
             pl.DataFrame({"child": self.names, "parent": above}).write_csv(scratch)
         return Path(file)
+
+    def _check_deepest(self, leaves: Numbers) -> None:
+        shallow = leaves[self.depths[leaves] < self.n_levels - 1].tolist()
+        n = self.n_levels
+        told = [f"{self.names[leaf]!r} is a leaf of {self.depths[leaf] + 1} levels, others have {n}" for leaf in shallow]
+        raise_faults(self.source, told)
 
     def _check_unique(self) -> None:
         twice = [f"{len(nodes)} nodes are called {name!r}" for name, nodes in self._by_name.items() if len(nodes) > 1]
