@@ -16,7 +16,7 @@ def file(two_subjects, tmp_path_factory):
     return write_report(tmp_path_factory.mktemp("page") / "r.html", *two_subjects, k=4, n_queries=2).file
 
 
-@pytest.fixture(params=[1280, 390])
+@pytest.fixture(params=[1280, 390, 360])
 def page(request, file):
     from playwright.sync_api import sync_playwright
 
@@ -41,6 +41,33 @@ def column(page, number):
 
 def test_nothing_is_wider_than_the_screen(page):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_numbers_and_verdicts_need_no_scrolling(page):
+    is_phone = page.viewport_size["width"] < 640
+    for box in ("#metrics .card", "#classes-table"):
+        page.locator(box).first.scroll_into_view_if_needed()
+        assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box
+    heights = page.evaluate("[...document.querySelectorAll('#classes-table thead button')].map(one => one.offsetHeight)")
+    assert max(heights) < 3 * min(height for height in heights if height), "no head is broken letter by letter"
+    marks = [*page.locator("#metrics .mark" if is_phone else "#metrics td.verdict").all()]
+    assert len(marks) > 5
+    for mark in marks:
+        assert mark.inner_text()[0] in "▲▼≈"
+        box = mark.bounding_box()
+        assert box["x"] + box["width"] <= page.viewport_size["width"]
+    more = page.evaluate("getComputedStyle(document.querySelector('#classes-table tbody th'), '::after').content")
+    assert ("taken for" in more) == is_phone, "on a phone the parents and the mistakes stand below the name"
+
+
+def test_blue_points_are_bright_on_a_dark_page(page):
+    def fill():
+        return page.evaluate("getComputedStyle(document.querySelector('.map path.k0')).fill")
+
+    page.emulate_media(color_scheme="light")
+    assert fill() == "rgb(0, 114, 178)"
+    page.emulate_media(color_scheme="dark")
+    assert fill() == "rgb(61, 135, 232)"
 
 
 def test_classes_are_sorted_and_searched(page):

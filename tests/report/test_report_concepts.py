@@ -55,11 +55,19 @@ def test_every_picture_is_written(tmp_path, monkeypatch, sightline):
     assert status == 0
     files = [Path(line) for line in out.splitlines()]
     assert {file.parent for file in files} == {Path("figures")}
-    names = ["rank-surrogates.png", "toy-gradients.png", "loss-landscapes.png", "rank-landscapes.png"]
-    assert [file.name for file in files] == names
-    for file in files:
-        with Image.open(file) as image:
+    names = ["rank-surrogates", "toy-gradients", "loss-landscapes", "rank-landscapes"]
+    assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    for picture, drawing in zip(files[::2], files[1::2], strict=True):
+        with Image.open(picture) as image:
             assert image.width > 700
+        assert drawing.stat().st_size < 1_000_000
+        assert "slope" in drawing.read_text() or picture.stem != "rank-surrogates"
+
+
+def test_pictures_of_the_method_take_no_option_of_a_report(sightline):
+    status, _, told = sightline("report", "figures", "--against", "old.parquet")
+    assert status == 2
+    assert "--against: `sightline report figures` reads --out alone" in told
 
 
 def test_pictures_do_not_go_into_a_file(tmp_path):

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.report.curves import score_panel, severity_panel, smoothed, training_panels
-from sightline.report.maps import class_map, class_means, map_panel
+from sightline.report.maps import class_map, class_means, map_panel, neighbour_purity
 from sightline.report.published import KNOWN, published_tables_of
 from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
 
@@ -83,6 +83,22 @@ def test_a_map_has_each_class_once_in_the_look_of_its_coarsest_label(random_subj
     assert all(points.shape == (10, 2) and points.min() == 0 and points.max() == 1 for points in found.points.values())
     sizes = [len(drawn.get_offsets()) for drawn in map_panel(found, "new").figure.axes[0].collections]
     assert sizes == [6, 4]
+
+
+def test_purity_is_the_share_of_near_classes_with_the_same_coarsest_label(random_subject):
+    subject = random_subject(0, "new")
+    labels, means = subject.table.manifest.labels(), class_means(subject)
+    coarse = dict(labels[:, [0, -1]].tolist())
+    shares = []
+    for code in range(10):
+        near = sorted((other for other in range(10) if other != code), key=lambda other: -means[code] @ means[other])[:4]
+        shares += [coarse[other] == coarse[code] for other in near]
+    assert neighbour_purity(means, np.array([coarse[code] for code in range(10)]), 4) == pytest.approx(np.mean(shares))
+    assert set(class_map([subject]).purity) == {"new"}
+
+
+def test_one_level_of_labels_has_no_purity(circle):
+    assert class_map([circle(range(8), "aabbccdd")]).purity == {}
 
 
 def test_more_labels_than_looks_share_a_grey(circle):

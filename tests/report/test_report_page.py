@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from sightline.errors import InputError
 from sightline.report.page import write_report
 from sightline.report.subject import Subject
 
 NASTY = "<script>alert('x')</script> & \"q\""
 LOG = (*((step, 0, "loss", 1 / step) for step in range(1, 6)), (5, 0, "val/map@r", 0.25))
-VOID = {"meta", "img", "input", "br", "link"}
+VOID = {"meta", "img", "input", "br", "link", "wbr"}
 
 
 class Page(HTMLParser):
@@ -146,6 +147,12 @@ def test_images_that_cannot_be_read_have_a_placeholder_and_a_count(circle, tmp_p
     text = report.file.read_text(encoding="utf-8")
     assert f"{report.n_missing} of the images shown could not be read" in text
     assert text.count(">no image</div>") >= report.n_missing
+
+
+def test_classes_of_one_image_each_are_refused(circle, tmp_path):
+    with pytest.raises(InputError, match="none of the 3 queries has a relevant item"):
+        write_report(tmp_path / "r.html", circle((0, 5, 50), "abc"))
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_every_figure_is_a_file_too(report):

@@ -1,4 +1,7 @@
 import re
+import shlex
+import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -134,3 +137,31 @@ def test_a_run_that_held_nothing_out_says_what_to_do(run, image_tree, tmp_path):
     (copy / "recipe.json").write_text("{}")
     with pytest.raises(InputError, match=r"recipe\.json: not a recipe"):
         read_subject(copy)
+
+
+@pytest.mark.slow  # two whole reports, one with every figure as PNG and SVG
+def test_the_commands_of_the_page_run(run, two_subjects, tmp_path, monkeypatch, sightline):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/emoji")
+    for subject in two_subjects:
+        subject.table.write(Path(f"{subject.name}.parquet"))
+    page = Path(__file__).parents[2] / "docs" / "reports.md"
+    (block,) = re.findall(r"^```bash\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+    titles = []
+    for line in block.splitlines():
+        status, _, told = sightline(*shlex.split(line)[1:])
+        assert status == 0, told
+        titles += re.findall(r"<title>(.*?)</title>", Path("report.html").read_text())
+    assert [[name in title for name in ("emoji", "untrained", "new", "old")] for title in titles] == [
+        [True, True, False, False],
+        [False, False, True, True],
+    ]
+    named = "--figures figures --name new --against-name old -k 10 --seed 0 --out report.html"
+    assert f"Made by: sightline report new.parquet --against old.parquet {named}" in Path("report.html").read_text()
+    assert {file.suffix for file in Path("figures").iterdir()} == {".png", ".svg"}
+
+
+def test_options_that_need_another_are_refused_before_the_work(sightline):
+    for option, told in (("--strangers", "a --detector is needed"), ("--against-name", "there is no --against")):
+        status, _, error = sightline("report", "nowhere.parquet", option, "x")
+        assert (status, told in error) == (2, True)

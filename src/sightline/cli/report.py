@@ -36,13 +36,31 @@ def report(
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn by lot.")] = 0,
 ) -> None:
     """Write one offline page: metrics, curves, galleries, a map of the classes, severity of mistakes, failing classes."""
+    from sightline.errors import InputError
+
+    options: dict[str, object] = {
+        "--against": against,
+        "--figures": figures,
+        "--published": published,
+        "--detector": detector,
+        "--strangers": strangers,
+        "--split": split,
+        "--name": name,
+        "--against-name": against_name,
+    }
+    given = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     if subject == "figures":
         from sightline.report.concepts import write_concepts
 
+        if given:
+            raise InputError(f"{given[0]}: `sightline report figures` reads --out alone, for it shows no model")
         for file in write_concepts(out or Path("figures")):
             typer.echo(file)
         return
-    from sightline.errors import InputError
+    if strangers is not None and detector is None:
+        raise InputError("--strangers: a --detector is needed, to say how far out they are")
+    if against_name is not None and against is None:
+        raise InputError("--against-name: there is no --against to call so")
     from sightline.report.outliers import read_outliers
     from sightline.report.page import command_line, write_report
     from sightline.report.subject import UNTRAINED, read_subject, read_untrained
@@ -55,10 +73,8 @@ def report(
         other = read_untrained(shown, show_progress=True, name=against_name)
     else:
         other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
-    if strangers is not None and detector is None:
-        raise InputError("--strangers: a --detector is needed, to say how far out they are")
     outliers = None if detector is None else read_outliers(detector, shown.table, strangers)
-    command = ["sightline", "report", subject, *(["--against", against] if against else []), "--out", page]
+    command = ["sightline", "report", subject, *given, "-k", k, "--seed", seed, "--out", page]
     written = write_report(
         page,
         shown,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 
 def write_concepts(folder: Path) -> list[Path]:
-    """Write every picture to the folder as PNG."""
+    """Write every picture to the folder as PNG and SVG."""
     if Path(folder).is_file():
         raise InputError(f"{folder}: a file, and these pictures go into a folder, such as --out figures")
     drawn = {
@@ -48,7 +48,7 @@ def write_concepts(folder: Path) -> list[Path]:
         "loss-landscapes": landscapes_figure(),
         "rank-landscapes": rank_landscapes_figure(),
     }
-    return [path for name, figure in drawn.items() for path in write_figure(figure, Path(folder), name, ("png",), dpi=90)]
+    return [path for name, figure in drawn.items() for path in write_figure(figure, Path(folder), name, dpi=90)]
 
 
 def surrogates_figure() -> Figure:
@@ -248,7 +248,9 @@ def _name_axes(figure: Figure) -> None:
 
 def _surface(axes: Axes, values: Tensor, title: str) -> None:
     side = np.linspace(-REACH, REACH, values.shape[0])
-    axes.pcolormesh(side, side, values, cmap="cividis", shading="gouraud" if len(values) < SIDE else "nearest")
+    shading: Literal["gouraud", "nearest"] = "gouraud" if len(values) < SIDE else "nearest"
+    # As one image inside the drawing: thousands of tiles would make a file that no reader opens.
+    axes.pcolormesh(side, side, values, cmap="cividis", shading=shading, rasterized=True)
     dress(axes, title, "")
     axes.grid(visible=False)
     axes.set_xticks([-0.2, 0, 0.2])

@@ -8,12 +8,13 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from sightline.report.curves import Panel
-from sightline.report.style import CLASSES, GREY, MARKERS, drawing, dress
+from sightline.report.style import CLASSES, GREY, MARKERS, ON_DARK, drawing, dress
 from sightline.report.subject import Subject
 
 MOST_CLASSES = 2000  # points of a map; more are drawn by lot
 MOST_DIMS = 32  # kept of the class means before t-SNE
 N_ROUNDS = 500
+N_NEAR = 10  # class means that are asked for their coarsest label
 SIZE = 400  # of the map in the page, in its own units
 
 Floats = NDArray[np.float64]
@@ -27,6 +28,11 @@ class Kind:
     colour: str
     marker: str
 
+    @property
+    def on_dark(self) -> str:
+        """Its colour on a dark page."""
+        return ON_DARK.get(self.colour, self.colour)
+
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
@@ -38,6 +44,7 @@ class ClassMap:
         kind_of: (C,) the kind of each class.
         points: by model, (C, 2) between 0 and 1.
         n_classes: in the table, of which these may be a part.
+        purity: by model, as :func:`neighbour_purity` gives it; none where there is one label level.
     """
 
     names: list[str]
@@ -45,6 +52,7 @@ class ClassMap:
     kind_of: NDArray[np.int64]
     points: dict[str, Floats]
     n_classes: int
+    purity: dict[str, float]
 
 
 def class_means(subject: Subject) -> Floats:
@@ -67,8 +75,24 @@ def class_map(subjects: list[Subject], seed: int = 0) -> ClassMap:
     coarse[labels[:, 0]] = labels[:, -1]
     kinds, kind_of = _kinds(coarse[shown], manifest.class_names(manifest.n_levels - 1), manifest.n_levels)
     names = manifest.class_names(0)
-    points = {subject.name: _plane(class_means(subject)[shown], seed) for subject in subjects}
-    return ClassMap([names[code] for code in shown], kinds, kind_of, points, n_classes)
+    means = {subject.name: class_means(subject)[shown] for subject in subjects}
+    points = {name: _plane(own, seed) for name, own in means.items()}
+    told = manifest.n_levels > 1 and len(shown) > 1
+    purity = {name: neighbour_purity(own, coarse[shown]) for name, own in means.items()} if told else {}
+    return ClassMap([names[code] for code in shown], kinds, kind_of, points, n_classes, purity)
+
+
+def neighbour_purity(means: Floats, coarse: NDArray[np.int64], n_near: int = N_NEAR) -> float:
+    """How many of the nearest class means, by their vectors and not by the map, share the coarsest label, as a mean share.
+
+    Example:
+        >>> neighbour_purity(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), np.array([0, 0, 1]), n_near=1)
+        0.6666666666666666
+    """
+    scores = means @ means.T
+    np.fill_diagonal(scores, -np.inf)
+    near = np.argsort(-scores, axis=1, kind="stable")[:, : min(n_near, len(means) - 1)]
+    return float((coarse[near] == coarse[:, None]).mean())
 
 
 def _kinds(coarse: NDArray[np.int64], names: list[str], n_levels: int) -> tuple[list[Kind], NDArray[np.int64]]:

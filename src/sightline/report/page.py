@@ -24,7 +24,7 @@ from sightline.report.curves import (
     training_panels,
 )
 from sightline.report.gallery import N_QUERIES, Gallery, Thumbnails, galleries, gallery_figure
-from sightline.report.maps import SHAPES, SIZE, class_map, map_panel, marks
+from sightline.report.maps import N_NEAR, SHAPES, SIZE, class_map, map_panel, marks
 from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, recall_places, told_metrics
 from sightline.report.outliers import Outliers, outlier_panel
 from sightline.report.published import published_tables_of
@@ -143,6 +143,7 @@ def write_report(
             plane=plane,
             marks={name: marks(plane, name) for name in results},
             map_size=SIZE,
+            n_near=min(N_NEAR, len(plane.names) - 1),
             shapes=SHAPES,
             k=k,
             has_thresholds=any("alpha" in some for some in thresholds.values()),

@@ -35,6 +35,7 @@ SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
 }
 # What a dark page shows in another shade; in files the colours stay as they are.
 PAGE_COLOURS = {INK: "var(--soft)", BLUE: "var(--blue)"}
+ON_DARK = {BLUE: "#3d87e8"}  # of points on a map, where the page's light blue would be mistaken for SKY
 
 
 @contextmanager
