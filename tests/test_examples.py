@@ -61,7 +61,7 @@ def test_train_on_your_folder(characters, tmp_path, capsys):
 
 def test_bring_your_own_loop_learns_each_way(characters, capsys):
     main = runpy.run_path(str(EXAMPLES / "bring_your_own_loop.py"))["main"]
-    results = main(characters, "tiny", None, image_size=32, epochs=12, batch_size=40, lr=0.01)
+    results = main(characters, "tiny", None, image_size=32, epochs=30, batch_size=40, lr=0.003)
     assert list(results) == ["before", "plain torch", "their style", "Trainer"]
     for way in ("plain torch", "their style", "Trainer"):
         assert results[way]["map@r"] > results["before"]["map@r"] + 0.05, way
