@@ -25,6 +25,7 @@ from sightline.errors import InputError
 from sightline.evaluation.tables import evaluate_table
 from sightline.models.encoder import Encoder
 from sightline.pipeline import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
+from sightline.training.allocator import keep_freed_memory
 from sightline.training.checkpoint import load_checkpoint
 
 INTERRUPTED = 75  # exit status: stopped on request, with a checkpoint to go on from
@@ -44,6 +45,7 @@ def run_job(job_file: Path) -> int:
         result_file = Path(job["result"])
         if not result_file.is_file():
             torch.set_num_threads(job["threads"])
+            keep_freed_memory()
             outcome = _outcome(job, job_file.parent / RUN_FOLDER)
             if outcome is None:
                 return INTERRUPTED

@@ -17,7 +17,9 @@ def demo(
     from sightline.evaluation.result import shown
     from sightline.models.encoder import Encoder
     from sightline.search.images import search_images
+    from sightline.training.allocator import keep_freed_memory
 
+    keep_freed_memory()
     since = time.monotonic()
     outcome = run_demo(out, overrides, show_progress=True)
     typer.echo(f"Test metrics on unseen characters, shares in percent ({outcome.after.n_queries} queries):")

@@ -18,7 +18,9 @@ def train(
     from sightline.config import read_recipe
     from sightline.pipeline import plan_run
     from sightline.pipeline import train as train_run
+    from sightline.training.allocator import keep_freed_memory
 
+    keep_freed_memory()
     read = read_recipe(recipe, overrides)
     done = plan_run(read) if dry_run else train_run(read, out, resume, show_progress=True, max_minutes=max_minutes)
     typer.echo(done)
