@@ -166,6 +166,30 @@ def test_readers_take_a_new_index_when_it_is_there(tmp_path, queries):
         assert reader.repairs == []
 
 
+def test_an_index_that_is_replaced_while_it_is_read_is_not_taken_for_a_damaged_one(tmp_path, queries, monkeypatch):
+    load = faiss_index.load
+
+    def late(folder, header):
+        monkeypatch.setattr(faiss_index, "load", load)
+        gallery.build_index("HNSW16")  # as another process would, between the header's reading and its file's
+        return load(folder, header)
+
+    with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
+        gallery.build_index()
+        monkeypatch.setattr(faiss_index, "load", late)
+        assert recall(reader.search(queries)[1], truth(reader, queries, 10)) > 0.75
+        assert reader._indexes._loaded.header == gallery._indexes.header()
+        assert reader._indexes._loaded.header.factory == "HNSW16"
+        assert reader.repairs == []
+
+
+def test_who_may_only_read_builds_no_index(tmp_path):
+    with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
+        with pytest.raises(InputError, match="was opened for reading only"):
+            reader.build_index()
+        assert not list(gallery.folder.glob("index*"))
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "NSG16,SQ8", "IVF16,Flat,RFlat"])
 @pytest.mark.parametrize("n_items", [1, 5, 20])
 def test_few_items_are_found_and_removed_whatever_the_kind(tmp_path, queries, kind, n_items):

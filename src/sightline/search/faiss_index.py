@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -88,11 +89,15 @@ def _new(factory: str, dim: int) -> Any:
             raise RuntimeError("rows have their numbers here: leave IDMap out")
         return index
     except RuntimeError as error:
-        reason = re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
         raise InputError(
-            f"index {factory!r} is no FAISS factory string for {dim} dimensions ({reason}); "
+            f"index {factory!r} is no FAISS factory string for {dim} dimensions ({_reason(error)}); "
             f"'exact', 'auto', or such as 'Flat', 'HNSW32', 'IVF1024,PQ64', 'SQ8'"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error of FAISS says, without the place in its source."""
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
 
 
 def choose_index(n_rows: int, dim: int, recall: float, memory: int | None = None) -> str:
@@ -298,13 +303,20 @@ def _tuned(
 
 def save(folder: Path, index: Any, header: Header) -> Header:
     """Write the index, then the header that names it; each is there complete or not at all."""
-    name = f"index-{header.epoch}-{header.n_rows}-{os.getpid()}.faiss"
-    with replaced(folder / name) as scratch:
-        library().write_index(index, str(scratch))
-        checksum = _checksum(scratch)
-    header = Header(**{**asdict(header), "file": name, "checksum": checksum})
-    with replaced(folder / HEADER) as scratch:
-        scratch.write_text(json.dumps(asdict(header), indent=2) + "\n")
+    # A name that no other build has: until the new header is there, the old one names a file that is as it was.
+    name = f"index-{header.epoch}-{header.n_rows}-{uuid.uuid4().hex}.faiss"
+    try:
+        with replaced(folder / name) as scratch:
+            library().write_index(index, str(scratch))
+            checksum = _checksum(scratch)
+        header = Header(**{**asdict(header), "file": name, "checksum": checksum})
+        with replaced(folder / HEADER) as scratch:
+            scratch.write_text(json.dumps(asdict(header), indent=2) + "\n")
+    except (OSError, RuntimeError) as error:
+        (folder / name).unlink(missing_ok=True)
+        raise InputError(
+            f"{folder}: the index cannot be written: {_reason(error)}; is the disk full? What was there before stays"
+        ) from error
     for other in folder.glob("index-*.faiss"):
         if other.name != name:
             other.unlink(missing_ok=True)

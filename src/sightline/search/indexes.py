@@ -93,6 +93,8 @@ class Indexes:
                 return None  # of a gallery before it was compacted, or after
             self._loaded = None if header is None else self._load(header, snapshot)
             if self._loaded is None:
+                if _stamp_of(self._store.folder / faiss_index.HEADER) != stamp:
+                    return self._current(snapshot)  # another process built one meanwhile, and removed this one
                 outcome = "built anew" if self._rebuild(snapshot) else "searched by brute force"
                 file = faiss_index.HEADER if header is None else header.file
                 self._repairs.append(f"{file}: damaged or missing; {outcome}")
@@ -116,6 +118,7 @@ class Indexes:
 
     def build(self, snapshot: Snapshot, show_progress: bool = False) -> Header | None:
         """Build the index that the gallery asks for from its vectors, and save it; None if brute force is to be used."""
+        self._store.check_writable()
         with self._store.reading():
             asked = self._store.described()
         factory, recall = asked["index"], float(asked["recall"])

@@ -141,11 +141,15 @@ class Store:
             finally:
                 self._connection.execute("ROLLBACK")
 
+    def check_writable(self) -> None:
+        """Refuse what was opened for reading only."""
+        if self.read_only:
+            raise InputError(f"{self.folder}: was opened for reading only")
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """All that is written in this block is kept together or not at all; it waits for another writer to end."""
-        if self.read_only:
-            raise InputError(f"{self.folder}: was opened for reading only")
+        self.check_writable()
         with self._lock, self._translated():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
