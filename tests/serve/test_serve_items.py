@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -89,7 +93,8 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
 )
 def test_items_that_do_not_fit_are_refused_and_leave_nothing(serving, own_gallery, fields, detail):
     client = serving(own_gallery)
-    before = len(Collection(own_gallery).gallery())
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        before = len(gallery)
     answer = client.post("/v1/items", files={"image": ("x", png())}, data=fields)
     assert answer.status_code == 422
     assert detail in answer.json()["detail"]
@@ -229,6 +234,53 @@ def test_a_gallery_is_backed_up_and_restored_while_it_is_served(serving, own_gal
         assert gallery.verify() == []
         assert len(gallery) == 74
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+
+
+def removed_but_open():
+    """Files of galleries that are gone from the disk and held open by this process, which the system lists."""
+    files = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()]
+    return [file for file in files if file.endswith(" (deleted)") and "gallery.db" in file]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+def test_a_gallery_that_was_replaced_is_closed(serving, own_gallery, tmp_path):
+    client = serving(own_gallery)
+    backup_gallery(own_gallery, tmp_path / "copy")
+    for number in range(3):
+        assert add(client, f"new {number}", png(number)).status_code == 201  # so that there is a writer to close too
+        restore_gallery(tmp_path / "copy", own_gallery)
+        assert client.get("/v1/stats").json()["galleries"]["own"]["items"] == 72
+        assert removed_but_open() == []
+    assert client.get("/v1/ready").status_code == 200
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
+def test_a_gallery_that_was_replaced_is_closed_after_the_last_search_in_it(own_gallery, tmp_path, monkeypatch):
+    served = Collection(own_gallery)
+    backup_gallery(own_gallery, tmp_path / "copy")
+    with Gallery.open(own_gallery) as other:
+        vector = other.vectors(["super0/class00/0.png"])[0]
+        other.remove(["super0/class00/0.png"])
+    search, is_searching, may_end = collections.refined_search, threading.Event(), threading.Event()
+
+    def slowly(*args, **kwargs):
+        is_searching.set()
+        assert may_end.wait(30)
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(collections, "refined_search", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(served.search, [collections.SearchJob(vector, 1)])
+        assert is_searching.wait(30)
+        restore_gallery(tmp_path / "copy", own_gallery)
+        assert served.known("super0/class00/0.png")  # of the restored one
+        assert removed_but_open()
+        may_end.set()
+        (found,) = early.result()
+    assert found.ids != ["super0/class00/0.png"]  # of the one before
+    assert removed_but_open() == []
+    assert served.search([collections.SearchJob(vector, 1)])[0].ids == ["super0/class00/0.png"]
+    served.close()
 
 
 def test_a_restored_gallery_of_another_encoder_is_searched_by_that_one(serving, own_gallery, image_tree, tmp_path):

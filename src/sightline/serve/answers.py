@@ -80,21 +80,21 @@ def checked_vector(values: list[float], dim: int) -> NDArray[np.float32]:
 
 def gallery_body(served: Served, may_write: bool) -> GalleryBody:
     """A gallery as a page needs it; reads all items where they changed, so not for the event loop."""
-    gallery = served.collection.gallery()
-    identity = gallery.identity
-    return GalleryBody(
-        name=served.collection.name,
-        items=len(gallery),
-        dim=identity.dim,
-        metric=gallery.metric,
-        encoder=identity.name,
-        fingerprint=identity.fingerprint,
-        generation=gallery.generation,
-        levels=served.fields.levels(gallery),
-        fields=served.fields.of(gallery),
-        rejector=served.collection.rejector() is not None,
-        writable=served.collection.writable and may_write,
-    )
+    with served.collection.gallery() as gallery:
+        identity = gallery.identity
+        return GalleryBody(
+            name=served.collection.name,
+            items=len(gallery),
+            dim=identity.dim,
+            metric=gallery.metric,
+            encoder=identity.name,
+            fingerprint=identity.fingerprint,
+            generation=gallery.generation,
+            levels=served.fields.levels(gallery),
+            fields=served.fields.of(gallery),
+            rejector=served.collection.rejector() is not None,
+            writable=served.collection.writable and may_write,
+        )
 
 
 def web_files(folder: Path) -> dict[str, Path]:

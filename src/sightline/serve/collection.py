@@ -17,7 +17,7 @@ from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
 from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery
-from sightline.search.items import Value
+from sightline.search.items import EncoderIdentity, Value
 from sightline.search.refine import NOTHING, Refinement, refined_search
 from sightline.search.store import DATABASE
 from sightline.serve.problems import Problem
@@ -51,8 +51,21 @@ class Found:
     policy: str | None
 
 
+@dataclass(eq=False)
+class Held:
+    """An open gallery, how many use it just now, and whether another folder has taken its place."""
+
+    gallery: Gallery
+    n_users: int = 0
+    is_past: bool = False
+
+
 class Collection:
-    """A gallery by name. Reading and writing have a connection each: a writer that waits keeps no reader waiting."""
+    """A gallery by name. Reading and writing have a connection each: a writer that waits keeps no reader waiting.
+
+    Where another folder takes the gallery's place, as a restored one does, that one is opened; the one before is closed
+    when the last who used it is done.
+    """
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder
@@ -60,30 +73,74 @@ class Collection:
         self.writable = not read_only
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._opened: list[Gallery] = []
-        self._gallery: Gallery | None = None
-        self._writer: Gallery | None = None
-        self._inode = -1
+        self._inode = self._inode_now()
+        self._reader = Held(Gallery.open(folder, read_only=True))
+        self._writer: Held | None = None
+        self._past: list[Held] = []  # in use still
         self._rejector: Rejector | None = None
         self._rejector_stamp: tuple[int, int] | None = None
-        self.gallery()
 
-    def gallery(self) -> Gallery:
-        """The gallery to read; opened anew where another folder has taken its place, as a restored one does."""
+    @contextmanager
+    def gallery(self) -> Iterator[Gallery]:
+        """The gallery to read, which stays open for the block; beyond it, it may be closed."""
         with self._lock:
-            with suppress(FileNotFoundError):  # at the moment of being replaced
-                inode = (self.folder / DATABASE).stat().st_ino
-                if inode != self._inode:
-                    self._gallery = self._open(read_only=True)
-                    self._writer, self._inode = None, inode
-            if self._gallery is None:
-                self._gallery = self._open(read_only=True)  # says what is wrong
-            return self._gallery
+            self._keep_up()
+            held = self._reader
+            held.n_users += 1
+        try:
+            yield held.gallery
+        finally:
+            self._let_go(held)
 
-    def _open(self, read_only: bool) -> Gallery:
-        gallery = Gallery.open(self.folder, read_only=read_only)
-        self._opened.append(gallery)
-        return gallery
+    def identity(self) -> EncoderIdentity:
+        """The encoder of its vectors."""
+        with self.gallery() as gallery:
+            return gallery.identity
+
+    @contextmanager
+    def _for_writing(self) -> Iterator[Gallery]:
+        """The gallery to write to, which stays open for the block."""
+        if not self.writable:
+            raise Problem(403, f"gallery {self.name!r} is served to be read only")
+        with self._lock:
+            self._keep_up()
+            if self._writer is None:
+                self._writer = Held(Gallery.open(self.folder))
+            held = self._writer
+            held.n_users += 1
+        try:
+            yield held.gallery
+        finally:
+            self._let_go(held)
+
+    def _keep_up(self) -> None:
+        """Open what has taken the gallery's place, if something has; inside the lock."""
+        inode = self._inode_now()
+        if inode in (None, self._inode):
+            return
+        before = [held for held in (self._reader, self._writer) if held is not None]
+        self._reader, self._writer, self._inode = Held(Gallery.open(self.folder, read_only=True)), None, inode
+        self._past += before
+        for held in before:
+            held.is_past = True
+            self._close_unused(held)
+
+    def _inode_now(self) -> int | None:
+        """The number of the database's file, which no other has while it is open; None at the moment of being replaced."""
+        try:
+            return (self.folder / DATABASE).stat().st_ino
+        except FileNotFoundError:
+            return None
+
+    def _let_go(self, held: Held) -> None:
+        with self._lock:
+            held.n_users -= 1
+            self._close_unused(held)
+
+    def _close_unused(self, held: Held) -> None:
+        if held.is_past and not held.n_users:
+            self._past.remove(held)
+            held.gallery.close()
 
     def rejector(self) -> Rejector | None:
         """The rejector in the gallery's folder, if there is one; read again when it changes."""
@@ -94,9 +151,8 @@ class Collection:
         stamp = file.st_mtime_ns, file.st_ino
         with self._lock:
             if stamp != self._rejector_stamp:
-                fingerprint = None if self._gallery is None else self._gallery.identity.fingerprint
                 try:
-                    self._rejector = Rejector.load(self.folder / REJECTOR, fingerprint)
+                    self._rejector = Rejector.load(self.folder / REJECTOR, self._reader.gallery.identity.fingerprint)
                 except InputError as error:
                     message = str(error).replace(str(self.folder), self.name)
                     raise Problem(503, f"the rejector cannot be used: {message}", {"Retry-After": "1"}) from error
@@ -105,18 +161,21 @@ class Collection:
 
     def warm(self) -> None:
         """Read what the first search would read, and say what is wrong with it."""
-        gallery = self.gallery()
-        any_query = np.zeros((1, gallery.identity.dim), np.float32)
-        gallery.search(any_query, 1)
-        if gallery.repairs and self.writable:  # an index that is damaged: a reader may not build it anew
-            with suppress(InputError):
-                self._for_writing().search(any_query, 1)
+        with self.gallery() as gallery:
+            any_query = np.zeros((1, gallery.identity.dim), np.float32)
+            gallery.search(any_query, 1)
+            is_damaged = bool(gallery.repairs)  # its index: a reader may not build it anew
+        if is_damaged and self.writable:
+            with suppress(InputError), self._for_writing() as writer:
+                writer.search(any_query, 1)
         self.rejector()
 
     def close(self) -> None:
         """Let go of the files."""
-        for gallery in self._opened:
-            gallery.close()
+        with self._lock:
+            for held in (self._reader, self._writer, *self._past):
+                if held is not None:
+                    held.gallery.close()
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -137,16 +196,16 @@ class Collection:
         answers: list[Found | Exception] = [Problem(500, "not searched")] * len(jobs)
         for places in groups.values():
             try:
-                with self.told():
-                    found: Sequence[Found | Exception] = self._search_alike([jobs[place] for place in places])
+                with self.told(), self.gallery() as gallery:
+                    found: Sequence[Found | Exception] = self._search_alike(gallery, [jobs[place] for place in places])
             except Exception as error:  # is told to those who asked
                 found = [error] * len(places)
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
         return answers
 
-    def _search_alike(self, jobs: list[SearchJob]) -> list[Found]:
-        gallery, first = self.gallery(), jobs[0]
+    def _search_alike(self, gallery: Gallery, jobs: list[SearchJob]) -> list[Found]:
+        first = jobs[0]
         check_filter(first.where)
         queries, own = np.stack([job.vector for job in jobs]), [job.own for job in jobs]
         for tries_left in reversed(range(TRIES)):
@@ -186,18 +245,19 @@ class Collection:
 
     def known(self, id_: str) -> dict[str, Value]:
         """What is known of an item."""
-        gallery = self.gallery()
-        try:
-            return gallery.metadata([id_])[0]
-        except InputError as error:
-            if isinstance(error.__cause__, sqlite3.Error):
-                raise
-            raise Problem(404, f"gallery {self.name!r} has no item of this id") from error
+        with self.gallery() as gallery:
+            try:
+                return gallery.metadata([id_])[0]
+            except InputError as error:
+                if isinstance(error.__cause__, sqlite3.Error):
+                    raise
+                raise Problem(404, f"gallery {self.name!r} has no item of this id") from error
 
     def vector(self, id_: str) -> NDArray[np.float32]:
         """The vector of an item."""
         self.known(id_)
-        found: NDArray[np.float32] = self.gallery().vectors([id_])[0]
+        with self.gallery() as gallery:
+            found: NDArray[np.float32] = gallery.vectors([id_])[0]
         return found
 
     def write(
@@ -218,8 +278,7 @@ class Collection:
         Returns:
             Whether it is new, the generation that has it, and its metadata.
         """
-        with self.told(), self._write_lock:
-            gallery = self._for_writing()
+        with self.told(), self._write_lock, self._for_writing() as gallery:
             there = self._is_there(gallery, id_)
             if there and not replace:
                 raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
@@ -246,23 +305,13 @@ class Collection:
 
     def remove(self, id_: str) -> int:
         """Take an item out, and the file of its image if it was uploaded; the generation that lacks it."""
-        with self.told(), self._write_lock:
-            gallery = self._for_writing()
+        with self.told(), self._write_lock, self._for_writing() as gallery:
             if not self._is_there(gallery, id_):
                 raise Problem(404, f"gallery {self.name!r} has no item of this id")
             before = gallery.metadata([id_])[0]
             gallery.remove([id_])
             self._drop_file(before)
             return gallery.generation
-
-    def _for_writing(self) -> Gallery:
-        if not self.writable:
-            raise Problem(403, f"gallery {self.name!r} is served to be read only")
-        self.gallery()  # so that a folder that was replaced is noticed
-        with self._lock:
-            if self._writer is None:
-                self._writer = self._open(read_only=False)
-            return self._writer
 
     def _is_there(self, gallery: Gallery, id_: str) -> bool:
         try:

@@ -80,7 +80,7 @@ async def search_by_vector(body: VectorSearch, service: ServiceOf) -> Answer:
     """The items nearest to a vector of the gallery's encoder."""
     with service.accepted():
         served = service.served(body.gallery)
-        identity = (await service.aside(served.collection.gallery)).identity
+        identity = await service.aside(served.collection.identity)
         if body.fingerprint not in (None, identity.fingerprint):
             told = f"the vector is of encoder {body.fingerprint}, the gallery's are of {identity.fingerprint}"
             raise Problem(422, f"fingerprint: {told}")

@@ -27,7 +27,10 @@ async def stats(service: ServiceOf) -> dict[str, Any]:
     """Numbers of each gallery, and the limits of uploads."""
 
     def told() -> dict[str, Any]:
-        found = {name: served.collection.gallery().stats() for name, served in service.galleries.items()}
+        found = {}
+        for name, served in service.galleries.items():
+            with served.collection.gallery() as gallery:
+                found[name] = gallery.stats()
         settings = service.settings
         limits = {"upload_bytes": settings.upload_bytes, "pixels": settings.pixels, "formats": settings.formats}
         return {"galleries": found, "limits": limits}

@@ -23,6 +23,7 @@ from sightline.serve.fields import Fields
 from sightline.serve.measures import Measures
 from sightline.serve.pictures import Pictures
 from sightline.serve.problems import Problem, TooBusy
+from sightline.serve.schemas import FieldBody
 from sightline.serve.settings import ServeSettings
 from sightline.serve.tokens import Tokens
 from sightline.serve.uploads import Crop, decoded
@@ -37,6 +38,11 @@ class Served:
     collection: Collection
     fields: Fields
     searcher: Batcher[SearchJob, Found]
+
+    def known_fields(self) -> list[FieldBody]:
+        """The fields; reads all items where they changed, so not for the event loop."""
+        with self.collection.gallery() as gallery:
+            return self.fields.of(gallery)
 
 
 class Encoding:
@@ -87,7 +93,7 @@ class Service:
             self.galleries[collection.name] = Served(collection, Fields(), searcher)
             self.encoding(collection)
             collection.warm()
-            self._pool.submit(self.galleries[collection.name].fields.of, collection.gallery())
+            self._pool.submit(self.galleries[collection.name].known_fields)
 
     def served(self, name: str | None) -> Served:
         """A gallery by name; the first where none is given."""
@@ -99,9 +105,8 @@ class Service:
 
     def encoding(self, collection: Collection) -> Encoding:
         """The encoder of a gallery; galleries of the same encoder share it."""
-        gallery = collection.gallery()
-        fingerprint = gallery.identity.fingerprint
-        with self._lock:
+        with collection.gallery() as gallery, self._lock:
+            fingerprint = gallery.identity.fingerprint
             if fingerprint not in self._encodings:
                 self._encodings[fingerprint] = Encoding(gallery.encoder(), self.settings, self.measures.batches.observe)
             return self._encodings[fingerprint]
@@ -154,9 +159,9 @@ class Service:
     def metrics(self) -> bytes:
         """The text for Prometheus; reads the galleries, so not for the event loop."""
         for name, served in self.galleries.items():
-            gallery = served.collection.gallery()
-            self.measures.items.labels(name).set(len(gallery))
-            self.measures.generation.labels(name).set(gallery.generation)
+            with served.collection.gallery() as gallery:
+                self.measures.items.labels(name).set(len(gallery))
+                self.measures.generation.labels(name).set(gallery.generation)
         self.measures.queued.set(sum(encoding.batcher.n_waiting() for encoding in self._encodings.values()))
         return self.measures.text()
 
