@@ -394,6 +394,26 @@ def test_gmm_energy_and_distance_bound_each_other(data):
     assert (half <= energy + math.log(C) + 1e-9).all()
 
 
+def test_means_are_squared_once_and_again_after_another_fit(data, monkeypatch):
+    vectors, labels, _, queries = data
+    gmm = ood.create("gmm").fit(vectors, labels)
+    gmm.score(queries)
+    shapes, square = [], torch.Tensor.square
+
+    def watched(tensor):
+        shapes.append(tuple(tensor.shape))
+        return square(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "square", watched)
+    gmm.score(queries[:1])
+    assert shapes == [(1, D)]  # the query alone
+    monkeypatch.undo()
+    shifted = vectors + 1.0
+    np.testing.assert_array_equal(
+        gmm.fit(shifted, labels).score(queries), ood.create("gmm").fit(shifted, labels).score(queries)
+    )
+
+
 def test_knn_by_hand_scikit_learn_and_pytorch_ood(data):
     bank, query = np.array([(1, 0), (0.8, 0.6), (0, 1), (-1, 0)]), np.array([[0.6, 0.8]])
     found = [ood.create("knn", k=k).fit(bank).score(query)[0] for k in (1, 2, 3, 4)]

@@ -31,6 +31,7 @@ class TiedGaussians(Scorer):
     centre: Tensor  # (D,)
     whitening: Tensor  # (D, D) inverse of the covariance's Cholesky factor
     log_weights: Tensor  # (C,)
+    _squares: tuple[Tensor, Tensor] | None = None  # the means, and the (C,) squared lengths of these
 
     def __init__(self, components: str | int, normalise: bool, shrinkage: Shrinkage, seed: int) -> None:
         if isinstance(components, int):
@@ -80,7 +81,14 @@ class TiedGaussians(Scorer):
         """(N, C) squared Mahalanobis distances to the means."""
         white = (features - self.centre) @ self.whitening.T
         products = white @ self.means.T
-        return (white.square().sum(1, keepdim=True) + self.means.square().sum(1) - 2 * products).clamp(min=0)
+        return (white.square().sum(1, keepdim=True) + self._squared_means() - 2 * products).clamp(min=0)
+
+    def _squared_means(self) -> Tensor:
+        """(C,) squared lengths of the means, found once: for one query they would cost as much as its own products."""
+        squares = self._squares
+        if squares is None or squares[0] is not self.means:
+            self._squares = squares = self.means, self.means.square().sum(1)
+        return squares[1]
 
 
 class GMM(TiedGaussians):
