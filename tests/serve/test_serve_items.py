@@ -1,5 +1,6 @@
 """Items and their images; changes of other processes; backup and restore while serving."""
 
+import errno
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
+from sightline.search.store import Store
 from sightline.serve import collection as collections
 from sightline.serve import fields
 from sightline.serve.backup import backup_gallery, restore_gallery
@@ -112,6 +114,34 @@ def test_a_write_that_fails_leaves_no_file(serving, own_gallery, monkeypatch):
     answer = add(client, "new", png())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert list((own_gallery / "images").iterdir()) == []
+
+
+def test_a_disk_without_room_for_an_image_is_told_and_leaves_nothing(serving, own_gallery, monkeypatch):
+    client = serving(own_gallery)
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    answer = add(client, "new", png())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["detail"] == "gallery 'own' cannot be read or written: No space left on device"
+    assert client.get("/v1/items/new").status_code == 404
+    assert list((own_gallery / "images").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/items/a", "/v1/items/a/image", "/v1/stats", "/v1/galleries", "/metrics"])
+def test_a_fault_of_a_gallery_that_is_read_names_it_and_not_its_folder(serving, own_gallery, monkeypatch, path):
+    client = serving(own_gallery)
+
+    def damaged(*_):
+        raise InputError(f"{own_gallery}: the database is damaged") from sqlite3.DatabaseError("malformed")
+
+    for name in ("state", "reading"):
+        monkeypatch.setattr(Store, name, damaged)
+    answer = client.get(path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["detail"] == "own: the database is damaged"
 
 
 def test_images_are_small_cached_and_without_what_the_file_held_besides(serving, own_gallery):

@@ -73,8 +73,15 @@ async def _unfit(_: Request, error: Exception) -> Response:
     return problem_response(422, "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults), errors=faults)
 
 
-async def _unfit_input(_: Request, error: Exception) -> Response:
-    return problem_response(422, str(error))
+async def _unfit_input(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InputError)
+    service: Service = request.app.state.service
+    told = [served.collection for served in service.galleries.values() if str(served.collection.folder) in str(error)]
+    if not told:
+        return problem_response(422, str(error))
+    collection = max(told, key=lambda one: len(str(one.folder)))  # one folder's path may begin with another's
+    problem = collection.problem_of(error)
+    return problem_response(problem.status_code, problem.detail, problem.headers)
 
 
 def _describe(app: FastAPI) -> None:

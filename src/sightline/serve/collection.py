@@ -183,10 +183,17 @@ class Collection:
         try:
             yield
         except InputError as error:
-            message = str(error).replace(str(self.folder), self.name)
-            if isinstance(error.__cause__, sqlite3.Error):
-                raise Problem(503, message, {"Retry-After": "1"}) from error
-            raise Problem(422, message) from error
+            raise self.problem_of(error) from error
+        except OSError as error:
+            told = f"gallery {self.name!r} cannot be read or written: {error.strerror or type(error).__name__}"
+            raise Problem(503, told, {"Retry-After": "1"}) from error
+
+    def problem_of(self, error: InputError) -> Problem:
+        """What is told of an error: the caller's, or one of the gallery, which may be over the next time."""
+        message = str(error).replace(str(self.folder), self.name)
+        if isinstance(error.__cause__, sqlite3.Error):
+            return Problem(503, message, {"Retry-After": "1"})
+        return Problem(422, message)
 
     def search(self, jobs: Sequence[SearchJob]) -> list[Found | Exception]:
         """Answers in the order of the jobs; those that want the same are searched together."""
