@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision.amp import MixedPrecision
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
 
 from sightline import EmbeddingTable, Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
@@ -202,6 +203,28 @@ def test_a_memory_is_part_of_the_run_and_of_its_checkpoint(image_tree, tiny_reci
     assert len(load_checkpoint(tmp_path / "whole/last.pt")[1]["loss"]["memory.ids"]) > 0
     with pytest.raises(InputError, match=r"memory\.size: loss 'norm_softmax' takes no reference set"):
         train(recipe_for(image_tree, overrides, "loss={name='norm_softmax'}"), tmp_path / "proxies")
+
+
+@pytest.mark.parametrize("more", [[], ["chunk_size=3", "memory.size=all", "memory.share=0.3"]])
+def test_each_term_of_a_loss_is_logged_by_its_name(image_tree, tiny_recipe, tmp_path, more):
+    recipe = recipe_for(image_tree, tiny_recipe, "loss={name='happier',weight=0.2}", *more)
+    train(recipe, tmp_path / "run")
+    steps = {}
+    for step, _, name, value in read_log(tmp_path / "run/log.csv"):
+        steps.setdefault(step, {})[name] = value
+    parts = {"batch/": 0.7, "memory/": 0.3} if more else {"": 1.0}
+    terms = {f"term/{part}{name}" for part in parts for name in ("sup_h_ap", "norm_softmax")}
+    assert {name for name in steps[2] if name.startswith("term/")} == terms
+    for numbers in list(steps.values())[1:]:  # at the first step there is no memory yet
+        total = sum(
+            share * (0.8 * numbers[f"term/{part}sup_h_ap"] + 0.2 * numbers[f"term/{part}norm_softmax"])
+            for part, share in parts.items()
+        )
+        assert_close(numbers["loss"], total, rtol=1e-5, atol=1e-6)
+    # No name is a folder of another: MLflow keeps each in a file of that name.
+    assert not any(other.startswith(f"{name}/") for name in steps[2] for other in steps[2])
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert terms <= set(events.Tags()["scalars"])
 
 
 @pytest.mark.parametrize("metric", ["h_ap", "asi", "ndcg", "map_label_1"])

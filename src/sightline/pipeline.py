@@ -224,7 +224,8 @@ def _run(
 
         def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> bool:
             if log is not None:
-                log.write(position.step, position.epoch, numbers)
+                terms = {f"term/{name}": value.item() for name, value in listed.terms.items()}
+                log.write(position.step, position.epoch, numbers | terms)
             progress.show(position, n_batches, sampler.batch_size, numbers["loss"])
             if position.batch == n_batches:  # the end of the epoch saves, after its validation
                 return False

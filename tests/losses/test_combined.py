@@ -285,6 +285,62 @@ def test_bad_terms_are_refused(terms, message):
         create_loss("weighted_sum", terms=terms, **known)
 
 
+# Each term by its own name.
+
+RANKS = {
+    "roadmap": "sup_ap",
+    "rod_recall": "sup_recall",
+    "happier": "sup_h_ap",
+    "happier_f": "sup_h_ap",
+    "rod_ndcg": "sup_ndcg",
+}
+SIDES = {"calibration": "calibration", "proxy": "norm_softmax"}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", RANKS)
+def test_both_terms_are_told_as_the_losses_that_they_are(name, side):
+    loss = create_loss(name, decomposability=side, weight=0.3, n_classes=4, embedding_dim=6)
+    assert loss.terms == {}
+    embeddings = draw_batch().requires_grad_()
+    value = loss(embeddings, LABELS)
+    options = {"alpha": 5.0} if name == "happier_f" else {}
+    known = {"n_classes": 4, "embedding_dim": 6} if side == "proxy" else {}
+    parts = {RANKS[name]: create_loss(RANKS[name], **options), SIDES[side]: create_loss(SIDES[side], **known)}
+    assert_close(loss.terms, {called: part(embeddings, LABELS).detach() for called, part in parts.items()})
+    first, second = loss.terms.values()
+    assert_close(0.7 * first + 0.3 * second, value.detach())
+    assert not any(term.requires_grad for term in loss.terms.values())
+    assert not any("terms" in key for key in loss.state_dict())
+
+
+def test_terms_are_those_of_the_last_call_against_a_reference_set_too():
+    loss, references = roadmap(), draw_batch(1, 5)
+    loss(draw_batch(2), LABELS)
+    loss(draw_batch(), LABELS, references, LABELS[:5])
+    assert_close(loss.terms["sup_ap"], SupAPLoss()(draw_batch(), LABELS, references, LABELS[:5]))
+
+
+def test_the_terms_of_a_sum_are_told_unweighted_and_apart():
+    inner = {"name": "roadmap", "weight": 0.5}
+    terms = [inner, *TERMS, {"name": "sup_ap", "weight": 2, "tau": 0.1}, {"name": "sum_triplet", "weight": 0}]
+    loss = weighted_sum(terms, n_classes=4, embedding_dim=6, n_levels=2)
+    value, told = loss(draw_batch(), LABELS), loss.terms
+    assert list(told) == [
+        "roadmap/sup_ap", "roadmap/calibration", "sup_ap", "norm_softmax", "sup_ap_2",
+        "sum_triplet/level_0", "sum_triplet/level_1",
+    ]  # fmt: skip
+    weights = (0.25, 0.25, 0.9, 0.1, 2, 0, 0)
+    assert_close(sum(weight * term for weight, term in zip(weights, told.values(), strict=True)), value.detach())
+    assert_close(told["sup_ap_2"], SupAPLoss(0.1)(draw_batch(), LABELS))
+
+
+def test_a_sum_without_names_counts_its_terms():
+    loss = losses.WeightedSum([SupAPLoss(), losses.CalibrationLoss()], [0.5, 0.5])
+    loss(draw_batch(), LABELS)
+    assert list(loss.terms) == ["1", "2"]
+
+
 def test_saved_and_loaded_is_never_stopped():
     terms = [{"name": "blackbox_ap", "weight": 1.0, "memory": 1}, {"name": "norm_softmax", "weight": 0.5}]
     whole, resumed = (weighted_sum(terms, n_classes=4, embedding_dim=6) for _ in range(2))

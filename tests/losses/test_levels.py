@@ -89,6 +89,14 @@ def test_weights_are_equal():
     assert_close(sum_over_levels([constant(1.0), constant(10.0), constant(100.0)], draw(), LABELS).item(), 37.0)
 
 
+def test_each_level_is_told_by_its_number():
+    loss = triplet_over_levels(3)
+    value = loss(draw(), LABELS)
+    alone = [TripletLoss()(draw(), LABELS[:, level:]) for level in range(3)]
+    assert_close(loss.terms, {f"level_{level}": one for level, one in enumerate(alone)})
+    assert_close(value, sum(alone) / 3)
+
+
 def test_one_level_is_the_loss_itself():
     assert_close(triplet_over_levels(1, mining="hard")(draw(), FINE), TripletLoss(mining="hard")(draw(), FINE))
     assert_close(norm_softmax_over_levels([6], 4)(draw(), FINE), NormSoftmaxLoss(6, 4)(draw(), FINE))

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from sightline.errors import InputError
 from sightline.losses import SupAPLoss, create_loss, list_losses, loss_options
 from sightline.losses.combined import has_proxies_alone
-from sightline.training.memory import CrossBatchMemory, MemoryLoss
+from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 
 
 def draw(seed, n_items=6):
@@ -45,6 +45,28 @@ def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_part
     assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
     expected = (SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, first[2:], first_labels[2:])) / 2
     assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
+
+
+def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
+    plain, sums = SupAPLoss(), create_loss("roadmap")
+    for loss, parts in ((plain, {"": plain}), (sums, {"/sup_ap": plain, "/calibration": create_loss("calibration")})):
+        together = MemoryLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
+        (first, first_labels), (second, second_labels) = draw(0), draw(1)
+        together(first, first_labels, torch.arange(6))
+        assert_close(together.terms, {f"batch{name}": part(first, first_labels) for name, part in parts.items()})
+        together(second, second_labels, torch.arange(6) + 6)
+        expected = {f"batch{name}": part(second, second_labels) for name, part in parts.items()}
+        expected |= {f"memory{name}": part(second, second_labels, first, first_labels) for name, part in parts.items()}
+        assert_close(together.terms, expected)
+
+
+def test_a_batch_tells_the_terms_of_its_loss():
+    embeddings, labels = draw(0)
+    loss, single = BatchLoss(create_loss("roadmap")), BatchLoss(SupAPLoss())
+    for one in (loss, single):
+        one(embeddings, labels, torch.arange(6))
+    assert_close(loss.terms["sup_ap"], SupAPLoss()(embeddings, labels))
+    assert single.terms == {}  # its value says it all
 
 
 def test_it_fills_before_it_counts_and_no_gradient_reaches_it():

@@ -110,8 +110,14 @@ def weighted_sum(
     if isinstance(terms, str) or not isinstance(terms, Sequence) or not terms:
         raise InputError(f"terms is {terms!r}; a list of losses is needed, each with its name, weight and options")
     known = {"n_classes": n_classes, "embedding_dim": embedding_dim, "n_levels": n_levels, "class_counts": class_counts}
-    made = [_term(place, term, known) for place, term in enumerate(terms, start=1)]
-    return WeightedSum(*zip(*made, strict=True))
+    losses, weights = zip(*(_term(place, term, known) for place, term in enumerate(terms, start=1)), strict=True)
+    return WeightedSum(losses, weights, _told_apart([str(term["name"]) for term in terms]))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Names that come again with how often they have come."""
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [name if count == 1 else f"{name}_{count}" for name, count in zip(names, counts, strict=True)]
 
 
 def _term(place: int, term: Mapping[str, object], known: Mapping[str, object]) -> tuple[nn.Module, float]:

@@ -16,10 +16,19 @@ from sightline.losses.pairwise import CalibrationLoss, check_calibration
 from sightline.losses.presets import preset_named, released
 from sightline.losses.proxies import ArcFaceLoss, NormSoftmaxLoss, ProxyNCAPPLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
+from sightline.losses.terms import named_terms
 from sightline.ranking.ranks import check_positive
 from sightline.ranking.similarity import check_vectors, full_precision
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
+NAMES = {
+    SupAPLoss: "sup_ap",
+    SupHAPLoss: "sup_h_ap",
+    SupNDCGLoss: "sup_ndcg",
+    SupRecallLoss: "sup_recall",
+    CalibrationLoss: "calibration",
+    NormSoftmaxLoss: "norm_softmax",
+}
 
 
 class Decomposed(nn.Module):
@@ -36,6 +45,9 @@ class Decomposed(nn.Module):
         alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
         beta: what irrelevant scores should stay under.
         temperature: as in :func:`~sightline.losses.norm_softmax_loss`.
+
+    Attributes:
+        terms: both terms of the last call, by name; see :mod:`sightline.losses.terms`.
     """
 
     def __init__(
@@ -58,6 +70,7 @@ class Decomposed(nn.Module):
         check_calibration(alpha, beta, reduction)
         check_positive(temperature=temperature)
         self.rank = rank
+        self.terms: dict[str, Tensor] = {}
         if decomposability == "calibration":
             self.term: CalibrationLoss | NormSoftmaxLoss = CalibrationLoss(alpha, beta, reduction)
         elif n_classes is None or embedding_dim is None:
@@ -78,11 +91,20 @@ class Decomposed(nn.Module):
             term = self.term(embeddings, labels, ref_emb, ref_labels)
         else:
             term = self.term.of_pairs(pairs)
+        self.terms = {NAMES[type(self.rank)]: rank.detach(), NAMES[type(self.term)]: term.detach()}
         return (1 - self.weight) * rank + self.weight * term
 
 
 class WeightedSum(nn.Module):
     """The sum of losses, each times its weight; losses with proxies see the batch alone where there is a reference set.
+
+    Args:
+        losses: what is added up.
+        weights: of each.
+        names: of each, in ``terms``; None for their places, from 1.
+
+    Attributes:
+        terms: what each was at the last call, by name; see :mod:`sightline.losses.terms`.
 
     Example:
         >>> import torch
@@ -91,21 +113,25 @@ class WeightedSum(nn.Module):
         tensor(0.)
     """
 
-    def __init__(self, losses: Sequence[nn.Module], weights: Sequence[float]) -> None:
+    def __init__(self, losses: Sequence[nn.Module], weights: Sequence[float], names: Sequence[str] | None = None) -> None:
         super().__init__()
         self.losses, self.weights = nn.ModuleList(losses), tuple(weights)
+        self.names = tuple(str(place) for place in range(1, len(losses) + 1)) if names is None else tuple(names)
+        self.terms: dict[str, Tensor] = {}
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         check_vectors(embeddings, "embeddings")
         embeddings = full_precision(embeddings)
-        terms = [
-            weight
-            * (loss(embeddings, labels) if has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels))
-            for loss, weight in zip(self.losses, self.weights, strict=True)
-        ]
-        return torch.stack(terms).sum()
+        values: list[Tensor] = []
+        terms: dict[str, Tensor] = {}
+        for name, loss in zip(self.names, self.losses, strict=True):
+            value = loss(embeddings, labels) if has_proxies_alone(loss) else loss(embeddings, labels, ref_emb, ref_labels)
+            values.append(value)
+            terms |= named_terms(name, loss, value)
+        self.terms = terms
+        return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
 
 def has_proxies_alone(loss: nn.Module) -> bool:

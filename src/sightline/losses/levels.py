@@ -9,6 +9,7 @@ from sightline.errors import InputError
 from sightline.losses.baselines import TripletLoss
 from sightline.losses.checks import check_counts
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
+from sightline.losses.terms import named_terms
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, full_precision
 
@@ -47,6 +48,22 @@ def sum_over_levels(
             raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
+    return _mean(_of_levels(losses, embeddings, labels, ref_emb, ref_labels))
+
+
+def _mean(of_levels: list[Tensor]) -> Tensor:
+    return torch.stack(of_levels).sum() / len(of_levels)
+
+
+def _of_levels(
+    losses: Sequence[Callable[..., Tensor]],
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None,
+    ref_labels: Tensor | None,
+) -> list[Tensor]:
+    """The loss of each level, finest first."""
+    check_vectors(embeddings, "embeddings")
     embeddings = full_precision(embeddings)  # the gradients of all levels meet before they are rounded
     if (ref_emb is None) != (ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
@@ -54,11 +71,10 @@ def sum_over_levels(
     if ref_emb is not None and ref_labels is not None:
         check_vectors(ref_emb, "ref_emb")
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
-    of_levels = [
+    return [
         loss(embeddings, labels[:, level:], ref_emb, None if ref_labels is None else ref_labels[:, level:])
         for level, loss in enumerate(losses)
     ]
-    return torch.stack(of_levels).sum() / len(losses)
 
 
 def _check_levels(labels: Tensor, n_items: int, n_levels: int, name: str) -> Tensor:
@@ -125,6 +141,9 @@ class SumOverLevels(nn.Module):
         n_classes: classes of each level, finest first, for losses with proxies; None for those without.
         paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; repeated ones count once.
 
+    Attributes:
+        terms: ``level_0``, ``level_1``, ... of the last call; see :mod:`sightline.losses.terms`.
+
     Example:
         >>> counts = [3, 2]
         >>> loss = SumOverLevels(lambda level: NormSoftmaxLoss(counts[level], 4), n_levels=2, n_classes=counts)
@@ -146,6 +165,7 @@ class SumOverLevels(nn.Module):
         if paths is not None and n_classes is None:
             raise InputError("paths: only losses with proxies, for which n_classes is given, number their classes")
         self.losses = nn.ModuleList(loss_factory(level) for level in range(n_levels))
+        self.terms: dict[str, Tensor] = {}
         counts = [] if n_classes is None else n_classes
         self.numbers = nn.ModuleList(PathNumbers(count, n_levels - level) for level, count in enumerate(counts))
         if paths is not None:
@@ -156,12 +176,15 @@ class SumOverLevels(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        if not self.numbers:
-            return sum_over_levels(list(self.losses), embeddings, labels, ref_emb, ref_labels)
-        refuse_references(ref_emb, ref_labels)
-        return sum_over_levels(
-            [_Numbered(loss, numbers) for loss, numbers in zip(self.losses, self.numbers, strict=True)], embeddings, labels
-        )
+        called: Sequence[Callable[..., Tensor]] = list(self.losses)
+        if self.numbers:
+            refuse_references(ref_emb, ref_labels)
+            called = [_Numbered(loss, numbers) for loss, numbers in zip(self.losses, self.numbers, strict=True)]
+        values = _of_levels(called, embeddings, labels, ref_emb, ref_labels)
+        self.terms = {}
+        for level, (loss, value) in enumerate(zip(self.losses, values, strict=True)):
+            self.terms |= named_terms(f"level_{level}", loss, value)
+        return _mean(values)
 
 
 class _Numbered:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.recent import RecentBatches, fit_buffers
+from sightline.losses.terms import named_terms, terms_of
 
 
 class CrossBatchMemory(nn.Module):
@@ -69,6 +70,11 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.loss = loss
 
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """What the loss tells of its last call."""
+        return terms_of(self.loss)
+
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
         for part in self.loss.modules():
             if isinstance(part, RecentBatches):
@@ -87,6 +93,9 @@ class MemoryLoss(nn.Module):
         memory: what is kept.
         start: the step from which the memory counts.
         share: of the second part, in [0, 1].
+
+    Attributes:
+        terms: ``batch`` and, once it counts, ``memory`` of the last call; see :mod:`sightline.losses.terms`.
     """
 
     n_steps: Tensor
@@ -97,15 +106,18 @@ class MemoryLoss(nn.Module):
             raise InputError(f"memory.share is {share}; a number from 0 to 1 is needed")
         self.loss, self.memory, self.start, self.share = loss, memory, start, share
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64))
+        self.terms: dict[str, Tensor] = {}
 
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
         value: Tensor = self.loss(embeddings, labels)
+        self.terms = named_terms("batch", self.loss, value)
         if int(self.n_steps) >= self.start:
             references, ref_labels = self.memory.references(ids)
             if len(references):
                 if labels.ndim == 1:
                     ref_labels = ref_labels[:, 0]
                 against: Tensor = self.loss(embeddings, labels, references.to(embeddings), ref_labels)
+                self.terms |= named_terms("memory", self.loss, against)
                 value = (1 - self.share) * value + self.share * against
         if self.training:
             self.memory.push(embeddings, labels, ids)
