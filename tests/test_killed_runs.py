@@ -14,11 +14,12 @@ from sightline.training.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).with_name("killed_runs.py")
 PROXIES_AND_MEMORY = ["loss.decomposability=proxy", "memory.size=40", "memory.start_epoch=1", "checkpoint_every=2"]
+KEEP = 5  # epochs
 OTHERS = {"resumes.log", "environment.json", "tensorboard"}  # tell of the machine and of the kills
 
 
 def assert_kills_change_nothing(image_tree, folder, overrides, moments, n_killed):
-    overrides = [*overrides, *PROXIES_AND_MEMORY]
+    overrides = [*overrides, *PROXIES_AND_MEMORY, f"keep_every={KEEP}"]
     train(read_recipe("images", [f"data.manifest={image_tree}", *overrides]), folder / "whole")
     words = [str(image_tree), str(folder / "killed"), json.dumps(overrides), json.dumps([*moments, "step:1000000"])]
     done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=600)
@@ -34,8 +35,13 @@ def assert_kills_change_nothing(image_tree, folder, overrides, moments, n_killed
     weights, other_weights = (Encoder.from_pretrained(run / "encoder").state_dict() for run in (whole, killed))
     assert_close(dict(weights), dict(other_weights), rtol=0, atol=0)
     assert (whole / "log.csv").read_bytes() == (killed / "log.csv").read_bytes()
+    kept = [f"epoch-{epoch:03}.pt" for epoch in range(KEEP, position.epoch + 1, KEEP)]
+    for name in kept:
+        (position, state), (other_position, other_state) = (load_checkpoint(run / name) for run in (whole, killed))
+        assert position == other_position
+        assert_close(state, other_state, rtol=0, atol=0)
     left = [sorted(path.name for path in run.iterdir() if path.name not in OTHERS) for run in (whole, killed)]
-    assert left == [["encoder", "last.pt", "log.csv", "recipe.json"]] * 2
+    assert left == [["encoder", *kept, "last.pt", "log.csv", "recipe.json"]] * 2
 
 
 def test_killed_in_a_step_a_validation_a_save_and_at_some_time(image_tree, tiny_recipe, tmp_path):

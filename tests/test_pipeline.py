@@ -192,6 +192,22 @@ def test_a_batch_in_chunks_is_the_batch_as_a_whole(image_tree, tiny_recipe, tmp_
         assert_close([row[3] for row in rows], [row[3] for row in whole], rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
+def test_a_checkpoint_is_kept_every_so_many_epochs_and_the_run_can_go_back_to_it(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=5", "keep_every=2")
+    train(recipe, tmp_path / "run")
+    assert sorted(file.name for file in (tmp_path / "run").glob("*.pt")) == ["epoch-002.pt", "epoch-004.pt", "last.pt"]
+    kept = [load_checkpoint(tmp_path / f"run/epoch-00{epoch}.pt") for epoch in (2, 4)]
+    assert [(position.epoch, position.batch) for position, _ in kept] == [(2, 0), (4, 0)]
+    shutil.copytree(tmp_path / "run", tmp_path / "back")
+    shutil.copy(tmp_path / "back/epoch-002.pt", tmp_path / "back/last.pt")
+    (tmp_path / "back/epoch-004.pt").unlink()
+    train(recipe, tmp_path / "back", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "back")
+    position, state = load_checkpoint(tmp_path / "back/epoch-004.pt")
+    assert position == kept[1][0]
+    assert_close(state, kept[1][1], rtol=0, atol=0)
+
+
 def test_a_memory_is_part_of_the_run_and_of_its_checkpoint(image_tree, tiny_recipe, tmp_path):
     overrides = [*tiny_recipe, "memory.size=all", "memory.start_epoch=1", "schedule.epochs=3"]
     train(recipe_for(image_tree, overrides), tmp_path / "whole")

@@ -123,6 +123,9 @@ def test_steps_warm_up_proxies_and_sampling_are_those_of_the_papers():
     for name, recipe in recipes.items():
         slow = any(data in name for data in ("sop", "inat", "dyml-product")) and "rambo" not in name
         assert recipe.schedule.warmup_epochs == (5 if slow else 0), name
+        of_other_papers = "rambo" in name or "landmarks" in name
+        assert recipe.keep_every == (None if of_other_papers else 20), name
+        assert recipe.validation.every == (1 if of_other_papers else 5 if "neurips" in name else 20), name
         own_rate = slow and "neurips" not in name and "dyml" not in name
         assert recipe.optimizer.proxy_lr == (10 if own_rate else None), name
         in_pairs = ("sop" in name or "inshop" in name) and name != "smooth-recall-sop"

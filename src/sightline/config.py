@@ -155,6 +155,7 @@ class Recipe(Section):
     seed: int = Field(default=0, ge=0)  # of every random choice
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are computed in float32 in any case
     checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
+    keep_every: int | None = Field(default=None, ge=1)  # epochs after which a checkpoint is kept for good
     chunk_size: int | Literal["auto"] | None = None  # images through the encoder at a time; none: the whole batch
     compile: bool = False  # the encoder, by torch.compile
     strategy: Literal["ddp", "fsdp"] = "ddp"  # of several processes: each has all weights, or its part of them

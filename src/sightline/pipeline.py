@@ -1,8 +1,9 @@
 """A recipe to a trained encoder: joins data, model, loss, loop and validation in one run folder.
 
 The folder holds ``recipe.json`` (every value, defaults included), ``environment.json`` (what it ran on; ``resumes.log``
-says what was different later), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume reads) and ``encoder/`` (the best
-so far by the recipe's metric, or the last where nothing validates).
+says what was different later), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume reads), ``epoch-020.pt`` and the
+like where the recipe keeps some, and ``encoder/`` (the best so far by the recipe's metric, or the last where nothing
+validates).
 """
 
 import copy
@@ -176,12 +177,14 @@ def _run(
     schedule = Schedule(recipe.schedule)
     is_writer = process_number() == 0
 
-    def save(position: Position) -> None:
+    def save(position: Position, keep: bool = False) -> None:
         state = {"encoder": whole_state(encoder), "loss": listed.state_dict()}
         state["optimizer"] = whole_optimizer_state(optimizer)
         state["precision"] = fabric.strategy.precision.state_dict()  # its loss scale, where it has one
-        if is_writer:
-            save_checkpoint(out / LAST_FILE, position, state | {"chunk_size": chunk_size})
+        # The last one last: a run that is killed between the two makes both again.
+        files = [out / f"epoch-{position.epoch:03}.pt", out / LAST_FILE] if keep else [out / LAST_FILE]
+        for file in files if is_writer else ():
+            save_checkpoint(file, position, state | {"chunk_size": chunk_size})
 
     def epoch_from(epoch: int, first: int) -> Epoch:
         batches = [own_part(batch) for batch in sampler.batches(epoch)]
@@ -217,7 +220,7 @@ def _run(
     with RunProgress(recipe.schedule.epochs, show_progress and is_writer) as progress, Interruption() as interruption:
         log = RunLog(out, position, recipe.loggers) if is_writer else None
         if is_writer:
-            for stale in out.glob(f".{LAST_FILE}.*"):  # of a run that was killed while it saved
+            for stale in out.glob(".*.pt.*"):  # of a run that was killed while it saved
                 stale.unlink()
             for changed in record_environment(out, environment(fabric.device), position.step):
                 progress.say(f"not as when the run began: {changed}")
@@ -261,7 +264,7 @@ def _run(
             if improved and is_writer:
                 account = account_of_run(recipe, train_part, val_part, result, position.epoch)
                 complete.save_pretrained(out / ENCODER_FOLDER, account)
-            save(position)
+            save(position, keep=recipe.keep_every is not None and position.epoch % recipe.keep_every == 0)
             if patience is not None and position.n_worse >= patience:
                 progress.say(f"no better {recipe.validation.metric} in {patience} validations: the run ends")
                 return position, True

@@ -19,7 +19,12 @@ from sightline.evaluation.catalogue import metric_names, read_name
 from sightline.losses import loss_options
 
 KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case, so that another column needs no run
-WITHOUT_EFFECT = {"data": {"manifest", "n_workers", "check_images"}, "loggers": True, "checkpoint_every": True}
+WITHOUT_EFFECT = {
+    "data": {"manifest", "n_workers", "check_images"},
+    "loggers": True,
+    "checkpoint_every": True,
+    "keep_every": True,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +170,7 @@ def recipe_command(suite: Suite, row: Row, manifest: str) -> list[str]:
 
 def _recipe(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
     # The images were checked once for all runs, and log.csv is enough to look at afterwards.
-    fixed = [f"seed={seed}", "data.check_images=false", "loggers=[]"]
+    fixed = [f"seed={seed}", "data.check_images=false", "loggers=[]", "keep_every=none"]
     try:
         return read_recipe(suite.recipe, [*recipe_command(suite, row, str(manifest)), *fixed])
     except InputError as error:
