@@ -22,6 +22,7 @@ from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import metric_names
 from sightline.losses import create_loss, loss_options
 from sightline.losses.combined import has_proxies_alone
+from sightline.losses.recent import RecentBatches
 from sightline.models.encoder import Encoder
 from sightline.training.distributed import process_number
 from sightline.training.loggers import check_loggers
@@ -69,6 +70,7 @@ def parts_of_run(recipe: Recipe, show_progress: bool) -> RunParts:
     if recipe.model.adaptation == "frozen" and recipe.model.embedding_dim is None:
         raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
     loss = loss_of(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
+    _check_memory(recipe, loss)
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
     return RunParts(encoder, loss, train_part, labels, sampler, val_part)
@@ -147,6 +149,19 @@ def _check_shardable(recipe: Recipe) -> None:
         raise InputError(f"strategy='fsdp' does not go with {', '.join(unfit)}; strategy='ddp' does")
 
 
+def _check_memory(recipe: Recipe, loss: nn.Module) -> None:
+    """Refuse a memory beside a loss that cannot use it."""
+    if recipe.memory.size is None:
+        return
+    if has_proxies_alone(loss):
+        raise InputError(f"memory.size: loss {recipe.loss.name!r} takes no reference set, so a memory is of no use to it")
+    if any(isinstance(part, RecentBatches) and part.n_batches for part in loss.modules()):
+        raise InputError(
+            f"memory.size: loss {recipe.loss.name!r} keeps earlier batches itself; one memory is enough: leave out "
+            "memory.size, or set the loss's own memory to 0"
+        )
+
+
 def with_memory(
     recipe: Recipe, loss: nn.Module, dim: int, labels: NDArray[np.int64], batches_an_epoch: int
 ) -> BatchLoss | MemoryLoss:
@@ -154,7 +169,5 @@ def with_memory(
     size = recipe.memory.size
     if size is None:
         return BatchLoss(loss)
-    if has_proxies_alone(loss):
-        raise InputError(f"memory.size: loss {recipe.loss.name!r} takes no reference set, so a memory is of no use to it")
     memory = CrossBatchMemory(len(labels) if size == "all" else size, dim, labels.shape[1])
     return MemoryLoss(loss, memory, recipe.memory.start_epoch * batches_an_epoch, recipe.memory.share)

@@ -136,6 +136,8 @@ class WeightedSum(nn.Module):
 
 def has_proxies_alone(loss: nn.Module) -> bool:
     """Whether the loss compares items with proxies and with nothing else."""
+    if isinstance(loss, WeightedSum):
+        return all(map(has_proxies_alone, loss.losses))
     of_levels = isinstance(loss, SumOverLevels) and len(loss.numbers) > 0
     return of_levels or isinstance(loss, ArcFaceLoss | CSLLoss | NormSoftmaxLoss | ProxyNCAPPLoss)
 
