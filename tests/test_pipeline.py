@@ -287,6 +287,10 @@ def test_a_run_without_progress_ends_early(image_tree, tiny_recipe, tmp_path):
     train(recipe, tmp_path / "run")
     position, _ = load_checkpoint(tmp_path / "run/last.pt")
     assert (position.epoch, position.n_worse) == (3, 2)
+    log = (tmp_path / "run/log.csv").read_bytes()
+    train(recipe, tmp_path / "run", resume=True)  # it is over
+    assert load_checkpoint(tmp_path / "run/last.pt")[0] == position
+    assert (tmp_path / "run/log.csv").read_bytes() == log
 
 
 def test_sigterm_saves_and_ends_well_and_the_run_goes_on_as_if_it_had_not(image_tree, tiny_recipe, tmp_path):

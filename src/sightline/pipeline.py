@@ -240,9 +240,12 @@ def _run(
                 progress.say(f"stopped at step {position.step}: go on with --resume")
             return ended
 
+        def is_over(position: Position) -> bool:
+            return recipe.validation.patience is not None and position.n_worse >= recipe.validation.patience
+
         def after_epoch(position: Position) -> tuple[Position, bool]:
             is_last = position.epoch == recipe.schedule.epochs
-            improved, patience = val_part is None, recipe.validation.patience
+            improved = val_part is None
             result = None
             if complete is not encoder:
                 complete.load_state_dict(whole_state(encoder))
@@ -265,11 +268,16 @@ def _run(
                 account = account_of_run(recipe, train_part, val_part, result, position.epoch)
                 complete.save_pretrained(out / ENCODER_FOLDER, account)
             save(position, keep=recipe.keep_every is not None and position.epoch % recipe.keep_every == 0)
-            if patience is not None and position.n_worse >= patience:
-                progress.say(f"no better {recipe.validation.metric} in {patience} validations: the run ends")
+            if is_over(position):
+                progress.say(
+                    f"no better {recipe.validation.metric} in {recipe.validation.patience} validations: the run ends"
+                )
                 return position, True
             late = deadline is not None and time.monotonic() > deadline
-            return position, agreed(late or interruption.asked) and not is_last
+            ended = agreed(late or interruption.asked) and not is_last
+            if ended:
+                progress.say(f"stopped at step {position.step}: go on with --resume")
+            return position, ended
 
         try:
             fit(
@@ -277,7 +285,7 @@ def _run(
                 module,
                 listed,
                 wrapped,
-                range(recipe.schedule.epochs),
+                range(0 if is_over(position) else recipe.schedule.epochs),
                 epoch_from,
                 Between(before_epoch, before_step, after_step, after_epoch),
                 position,
