@@ -330,6 +330,7 @@ def test_two_processes_train_as_one(image_tree, tiny_recipe, tmp_path):
     train(recipe_for(image_tree, overrides), tmp_path / "one")
     done = in_two_processes(image_tree, overrides, tmp_path / "two")
     assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'two/encoder'}\n"  # once
     one, two = (read_log(tmp_path / run / "log.csv") for run in ("one", "two"))
     assert [row[:3] for row in one] == [row[:3] for row in two]
     assert_close([row[3] for row in two], [row[3] for row in one], rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -19,8 +19,10 @@ def train(
     from sightline.pipeline import plan_run
     from sightline.pipeline import train as train_run
     from sightline.training.allocator import keep_freed_memory
+    from sightline.training.distributed import process_number
 
     keep_freed_memory()
     read = read_recipe(recipe, overrides)
     done = plan_run(read) if dry_run else train_run(read, out, resume, show_progress=True, max_minutes=max_minutes)
-    typer.echo(done)
+    if process_number() == 0:
+        typer.echo(done)
