@@ -164,6 +164,24 @@ class TestRefusals:
     def test_a_memory_that_the_loss_cannot_use(self, assert_refused, loss, message):
         assert_refused(rf"^memory\.size: {message}", "memory.size=all", f"loss={loss}")
 
+    def test_a_batch_norm_that_learns_from_batches_in_chunks(self, assert_refused):
+        message = "^chunk_size: batch norm 'backbone.layers.0.1' takes its statistics from the batch"
+        assert_refused(message, "model.freeze_batch_norm=none", "chunk_size=3")
+
+    def test_validation_images_without_a_right_answer(self, image_tree, tmp_path, assert_refused):
+        rows = read_manifest(image_tree).table.with_columns(path=str(image_tree) + "/" + pl.col("path"))
+        is_val = pl.col("label_0") > "class09"
+        lonely = rows.filter(is_val).unique("label_0").with_columns(split=pl.lit("val"))
+        pl.concat([rows.filter(~is_val), lonely]).write_csv(tmp_path / "lonely.csv")
+        assert_refused(r"lonely.csv: none of the 2 images to validate with has another", manifest=tmp_path / "lonely.csv")
+        roles = rows.with_columns(
+            split=pl.when(is_val).then(pl.lit("val")).otherwise(pl.col("split")),
+            is_query=pl.col("label_0") == "class10",
+            is_gallery=pl.col("label_0") == "class11",
+        )
+        roles.write_csv(tmp_path / "roles.csv")
+        assert_refused(r"roles.csv: none of the 6 images to validate with has another", manifest=tmp_path / "roles.csv")
+
     def test_what_sharding_cannot_do(self, assert_refused):
         message = "^strategy='fsdp' does not go with precision='16-mixed', compile=true; strategy='ddp' does$"
         assert_refused(message, "strategy=fsdp", "precision=16-mixed", "compile=true")

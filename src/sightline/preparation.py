@@ -20,11 +20,13 @@ from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import Sampler, create_sampler, unusable_classes
 from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import metric_names
+from sightline.evaluation.tables import has_role
 from sightline.losses import create_loss, loss_options
 from sightline.losses.combined import has_proxies_alone
 from sightline.losses.recent import RecentBatches
 from sightline.models.encoder import Encoder
 from sightline.training.distributed import process_number
+from sightline.training.large_batch import check_chunkable
 from sightline.training.loggers import check_loggers
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 from sightline.training.sharding import shard
@@ -50,6 +52,8 @@ def parts_of_run(recipe: Recipe, show_progress: bool) -> RunParts:
         known = nearest(recipe.validation.metric, measured)
         raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
     train_part, val_part = train_and_validation(manifest, recipe)
+    if val_part is not None:
+        _check_answers(val_part)
     train_part = _usable(train_part, recipe.sampler)
     labels = train_part.labels()
     sampler = create_sampler(recipe.sampler, labels, recipe.seed)
@@ -71,6 +75,8 @@ def parts_of_run(recipe: Recipe, show_progress: bool) -> RunParts:
         raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
     loss = loss_of(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
     _check_memory(recipe, loss)
+    if recipe.chunk_size is not None and recipe.model.adaptation != "frozen":
+        check_chunkable(encoder.train())
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
     return RunParts(encoder, loss, train_part, labels, sampler, val_part)
@@ -84,6 +90,18 @@ def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, 
     if not recipe.data.val_fraction:
         return train_part, None
     return hold_out_classes(train_part, recipe.data.val_fraction, recipe.seed)
+
+
+def _check_answers(manifest: Manifest) -> None:
+    """Refuse images to validate with of which no query has a right answer: every metric would be undefined."""
+    is_query, is_gallery = has_role(manifest, "is_query"), has_role(manifest, "is_gallery")
+    codes = np.unique(manifest.labels(), axis=0, return_inverse=True)[1].ravel()
+    n_answers = np.bincount(codes[is_gallery], minlength=int(codes.max()) + 1)[codes] - is_gallery
+    if not n_answers[is_query].any():
+        raise InputError(
+            f"{manifest.source}: none of the {is_query.sum()} images to validate with has another of its class to find; "
+            "give the classes of split val more images, or train without: data.val_fraction=0 and no split val"
+        )
 
 
 def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from sightline.data.manifest import Manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names
 from sightline.evaluation.protocol import DEFAULT_KS, NEVER, by_labels, classes_of, measured, places_of
@@ -39,7 +40,7 @@ def evaluate_table(
     for one in (table, other):
         if not one.manifest.n_levels:
             raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
-    is_query, is_gallery = _role(table, "is_query"), _role(other, "is_gallery")
+    is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
     queries = Vectors(table.vectors, str(table.manifest.source))
     items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
     labels, item_labels = _table_labels(table, gallery)
@@ -58,8 +59,9 @@ def evaluate_table(
     return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
 
 
-def _role(table: EmbeddingTable, role: str) -> NDArray[np.bool_]:
-    rows = table.manifest.table
+def has_role(manifest: Manifest, role: str) -> NDArray[np.bool_]:
+    """(N,) which images have a role, ``is_query`` or ``is_gallery``: all of them where the manifest does not say."""
+    rows = manifest.table
     told = role in rows.columns and rows[role].count()
     return rows[role].fill_null(False).to_numpy() if told else np.ones(len(rows), bool)
 
