@@ -12,6 +12,7 @@ PAGE = Path(__file__).parent / "losses.md"
 SECTIONS = ("Formula", "Use", "Cost", "Defaults", "Limit")
 FAMILIES = {
     "average_precision": "Average precision",
+    "each_label": "An average precision for each label",
     "recall": "Recall",
     "graded": "Grades and label trees",
     "calibrated": "With a decomposability term",
@@ -52,7 +53,7 @@ In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further key
 | classes | integers `(B,)` | `roadmap`; `sup_recall`, `rod_recall` where recall is reported; any other to compare |
 | classes, few images of each | integers `(B,)` | `norm_softmax`, `arcface`; `roadmap` with `decomposability="proxy"` |
 | levels of a tree | integers `(B, L)`, finest first | `happier`, `sup_h_ap`, `sup_ndcg`, `rod_ndcg`; to compare `csl` |
-| sets of labels | bool `(B, C)` | `sup_h_ap`, `sup_ndcg` by the share of the query's labels; `sup_ap` by any shared |
+| sets of labels | bool `(B, C)` | `each_label_ap`; `sup_h_ap`, `sup_ndcg` by the share of labels; `sup_ap` by any shared |
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 

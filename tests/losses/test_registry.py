@@ -66,7 +66,7 @@ def create_on_pairs(name, **options):
 
 def test_every_loss_is_seen():
     assert list_losses() == sorted(LOSSES)
-    assert len(LOSSES) == 29
+    assert len(LOSSES) == 30
     assert len(RANKED) == 12
     assert len(ON_PAIRS) == 21
     assert len(GRADED) == 7
@@ -601,7 +601,7 @@ NUMBERS = [
 
 
 def test_every_number_is_seen():
-    assert len(NUMBERS) == 68
+    assert len(NUMBERS) == 71
     assert {name for name, loss in LOSSES.items() if name not in dict(NUMBERS)} == {"fast_ap", "weighted_sum"}
 
 
@@ -624,6 +624,7 @@ def test_bad_numbers_are_refused_when_a_loss_is_made(name, option, value):
         ("blackbox_recall", {"weights": "lolog"}, "unknown weights 'lolog': did you mean 'log'?"),
         ("arcface", {"margin": 4}, "margin is 4; an angle in radians from 0 to pi is needed"),
         ("csl", {"margins": [0.1]}, "margins are [0.1]; 2 finite numbers are needed, one a level"),
+        ("each_label_ap", {"label_weights": [1, -1]}, "label_weights are [1, -1]; finite numbers of 0 or more are needed"),
         ("fast_ap", {"n_bins": 0}, "n_bins is 0; a whole number above 0 is needed"),
         ("rod_recall", {"ks": [0]}, "ks are [0]; places from 1 on are needed"),
         ("smooth_recall", {"ks": ["1"]}, "ks are ['1']; places from 1 on are needed"),

@@ -1,7 +1,7 @@
 """Protocols of particular benchmarks: DyML's sets of one level each, revisited Oxford and Paris, an AP for each label."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sightline.errors import InputError
+from sightline.errors import InputError, choose
 from sightline.evaluation.graded import ap_of
 from sightline.evaluation.judged import as_numpy, as_table
 from sightline.evaluation.metrics import revisited_precision_at_k, trapezoid_average_precision
-from sightline.evaluation.protocol import NEVER, by_labels, check_dimensions, check_places, evaluate
+from sightline.evaluation.protocol import NEVER, TIES, by_labels, check_dimensions, check_places, evaluate
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import SORT_ELEMENTS, Vectors, statistics
@@ -170,6 +170,8 @@ def evaluate_each_label(
     label_sets: ArrayLike | Tensor,
     gallery: ArrayLike | Tensor | None = None,
     gallery_sets: ArrayLike | Tensor | None = None,
+    *,
+    ties: Literal["worst", "counting"] = "worst",
 ) -> Result:
     """Items with several labels: average precision for each label of the query, and its mean over them.
 
@@ -178,6 +180,7 @@ def evaluate_each_label(
         label_sets: (Q, C) bool.
         gallery: (G, D) items to rank instead of the other queries.
         gallery_sets: (G, C) bool, given exactly when ``gallery`` is.
+        ties: as in :func:`~sightline.evaluation.protocol.evaluate`.
 
     Returns:
         ``map``; NaN for a query none of whose labels another item has.
@@ -189,6 +192,7 @@ def evaluate_each_label(
     """
     if (gallery is None) != (gallery_sets is None):
         raise InputError("gallery and gallery_sets go together: one was given without the other")
+    by_counting = choose(TIES, ties, "tie rule")
     table = as_table(vectors, "vectors")
     queries = Vectors(table, "vectors")
     items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
@@ -203,7 +207,7 @@ def evaluate_each_label(
         relevant = np.where(item_sets[:, label], 0, NEVER)[:, None]
         own = rows if gallery is None else np.full(len(rows), -1)
         lists = by_labels(Vectors(table[rows], "vectors"), items, np.zeros((len(rows), 1), np.int64), relevant, own)
-        ap = ap_of(statistics(lists, ()), 1)
+        ap = ap_of(statistics(lists, (), by_counting), 1)
         total[rows] += np.nan_to_num(ap)
         n_labels[rows] += ~np.isnan(ap)
     if not n_labels.any():

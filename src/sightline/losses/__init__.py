@@ -41,6 +41,7 @@ from sightline.losses.calibrated import (
 from sightline.losses.combined import Decomposed, WeightedSum, happier, happier_f, roadmap, rod_ndcg, rod_recall
 from sightline.losses.csl import CSLLoss, csl_loss
 from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
+from sightline.losses.each_label import EachLabelAPLoss, each_label_ap_loss
 from sightline.losses.graded import (
     SmoothHAPLoss,
     SmoothNDCGLoss,
@@ -142,6 +143,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "calibration": CalibrationLoss,
     "contrastive": ContrastiveLoss,
     "csl": CSLLoss,
+    "each_label_ap": EachLabelAPLoss,
     "fast_ap": FastAPLoss,
     "happier": happier,
     "happier_f": happier_f,
@@ -238,6 +240,7 @@ __all__ = [
     "ContrastiveLoss",
     "Decomposed",
     "DetectionAPLoss",
+    "EachLabelAPLoss",
     "FastAPLoss",
     "NormSoftmaxLoss",
     "ProxyNCAPPLoss",
@@ -264,6 +267,7 @@ __all__ = [
     "contrastive_loss",
     "create_loss",
     "csl_loss",
+    "each_label_ap_loss",
     "fast_ap_loss",
     "happier",
     "happier_f",

@@ -132,14 +132,21 @@ def batch_pairs(
     return Pairs(scores, levels, n_levels, relevant_from, worth)
 
 
-def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> tuple[Tensor, Tensor]:
-    """(Q, G) int8 how many labels each pair shares, and (Q, M) what share of the query's labels that is."""
+def check_sets(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> None:
+    """Refuse anything but (Q, C) and (G, C) bool, the labels of each query and of each item."""
+    if sets.dtype != torch.bool or sets.ndim != 2:
+        raise InputError(f"labels: ({n_queries}, C) bool is needed, found {sets.dtype} {tuple(sets.shape)}")
     if ref_sets.dtype != torch.bool or ref_sets.ndim != 2 or ref_sets.shape[1] != sets.shape[1]:
         raise InputError(f"ref_labels: label sets of {sets.shape[1]} labels are needed, found {tuple(ref_sets.shape)}")
     if len(sets) != n_queries or len(ref_sets) != n_items:
         raise InputError(
             f"labels: sets of {n_queries} and {n_items} items are needed, found {len(sets)} and {len(ref_sets)}"
         )
+
+
+def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> tuple[Tensor, Tensor]:
+    """(Q, G) int8 how many labels each pair shares, and (Q, M) what share of the query's labels that is."""
+    check_sets(sets, ref_sets, n_queries, n_items)
     n_labels = sets.sum(1)
     n_levels = max(1, int(n_labels.max()) if len(sets) else 1)
     if n_levels > MOST_LEVELS:
