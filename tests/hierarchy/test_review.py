@@ -178,14 +178,53 @@ def test_a_line_cut_off_by_a_crash_never_took_effect(folder):
     ]
 
 
+def test_a_journal_cut_off_at_any_byte_keeps_all_whole_lines_and_goes_on(folder):
+    """Whatever was on disk when the power went: an empty file, half a first line, a line without its end."""
+    changes = [{"action": "drop", "texts": ["cat"]}, {"action": "drop", "texts": ["lion"]}]
+    review, file = Review(folder), folder / "journal.jsonl"
+    for change in changes:
+        review.act(change)
+    whole = file.read_bytes()
+    for n_bytes in range(len(whole) + 1):
+        file.write_bytes(whole[:n_bytes])
+        n_kept = max(0, whole[:n_bytes].count(b"\n") - 1)  # the first line says whose journal it is
+        again = Review(folder)
+        assert again.state.left_out() == ["cat", "lion"][:n_kept]
+        again.act({"action": "drop", "texts": ["dog"]})
+        assert {*Review(folder).state.left_out()} == {*["cat", "lion"][:n_kept], "dog"}
+        assert Review(folder).version == n_kept + 1
+
+
+def test_a_change_that_cannot_be_written_is_told_and_not_made(folder, monkeypatch):
+    review = Review(folder)
+    review.act({"action": "drop", "texts": ["cat"]})
+    whole, state = (folder / "journal.jsonl").read_bytes(), copy.deepcopy(review.state)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sightline.hierarchy.review.os.fsync", full)
+        for change in ({"action": "drop", "texts": ["dog"]}, {"action": "undo"}):
+            with pytest.raises(
+                InputError, match=r"journal\.jsonl: the change could not be written: No space left on device"
+            ):
+                review.act(change)
+            assert (review.state, review.version) == (state, 1)
+    assert (folder / "journal.jsonl").read_bytes() == whole
+    review.act({"action": "drop", "texts": ["lion"]})
+    assert Review(folder).state.left_out() == ["cat", "lion"]
+
+
 def test_a_journal_of_other_clusters_is_refused(folder):
     Review(folder).act({"action": "drop", "texts": ["cat"]})
     write_step(folder, "clusters.csv", table(ROWS[1:]))
     with pytest.raises(InputError, match=r"belongs to another clusters\.csv"):
         Review(folder)
-    (folder / "journal.jsonl").write_text('x\n{"a": 1}\n')
-    with pytest.raises(InputError, match="line 1: not JSON"):
-        Review(folder)
+    for text in ('x\n{"a": 1}\n', '5\n{"a": 1}\n'):
+        (folder / "journal.jsonl").write_text(text)
+        with pytest.raises(InputError, match="line 1: no change in JSON"):
+            Review(folder)
 
 
 def test_a_table_with_faults_tells_them_at_once():

@@ -221,6 +221,7 @@ def test_a_stale_page_and_wrong_requests_change_nothing(server, folder):
     change = {"action": "drop", "texts": ["cat"]}
     assert asked(server, "/api/act", {"version": 3, "change": change})[0] == 409
     assert asked(server, "/api/act", {"change": change})[0] == 400
+    assert asked(server, "/api/act", {"version": 0, "change": [change]})[0] == 400
     assert asked(server, "/api/act", {"version": 0, "change": change}, **{"Content-Type": "text/plain"})[0] == 415
     assert asked(server, "/api/act", {"version": 0, "change": change}, Host="evil.example:80")[0] == 403
     assert asked(server, "/api/members?group=99")[0] == 409

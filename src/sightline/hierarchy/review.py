@@ -3,6 +3,7 @@
 A change is on disk before it is shown. Undo and redo are lines too, so nothing is ever lost.
 """
 
+import errno
 import json
 import os
 import threading
@@ -275,15 +276,14 @@ class Review:
         """Make a change, once it is in the journal; what does not fit is refused and not written."""
         with self.lock:
             kept, undone = _after(self._changes, self._undone, change)
-            state = self._replayed(kept) if change.get("action") in ("undo", "redo") else None
-            if state is None:
-                state = self.state
-                try:
+            try:
+                state = self._replayed(kept) if change.get("action") in ("undo", "redo") else self.state
+                if state is self.state:
                     changed(state, change)
-                except InputError:
-                    self.state = self._replayed(self._changes)
-                    raise
-            self._write(change)
+                self._write(change)
+            except InputError:
+                self.state = self._replayed(self._changes)
+                raise
             self._changes, self._undone, self.state = kept, undone, state
             self.version += 1
 
@@ -311,18 +311,14 @@ class Review:
         file = self.folder / JOURNAL
         if not file.is_file():
             return
-        lines = file.read_bytes().split(b"\n")
+        *lines, _ = file.read_bytes().split(b"\n")  # one cut off while it was written never took effect
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
             try:
-                change = json.loads(line)
-            except ValueError as error:
-                if number == len(lines):  # cut off while it was written: it never took effect
-                    with file.open("rb+") as cut:
-                        cut.truncate(len(b"\n".join(lines[:-1])) + 1)
-                    break
-                raise InputError(f"{file}: line {number}: not JSON: {error}") from error
+                change = dict(json.loads(line))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{file}: line {number}: no change in JSON: {error}") from error
             if number == 1:
                 if change.get("clusters") != digest(self.folder / CLUSTERS):
                     raise InputError(f"{file}: belongs to another {CLUSTERS}; bring that back, or move the journal away")
@@ -332,13 +328,22 @@ class Review:
 
     def _write(self, change: Change) -> None:
         file = self.folder / JOURNAL
-        is_new = not file.is_file()
-        with file.open("a", encoding="utf-8") as journal:
-            if is_new:
-                journal.write(json.dumps({"clusters": digest(self.folder / CLUSTERS)}) + "\n")
-            journal.write(json.dumps(change, ensure_ascii=False) + "\n")
-            journal.flush()
-            os.fsync(journal.fileno())
+        try:
+            with file.open("a+b", buffering=0) as journal:
+                journal.seek(0)
+                start = journal.read().rfind(b"\n") + 1  # what follows was cut off while it was written
+                lines = [change] if start else [{"clusters": digest(self.folder / CLUSTERS)}, change]
+                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+                journal.truncate(start)
+                try:
+                    if journal.write(text) != len(text):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(journal.fileno())
+                except OSError:
+                    journal.truncate(start)
+                    raise
+        except OSError as error:
+            raise InputError(f"{file}: the change could not be written: {error.strerror}") from error
 
 
 def _after(changes: list[Change], undone: list[Change], change: Change) -> tuple[list[Change], list[Change]]:
@@ -360,9 +365,8 @@ def state_table(clusters: pl.DataFrame, state: State) -> pl.DataFrame:
     paths = [state.path(text) or [""] * state.n_levels for text in clusters["text"]]
     found = {name: [path[level] for path in paths] for level, name in enumerate(columns)}
     counts = [name for name in ("n_labels", "n_images") if name in clusters.columns]
-    table = clusters.select("text", *counts).with_columns(
-        **{name: pl.Series(v, dtype=pl.String) for name, v in found.items()}
-    )
+    series = {name: pl.Series(values, dtype=pl.String) for name, values in found.items()}
+    table = clusters.select("text", *counts).with_columns(**series)
     kept = pl.Series(["yes" if path[0] else "no" for path in paths])
     return table.with_columns(keep=kept, comment=pl.lit("")).sort(*reversed(columns), "text")
 
@@ -371,10 +375,8 @@ def read_review(file: Path) -> State:
     """The groups of a table that a person edited; rows whose ``keep`` is ``no`` are left out."""
     table = read_words(Path(file), ("text", "group_1", "keep"))
     wrong = table.with_row_index("row").filter(~pl.col("keep").str.to_lowercase().is_in(["yes", "no", ""]))
-    raise_faults(
-        file,
-        [f"line {row + 2}: keep is {found!r}, not yes or no" for row, found in wrong.select("row", "keep").iter_rows()],
-    )
+    rows = wrong.select("row", "keep").iter_rows()
+    raise_faults(file, [f"line {row + 2}: keep is {found!r}, not yes or no" for row, found in rows])
     return first_state(table, file)
 
 
@@ -386,11 +388,8 @@ def merged_reviews(files: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
         read_review(file)  # tells what is wrong with it
         if group_columns(table) != columns or {*table["text"]} != {*tables[0]["text"]}:
             raise InputError(f"{file}: other texts or levels than {files[0]}: tables of one review are needed")
-    told = (
-        pl.when(pl.col("keep").str.to_lowercase() == "no")
-        .then(pl.lit("(left out)"))
-        .otherwise(pl.concat_str(list(reversed(columns)), separator=" > "))
-    )
+    is_out, path = pl.col("keep").str.to_lowercase() == "no", pl.concat_str(list(reversed(columns)), separator=" > ")
+    told = pl.when(is_out).then(pl.lit("(left out)")).otherwise(path)
     both = tables[0].select("text", told.alias("1"))
     for number, table in enumerate(tables[1:], start=2):
         both = both.join(table.select("text", told.alias(str(number))), on="text", how="left", maintain_order="left")

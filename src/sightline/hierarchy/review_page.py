@@ -211,6 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
 
         def act() -> Any:
             asked = json.loads(body)
+            if not isinstance(asked["change"], dict):
+                raise TypeError("change: an object is needed")
             self.page.act(asked["version"], asked["change"])
             return self.page.overview()
 
