@@ -1,5 +1,7 @@
 """The label tree against walks up the parents, one step at a time."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,54 @@ def test_cycles_two_parents_and_empty_rows_are_told_at_once():
     assert "'x' has 2 parents: 'y', 'z'" in message
     assert "a cycle: 'a' < 'b' < 'c' < 'a'" in message
     assert "a cycle: 'own' < 'own'" in message
+
+
+def test_cycles_through_a_second_parent_are_told_with_it():
+    with pytest.raises(InputError) as told:
+        Tree.from_edges([("a", "b"), ("a", "c"), ("c", "d"), ("d", "a"), ("b", "e"), ("x", "a"), ("y", "y"), ("y", "b")])
+    message = str(told.value)
+    assert message.startswith("edges: 4 faults")
+    assert "'a' has 2 parents: 'b', 'c'" in message
+    assert "'y' has 2 parents: 'y', 'b'" in message
+    assert "a cycle: 'a' < 'c' < 'd' < 'a'" in message
+    assert "a cycle: 'y' < 'y'" in message
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_edge_back_is_found_wherever_it_is(seed):
+    """Random parents, several of each child: a cycle is told exactly where walking up comes back to its start."""
+    rng = np.random.default_rng(seed)
+    edges = [(f"n{child}", f"n{rng.integers(12)}") for child in range(8) for _ in range(rng.integers(1, 3))]
+    above = {child: {parent for one, parent in edges if one == child} for child, _ in edges}
+    reached = {}
+    for start in above:
+        seen, waiting = set(), [*above[start]]
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += above.get(name, ())
+        reached[start] = seen
+    is_circular = any(start in seen for start, seen in reached.items())
+    has_two = any(len(parents) > 1 for parents in above.values())
+    if not is_circular and not has_two:
+        Tree.from_edges(edges)
+        return
+    with pytest.raises(InputError) as told:
+        Tree.from_edges(edges)
+    cycles = [line.removeprefix("  a cycle: ").split(" < ") for line in str(told.value).splitlines() if "a cycle" in line]
+    assert bool(cycles) == is_circular
+    for cycle in cycles:
+        names = [name.strip("'") for name in cycle]
+        assert names[0] == names[-1]
+        assert all(parent in above[child] for child, parent in pairwise(names))
+
+
+def test_a_long_chain_is_a_tree():
+    chain = [(f"n{place}", f"n{place + 1}") for place in range(5000)]
+    assert Tree.from_edges(chain[:50]).n_levels == 51
+    with pytest.raises(InputError, match="a cycle"):
+        Tree.from_edges([*chain, ("n5000", "n0")])
 
 
 def test_faults_of_columns_are_told_at_once():

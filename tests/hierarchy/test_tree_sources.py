@@ -41,6 +41,7 @@ def test_folders(image_tree):
         ("t.csv", "hypernym,hyponym,note\ncanine.n.02,dog.n.01,x\n"),
         ("t.tsv", "dog.n.01\tcanine.n.02\n"),
         ("t.txt", "child\tparent\n dog.n.01 \tcanine.n.02\n"),
+        ("t.csv", "Parent, Child\ncanine.n.02,dog.n.01\n"),
     ],
 )
 def test_tables_of_edges(tmp_path, name, text):
@@ -69,6 +70,22 @@ def test_a_taxonomy_keeps_names_of_two_branches_apart(tmp_path):
     assert tree.level_sizes() == [2, 3, 3]
     assert tree.path(tree.find("Odd one")) == ["Animalia", "Animalia (no genus)", "Odd one"]
     assert tree.path(tree.find("Morus alba")) == ["Plantae", "Morus", "Morus alba"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("s.tsv", "kingdom\tspecies\nPlantae\tMorus alba\n"), ("s.csv", "Species,Kingdom\nMorus alba,Plantae\n")],
+)
+def test_a_taxonomy_with_tabs_or_capitals_in_its_header(tmp_path, name, text):
+    assert read_tree(written(tmp_path / name, text)).columns().rows() == [("Morus alba", "Plantae")]
+
+
+def test_a_rank_that_few_records_have_counts(tmp_path):
+    records = [{"kingdom": "Plantae", "genus": None, "name": f"s{n}"} for n in range(150)]
+    records.append({"kingdom": "Plantae", "genus": "Morus", "name": "Morus alba", "phylum": "Tracheophyta"})
+    tree = read_taxonomy(written(tmp_path / "c.json", json.dumps(records)), fill=True)
+    assert tree.path(tree.find("Morus alba")) == ["Plantae", "Tracheophyta", "Morus", "Morus alba"]
+    assert tree.level_sizes() == [1, 2, 2, 151]
 
 
 def test_categories_of_inaturalist(tmp_path):

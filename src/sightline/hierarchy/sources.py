@@ -43,13 +43,12 @@ def read_edges(file: Path, several_parents: str = "fault") -> Tree:
     """
     file = Path(file)
     keep_first = choose(SEVERAL_PARENTS, several_parents, "rule for several parents")
-    separator = "," if file.suffix.lower() == ".csv" else "\t"
-    table = _read_table(file, separator, has_header=True)
+    table = _read_table(file)
     columns = next(
         ((child, EDGE_HEADERS[child]) for child in EDGE_HEADERS if {child, EDGE_HEADERS[child]} <= {*table.columns}), None
     )
     if columns is None:
-        table = _read_table(file, separator, has_header=False)
+        table = _read_table(file, has_header=False)
         if len(table.columns) < 2:
             raise InputError(f"{file}: columns 'child' and 'parent' are needed, found one column")
         columns = table.columns[0], table.columns[1]
@@ -68,12 +67,12 @@ def read_taxonomy(file: Path, ranks: Sequence[str] = RANKS, fill: bool = False) 
     Names recur across branches (one genus in two kingdoms), so a path is a node.
 
     Args:
-        file: a ``.csv``, or ``.json`` with a list of records or iNaturalist's ``categories``.
+        file: a ``.csv``, a ``.tsv`` / ``.txt`` with tabs, or ``.json``: a list of records, or iNaturalist's ``categories``.
         ranks: from the coarsest on.
         fill: where a rank is empty, stand in ``<parent> (no <rank>)``; False lists these rows as faults.
     """
     file = Path(file)
-    table = _read_json(file) if file.suffix.lower() == ".json" else _read_table(file, ",", has_header=True)
+    table = _read_json(file) if file.suffix.lower() == ".json" else _read_table(file)
     if "species" in ranks and "species" not in table.columns and "name" in table.columns:
         table = table.rename({"name": "species"})
     there = [rank for rank in ranks if rank in table.columns]
@@ -155,21 +154,24 @@ def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
 def _is_taxonomy(file: Path) -> bool:
     if file.suffix.lower() == ".json":
         return True
-    header = _read_table(file, "," if file.suffix.lower() == ".csv" else "\t", has_header=True).columns
-    return len({*header} & {*RANKS}) > 1
+    return len({*_read_table(file).columns} & {*RANKS}) > 1
 
 
 def _trim(value: str | None) -> str:
     return "" if value is None else value.strip()
 
 
-def _read_table(file: Path, separator: str, has_header: bool) -> pl.DataFrame:
+def _read_table(file: Path, has_header: bool = True) -> pl.DataFrame:
+    """The table as text: with commas if it is called .csv, else with tabs."""
     if not file.is_file():
         raise InputError(f"{file}: no such file")
+    separator = "," if file.suffix.lower() == ".csv" else "\t"
     try:
-        return pl.read_csv(file, separator=separator, has_header=has_header, infer_schema=False)
+        table = pl.read_csv(file, separator=separator, has_header=has_header, infer_schema=False)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
+    plain = [name.strip().lower() for name in table.columns]  # Kingdom is kingdom
+    return table.rename(dict(zip(table.columns, plain, strict=True))) if len({*plain}) == len(plain) else table
 
 
 def _read_json(file: Path) -> pl.DataFrame:
@@ -184,4 +186,5 @@ def _read_json(file: Path) -> pl.DataFrame:
     records = found.get("categories") if isinstance(found, dict) else found
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{file}: a list of records, or one under 'categories', is needed")
-    return pl.DataFrame([{key: None if value is None else str(value) for key, value in one.items()} for one in records])
+    rows = [{key: None if value is None else str(value) for key, value in one.items()} for one in records]
+    return pl.DataFrame(rows, infer_schema_length=None)  # a rank that only the last record has is a column too

@@ -50,24 +50,25 @@ class Tree:
         """
         pairs = list(edges)
         faults = [f"row {row}: the child is empty" for row, (child, _) in enumerate(pairs, start=1) if not child]
-        parent_of: dict[str, str | None] = {}
-        several: dict[str, dict[str | None, None]] = {}
+        above: dict[str, dict[str | None, None]] = {}
         for child, parent in pairs:
-            parent = parent or None
-            if child and parent_of.setdefault(child, parent) != parent:
-                several.setdefault(child, {parent_of[child]: None})[parent] = None
-        faults += [f"{child!r} has {len(found)} parents: {_listed(found)}" for child, found in several.items()]
+            if child:
+                above.setdefault(child, {})[parent or None] = None
+        faults += [
+            f"{child!r} has {len(found)} parents: {_listed(found)}" for child, found in above.items() if len(found) > 1
+        ]
+        faults += [f"a cycle: {' < '.join(map(repr, circle))}" for circle in _cycles(above)]
+        raise_faults(source, faults)
+        if not above:
+            raise InputError(f"{source}: no row")
+        parent_of = {child: parent for child, found in above.items() for parent in found}
         for parent in list(parent_of.values()):
             if parent is not None:
                 parent_of.setdefault(parent, None)
-        depths, circles = _depths(parent_of)
-        faults += [f"a cycle: {' < '.join(map(repr, circle))}" for circle in circles]
-        raise_faults(source, faults)
-        if not parent_of:
-            raise InputError(f"{source}: no row")
+        depths = _depths(parent_of)
         order = sorted(parent_of, key=depths.__getitem__)
         number = {name: place for place, name in enumerate(order)}
-        parents = [NOTHING if (above := parent_of[name]) is None else number[above] for name in order]
+        parents = [NOTHING if (parent := parent_of[name]) is None else number[parent] for name in order]
         return cls(tuple(order), np.array(parents, np.int64), str(source))
 
     @classmethod
@@ -240,24 +241,40 @@ def _listed(found: Iterable[str | None]) -> str:
     return ", ".join("none (a root)" if name is None else repr(name) for name in found)
 
 
-def _depths(parent_of: dict[str, str | None]) -> tuple[dict[str, int], list[list[str]]]:
-    """The depth of each name, and every cycle once."""
-    depths: dict[str, int] = {}
+def _cycles(above: dict[str, dict[str | None, None]]) -> list[list[str]]:
+    """A cycle for each edge that leads a walk upwards, by every parent, back to where it has been."""
     circles: list[list[str]] = []
+    walked: set[str] = set()
+    for start in above:
+        trail = {} if start in walked else {start: iter(above[start])}
+        while trail:
+            name, parents = next(reversed(trail.items()))
+            parent = next((parent for parent in parents if parent is not None), None)
+            if parent is None:
+                walked.add(name)
+                del trail[name]
+            elif parent in trail:
+                names = list(trail)
+                circles.append([*names[names.index(parent) :], parent])
+            elif parent not in walked:
+                trail[parent] = iter(above.get(parent, ()))
+    return circles
+
+
+def _depths(parent_of: dict[str, str | None]) -> dict[str, int]:
+    """The depth of each name, where there is no cycle."""
+    depths: dict[str, int] = {}
     for start in parent_of:
-        trail: dict[str, None] = {}
+        trail: list[str] = []
         name: str | None = start
-        while name is not None and name not in depths and name not in trail:
-            trail[name] = None
+        while name is not None and name not in depths:
+            trail.append(name)
             name = parent_of[name]
-        if name is not None and name in trail:
-            walked = list(trail)
-            circles.append([*walked[walked.index(name) :], name])
-        depth = -1 if name is None or name in trail else depths[name]
+        depth = -1 if name is None else depths[name]
         for passed in reversed(trail):
             depth += 1
             depths[passed] = depth
-    return depths, circles
+    return depths
 
 
 def _name_faults(paths: list[tuple[str, ...]]) -> list[str]:
