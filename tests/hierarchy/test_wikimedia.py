@@ -125,6 +125,14 @@ def test_it_waits_longer_each_time_and_as_long_as_it_is_asked_to(server, tmp_pat
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".json"] * 2
 
 
+def test_half_an_answer_is_asked_for_again(server, tmp_path):
+    server.troubles = [(200, {"Content-Length": "999"}, '{"entities": {'), (200, {}, '{"entities": {')]
+    assert client(server, tmp_path).instance_of(LABELS) == FOUND
+    server.troubles = [(200, {"Content-Length": "999"}, "{}")] * 2
+    with pytest.raises(InputError, match=r"no answer \(IncompleteRead.*run it again to go on"):
+        client(server, tmp_path / "new", retries=1).instance_of(LABELS)
+
+
 def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
     server.troubles = [(200, {}, json.dumps({"error": {"code": "no-such-entity", "info": "Could not find an entity"}}))]
     with pytest.raises(InputError, match="Could not find an entity"):

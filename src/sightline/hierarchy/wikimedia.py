@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class Wikimedia:
                     break
                 wait = _asked_to_wait(error.headers.get("Retry-After"), wait)
                 continue
-            except (OSError, ValueError) as error:  # no connection, or half an answer
+            except (OSError, ValueError, HTTPException) as error:  # no connection, or half an answer
                 told = str(error)
                 continue
             if "error" not in answer:
