@@ -7,6 +7,7 @@ import pytest
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.hierarchy import embed
+from sightline.hierarchy.cluster import ClusterOptions, cluster
 from sightline.hierarchy.embed import class_means, embed_terms, joined, read_vectors, terms_of, text_vectors
 from sightline.hierarchy.steps import write_step
 
@@ -94,6 +95,19 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
     (tmp_path / "vectors.safetensors").unlink()
     with pytest.raises(InputError, match="`sightline hierarchy embed` makes it"):
         read_vectors(tmp_path)
+
+
+def test_vectors_of_other_labels_are_not_clustered(tmp_path):
+    write_step(tmp_path, "clean.csv", KEPT)
+    embed_terms(tmp_path, IMAGES, text_weight=0)
+    cluster(tmp_path, ClusterOptions(ks=(2,)))
+    write_step(tmp_path, "clean.csv", KEPT[:3])
+    with pytest.raises(
+        InputError, match=r"vectors\.safetensors: made for another clean\.csv: run `sightline hierarchy embed`"
+    ):
+        cluster(tmp_path, ClusterOptions(ks=(2,)))
+    embed_terms(tmp_path, IMAGES, text_weight=0)
+    assert cluster(tmp_path, ClusterOptions(ks=(2,))) == (2,)
 
 
 def test_text_and_images_together(tmp_path):

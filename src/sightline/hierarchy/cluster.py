@@ -72,6 +72,8 @@ def suggested_ks(vectors: Vectors, levels: int, seed: int = 0) -> tuple[int, ...
 def clustered(vectors: Vectors, options: ClusterOptions) -> list[Groups]:
     """(N,) group numbers of each level, finest first; a group is never divided between two coarser ones."""
     split = choose({"agglomerative": _agglomerative, "kmeans": _kmeans}, options.method, "method")
+    if options.ks and options.levels != 1:
+        raise InputError(f"levels is {options.levels} and the numbers of groups are given: one for each level says all")
     ks = options.ks or suggested_ks(vectors, options.levels, options.seed)
     if any(k < 1 for k in ks) or any(later >= k for k, later in pairwise(ks)):
         raise InputError(f"numbers of groups are {list(ks)}: falling ones from 1 on are needed, the finest level first")
@@ -189,7 +191,7 @@ def cluster(folder: Path, options: ClusterOptions) -> tuple[int, ...]:
     folder = Path(folder)
     if (folder / JOURNAL).is_file():
         raise InputError(f"{folder / JOURNAL}: a review of these clusters has begun; move it away to cluster anew")
-    terms, vectors = read_vectors(folder)
+    terms, vectors = read_vectors(folder, of_clean=True)
     levels = clustered(vectors, options)
     texts = terms["text"].to_list()
     central = distances(vectors, levels[0])

@@ -133,13 +133,17 @@ def embed_terms(
     vectors = joined(parts, weights)
     write_step(folder, TERMS, terms)
     with replaced(folder / VECTORS) as scratch:
-        save_file({"vectors": vectors}, scratch, {"terms": digest(folder / TERMS), "model": MODEL})
+        told = {"terms": digest(folder / TERMS), "clean": digest(folder / CLEAN), "model": MODEL}
+        save_file({"vectors": vectors}, scratch, told)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return vectors.shape[0], vectors.shape[1]
 
 
-def read_vectors(folder: Path) -> tuple[pl.DataFrame, Vectors]:
-    """The terms and their vectors; refused where ``terms.csv`` is no longer the one that was embedded."""
+def read_vectors(folder: Path, of_clean: bool = False) -> tuple[pl.DataFrame, Vectors]:
+    """The terms and their vectors; refused where ``terms.csv`` is no longer the one that was embedded.
+
+    With ``of_clean`` also where ``clean.csv``, from which the terms come, has changed since.
+    """
     from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
@@ -153,6 +157,8 @@ def read_vectors(folder: Path) -> tuple[pl.DataFrame, Vectors]:
         raise InputError(f"{folder / VECTORS}: damaged ({error}): run `sightline hierarchy embed` again") from error
     if told.get("terms") != digest(folder / TERMS):
         raise InputError(f"{folder / VECTORS}: made for another {TERMS}: run `sightline hierarchy embed` again")
+    if of_clean and "clean" in told and (not (folder / CLEAN).is_file() or told["clean"] != digest(folder / CLEAN)):
+        raise InputError(f"{folder / VECTORS}: made for another {CLEAN}: run `sightline hierarchy embed` again")
     counts = {name: whole_numbers(terms, name, folder / TERMS) for name in ("n_labels", "n_images")}
     return terms.with_columns(**counts), vectors
 
