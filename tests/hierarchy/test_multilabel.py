@@ -11,7 +11,7 @@ from sightline.data.samplers import ClassBalancedSampler
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_each_label
 from sightline.evaluation.protocol import evaluate
-from sightline.hierarchy.multilabel import CodeRelevance, graded, read_code_sets, sampling_labels
+from sightline.hierarchy.multilabel import CodeRelevance, graded, read_code_sets, sampling_classes, sampling_labels
 from sightline.losses import create_loss
 
 QUERY, ITEM = ["3.6.3", "26.1.15", "29.1.1"], ["3.6.1", "26.1.15"]
@@ -198,6 +198,52 @@ def test_a_sampler_draws_by_the_rarest_code():
     assert len({*map(tuple, sampling_labels([["1"], ["1.1"], ["1.1.1"]], 3).tolist())}) == 3
 
 
+def test_a_code_that_one_item_alone_has_does_not_keep_it_out_of_the_batches():
+    """Each item has a code of its own, as most logos do; a shared one beside it; and a common one."""
+    sets = [[f"5.{item + 1}.1", f"1.{item % 4 + 1}.1", "29.1.1"] for item in range(32)]
+    labels = sampling_labels(sets, 3, min_items=4)
+    assert [len(np.unique(column)) for column in labels.T] == [4, 4, 1]
+    seen = [item for batch in ClassBalancedSampler(labels, batch_size=8, per_class=4).batches(epoch=0) for item in batch]
+    assert sorted(seen) == list(range(32))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("min_items", [1, 2, 4])
+def test_each_item_is_sampled_by_a_code_of_its_own_which_enough_others_share(seed, min_items):
+    sets = draw_sets(seed, 60)
+    labels = sampling_labels(sets, 3, min_items)[:, 0]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        shared = set.intersection(*(set(sets[item]) for item in members))
+        assert shared  # the code that makes the class
+        if len(members) < min_items:  # only where no code of the item is in use by enough
+            for item in members:
+                others = [other for other in range(60) if len(np.flatnonzero(labels == labels[other])) >= min_items]
+                in_use = [set.intersection(*(set(sets[o]) for o in np.flatnonzero(labels == labels[i]))) for i in others]
+                assert not any(len(codes) == 1 and codes <= set(sets[item]) for codes in in_use)
+
+
+def test_flat_sets_are_sampled_by_a_rare_label_that_enough_items_have():
+    sets = np.zeros((12, 6), bool)
+    sets[:, 0] = True  # common
+    sets[np.arange(12), 1 + np.arange(12) % 2] = True  # six items each
+    sets[3, 3] = True  # one item alone
+    sets[11] = False  # no label
+    classes = sampling_classes(sets, min_items=3)
+    assert classes[:11].tolist() == [1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1]
+    assert classes[11] not in classes[:11]
+    assert sampling_classes(torch.from_numpy(sets), min_items=1)[3] == 3
+    batches = ClassBalancedSampler(classes, batch_size=6, per_class=3).batches(epoch=0)
+    assert batches
+    assert all((sets[batch].sum(0) >= 3).sum() == 3 for batch in batches)
+    with pytest.raises(InputError, match=r"^label_sets: \(N, C\) bool is needed, found int64 \(12, 6\)$"):
+        sampling_classes(sets.astype(int))
+    with pytest.raises(InputError, match=r"class numbers are needed, found bool; .*sampling_classes makes them of sets"):
+        ClassBalancedSampler(sets, batch_size=6, per_class=3)
+    with pytest.raises(InputError, match="min_items is 0: at least 1 is needed"):
+        sampling_classes(sets, min_items=0)
+
+
 def test_few_grades_are_enough_for_losses_and_metrics():
     relevance = np.random.default_rng(0).random((40, 40))
     assert len(np.unique(graded(relevance))) <= 121
@@ -225,6 +271,9 @@ def test_codes_of_a_manifest():
         ({"symmetry": "max"}, "unknown symmetry 'max'"),
         ({"code_weights": "tf"}, "'idf', or weights by code"),
         ({"code_weights": {"1": -1}}, "from 0 on"),
+        ({"code_weights": {"1": float("nan")}}, "from 0 on"),
+        ({"code_weights": {"1": float("inf")}}, "from 0 on"),
+        ({"threshold": float("nan")}, "threshold is nan"),
         ({"auxiliary": {"1.1.2": "1.1.1"}, "auxiliary_weight": 0.2}, "auxiliary_weight is 0.2, not between 0.66"),
         ({"auxiliary": {"3.6": "3.5"}}, "auxiliary: two codes of 3 levels .*\n  '3.6' of '3.5'"),
         ({"auxiliary": {"5.1.2": "3.6.3", "3.6.4": "3.6.3"}}, "1 fault\n  '5.1.2' of '3.6.3'"),

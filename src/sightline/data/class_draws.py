@@ -114,6 +114,10 @@ def depth(labels: NDArray[np.int64]) -> int:
 
 def column_of(labels: NDArray[np.int64], level: int) -> NDArray[np.int64]:
     """(N,) the labels of one level."""
+    if labels.dtype == bool:
+        raise InputError(
+            "sampler: class numbers are needed, found bool; hierarchy.multilabel.sampling_classes makes them of sets"
+        )
     if not 0 <= level < depth(labels):
         raise InputError(f"sampler: there is no label level {level}; the labels have {depth(labels)}, counted from 0")
     return labels if labels.ndim == 1 else labels[:, level]

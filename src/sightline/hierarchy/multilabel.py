@@ -4,15 +4,16 @@ What a query's code is worth to an item grows with every level of it that the it
 ancestors; all pairs are then one sparse product, and only the rows asked for are made.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from sightline.hierarchy.sources import normal_codes
 
 Floats = NDArray[np.float64]
 CodeSets = Sequence[Sequence[str]]
+T = TypeVar("T", int, str)
 GRADES = 120  # divides evenly by 2, 3, 4, 5, 6 and 8; losses and metrics tell at most 126 apart
 SYMMETRIES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "harmonic": lambda to, back: np.divide(2 * to * back, to + back, out=np.zeros_like(to), where=to + back > 0),
@@ -75,8 +77,10 @@ class CodeRelevance:
             raise InputError(f"level_weights are {self.worth}: {self.n_levels} are needed, from 0 on, rising, the last 1")
         if isinstance(self.code_weights, str) and self.code_weights != "idf":
             raise InputError(f"code_weights are {self.code_weights!r}: 'idf', or weights by code, are needed")
-        if isinstance(self.code_weights, Mapping) and min(self.code_weights.values(), default=0) < 0:
-            raise InputError("code_weights: weights from 0 on are needed")
+        if isinstance(self.code_weights, Mapping) and not all(0 <= one < math.inf for one in self.code_weights.values()):
+            raise InputError("code_weights: finite weights from 0 on are needed")
+        if not 0 <= self.threshold <= 1:
+            raise InputError(f"threshold is {self.threshold}: a number from 0 to 1 is needed")
         if self.auxiliary and self.auxiliary_weight is not None and not self._coarser <= self.auxiliary_weight <= 1:
             raise InputError(f"auxiliary_weight is {self.auxiliary_weight}, not between {self._coarser} and 1")
         # The family of a main code lies within its division: only there do their levels add up.
@@ -237,24 +241,65 @@ def read_code_sets(manifest: Manifest, column: str = "codes") -> list[list[str]]
     return _normal(sets, None, manifest.source)
 
 
-def sampling_labels(sets: CodeSets, n_levels: int) -> NDArray[np.int64]:
-    """(N, L) one path of class numbers an item, finest first, for samplers: that of its rarest code.
+def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArray[np.int64]:
+    """(N, L) one path of class numbers an item, finest first, for samplers: that of a rare code which enough items have.
 
-    A batch drawn by it has several items of a code even where most items also carry a common one.
+    A batch drawn by it has several items of a code even where most items also carry a common one, or one of their own.
+
+    Args:
+        sets: the codes of each item.
+        n_levels: L, the depth of the tree.
+        min_items: items that a code must bring together, such as a sampler's ``per_class``; an item none of whose codes do
+            has its rarest.
     """
-    normal = _normal(sets, n_levels, "codes")
-    carriers = Counter(code for codes in normal for code in dict.fromkeys(codes))
-    # Of equally rare codes the first in order, so that items which carry both meet.
-    rarest = [min(codes, key=lambda code: (carriers[code], code)) for codes in normal]
     number: dict[str, int] = {}
+    normal = _normal(sets, n_levels, "codes")
     table = np.empty((len(normal), n_levels), np.int64)
-    for row, code in enumerate(rarest):
+    for row, code in enumerate(_rare_and_shared(normal, min_items)):
         parts = code.split(".")
         for depth in range(1, n_levels + 1):
             table[row, n_levels - depth] = number.setdefault(
                 ".".join(parts[:depth]) + "." * max(0, depth - len(parts)), len(number)
             )
     return table
+
+
+def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDArray[np.int64]:
+    """(N,) one class an item of flat sets, (N, C) bool, for samplers: a rare label that enough items have.
+
+    As :func:`sampling_labels`; an item without a label is a class of its own.
+
+    Example:
+        >>> sampling_classes([[True, True, False], [True, True, False], [True, False, True], [True, False, False]])
+        array([1, 1, 0, 0])
+    """
+    sets = np.asarray(label_sets)
+    if sets.dtype != bool or sets.ndim != 2:
+        raise InputError(f"label_sets: (N, C) bool is needed, found {sets.dtype} {sets.shape}")
+    alone = sets.shape[1] + np.arange(len(sets))
+    own = [np.flatnonzero(row).tolist() or [int(other)] for row, other in zip(sets, alone, strict=True)]
+    return np.array(_rare_and_shared(own, min_items), np.int64)
+
+
+def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
+    """One label an item: rarest first, each label takes the items left that have it, if those are enough."""
+    if min_items < 1:
+        raise InputError(f"min_items is {min_items}: at least 1 is needed")
+    carriers: dict[T, list[int]] = {}
+    for item, labels in enumerate(sets):
+        for label in dict.fromkeys(labels):
+            carriers.setdefault(label, []).append(item)
+    # Of equally rare ones the first in order, so that items which carry both meet.
+    place = {label: n for n, label in enumerate(sorted(carriers, key=lambda label: (len(carriers[label]), label)))}
+    chosen: dict[int, T] = {}
+    for label in place:
+        left = [item for item in carriers[label] if item not in chosen]
+        if len(left) >= min_items:
+            chosen.update(dict.fromkeys(left, label))
+    in_use = {*chosen.values()}
+    for item in (item for item in range(len(sets)) if item not in chosen):
+        chosen[item] = min(sets[item], key=lambda label: (label not in in_use, place[label]))
+    return [chosen[item] for item in range(len(sets))]
 
 
 def _normal(sets: Iterable[Sequence[str]], n_levels: int | None, source: object) -> list[list[str]]:
