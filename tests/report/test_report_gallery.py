@@ -9,7 +9,7 @@ from PIL import Image
 from sightline.evaluation.tables import evaluate_table
 from sightline.report.gallery import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
 from sightline.report.rankings import first_results
-from sightline.report.style import PURPLE, level_colours
+from sightline.report.style import PURPLE, as_svg, level_colours
 
 
 def opened(uri):
@@ -141,3 +141,4 @@ def test_a_gallery_is_a_figure_with_a_line_for_each_model(random_subject):
     assert [frame for frame in frames if frame != PURPLE] == [level_colours(3)[height] for height in heights]
     assert frames.count(PURPLE) == 2
     assert [text.get_text() for text in axes.texts] == ["new", "old"] * 2
+    assert as_svg(figure, "gallery", "").count("<image") == len(axes.images)  # not one picture of them all: slow

@@ -26,6 +26,7 @@ PANEL = (4.5, 3.2)  # inches: small, so that words are large enough on a phone
 SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
     "svg.hashsalt": "sightline",
     "svg.fonttype": "none",
+    "image.composite_image": False,  # else an SVG holds one large picture of a gallery, made pixel by pixel
     "font.family": "sans-serif",
     "font.size": 10,
     "legend.frameon": False,
