@@ -34,7 +34,7 @@ test-slow: install
 docs: install
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_data_flow.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_docs.py tests/test_readme.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_docs.py tests/test_shell_blocks.py tests/test_readme.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html; search needs a server: $(BIN)/python -m http.server -d site"
 

@@ -17,6 +17,24 @@ COMMANDS = dict(runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["comman
 PLACEHOLDER = re.compile(r"<[^>]*>|\.\.\.|…|^[A-Z]+$")  # stands for something of the reader's
 
 
+def shell_lines(page):
+    """Lines to be typed into a shell, in order, each as a whole: what was printed and comments are left out."""
+    for language, block in re.findall(r"^```(bash|sh|console)\n(.*?)^```", page, flags=re.S | re.M):
+        begun = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            if language == "console" and not begun and not line.startswith("$ "):
+                continue  # what it printed
+            begun += line.removeprefix("$ ")
+            try:
+                words = shlex.split(begun, comments=True)
+            except ValueError:  # a quotation goes on in the next line
+                begun += "\n"
+                continue
+            if words:
+                yield begun
+            begun = ""
+
+
 def lines_of(page):
     """Commands of a page: ``(words, is_whole)``, where one inside a sentence need not be whole."""
     fences = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", page, flags=re.S | re.M)
