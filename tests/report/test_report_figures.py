@@ -4,13 +4,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from torch.testing import assert_close
 
+from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.report.curves import score_panel, severity_panel, smoothed, training_panels
 from sightline.report.maps import class_map, class_means, map_panel, neighbour_purity
-from sightline.report.published import KNOWN, published_tables_of
+from sightline.report.published import KNOWN, places_of, published_tables_of
 from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
 
 LOSSES = [(step, 0, "loss", 1 / step) for step in range(1, 6)]
@@ -111,23 +113,40 @@ def test_more_labels_than_looks_share_a_grey(circle):
 
 
 def test_published_values_stand_beside_a_known_set():
-    tables = published_tables_of(Path("/data/CUB_200_2011/images"), None, ["recall@1", "recall@2", "map"])
+    tables = published_tables_of([Path("/data/CUB_200_2011/images")], None, ["recall@1", "recall@2", "map"])
     assert [(table.dataset, table.metrics) for table in tables] == [("CUB", ["recall@1", "recall@2"])]
     assert dict(tables[0].rows)["Triplet SH"][0] == 63.6
-    assert published_tables_of(Path("/data/photos"), None, ["recall@1"]) == []
+    assert published_tables_of([Path("/data/photos")], None, ["recall@1"]) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "images", "dataset"),
+    [
+        ("work/sop.parquet", "../Downloads/Stanford_Online_Products", "SOP"),
+        ("work/table.parquet", "../Downloads/sop", "SOP"),
+        ("data/inat-full.parquet", "../Downloads/inat", "iNat-full"),
+        ("work/photos.csv", "photos", None),
+    ],
+)
+def test_a_set_is_known_by_its_manifest_or_by_where_its_images_lie(manifest, images, dataset, tmp_path):
+    paths = [f"{images}/cub/1.jpg", f"{images}/wolf/1.jpg"]  # a class called as a data set says nothing
+    rows = pl.DataFrame({"id": paths, "path": paths, "split": "test", "label_0": ["cub", "wolf"]})
+    places = places_of(Manifest(tmp_path / manifest, (tmp_path / manifest).parent, rows, n_levels=1))
+    found = {table.dataset for table in published_tables_of(places, None, ["recall@1", "h_ap"])}
+    assert found == ({dataset} if dataset else set())
 
 
 def test_a_published_table_can_be_asked_for():
-    (table,) = published_tables_of(Path("/data/sop"), "tpami_table01", ["recall@1", "map@r"])
+    (table,) = published_tables_of([Path("/data/sop")], "tpami_table01", ["recall@1", "map@r"])
     assert dict(table.rows)["Fast-AP"] == [77.8, 50.5]
     with pytest.raises(InputError, match="is of 'SOP', 'iNaturalist', and the folder '/photos' does not say"):
-        published_tables_of(Path("/photos"), "tpami_table01", ["recall@1"])
+        published_tables_of([Path("/photos")], "tpami_table01", ["recall@1"])
     with pytest.raises(InputError, match="unknown published table 'tpami_table1'"):
-        published_tables_of(Path("/photos"), "tpami_table1", ["recall@1"])
+        published_tables_of([Path("/photos")], "tpami_table1", ["recall@1"])
 
 
 def test_every_known_set_has_its_tables():
     for dataset, (folders, tables) in KNOWN.items():
-        found = published_tables_of(Path("/", folders[0]), None, ["recall@1", "map", "asi", "h_ap"])
+        found = published_tables_of([Path("/", folders[0])], None, ["recall@1", "map", "asi", "h_ap"])
         assert [table.table for table in found] == list(tables)
         assert all(table.rows and table.dataset == dataset for table in found)

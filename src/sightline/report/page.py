@@ -27,7 +27,7 @@ from sightline.report.gallery import N_QUERIES, Gallery, Thumbnails, galleries, 
 from sightline.report.maps import N_NEAR, SHAPES, SIZE, class_map, map_panel, marks
 from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, recall_places, told_metrics
 from sightline.report.outliers import Outliers, outlier_panel
-from sightline.report.published import published_tables_of
+from sightline.report.published import places_of, published_tables_of
 from sightline.report.rankings import first_results, sampled_curves
 from sightline.report.style import as_svg, level_colours, level_names, write_figure
 from sightline.report.subject import Subject, matched
@@ -116,7 +116,8 @@ def write_report(
     precision = {name: one.per_query["map"] for name, one in results.items()}
     shown = galleries(table, found, precision, n_queries, seed)
     thumbnails = Thumbnails(table)
-    tables = published_tables_of(table.manifest.root, published, [*told_metrics(n_levels, k), *(f"recall@{p}" for p in ks)])
+    comparable = [*told_metrics(n_levels, k), *(f"recall@{place}" for place in ks)]
+    tables = published_tables_of(places_of(table.manifest), published, comparable)
     mine, other = results[subject.name], None if against is None else results[against.name]
     page = (
         _environment()
