@@ -1,4 +1,5 @@
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.ood.rejector import fit_rejector
-from sightline.report.outliers import outlier_panel, read_outliers
+from sightline.report.outliers import held_rejector, outlier_panel, read_outliers
 from sightline.report.page import write_report
 from sightline.report.subject import Subject
 
@@ -58,3 +59,17 @@ def test_the_page_has_a_section_for_them(fitted, tmp_path):
     text = write_report(tmp_path / "r.html", Subject("m", table), outliers=found, k=3, n_queries=1).file.read_text()
     assert re.search(r'<section id="outliers".*?belong, says knn', text, re.DOTALL)
     assert "From the line match on" in text
+
+
+def test_a_rejector_in_the_runs_encoder_is_shown_without_being_asked_for(fitted, tmp_path, sightline, monkeypatch):
+    _, folder, table, strangers, _ = fitted
+    shutil.copytree(folder, tmp_path / "run" / "encoder" / "rejector")
+    assert held_rejector(tmp_path / "run") == tmp_path / "run" / "encoder" / "rejector"
+    assert held_rejector(strangers) is None
+    subject = Subject("m", table)
+    monkeypatch.setattr("sightline.report.subject.read_subject", lambda *_, **__: subject)
+    status, _, error = sightline(
+        "report", tmp_path / "run", "--strangers", strangers, "--out", tmp_path / "r.html", "-k", 3
+    )
+    assert status == 0, error
+    assert "Of 40 strangers" in (tmp_path / "r.html").read_text()

@@ -24,7 +24,10 @@ def report(
         str | None, typer.Option(help="A paper's table to show beside, such as tpami_table04; else by the data set.")
     ] = None,
     detector: Annotated[
-        Path | None, typer.Option(help="Written by `sightline ood fit`: show its energies and thresholds too.")
+        Path | None,
+        typer.Option(
+            help="Written by `sightline ood fit`: show its energies and thresholds; else the one in the run's encoder."
+        ),
     ] = None,
     strangers: Annotated[
         Path | None, typer.Option(help="With --detector: a table of images that do not belong, of the same encoder.")
@@ -57,11 +60,13 @@ def report(
         for file in write_concepts(out or Path("figures")):
             typer.echo(file)
         return
+    from sightline.report.outliers import held_rejector, read_outliers
+
+    detector = detector or held_rejector(Path(subject))
     if strangers is not None and detector is None:
         raise InputError("--strangers: a --detector is needed, to say how far out they are")
     if against_name is not None and against is None:
         raise InputError("--against-name: there is no --against to call so")
-    from sightline.report.outliers import read_outliers
     from sightline.report.page import command_line, write_report
     from sightline.report.subject import UNTRAINED, read_subject, read_untrained
 

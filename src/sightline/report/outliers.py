@@ -45,6 +45,12 @@ class Outliers:
         return told
 
 
+def held_rejector(run: Path) -> Path | None:
+    """The rejector that lies in the encoder's folder of a run, if there is one."""
+    folder = run / "encoder" / "rejector"
+    return folder if folder.is_dir() else None
+
+
 def read_outliers(folder: Path, table: EmbeddingTable, strangers: Path | None = None) -> Outliers:
     """Ask a rejector about a table.
 
