@@ -42,7 +42,7 @@ from sightline.training.engine import Between, Epoch, Examples, fit
 from sightline.training.environment import differences, environment, record_environment
 from sightline.training.interruption import Interruption
 from sightline.training.large_batch import fitting_chunk_size
-from sightline.training.logs import RunLog, RunProgress
+from sightline.training.logs import TERM, RunLog, RunProgress
 from sightline.training.optimization import Schedule, create_optimizer
 from sightline.training.plan import plan
 from sightline.training.sharding import load_optimizer_state, whole_optimizer_state, whole_state
@@ -227,7 +227,7 @@ def _run(
 
         def after_step(position: Position, n_batches: int, numbers: dict[str, float]) -> bool:
             if log is not None:
-                terms = {f"term/{name}": value.item() for name, value in listed.terms.items()}
+                terms = {f"{TERM}{name}": value.item() for name, value in listed.terms.items()}
                 log.write(position.step, position.epoch, numbers | terms)
             progress.show(position, n_batches, sampler.batch_size, numbers["loss"])
             if position.batch == n_batches:  # the end of the epoch saves, after its validation

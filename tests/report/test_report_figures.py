@@ -39,6 +39,15 @@ def test_loss_and_metric_are_drawn_where_they_were_logged():
     assert levels[0].figure.axes[0].lines[0].get_ydata() == [1.5]
 
 
+def test_terms_of_a_loss_are_drawn_one_by_one():
+    terms = [(step, 0, f"term/{name}", value) for step in (1, 2) for name, value in (("sup_ap", 0.5), ("calibration", 2.0))]
+    panels = training_panels({"new": [*LOSSES, *terms, (5, 0, "val/map", 0.5)], "old": LOSSES}, "map")
+    assert [panel.name for panel in panels] == ["training-loss", "training-terms", "training-validation"]
+    lines = panels[1].figure.axes[0].lines
+    assert [line.get_label() for line in lines] == ["new, sup_ap", "new, calibration"]
+    assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.5], [2.0, 2.0]]
+
+
 def test_bars_stand_for_the_shares():
     panel = severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
     assert_close([bar.get_height() for bar in panel.figure.axes[0].patches], [50.0, 25.0, 25.0, 20.0, 30.0, 50.0])

@@ -13,6 +13,7 @@ from sightline.evaluation.result import IN_LEVELS
 from sightline.report.rankings import EDGES, GRID, Curves
 from sightline.report.style import INK, MODELS, drawing, dress, level_colours, level_lines, level_names
 from sightline.report.subject import LogRow
+from sightline.training.logs import TERM
 
 Floats = NDArray[np.float64]
 LABEL_LINES = ("-", "--", ":", "-.")  # of relevance by the finest label, the next one, ...
@@ -42,7 +43,7 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Panel]:
-    """The loss of every step, and the validation metric of every epoch where one was validated.
+    """The loss of every step, its terms where it has some, and the validation metric of every epoch that was validated.
 
     Args:
         logs: rows of each model's ``log.csv``; those without rows are left out.
@@ -75,7 +76,28 @@ def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Pane
             _legend(axes, len([points for points in series.values() if points]))
         kind = "loss" if what == "loss" else "validation"
         panels.append(Panel(f"training-{kind}", f"{kind} against training step", figure))
-    return panels
+    return [*panels[:1], *_term_panels(logs), *panels[1:]]
+
+
+def _term_panels(logs: dict[str, Sequence[LogRow]]) -> list[Panel]:
+    """The terms that a model's loss adds up, not weighted; none where no loss does."""
+    of_models: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in logs}
+    for name, log in logs.items():
+        for step, _, what, value in log:
+            if what.startswith(TERM):
+                of_models[name].setdefault(what.removeprefix(TERM), []).append((step, value))
+    if not any(of_models.values()):
+        return []
+    with drawing() as (figure, axes):
+        for (colour, _), (name, terms) in zip(MODELS, of_models.items(), strict=False):
+            for number, (term, points) in enumerate(terms.items()):
+                steps, values = zip(*points, strict=True)
+                line = LABEL_LINES[min(number, len(LABEL_LINES) - 1)]
+                called = f"{name}, {term}" if len(logs) > 1 else term
+                axes.plot(steps, smoothed(values), line, color=colour, linewidth=1.8, label=called)
+        dress(axes, "Terms of the loss, not weighted", "step")
+        _legend_below(figure, [terms for terms in of_models.values() if terms])
+    return [Panel("training-terms", "each term of the loss against training step", figure)]
 
 
 def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:

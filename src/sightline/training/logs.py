@@ -13,6 +13,7 @@ from sightline.training.checkpoint import Position
 from sightline.training.loggers import open_loggers
 
 COLUMNS = ("step", "epoch", "name", "value")
+TERM = "term/"  # before the name of a term of the loss
 
 
 class RunLog:
