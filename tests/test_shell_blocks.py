@@ -177,14 +177,6 @@ def _write_sop(folder, images):
         (folder / f"Ebay_{part}.txt").write_text("image_id class_id super_class_id path\n" + "".join(listed))
 
 
-class SentenceModel:
-    """Stands for the one that is installed: a vector of its own for each text."""
-
-    def encode(self, texts, **_):
-        vectors = np.stack([np.random.default_rng([*text.encode()]).normal(size=384) for text in texts])
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
 class Terminal:
     """Runs lines one after the other in the current folder; a service goes on answering until the next one starts."""
 
@@ -194,7 +186,6 @@ class Terminal:
         monkeypatch.setattr("logging.config.dictConfig", lambda settings: None)  # logs of the service
         monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", _interrupted)
         monkeypatch.setattr("webbrowser.open", lambda address: None)
-        monkeypatch.setattr("sightline.hierarchy.embed._load_model", SentenceModel)
         monkeypatch.setitem(SIZES, "small", GlyphSize(n_characters=24, n_typefaces=5))
 
     def run(self, line):
