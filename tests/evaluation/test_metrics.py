@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+import sys
 from itertools import permutations
 
 import numpy as np
@@ -27,6 +31,7 @@ reproducible = settings(derandomize=True, database=None, deadline=None, max_exam
 lists = st.lists(st.booleans(), min_size=1, max_size=12)
 M1 = [1, 0, 1, 1, 0, 0, 1, 0, 0, 1]  # spec/metrics.md, section 3
 M2 = [0, 0, 1, 0]
+PLACES = (1, 5, 10)
 
 
 def recall_by_definition(ranked, k):
@@ -146,44 +151,67 @@ def test_the_orders_of_a_tie_in_the_specification():
     assert_close([min(values), sum(values) / len(values), max(values)], [0.5833333, 0.8055556, 1.0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*unsafe cast from uint64 to int64")  # ranx
+def drawn_list(seed):
+    """(25,) scores, above 0: else torchmetrics takes them for irrelevant; (25,) which items are relevant."""
+    rng = np.random.default_rng(seed)
+    scores, relevant = rng.random(25), rng.random(25) < 0.3
+    relevant[0] = True
+    return scores, relevant
+
+
 @pytest.mark.parametrize("seed", range(10))
-def test_equal_to_torchmetrics_and_ranx_where_they_define_the_same(seed):
-    import ranx
+def test_equal_to_torchmetrics_where_it_defines_the_same(seed):
     from torchmetrics.functional import retrieval
 
-    rng = np.random.default_rng(seed)
-    scores, relevant = rng.random(25), rng.random(25) < 0.3  # above 0: else torchmetrics takes them for irrelevant
-    relevant[0] = True
+    scores, relevant = drawn_list(seed)
     ranked = relevant[(-scores).argsort()].tolist()
     theirs = torch.from_numpy(scores), torch.from_numpy(relevant)
-    assert_close(
-        of_one(average_precision, ranked), retrieval.retrieval_average_precision(*theirs).item(), rtol=1e-5, atol=0
+    pairs = [
+        (of_one(average_precision, ranked), retrieval.retrieval_average_precision(*theirs)),
+        (of_one(r_precision, ranked), retrieval.retrieval_r_precision(*theirs)),
+    ]
+    for k in PLACES:
+        pairs += [
+            (of_one(recall_at_k, ranked, k=k), retrieval.retrieval_hit_rate(*theirs, top_k=k)),
+            (of_one(precision_at_k, ranked, k=k), retrieval.retrieval_precision(*theirs, top_k=k)),
+            (of_one(classical_recall_at_k, ranked, k=k), retrieval.retrieval_recall(*theirs, top_k=k)),
+        ]
+    for ours, value in pairs:
+        assert_close(ours, value.item(), rtol=1e-5, atol=0)
+
+
+BY_RANX = """
+import json, ranx, sys
+names = sys.argv[1:]
+for run, judged in json.load(sys.stdin):
+    print(json.dumps(ranx.evaluate(ranx.Qrels({"q": judged}), ranx.Run({"q": run}), names)))
+"""
+
+
+def test_equal_to_ranx_where_it_defines_the_same():
+    kinds = {"hit_rate": recall_at_k, "precision": precision_at_k, "recall": classical_recall_at_k}
+    names = ["map", "r-precision", *(f"{kind}@{k}" for kind in kinds for k in PLACES)]
+    cases, expected = [], []
+    for seed in range(10):
+        scores, relevant = drawn_list(seed)
+        ranked = relevant[(-scores).argsort()].tolist()
+        for missing in (0, 1):  # a relevant item that the list lacks
+            judged = {str(place): 1 for place in np.flatnonzero(relevant)} | ({"missing": 1} if missing else {})
+            cases.append(({str(place): float(score) for place, score in enumerate(scores)}, judged))
+            n_relevant = len(judged)
+            ours = [of_one(average_precision, ranked, n_relevant), of_one(r_precision, ranked, n_relevant)]
+            ours += [of_one(metric, ranked, n_relevant, k=k) for metric in kinds.values() for k in PLACES]
+            expected.append(ours)
+    done = subprocess.run(
+        [sys.executable, "-c", BY_RANX, *names],
+        input=json.dumps(cases),
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},  # ranx takes minutes to compile
+        capture_output=True,
+        text=True,
     )
-    assert_close(of_one(r_precision, ranked), retrieval.retrieval_r_precision(*theirs).item(), rtol=1e-5, atol=0)
-    judged = ranx.Qrels({"q": {str(i): 1 for i in np.flatnonzero(relevant)}})
-    run = ranx.Run({"q": {str(i): float(score) for i, score in enumerate(scores)}})
-    assert_close(of_one(average_precision, ranked), ranx.evaluate(judged, run, "map"))
-    # A relevant item that the list lacks.
-    missing = ranx.Qrels({"q": {**{str(i): 1 for i in np.flatnonzero(relevant)}, "missing": 1}})
-    n_relevant = int(relevant.sum()) + 1
-    assert_close(of_one(average_precision, ranked, n_relevant), ranx.evaluate(missing, run, "map"))
-    assert_close(of_one(classical_recall_at_k, ranked, n_relevant, k=5), ranx.evaluate(missing, run, "recall@5"))
-    assert_close(of_one(r_precision, ranked), ranx.evaluate(judged, run, "r-precision"))
-    for k in (1, 5, 10):
-        assert_close(of_one(recall_at_k, ranked, k=k), retrieval.retrieval_hit_rate(*theirs, top_k=k).item())
-        assert_close(
-            of_one(precision_at_k, ranked, k=k), retrieval.retrieval_precision(*theirs, top_k=k).item(), rtol=1e-5, atol=0
-        )
-        assert_close(
-            of_one(classical_recall_at_k, ranked, k=k),
-            retrieval.retrieval_recall(*theirs, top_k=k).item(),
-            rtol=1e-5,
-            atol=0,
-        )
-        assert_close(of_one(recall_at_k, ranked, k=k), float(ranx.evaluate(judged, run, f"hit_rate@{k}")))
-        assert_close(of_one(precision_at_k, ranked, k=k), ranx.evaluate(judged, run, f"precision@{k}"))
-        assert_close(of_one(classical_recall_at_k, ranked, k=k), ranx.evaluate(judged, run, f"recall@{k}"))
+    assert done.returncode == 0, done.stderr
+    found = [[json.loads(line)[name] for name in names] for line in done.stdout.splitlines()]
+    assert_close(torch.tensor(expected, dtype=torch.float64), torch.tensor(found, dtype=torch.float64))
 
 
 def test_a_query_without_a_relevant_item_is_nan_and_spoils_no_other():
