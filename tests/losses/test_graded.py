@@ -193,9 +193,18 @@ def test_edges_are_zero_or_defined_and_never_nan(dtype):
     assert sup_h_ap_loss(scores, torch.ones(2, 3)).item() == 0
 
 
+@pytest.mark.parametrize("loss", [sup_h_ap_loss, smooth_h_ap_loss, sup_ndcg_loss, smooth_ndcg_loss])
+def test_each_query_may_have_grades_of_its_own(loss):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(50, 30, generator=generator)
+    grades = torch.randint(0, 5, (50, 30), generator=generator).float()
+    factors = 1 + torch.arange(50)[:, None] / 64  # 200 grades in all; a factor changes neither metric
+    assert_close(loss(scores, grades * factors), loss(scores, grades), rtol=1e-5, atol=0)
+
+
 def test_bad_input_is_named():
     scores = torch.rand(2, 200)
-    with pytest.raises(InputError, match="relevance has 400 grades, at most 126 are supported"):
+    with pytest.raises(InputError, match="a query's list has 200 grades of relevance, at most 126 are supported"):
         sup_h_ap_loss(scores, 1 + torch.arange(400.0).reshape(2, 200))
     with pytest.raises(InputError, match="relevance: finite numbers from 0 on"):
         sup_h_ap_loss(scores, -torch.ones(2, 200))

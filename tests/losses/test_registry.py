@@ -70,6 +70,8 @@ def test_every_loss_is_seen():
     assert len(RANKED) == 12
     assert len(ON_PAIRS) == 21
     assert len(GRADED) == 7
+    without_function = [name for name in list_losses() if not callable(getattr(losses, f"{name}_loss", None))]
+    assert without_function == ["sum_norm_softmax", "sum_proxy_nca_pp", "sum_triplet", "weighted_sum"]  # sums of others
 
 
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}

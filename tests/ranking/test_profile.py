@@ -14,6 +14,7 @@ KINDS = {
     "spread": lambda g: torch.rand(5, 400, generator=g) * 2 - 1,
     "concentrated": lambda g: 0.5 + torch.rand(5, 400, generator=g) / 10,
     "tied": lambda g: (torch.rand(5, 400, generator=g) * 20).round() / 23,  # no gap is exactly delta
+    "rounded": lambda g: (torch.rand(5, 400, generator=g) * 200 - 100).round() / 100,  # many are, but for the last bit
     "constant": lambda g: torch.full((5, 400), 0.3),
     "wide": lambda g: torch.randn(5, 400, generator=g) * 3,
     "separated": lambda g: torch.rand(5, 400, generator=g) / 10,  # a positive shift follows
@@ -53,11 +54,7 @@ def run(scores, levels, step):
     return loss.detach(), leaf.grad, *kept[0]
 
 
-@pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{type(step).__name__} {step.tau}")
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
-    scores, levels = draw(kind, share)
+def assert_as_promised(scores, levels, step):
     loss, gradient, above, graded, rank = run(scores, levels, step)
     expected_loss, expected_gradient, expected_above, expected_graded, expected_rank = run(scores.double(), levels, step)
     assert_close(above, expected_above, rtol=0, atol=0)
@@ -68,6 +65,22 @@ def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
     assert ((gradient - expected_gradient).norm(dim=1) <= 1e-3 * norms + 1e-12).all()
     # Translation invariance, to rounding.
     assert (gradient.double().sum(1).abs() <= 1e-5 * gradient.double().abs().sum(1) + 1e-12).all()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{type(step).__name__} {step.tau}")
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
+    assert_as_promised(*draw(kind, share), step)
+
+
+@pytest.mark.parametrize("share", [0.04, 0.3])
+@pytest.mark.parametrize("seed", range(10))
+def test_scores_near_the_edge_fall_on_the_side_that_float64_puts_them(seed, share):
+    scores, levels = draw("spread", share, seed)
+    levels[:, 200:] = 0
+    scores[:, 200:] = scores[:, :200] + 0.05  # rounded to either side
+    assert_as_promised(scores, levels, SupStep())
 
 
 def test_blocks_of_rows_equal_the_whole(monkeypatch):

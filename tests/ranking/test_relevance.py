@@ -141,8 +141,8 @@ def test_sets_of_labels_are_worth_the_share_of_the_querys_labels():
 def test_a_relevance_matrix_stands_for_labels():
     relevance = torch.tensor([[0.0, 0.5, 2.0], [0.5, 0.0, 0.0], [2.0, 0.0, 0.0]])
     pairs = batch_pairs(draw(0, 3), relevance)
-    assert pairs.levels.tolist() == [[-1, 1, 2], [1, -1, 0], [2, 0, -1]]
-    assert pairs.worth[0].tolist() == [0.0, 0.5, 2.0]
+    assert pairs.levels.tolist() == [[-1, 1, 2], [1, -1, 0], [1, 0, -1]]  # levels are those of a row
+    assert pairs.worth.tolist() == [[0.0, 0.5, 2.0], [0.0, 0.5, 0.0], [0.0, 2.0, 0.0]]
     assert batch_pairs(draw(0, 3), relevance[:, :2], draw(1, 2)).mask.all()
     with pytest.raises(InputError, match=r"labels: relevance of \(3, 3\) is needed, found \(3, 2\)"):
         batch_pairs(draw(0, 3), relevance[:, :2])

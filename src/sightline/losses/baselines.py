@@ -214,6 +214,8 @@ def triplet_loss(
     - ``"all"``: every one. Equal to pytorch-metric-learning's ``TripletMarginLoss`` on cosines; time is Q x P x G.
     - ``"hard"``: a query's least similar relevant item and its most similar irrelevant one.
     - ``"semi-hard"``: a query's most similar relevant item, and its most similar irrelevant one below that.
+    - ``"distance-weighted"``, of the module alone: drawn, irrelevant items the more likely the rarer their distance is;
+      wraps pytorch-metric-learning's ``DistanceWeightedMiner``.
 
     Items that tie for a place share the gradient.
 

@@ -62,9 +62,8 @@ def _by_relevance(
 ) -> Tensor:
     """The formula on a relevance table: its distinct values are the levels."""
     scores, mask = check_pairs(scores, relevance, mask)
-    levels, values = graded_levels(relevance, mask)
-    counts = level_counts(levels, len(values) - 1)
-    return formula(scores, levels, counts, values.expand(len(scores), -1), step)
+    levels, worth = graded_levels(relevance, mask)
+    return formula(scores, levels, level_counts(levels, worth.shape[1] - 1), worth, step)
 
 
 def sup_h_ap_loss(
@@ -86,7 +85,9 @@ def sup_h_ap_loss(
         g(j))`` over the items j, k included, that score at least as much
 
     Use:
-        Label trees and graded relevance, where a near miss should cost less than a far one.
+        Label trees and graded relevance, where a near miss should cost less than a far one. With the module's
+        ``population``, an item of a finer level with many more items than a coarser one is worth less, though it still
+        counts as better: the order by level then has an H-AP below 1. ``weight`` and ``sum_wap`` never fall.
 
     Cost:
         That of the core.
@@ -101,7 +102,7 @@ def sup_h_ap_loss(
 
     Args:
         scores: (Q, G) similarity of each query to each item.
-        relevance: (Q, G) numbers from 0 on, of at most 126 different values above 0.
+        relevance: (Q, G) numbers from 0 on, of at most 126 different values above 0 in a row.
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         tau: width of the sigmoid, in units of the scores.
         rho: slope for a less relevant item more than ``delta`` above.
@@ -139,7 +140,7 @@ def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
 
     Args:
         scores: (Q, G) similarity of each query to each item.
-        relevance: (Q, G) numbers from 0 on, of at most 126 different values above 0.
+        relevance: (Q, G) numbers from 0 on, of at most 126 different values above 0 in a row.
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         tau: width of the sigmoid, in units of the scores.
 
@@ -177,7 +178,7 @@ def sup_ndcg_loss(
 
     Args:
         scores: (Q, G) similarity of each query to each item.
-        relevance: (Q, G) gains from 0 on, of at most 126 different values above 0.
+        relevance: (Q, G) gains from 0 on, of at most 126 different values above 0 in a row.
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         tau: as in :func:`sup_h_ap_loss`, like ``rho`` and ``delta``.
         rho: slope for far mistakes.
@@ -215,7 +216,7 @@ def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
 
     Args:
         scores: (Q, G) similarity of each query to each item.
-        relevance: (Q, G) gains from 0 on, of at most 126 different values above 0.
+        relevance: (Q, G) gains from 0 on, of at most 126 different values above 0 in a row.
         mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
         tau: width of the sigmoid, in units of the scores.
 

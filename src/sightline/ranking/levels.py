@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numba
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numba import njit, prange
 from torch import Tensor
 
@@ -110,18 +111,29 @@ def flat_levels(relevant: Tensor, mask: Tensor) -> Tensor:
 
 
 def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Any relevance from 0 on as levels: its distinct values in order.
+    """Any relevance from 0 on as levels: the distinct values of each row in order.
 
     Returns:
-        (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (M,) float64, the relevance of each level.
+        (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (Q, M) float64, the relevance of each level,
+        0 beyond a row's own.
+
+    Example:
+        >>> graded_levels(torch.tensor([[0.5, 0.0, 0.2], [0.1, 0.1, 0.0]]), torch.ones(2, 3, dtype=torch.bool))[0]
+        tensor([[2, 0, 1],
+                [1, 1, 0]], dtype=torch.int8)
     """
     relevance = relevance.masked_fill(~mask, 0)
     if not (relevance >= 0).all() or not relevance.isfinite().all():
         raise InputError("relevance: finite numbers from 0 on are needed")
-    values, places = torch.unique(torch.cat([relevance.new_zeros(1), relevance.flatten()]), return_inverse=True)
-    if len(values) > MOST_LEVELS + 1:
+    ascending, order = F.pad(relevance, (1, 0)).sort(1)  # a 0 for level 0
+    places = (ascending[:, 1:] > ascending[:, :-1]).cumsum(1)
+    n_levels = int(places.max()) if places.numel() else 0
+    if n_levels > MOST_LEVELS:
         raise InputError(
-            f"relevance has {len(values) - 1} grades, at most {MOST_LEVELS} are supported: round them to fewer"
+            f"a query's list has {n_levels} grades of relevance, at most {MOST_LEVELS} are supported: round them to fewer"
         )
-    levels = places[1:].reshape(relevance.shape).to(torch.int8).masked_fill(~mask, -1)
-    return levels, values.double()
+    places = F.pad(places, (1, 0))
+    worth = torch.zeros(len(relevance), n_levels + 1, dtype=torch.float64, device=relevance.device)
+    worth.scatter_(1, places, ascending.double())  # what falls together is equal
+    levels = torch.empty_like(places).scatter_(1, order, places)[:, 1:]
+    return levels.to(torch.int8).masked_fill(~mask, -1), worth

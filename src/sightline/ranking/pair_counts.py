@@ -19,12 +19,12 @@ def _offset(v: Vectors, index: Any) -> Any:
 class _Step:
     """The step without its jump, and its slope, at an item's gap to a pivot; beyond ``delta`` a line of slope ``rho``."""
 
-    def __init__(self, v: Vectors, pivot: Any, sharpness: Any, rho: Any, delta: Any, top: Any) -> None:
+    def __init__(self, v: Vectors, pivot: Any, sharpness: Any, rho: Any, delta: Any, beyond: Any, top: Any) -> None:
         self.v = v
         self.one, self.zero = v.number(1.0), v.number(0.0)
         self.scale = v.multiply(v.spread(sharpness), v.number(1.4426950408889634))
-        self.pivot, self.sharp, self.rho, self.edge, self.top = (
-            v.spread(number) for number in (pivot, sharpness, rho, delta, top)
+        self.pivot, self.sharp, self.rho, self.edge, self.beyond, self.top = (
+            v.spread(number) for number in (pivot, sharpness, rho, delta, beyond, top)
         )
 
     def at(self, score: Any) -> tuple[Any, Any, Any]:
@@ -34,16 +34,16 @@ class _Step:
         upwards = builder.fcmp_ordered(">=", gap, self.zero)
         e = v.exponential(v.multiply(v.where(upwards, builder.fsub(self.zero, gap), gap), self.scale))
         r = builder.fdiv(self.one, v.add(self.one, e))
-        far = builder.fcmp_ordered(">", gap, self.edge)
+        far = builder.fcmp_ordered(">=", score, self.beyond)
         line = v.multiply_add(self.rho, v.subtract(gap, self.edge), self.top)
         smooth = v.where(far, line, v.where(upwards, r, v.multiply(e, r)))
         slope = v.where(far, self.rho, v.multiply(v.multiply(v.multiply(e, r), r), self.sharp))
         return upwards, smooth, slope
 
 
-def _describe_step(v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, top: Any,
-                   smooth: Any, steep: Any) -> None:  # fmt: skip
-    step = _Step(v, pivot, sharpness, rho, delta, top)
+def _describe_step(v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, beyond: Any,
+                   top: Any, smooth: Any, steep: Any) -> None:  # fmt: skip
+    step = _Step(v, pivot, sharpness, rho, delta, beyond, top)
     with cgutils.for_range(v.builder, n_vectors) as loop:
         place = _offset(v, loop.index)
         _, value, slope = step.at(v.load(x, place))
@@ -52,19 +52,19 @@ def _describe_step(v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: An
 
 
 def _describe_slope(
-    v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, delta: Any, steep: Any
+    v: Vectors, x: Any, n_vectors: Any, pivot: Any, sharpness: Any, rho: Any, beyond: Any, steep: Any
 ) -> None:
-    step = _Step(v, pivot, sharpness, rho, delta, rho)
+    step = _Step(v, pivot, sharpness, rho, rho, beyond, rho)
     with cgutils.for_range(v.builder, n_vectors) as loop:
         place = _offset(v, loop.index)
         v.store(step.at(v.load(x, place))[2], steep, place)
 
 
 def _describe_lower(v: Vectors, x: Any, kinds: Any, n_vectors: Any, level: Any, pivot: Any, sharpness: Any, rho: Any,
-                    delta: Any, top: Any, sums: Any) -> None:  # fmt: skip
+                    delta: Any, beyond: Any, top: Any, sums: Any) -> None:  # fmt: skip
     """Over items of lower level: steps, slopes, how many are not below the pivot; and how many of the others are not."""
     builder = v.builder
-    step, wanted = _Step(v, pivot, sharpness, rho, delta, top), v.spread(builder.trunc(level, ir.IntType(8)))
+    step, wanted = _Step(v, pivot, sharpness, rho, delta, beyond, top), v.spread(builder.trunc(level, ir.IntType(8)))
     totals = [v.variable(step.zero) for _ in range(4)]
     with cgutils.for_range(builder, n_vectors) as loop:
         place = _offset(v, loop.index)
@@ -153,13 +153,21 @@ def _whole_vectors(scores, levels, spare, spare_levels):
 
 
 @njit(cache=True, error_model="numpy")
+def _first_beyond(pivot, delta):
+    """The least score more than ``delta`` above the pivot, by float64: a gap rounded to float32 may lie on either side."""
+    edge = np.float64(pivot) + delta
+    near = np.float32(edge)
+    return near if near > edge else np.nextafter(near, np.float32(np.inf))
+
+
+@njit(cache=True, error_model="numpy")
 def counts_by_pairs(
     scores, levels, n_targets, n_levels, sup, tau, rho, delta, jump, top, strict, spare, spare_levels, smooth, steep, worth,
     place, own, ranks, graded, values, slopes,
 ):  # fmt: skip
     """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
     x, kinds = _whole_vectors(scores, levels, spare, spare_levels)
-    n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
+    n_vectors, sharpness, edge = len(x) // LANES, np.float32(1.0) / tau, np.float32(delta)
     sums = np.zeros(4, np.float32)
     t, j = 0, -1
     while t < n_targets:
@@ -168,14 +176,15 @@ def counts_by_pairs(
         if level <= 0:
             continue
         place[t], own[t], pivot = j, level, x[j]
+        beyond = _first_beyond(pivot, delta)
         if sup:
-            sum_over_lower(x, kinds, n_vectors, level, pivot, sharpness, rho, delta, top, sums)
+            sum_over_lower(x, kinds, n_vectors, level, pivot, sharpness, rho, edge, beyond, top, sums)
             n_jumps = sums[2]
             for m in range(level * strict):
                 n_jumps -= count_above(x, kinds, n_vectors, m, pivot, True)
             values[t, 0], slopes[t, 0], ranks[t] = sums[0] + jump * n_jumps, sums[1], sums[3]
         else:
-            fill_step(x, n_vectors, pivot, sharpness, rho, delta, top, smooth, steep)
+            fill_step(x, n_vectors, pivot, sharpness, rho, edge, beyond, top, smooth, steep)
             steep[j] = 0.0  # moves with itself: large, and would have to cancel
             ranks[t] = 0.0
             for m in range(n_levels):
@@ -212,7 +221,8 @@ def gradient_by_pairs(
     n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
     moved[: len(x)] = 0.0
     for t in range(n_targets):
-        fill_slope(x, n_vectors, x[place[t]], sharpness, rho, delta, steep)
+        pivot = x[place[t]]
+        fill_slope(x, n_vectors, pivot, sharpness, rho, _first_beyond(pivot, delta), steep)
         steep[place[t]] = 0.0
         for m in range(weights.shape[1]):
             w = np.float32(weights[t, m])

@@ -210,7 +210,7 @@ class _Block:
             else (0, np.inf, 0, 0, False)
         )
         single = np.float32
-        self.rows = (scores.numpy(), levels.numpy(), n_levels, int(sup), single(step.tau), single(rho), single(delta))
+        self.rows = (scores.numpy(), levels.numpy(), n_levels, int(sup), single(step.tau), single(rho), float(delta))
         self.n_chunks = n_chunks(n_rows)
         self.n_targets = n_targets
         n_places, n_lanes = room(n_items, most)

@@ -74,8 +74,8 @@ def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n
     if relevance.dtype == torch.bool:
         return Pairs(scores, flat_levels(relevance, mask), 1, 1)
     if relevance.is_floating_point():
-        levels, values = graded_levels(relevance, mask)
-        return Pairs(scores, levels, len(values) - 1, 1, values.expand(len(levels), -1))
+        levels, worth = graded_levels(relevance, mask)
+        return Pairs(scores, levels, worth.shape[1] - 1, 1, worth)
     shared = relevance.masked_fill(~mask, 0)
     least, most = (int(end) for end in shared.aminmax()) if shared.numel() else (0, 0)
     n_levels = max(1, most) if n_levels is None else n_levels
@@ -116,8 +116,8 @@ def batch_pairs(
     if relevance_given:
         if labels.shape != (len(embeddings), n_items):
             raise InputError(f"labels: relevance of ({len(embeddings)}, {n_items}) is needed, found {tuple(labels.shape)}")
-        levels, values = graded_levels(labels, torch.ones_like(labels, dtype=torch.bool))
-        n_levels, relevant_from, worth = len(values) - 1, 1, values.expand(len(levels), -1)
+        levels, worth = graded_levels(labels, torch.ones_like(labels, dtype=torch.bool))
+        n_levels, relevant_from = worth.shape[1] - 1, 1
     elif labels.dtype == torch.bool and labels.ndim == 2:
         levels, worth = _shared_labels(labels, labels if ref_labels is None else ref_labels, len(embeddings), n_items)
         n_levels, relevant_from = worth.shape[1] - 1, 1

@@ -100,7 +100,7 @@ def lay_out(
     n_second = 0
     if sup:
         for i in range(n):
-            if scores[n - 1] - scores[i] <= delta:
+            if np.float64(scores[n - 1]) - scores[i] <= delta:  # rounded, a gap of about delta may lie on either side
                 break
             n_second += (order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127) > 0
     n_lanes, n_steps = _shape(n + n_second)
@@ -111,8 +111,8 @@ def lay_out(
     last = last_item = scores[0]
     for i in range(n):
         x = scores[i]
-        while v < n_second and v < t and x - own_scores[v] > delta:
-            edge = max(own_scores[v] + delta, last)
+        while v < n_second and v < t and np.float64(x) - own_scores[v] > delta:
+            edge = max(np.float32(own_scores[v] + delta), last)
             gaps[at], kinds[at], columns[at] = edge - last, NOT_AN_ITEM, -1
             far_place[v] = at
             far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
