@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         RetrievalSet,
         evaluate_dyml,
         evaluate_each_label,
+        evaluate_gldv2,
         evaluate_revisited,
     )
     from sightline.evaluation.decomposability import decomposability_gap
@@ -60,6 +61,7 @@ _MODULES = {
     "evaluate": "evaluation.protocol",
     "evaluate_dyml": "evaluation.benchmark_protocols",
     "evaluate_each_label": "evaluation.benchmark_protocols",
+    "evaluate_gldv2": "evaluation.benchmark_protocols",
     "evaluate_revisited": "evaluation.benchmark_protocols",
     "evaluate_table": "evaluation.tables",
     "export_onnx": "models.onnx_export",
@@ -110,6 +112,7 @@ __all__ = [
     "evaluate",
     "evaluate_dyml",
     "evaluate_each_label",
+    "evaluate_gldv2",
     "evaluate_revisited",
     "evaluate_table",
     "export_onnx",

@@ -308,7 +308,7 @@ VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((VECTORS, np.arange(4)), "none of the 4 queries has a relevant item"),
+        ((VECTORS, np.arange(4)), "none of the 4 queries has a relevant item: no two labels agree$"),
         ((VECTORS, LABELS, VECTORS, LABELS + 9), "none of the 4 queries has a relevant item"),
         ((VECTORS[:0], LABELS[:0]), "none of the 0 queries"),
         ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), "none of the 4 queries"),
@@ -325,6 +325,8 @@ VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
         ((VECTORS, LABELS, None, LABELS), "gallery and gallery_labels go together"),
         ((VECTORS, LABELS, None, None, []), r"ks are \[\]; places from 1 on are needed"),
         ((VECTORS, LABELS, None, None, [1, 0]), r"ks are \[1, 0\]; places from 1 on are needed"),
+        ((VECTORS, LABELS, None, None, 5), "ks are 5; places from 1 on are needed"),
+        ((VECTORS, LABELS, None, None, [1.5]), r"ks are \[1.5\]; places from 1 on are needed"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments, message):

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ from sightline.evaluation.benchmark_protocols import (
     RetrievalSet,
     evaluate_dyml,
     evaluate_each_label,
+    evaluate_gldv2,
     evaluate_revisited,
 )
 from sightline.evaluation.graded import Relevance
+from sightline.evaluation.judged import judged_levels
 from sightline.evaluation.protocol import evaluate, metric_names
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
@@ -321,6 +324,58 @@ def test_revisited_ranking_of_the_specification():  # spec/listwise-and-blackbox
         assert_allclose(found, values, atol=1e-9, err_msg=setup)
 
 
+@pytest.mark.parametrize("k", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_landmarks_by_their_official_lists(seed, k):
+    rng = np.random.default_rng(seed)
+    queries, items = rng.normal(size=(6, 4)), rng.normal(size=(30, 4))
+    solution = [rng.choice(30, size, replace=False) for size in (1, 2, 5, 12, 30, 0)]
+    found = evaluate_gldv2(queries, items, solution, ks=[k])
+    for query, relevant, value in zip(queries, solution, found.per_query[f"map@{k}"], strict=True):
+        best_first = sorted(range(30), key=lambda item: -(query @ items[item]) / np.linalg.norm(items[item]))[:k]
+        hits = [place for place, item in enumerate(best_first, start=1) if item in relevant]
+        precision = sum(n / place for n, place in enumerate(hits, start=1))
+        assert_allclose(value, precision / min(k, len(relevant)) if len(relevant) else np.nan)
+    assert found.n_skipped == 1
+
+
+def test_landmarks_lists_that_do_not_fit_are_refused():
+    query, items = angles("ENN")
+    assert evaluate_gldv2(query, items, [[0]]).means == {"map@100": 1.0}
+    with pytest.raises(InputError, match="relevant: a list for each of the 1 queries is needed, found 2"):
+        evaluate_gldv2(query, items, [[0], [1]])
+    with pytest.raises(InputError, match=r"relevant of query 0: places from 0 to 2 are needed, found \[3\]"):
+        evaluate_gldv2(query, items, [[3]])
+    with pytest.raises(InputError, match=r"none of the 1 queries has a relevant item in its list$"):
+        evaluate_gldv2(query, items, [[]])
+    with pytest.raises(InputError, match=r"ks are \[0\]; places from 1 on are needed"):
+        evaluate_gldv2(query, items, [[0]], ks=[0])
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.uint64, np.int8, np.int64, np.float32])
+def test_levels_judged_in_any_type(dtype):
+    table = np.array([[0, 1, 2, 100, -100]]) if np.dtype(dtype).kind in "if" else np.array([[0, 1, 2, 100, 0]])
+    rows, values, _ = judged_levels((table * (10 if dtype == np.int64 else 1)).clip(max=100).astype(dtype), 1, 5)
+    levels = [int(level) for level in rows(np.arange(1))[0]]
+    worth = [-1 if level < 0 else (0, *values)[level] for level in levels]
+    expected = {
+        bool: [0, 1, 1, 1, 0],
+        np.int64: [0, 10, 20, 100, -1],
+        np.int8: [0, 1, 2, 100, -1],
+        np.float32: [0, 1, 2, 100, -1],
+    }
+    assert worth == expected.get(dtype, [0, 1, 2, 100, 0])
+
+
+def test_rows_of_judged_levels_are_held_in_bytes():
+    rows, _, _ = judged_levels(np.ones((300, 5000), bool), 300, 5000)
+    tracemalloc.start()
+    assert rows(np.arange(300)).dtype == np.int8
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * 300 * 5000  # not 8 bytes a pair and more
+
+
 def test_sorting_whole_rows_gives_the_same(monkeypatch):  # the way of other devices
     vectors, labels = draw(5)
     groups, judged = np.arange(60) // 2, np.random.default_rng(0).integers(-1, 3, (60, 60))
@@ -386,6 +441,8 @@ VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
         ({"ties": "best"}, "unknown tie rule 'best'"),
         ({"judgements": np.eye(4)}, "either labels or judgements are needed, not both"),
         ({"metrics": []}, "metrics: at least one is needed, found none"),
+        ({"metrics": "map"}, "metrics: a list of names is needed, found 'map'"),
+        ({"exclude": np.zeros(4, int)}, "none of the 4 queries has a relevant item in its list$"),
         ({"metrics": ["cmc@0"]}, "unknown metric 'cmc@0'"),
         ({"metrics": ["h_recall@3_label_1"]}, "unknown metric 'h_recall@3_label_1'"),
         ({"exclude": np.stack([LABELS, LABELS], 1)}, "exclude: one group for each of the 4 is needed, found 2"),
@@ -406,7 +463,7 @@ def test_options_that_do_not_fit_are_refused(options, message):
         (np.eye(3), r"judgements: \(4, 4\) is needed, found \(3, 3\)"),
         (np.full((4, 4), np.nan), "judgements: NaN or infinity in the rows of queries 0 to 3"),
         (np.where(np.eye(4), np.inf, 1.0), "judgements: NaN or infinity in the rows of queries 0 to 3"),
-        (np.zeros((4, 4)), "none of the 4 queries has a relevant item"),
+        (np.zeros((4, 4)), "none of the 4 queries has a relevant item in its list$"),
         (np.full((4, 4), 200), "levels up to 127 are possible, found 200"),
         (lambda rows: np.zeros((1, 4)), r"judgements: \(4, 4\) is needed for 4 queries, found \(1, 4\)"),
     ],
@@ -471,11 +528,15 @@ def test_a_table_queries_another_of_the_same_encoder_alone():
         evaluate_table(queries, gallery=table_of(vectors, labels[:, :1], ids))
 
 
-def test_the_code_of_the_documentation_runs():
-    (block,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/metrics.md").read_text(), flags=re.S)
+def test_the_code_of_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the last block writes files
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/metrics.md").read_text(), flags=re.S)
     names = {}
-    exec(block, names)
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 3
     assert 0 < names["result"]["h_ap"] < 1
+    assert names["low"] < names["a"]["map"] < names["high"]
 
 
 def test_a_finer_level_that_is_worth_less_is_noted():

@@ -1,4 +1,4 @@
-"""Protocols of particular benchmarks: DyML's sets of one level each, revisited Oxford and Paris, an AP for each label."""
+"""Protocols of particular benchmarks: DyML, revisited Oxford and Paris, Google Landmarks v2, an AP for each label."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -163,6 +163,40 @@ def _places(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int)
         if len(one) and not 0 <= one.min() <= one.max() < n_items:
             raise InputError(f"{name} of query {query}: places from 0 to {n_items - 1} are needed, found {one.tolist()}")
     return places
+
+
+def evaluate_gldv2(
+    vectors: ArrayLike | Tensor, gallery: ArrayLike | Tensor, relevant: Sequence[ArrayLike], ks: Sequence[int] = (100,)
+) -> Result:
+    """Google Landmarks v2 by its official lists of solutions.
+
+    The papers here count any index image with the landmark of the first solution image instead: that is
+    :func:`~sightline.evaluation.protocol.evaluate` by labels, with the same metric.
+
+    Args:
+        vectors: (Q, D) of the queries that have a solution.
+        gallery: (G, D) of the index.
+        relevant: for each query, the places in the gallery of its solution.
+        ks: for ``map@k``.
+
+    Returns:
+        ``map@k`` for each k.
+
+    Example:
+        >>> evaluate_gldv2(np.eye(1, 2), [[0.0, 1.0], [1.0, 0.0], [0.9, 0.1]], relevant=[[2]]).means
+        {'map@100': 0.5}
+    """
+    check_places(ks)
+    queries, items = as_table(vectors, "vectors"), as_table(gallery, "gallery")
+    places = _places("relevant", relevant, len(queries), len(items))
+
+    def rows(numbers: Counts) -> NDArray[np.bool_]:
+        table = np.zeros((len(numbers), len(items)), bool)
+        for row, query in enumerate(numbers.tolist()):
+            table[row, places[query]] = True
+        return table
+
+    return evaluate(queries, gallery=items, judgements=rows, metrics=[f"map@{k}" for k in ks])
 
 
 def evaluate_each_label(

@@ -56,6 +56,8 @@ def judged_levels(
 
     def levels(rows: Counts) -> Levels:
         found = _judged_rows(source, rows, n_items)
+        if are_levels:
+            return (found if found.dtype.kind in "bu" else np.maximum(found, -1)).astype(np.int8)
         return np.where(found < 0, -1, np.searchsorted(values, found, side="right")).astype(np.int8)
 
     return levels, tuple(values.tolist()) or (1.0,), are_levels

@@ -1,6 +1,6 @@
 """Who queries whom, which pairs are left out, and the metrics of the rankings that follow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -142,8 +142,8 @@ def _of_judgements(
 
 def check_places(ks: Sequence[int]) -> None:
     """Refuse anything but places from 1 on."""
-    if not ks or min(ks) < 1:
-        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+    if not isinstance(ks, Iterable) or not ks or not all(isinstance(k, int | np.integer) and k > 0 for k in ks):
+        raise InputError(f"ks are {ks}; places from 1 on are needed")
 
 
 def check_dimensions(queries: Vectors, items: Vectors) -> None:
@@ -164,6 +164,8 @@ def measured(
     """The metrics of some lists; see :func:`evaluate`. An item is relevant from level ``relevant`` on, None: the finest."""
     check_dimensions(lists.queries, lists.gallery)
     check_places(ks)
+    if isinstance(metrics, str):
+        raise InputError(f"metrics: a list of names is needed, found {metrics!r}")
     names = list(dict.fromkeys(metric_names(ks, lists.n_levels) if metrics is None else metrics))
     if not names:
         raise InputError("metrics: at least one is needed, found none")
@@ -172,13 +174,14 @@ def measured(
     worth, gains = as_relevance(relevance), as_relevance(gain)
     stats = statistics(lists, places(asked), choose(TIES, ties, "tie rule"))
     if not stats.counts[:, relevant - 1 :].any():
-        raise InputError(f"none of the {len(lists.queries)} queries has a relevant item: no two labels agree")
+        why = ": no two labels agree" if lists.levels is None and not len(lists.by_group) else " in its list"
+        raise InputError(f"none of the {len(lists.queries)} queries has a relevant item{why}")
     columns = {name: value(one, stats, worth, gains, relevant) for name, one in zip(names, asked, strict=True)}
     return Result(columns, notes=_notes(stats.counts, worth) if "h_ap" in names else ())
 
 
 def _notes(counts: Counts, relevance: Relevance) -> tuple[str, ...]:
-    """What a reader of ``h_ap`` must know: where a finer level is worth less than a coarser one, no order gets 1."""
+    """What a reader of ``h_ap`` must know: where a finer level is worth less than a coarser one, order by level has < 1."""
     worth = relevance.of(counts)
     highest = np.maximum.accumulate(np.where(counts > 0, worth, -np.inf), 1)
     n_falling = int(((counts > 0) & (worth < highest)).any(1).sum())

@@ -1,4 +1,6 @@
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,9 +13,12 @@ from sightline.data.benchmarks.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN,
 from sightline.data.benchmarks.revisited import ROXFORD, ROXFORD_1M
 from sightline.data.benchmarks.source import Part
 from sightline.data.images import load_image
+from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_revisited
+from sightline.evaluation.tables import evaluate_table
 
+ROOT = Path(__file__).parents[3]
 TRAIN = {"7": ["aaa1", "abc2"], "9": ["bca3"]}
 INDEX = {"bbb1": "7", "bcd2": "8", "ccc3": "8"}
 
@@ -50,6 +55,22 @@ def test_landmarks_of_training_and_index_are_different_ones(tree, rows, folders)
     gallery = ["index/ccc3", "index/bcd2", "index/bbb1"]
     found = read_judgements(judgements_file(tree.out), ["test/ddc3", "test/dda1"], gallery, kinds=["relevant"])
     assert found == [[[2], [0, 1]]]
+
+
+def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path):
+    put_landmarks(tree)
+    tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,ccc3,Public\nddc3,bbb1,Private\n")  # without bcd2
+    manifest = tree.prepare(GLDV2)
+    angle = {"index/bbb1": 0.6, "index/bcd2": 0.2, "index/ccc3": 0.4, "test/dda1": 0.0, "test/ddc3": 0.1}
+    turned = np.array([angle.get(name, 3.0) for name in manifest.table["id"]])
+    vectors = np.stack([np.cos(turned), np.sin(turned)], 1).astype(np.float32)
+    table = EmbeddingTable(manifest, vectors, "encoder").write(tmp_path / "vectors.parquet")
+    # Of both queries the ranking is bcd2, ccc3, bbb1.
+    assert evaluate_table(EmbeddingTable.read(table), metrics=["map@100"])["map@100"] == pytest.approx((1 + 1 / 3) / 2)
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/data.md").read_text(), flags=re.S | re.M):
+        exec(block, names)
+    assert names["measure_landmarks"](tree.out, table)["map@100"] == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
 def test_images_without_a_hierarchical_label_are_left_out(tree, rows):

@@ -36,7 +36,7 @@ def test_every_reader_has_a_section():
 def functions():
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(block, names)
     return names
