@@ -1,4 +1,4 @@
-"""Memory of staged back-propagation, the loss's share of a step, what freed memory costs, and how fast images are loaded.
+"""Memory of staged back-propagation, the loss's share of a step, what freed memory costs, and how images are loaded.
 
 `python benchmarks/training.py --out docs/performance.md` replaces the section "Training" of that file.
 """
@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline import Encoder, create_loss
-from sightline.data.dataset import ImageDataset, consecutive, load_batches
+from sightline.config import DataSection
+from sightline.data.dataset import PREFETCHED, ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
 from sightline.training.allocator import keep_freed_memory
 from sightline.training.large_batch import back_propagate
@@ -34,6 +35,7 @@ from torchvision import transforms as plain_transforms  # isort: skip
 BATCH, CHUNK = 4096, 64
 STAGED = [64, 96]  # sides
 LOADING = [(96, 2), (224, 2), (224, 1)]  # side and workers
+WORKERS = [(0, 0), (1, 2), (2, 1), (2, 2), (2, 4), (3, 2), (4, 2)]  # workers, and batches each reads ahead
 N_FILES, N_ROUNDS, N_RUNS = 512, 3, 2
 TEXT = """
 {threads} threads, load average {load:.1f} when the run began. Made by
@@ -59,6 +61,12 @@ a busy machine distorts less: the bar of 1.5 is held against the ratio of those.
 reduced, and what its decoder takes is the same for all.
 
 {loading}
+
+**Workers.** The same files at 96 px, batches of 64: loaded alone, and in an epoch of training EfficientNet-Lite0 with
+`sup_ap`, in which model and workers share the cores; the best of {n_runs} runs that take turns. `data.n_workers` is
+{n_workers} by default, and each of them reads {n_ahead} batches ahead.
+
+{workers}
 """
 
 
@@ -175,6 +183,34 @@ def loading_row(files: list[Path], side: int, n_workers: int, n_runs: int) -> li
     return [str(side), str(n_workers), *speeds, *costs, f"{cpu['plain'] / cpu['ours']:.2f}"]
 
 
+def workers_rows(encoder: Encoder, files: list[Path], n_runs: int) -> list[list[str]]:
+    """Images a second, loaded and trained on, for each number of workers and of batches ahead; they take turns."""
+    images = ImageDataset(files, train_transform(Preprocessing(crop=96, resize=96)), seed=0)
+    batches, labels = consecutive(len(files), 64), torch.arange(64) // 4
+    fabric, loss = Fabric(accelerator="cpu"), BatchLoss(create_loss("sup_ap"))
+    module, optimizer = fabric.setup(encoder.train()), torch.optim.SGD(encoder.parameters(), 1e-6)
+    seconds: dict[tuple[int, int], list[float]] = {}
+
+    def step(pixels: Tensor, places: Tensor) -> None:
+        optimizer.zero_grad()
+        back_propagate(fabric, module, loss, pixels, labels[: len(places)], places, 0)
+        optimizer.step()
+
+    for _ in range(n_runs):
+        for n_workers, n_ahead in WORKERS:
+            spent = []
+            for use in (lambda *_: None, step):
+                since = time.perf_counter()
+                for batch in load_batches(images, batches, n_workers, n_ahead=n_ahead):
+                    use(*batch)
+                spent.append(time.perf_counter() - since)
+            seconds[n_workers, n_ahead] = list(map(min, spent, seconds.get((n_workers, n_ahead), spent)))
+    return [
+        [str(n_workers), str(n_ahead or ""), *(f"{len(files) / value:.0f}" for value in values)]
+        for (n_workers, n_ahead), values in seconds.items()
+    ]
+
+
 def section(
     load: float,
     staged: list[list[str]],
@@ -182,6 +218,7 @@ def section(
     kept: tuple[float, float],
     kilobytes: float,
     loading: list[list[str]],
+    workers: list[list[str]],
 ) -> str:
     """The text of the figures."""
     head = ["side", "workers", "plain images/s", "exact", "ours", "plain CPU ms", "exact", "ours", "plain / ours"]
@@ -190,7 +227,9 @@ def section(
         threads=torch.get_num_threads(), load=load, batch=BATCH, chunk=CHUNK, loss=loss, step=step, share=loss / step,
         left_alone=kept[0], kept=kept[1],
         staged=table(["side", "chunk MB", "batch MB", "times"], staged), loading=table(head, loading),
-        n_files=N_FILES, n_rounds=N_ROUNDS, n_runs=N_RUNS, kilobytes=kilobytes,
+        n_files=N_FILES, n_rounds=N_ROUNDS, n_runs=N_RUNS, kilobytes=kilobytes, n_ahead=PREFETCHED,
+        n_workers=DataSection.model_fields["n_workers"].default,
+        workers=table(["workers", "batches ahead", "images/s, loaded", "images/s, trained on"], workers),
     )  # fmt: skip
 
 
@@ -204,10 +243,11 @@ def main() -> None:
         files = write_jpegs(Path(folder), N_FILES)
         kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1e3
         loading = [loading_row(files * N_ROUNDS, side, n_workers, N_RUNS) for side, n_workers in LOADING]
-    encoder = Encoder.create("tf_efficientnet_lite0", 512, image_size=96)
+        encoder = Encoder.create("tf_efficientnet_lite0", 512, image_size=96)
+        workers = workers_rows(encoder, files, N_RUNS)
     staged = [staged_row(encoder, side) for side in STAGED]
     times = loss_and_step_milliseconds(encoder)
-    text = section(load, staged, times, seconds_without_and_with_kept_memory(), kilobytes, loading)
+    text = section(load, staged, times, seconds_without_and_with_kept_memory(), kilobytes, loading, workers)
     write_section(arguments.out, "Training", text)
 
 

@@ -113,6 +113,8 @@ def test_an_override_makes_the_section_it_needs(recipe_file):
         ("data.flip=nan", "'data.flip' is nan: input should be a finite number"),
         ("data=5", "'data' is 5"),
         ("data.crop_area=[0.5]", "'data.crop_area.1' is missing"),
+        ("data.train_resize=4", "'data.train_resize' is 4: at least 8 pixels are needed, for the shorter side or for both"),
+        ("data.train_resize=[256, 0]", r"'data.train_resize' is \[256, 0\]: at least 8 pixels are needed"),
         ("data.crop_area=[1.0, 0.2]", r"'data.crop_area' is \[1.0, 0.2\]: smallest and largest share"),
         ("data.crop_area=[0.0, 1.0]", ".* share of the area are needed, above 0 and up to 1"),
         ("data.crop_area=[0.5, 1.5]", ".* share of the area are needed, above 0 and up to 1"),

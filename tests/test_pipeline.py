@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.testing import assert_close
 
 from sightline import EmbeddingTable, Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
+from sightline.training import engine
 from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log
 
@@ -114,6 +115,14 @@ def test_without_validation_the_last_encoder_is_kept(image_tree, tiny_recipe, tm
     last = Encoder.create("tiny", 16, image_size=32)
     last.load_state_dict(load_checkpoint(tmp_path / "run/last.pt")[1]["encoder"])
     assert kept.fingerprint() == last.fingerprint()
+
+
+def test_validation_on_one_class_says_nothing_and_a_warning_says_so(image_tree, tiny_recipe, tmp_path):
+    rows = read_manifest(image_tree).table.with_columns(path=str(image_tree) + "/" + pl.col("path"))
+    rows = rows.with_columns(split=pl.when(pl.col("label_0") == "class03").then(pl.lit("val")).otherwise("split"))
+    rows.write_csv(tmp_path / "images.csv")
+    with pytest.warns(UserWarning, match=r"images\.csv: the \d+ images to validate with are of one class"):
+        train(recipe_for(tmp_path / "images.csv", tiny_recipe), tmp_path / "run")
 
 
 class TestRefusals:
@@ -329,6 +338,26 @@ def test_sigterm_saves_and_ends_well_and_the_run_goes_on_as_if_it_had_not(image_
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_a_compiled_encoder_trains_and_is_saved_as_the_plain_one(image_tree, tiny_recipe, tmp_path, monkeypatch):
+    """Its graph is traced and run as it is: what a backend makes of it is torch's affair, and takes a minute."""
+    n_graphs, compile_ = [], torch.compile
+
+    def traced(graph, inputs):
+        n_graphs.append(1)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda module, backend=None: compile_(module, backend=traced))
+    train(recipe_for(image_tree, tiny_recipe), tmp_path / "plain")
+    assert not n_graphs
+    recipe = recipe_for(image_tree, tiny_recipe, "compile=true")
+    train(recipe, tmp_path / "compiled", max_minutes=0)
+    train(recipe, tmp_path / "compiled", resume=True)
+    assert n_graphs
+    (_, plain), (_, compiled) = (load_checkpoint(tmp_path / run / "last.pt") for run in ("plain", "compiled"))
+    assert plain["encoder"].keys() == compiled["encoder"].keys()
+    assert_close(compiled["encoder"], plain["encoder"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_in_half_precision_goes_on_with_its_loss_scale(image_tree, tiny_recipe, tmp_path, monkeypatch):
     def on_the_cpu(recipe):  # where Fabric itself would take bfloat16, which needs no scale
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
@@ -400,6 +429,22 @@ def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(image_tree, tin
     done = in_two_processes(image_tree, overrides, tmp_path / "stopped", "--resume")
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_an_image_that_a_batch_has_twice_is_seen_in_two_ways(image_tree, tiny_recipe, tmp_path, monkeypatch):
+    batches, back_propagate = [], engine.back_propagate
+
+    def watched(fabric, module, loss, images, labels, ids, *more):
+        batches.append((images, ids.tolist()))
+        return back_propagate(fabric, module, loss, images, labels, ids, *more)
+
+    monkeypatch.setattr(engine, "back_propagate", watched)
+    sampler = "{name='hierarchical',per_class=8,batch_size=32,batches_per_pair=1}"  # of classes of 6 images
+    train(recipe_for(image_tree, tiny_recipe, f"sampler={sampler}", "schedule.epochs=1"), tmp_path / "run")
+    twice = [(images[ids.index(one)], images[place]) for images, ids in batches for place, one in enumerate(ids)
+             if ids.index(one) < place]  # fmt: skip
+    assert len(twice) >= 8
+    assert not any(torch.equal(first, second) for first, second in twice)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ class DataSection(Section):
     image_size: int = Field(default=224, ge=8)  # side of the square that the network sees
     resize: int | None = Field(default=None, ge=8)  # shorter side before the central cut; 8/7 of image_size
     stretch: bool = False  # both sides to resize, the aspect lost
-    crop_area: tuple[float, float] = (0.16, 1.0)  # share of the area that a random cut for training takes, least and most
+    train_resize: int | tuple[int, int] | None = None  # shorter side, or both, before the random cut; none: as it is
+    # share of the area that a random cut for training takes, least and most; none: a square of image_size
+    crop_area: tuple[float, float] | None = (0.16, 1.0)
     flip: float = Field(default=0.5, ge=0, le=1)  # chance that a training image is mirrored
     colour_jitter: float = Field(default=0.0, ge=0, le=1)  # share by which brightness, contrast and saturation change
     rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
@@ -44,10 +46,17 @@ class DataSection(Section):
     n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: the run itself does
     draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
 
+    @field_validator("train_resize")
+    @classmethod
+    def _some_pixels(cls, size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        if size is not None and min(size if isinstance(size, tuple) else [size]) < 8:
+            raise PydanticCustomError("train_resize", "at least 8 pixels are needed, for the shorter side or for both")
+        return size
+
     @field_validator("crop_area")
     @classmethod
-    def _shares_in_order(cls, area: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < area[0] <= area[1] <= 1:
+    def _shares_in_order(cls, area: tuple[float, float] | None) -> tuple[float, float] | None:
+        if area is not None and not 0 < area[0] <= area[1] <= 1:
             raise PydanticCustomError("crop_area", "smallest and largest share of the area are needed, above 0 and up to 1")
         return area
 

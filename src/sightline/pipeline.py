@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from sightline.config import Recipe
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.manifest import Manifest
-from sightline.data.samplers import Sampler
+from sightline.data.samplers import Sampler, views_of
 from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
@@ -67,7 +67,7 @@ def train(
         max_minutes: end after so long, with a checkpoint to resume from; None for no limit.
 
     Returns:
-        The folder of the trained encoder.
+        The folder of the trained encoder; it is not there where the run was stopped before its first validation.
     """
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     fabric = fabric_of(recipe)
@@ -136,6 +136,8 @@ def _run(
     deadline: float | None = None,
 ) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # A guard against kernels that read what nobody wrote; none here does, and it takes a twelfth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     batches_an_epoch = len(sampler.batches(0))
     listed = with_memory(recipe, loss, encoder.dim, labels, batches_an_epoch)
     position, chunk_size = Position(), recipe.chunk_size
@@ -168,6 +170,7 @@ def _run(
         recipe.data.draft,
         recipe.data.colour_jitter,
         recipe.data.rotation,
+        recipe.data.train_resize,
     )
     images = ImageDataset.of(train_part, transform)
     if chunk_size == "auto":
@@ -187,12 +190,14 @@ def _run(
             save_checkpoint(file, position, state | {"chunk_size": chunk_size})
 
     def epoch_from(epoch: int, first: int) -> Epoch:
-        batches = [own_part(batch) for batch in sampler.batches(epoch)]
+        drawn = sampler.batches(epoch)
+        batches = [own_part(batch) for batch in drawn]
         if seen is not None:
-            drawn = (torch.tensor(batch) for batch in batches[first:])
-            return Epoch(len(batches), (Examples(seen[places], all_labels[places], places) for places in drawn))
+            parts = (torch.tensor(batch) for batch in batches[first:])
+            return Epoch(len(batches), (Examples(seen[places], all_labels[places], places) for places in parts))
         seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
-        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers, fabric.device)
+        views = [own_part(batch) for batch in views_of(drawn)[first:]]
+        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers, fabric.device, views=views)
         return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
 
     def before_epoch() -> None:

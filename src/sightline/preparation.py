@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -93,7 +94,7 @@ def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, 
 
 
 def _check_answers(manifest: Manifest) -> None:
-    """Refuse images to validate with of which no query has a right answer: every metric would be undefined."""
+    """Refuse images to validate with of which no query has a right answer, and warn where none can have a wrong one."""
     is_query, is_gallery = has_role(manifest, "is_query"), has_role(manifest, "is_gallery")
     codes = np.unique(manifest.labels(), axis=0, return_inverse=True)[1].ravel()
     n_answers = np.bincount(codes[is_gallery], minlength=int(codes.max()) + 1)[codes] - is_gallery
@@ -101,6 +102,12 @@ def _check_answers(manifest: Manifest) -> None:
         raise InputError(
             f"{manifest.source}: none of the {is_query.sum()} images to validate with has another of its class to find; "
             "give the classes of split val more images, or train without: data.val_fraction=0 and no split val"
+        )
+    if codes.max() == 0:
+        warnings.warn(
+            f"{manifest.source}: the {len(manifest)} images to validate with are of one class, so every ranking of them is "
+            "right and the first epoch is kept; with data.val_fraction=0 and no split val the last one is",
+            stacklevel=2,
         )
 
 

@@ -45,6 +45,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, image_tree, tin
     assert "did you mean 'roadmap'" in err
 
 
+def test_a_run_that_was_stopped_names_no_encoder_that_is_not_there(sightline, image_tree, tiny_recipe, tmp_path):
+    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", tmp_path / "run"]
+    status, out, err = sightline(*words, "--max-minutes", 0)
+    assert (status, out) == (0, "")
+    assert "stopped at step 1: go on with --resume" in err
+    status, out, err = sightline(*words, "--resume")
+    assert (status, out) == (0, f"{tmp_path / 'run/encoder'}\n")
+    assert "not as when the run began" not in err
+
+
 def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tmp_path):
     status, out, _ = sightline("data", "check", image_tree)
     assert (status, "72 images, 2 label levels, no fault" in out, "12 < 3 classes" in out) == (0, True, True)

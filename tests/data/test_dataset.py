@@ -90,6 +90,19 @@ def test_another_seed_and_another_place_draw_otherwise(paths):
         assert not any(torch.equal(view, other) for other in views[:place])
 
 
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_an_image_that_comes_again_is_another_view_of_it(paths, n_workers):
+    dataset = ImageDataset(paths, train_transform(SMALL), seed=3)
+    batches, views = [[2, 2, 5], [2, 5]], [[0, 1, 0], [2, 1]]
+    loaded = [image for batch in load_batches(dataset, batches, n_workers, views=views) for image in batch.images]
+    assert torch.equal(loaded[0], dataset[2])
+    assert torch.equal(loaded[2], dataset[5])
+    for place, image in enumerate(loaded):
+        assert not any(torch.equal(image, other) for other in loaded[:place])
+    again = [image for batch in load_batches(dataset, batches[1:], views=views[1:]) for image in batch.images]
+    assert_close(again, loaded[3:], rtol=0, atol=0)
+
+
 def test_without_a_seed_the_global_generator_decides(paths):
     dataset = ImageDataset(paths, train_transform(SMALL))
     torch.manual_seed(0)
@@ -130,6 +143,29 @@ def test_a_jpeg_decoded_small_is_nearly_the_whole_one_and_always_the_same(tmp_pa
     for place, image in drafted.items():
         assert 0 < (image - exact[place]).abs().max() < 0.7  # of 4.5 between black and white; an edge moves by a pixel
         assert (image - exact[place]).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("resize", [64, (64, 64)])
+def test_a_jpeg_that_is_resized_first_is_decoded_no_larger_than_that_needs(tmp_path, resize):
+    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    rough.resize((400, 300), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
+    drafted, exact = (
+        ImageDataset([tmp_path / "a.jpg"] * 6, train_transform(SMALL, draft=draft, resize=resize), seed=1)
+        for draft in (True, False)
+    )
+    for place in range(6):
+        assert 0 < (drafted[place] - exact[place]).abs().max() < 0.7
+        assert (drafted[place] - exact[place]).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_square_as_it_is_is_not_decoded_smaller(tmp_path, draft):
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.jpg", quality=95)
+    dataset = ImageDataset([tmp_path / "a.jpg"], train_transform(SMALL, crop_area=None, flip=0, draft=draft), seed=1)
+    pixels = torch.from_numpy(np.asarray(Image.open(tmp_path / "a.jpg")).copy())
+    windows = pixels.unfold(0, SMALL.crop, 1).unfold(1, SMALL.crop, 1)  # (rows, columns, 3, crop, crop)
+    assert (windows == dataset.loaded(0).permute(2, 0, 1)).flatten(2).all(2).any()
 
 
 # In batches

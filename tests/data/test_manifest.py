@@ -601,9 +601,12 @@ def test_the_seed_alone_decides_which_classes_are_held_out():
     assert len(set(chosen)) == 5
 
 
-@pytest.mark.parametrize(("fraction", "n_held_out"), [(0.0, 1), (0.01, 1), (0.5, 2), (0.99, 3), (1.0, 3)])
-def test_each_part_has_at_least_one_class(fraction, n_held_out):
-    manifest = of_labels(("a",), ("b",), ("c",), ("d",))
+@pytest.mark.parametrize(
+    ("n_classes", "fraction", "n_held_out"),
+    [(6, 0.0, 2), (6, 0.2, 2), (6, 0.5, 3), (6, 0.99, 4), (6, 1.0, 4), (4, 0.2, 2), (3, 0.2, 1), (3, 0.9, 2), (2, 0.2, 1)],
+)
+def test_each_part_has_two_classes_where_there_are_four(n_classes, fraction, n_held_out):
+    manifest = of_labels(*[(f"class {n}",) for n in range(n_classes)])
     assert len(held_out_names(manifest, fraction, seed=0)) == n_held_out
 
 

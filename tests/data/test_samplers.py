@@ -150,12 +150,20 @@ def test_sizes_that_do_not_fit_each_other(batch_size, per_class):
     )
 
 
-def test_too_few_classes_for_a_batch():
+@pytest.mark.parametrize(
+    ("sizes", "n_usable", "advice"),
+    [((8, 8, 3), 2, "sampler.batch_size=8 fits"), ((8, 3, 3), 1, "more classes or images are needed")],
+)
+def test_too_few_classes_for_a_batch(sizes, n_usable, advice):
     with pytest.raises(InputError) as caught:
-        ClassBalancedSampler(of_sizes(8, 8, 3), 12, 4)
+        ClassBalancedSampler(of_sizes(*sizes), 12, 4)
     assert str(caught.value) == (
-        "sampler: a batch of 12 needs 3 classes of at least 4 images, there are 2; lower batch_size or per_class"
+        f"sampler: a batch of 12 needs 3 classes of at least 4 images, there are {n_usable}; {advice}"
     )
+
+
+def test_the_batch_size_that_is_told_to_fit_does():
+    assert ClassBalancedSampler(of_sizes(8, 8, 3), 8, 4).batches(0)
 
 
 def test_small_classes():

@@ -161,3 +161,42 @@ def test_jitter_and_rotation_change_what_they_say_and_nothing_unless_asked():
     assert max(black) == pytest.approx(3 - 8**0.5, abs=0.02)  # of a square turned by 45 degrees
     assert all(tensor[0, 16, 16] == grey.getpixel((0, 0))[0] / 255 for tensor in turned)
     assert_close(drawn(train_transform(plain, **whole), grey, seed=0), drawn(eval_transform(plain), grey, seed=0))
+
+
+@pytest.mark.parametrize("resize", [32, (32, 32)])
+def test_resized_first_the_part_is_cut_out_of_what_that_leaves(resize):
+    """Stripes of two pixels are grey once four pixels are one, however small the part."""
+    stripes = np.zeros((128, 256, 3), np.uint8)
+    stripes[:, ::4] = stripes[:, 1::4] = 255
+    sizes = []
+
+    class Watched(type(train_transform(Preprocessing()))):
+        def part(self, width, height):
+            sizes.append((width, height))
+            return super().part(width, height)
+
+    settings = Preprocessing(crop=16, resize=16, **PLAIN)
+    first = Watched(settings, (0.16, 0.2), 0.0, True, resize=resize)
+    view = drawn(first, Image.fromarray(stripes), 0)
+    assert sizes == [(64, 32) if resize == 32 else (32, 32)]
+    assert view[:, :, 2:-2].std() < 0.05
+    assert drawn(train_transform(settings, (0.01, 0.01), 0.0), Image.fromarray(stripes), 0).std() > 0.2
+
+
+@pytest.mark.parametrize("size", [(40, 60), (60, 40), (16, 16), (10, 90)])
+def test_without_an_area_a_square_is_cut_out_as_it_is(size):
+    picture = coordinates(*size)
+    transform = train_transform(Preprocessing(crop=16, resize=16, **PLAIN), crop_area=None, flip=0)
+    corners = {transform.part(*size)[:2] for _ in range(500)}
+    side = min(16, *size)
+    assert (
+        corners == {(left, top) for left in range(size[0] - side + 1) for top in range(size[1] - side + 1)}
+        or len(corners) > 200
+    )
+    pixels = torch.from_numpy(np.asarray(picture) / np.float32(255)).permute(2, 0, 1)
+    view = drawn(transform, picture, 3)
+    if side == 16:
+        windows = pixels.unfold(1, 16, 1).unfold(2, 16, 1)  # (3, rows, columns, 16, 16)
+        assert (windows - view[:, None, None]).abs().amax((0, 3, 4)).min() < 1e-6
+    else:
+        assert view.shape == (3, 16, 16)

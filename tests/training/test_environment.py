@@ -46,11 +46,11 @@ def test_git_commit_and_whether_the_tree_is_dirty(monkeypatch, tmp_path):
 
 
 def test_the_first_record_stays_and_differences_are_added(tmp_path):
-    here = {"torch": "2", "git": {"commit": "a", "dirty": False}}
+    here = {"command": "sightline train images", "torch": "2", "git": {"commit": "a", "dirty": False}}
     assert record_environment(tmp_path, here, step=0) == []
-    assert record_environment(tmp_path, here, step=4) == []
+    assert record_environment(tmp_path, here | {"command": "sightline train images --resume"}, step=4) == []
     assert not (tmp_path / "resumes.log").exists()
-    later = {"torch": "3", "git": {"commit": "a", "dirty": True}}
+    later = {"command": "sightline train images --resume", "torch": "3", "git": {"commit": "a", "dirty": True}}
     sentences = ["git.dirty is False there, True here", "torch is '2' there, '3' here"]
     assert record_environment(tmp_path, later, step=8) == sentences
     assert json.loads((tmp_path / "environment.json").read_text()) == here

@@ -24,5 +24,5 @@ def train(
     keep_freed_memory()
     read = read_recipe(recipe, overrides)
     done = plan_run(read) if dry_run else train_run(read, out, resume, show_progress=True, max_minutes=max_minutes)
-    if process_number() == 0:
+    if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before it was validated
         typer.echo(done)

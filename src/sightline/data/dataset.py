@@ -15,6 +15,8 @@ from sightline.data.manifest import Manifest
 from sightline.data.transforms import TrainTransform, Transform
 from sightline.errors import InputError, raise_faults
 
+PREFETCHED = 2  # batches a worker reads ahead
+
 
 class Batch(NamedTuple):
     """Some images of a data set.
@@ -58,12 +60,17 @@ class ImageDataset(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         return self.finished(self.loaded(index)[None])[0]
 
-    def loaded(self, index: int) -> Tensor:
-        """(H, W, C) an image as workers send it: of a training transform as bytes, a quarter of what it becomes."""
+    def loaded(self, index: int, view: int = 0) -> Tensor:
+        """(H, W, C) an image as workers send it: of a training transform as bytes, a quarter of what it becomes.
+
+        Args:
+            index: its place.
+            view: with a seed, each number is another draw.
+        """
         if self.seed is None:
             return self._transformed(index)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(self.seed, index))
+            torch.default_generator.manual_seed(derived_seed(self.seed, index, *([view] if view else [])))
             return self._transformed(index)
 
     def finished(self, loaded: Tensor) -> Tensor:
@@ -77,6 +84,11 @@ class ImageDataset(Dataset[Tensor]):
         if not isinstance(self.transform, TrainTransform):
             return self.transform(load_image(source, box)).movedim(0, -1)
         if not self.transform.draft:
+            return self.transform.pixels(load_image(source, box))
+        if (resize := self.transform.resize) is not None:
+            longest = max(resize) if isinstance(resize, tuple) else resize
+            return self.transform.pixels(load_part(source, box, lambda *size: (0, 0, *size), at_least=longest))
+        if self.transform.crop_area is None:  # a square as it is: nothing to reduce
             return self.transform.pixels(load_image(source, box))
         part = load_part(source, box, self.transform.part, at_least=self.transform.preprocessing.crop)
         return self.transform.pixels_of_part(part)
@@ -101,9 +113,10 @@ class _Loadable(Dataset[tuple[int, Tensor | str]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+    def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor | str]:
+        index, view = item
         try:
-            return index, self.images.loaded(index)
+            return index, self.images.loaded(index, view)
         except InputError as error:
             return index, str(error)
 
@@ -116,7 +129,12 @@ def _collate(items: list[tuple[int, Tensor | str]]) -> Batch | list[str]:
 
 
 def load_batches(
-    images: ImageDataset, batches: Sequence[Sequence[int]], n_workers: int = 0, device: torch.device | None = None
+    images: ImageDataset,
+    batches: Sequence[Sequence[int]],
+    n_workers: int = 0,
+    device: torch.device | None = None,
+    n_ahead: int = PREFETCHED,
+    views: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[Batch]:
     """The images of each batch, in order, read by worker processes ahead of their use.
 
@@ -128,11 +146,19 @@ def load_batches(
         batches: the places in it that each batch holds.
         n_workers: processes that read images; 0 reads them here.
         device: where the images are wanted; training images travel there as bytes. None leaves them on the CPU.
+        n_ahead: batches that each worker reads ahead.
+        views: which view of each image, for a data set with a seed; None: the first of all.
     """
+    items = [
+        list(zip(places, [0] * len(places) if views is None else views[number], strict=True))
+        for number, places in enumerate(batches)
+    ]
+    n_workers = min(n_workers, len(batches))
     loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
         _Loadable(images),
-        batch_sampler=batches,  # type: ignore[arg-type]
-        num_workers=min(n_workers, len(batches)),
+        batch_sampler=items,
+        num_workers=n_workers,
+        prefetch_factor=n_ahead if n_workers else None,
         collate_fn=_collate,
         # Its own generator: a loader would otherwise draw from the global one, and shift what the model draws.
         generator=torch.Generator().manual_seed(0),

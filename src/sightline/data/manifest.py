@@ -86,7 +86,8 @@ class Manifest:
 def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Manifest, Manifest]:
     """Two parts that share no class: one with about ``fraction`` of the finest classes, after the rest.
 
-    Each part has at least one class; a manifest with fewer than two is refused.
+    Each part has at least two classes, for among images of one every ranking is right; of two or three classes one is held
+    out, and a manifest with fewer is refused.
 
     Returns:
         The larger part, then the part held out.
@@ -95,7 +96,8 @@ def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Ma
     classes = np.random.default_rng(seed).permutation(codes.max() + 1)
     if len(classes) < 2:
         raise InputError(f"{manifest.source}: all its images are of one class: none can be held out")
-    n_held_out = min(max(1, round(fraction * len(classes))), len(classes) - 1)
+    least = 2 if len(classes) >= 4 else 1
+    n_held_out = min(max(least, round(fraction * len(classes))), len(classes) - least)
     held_out = pl.lit(pl.Series(np.isin(codes, classes[:n_held_out])))
     return manifest.where(~held_out), manifest.where(held_out)
 

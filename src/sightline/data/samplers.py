@@ -339,6 +339,20 @@ def create_sampler(section: SamplerSection, labels: NDArray[np.int64], seed: int
     return sampler(labels=labels, seed=seed, **{key: getattr(section, key) for key in read})
 
 
+def views_of(batches: list[list[int]]) -> list[list[int]]:
+    """How often each image has come before in the epoch: an image that comes again is another view of it.
+
+    Example:
+        >>> views_of([[4, 7, 4], [7, 2, 4]])
+        [[0, 0, 1], [1, 0, 2]]
+    """
+    if not batches:
+        return []
+    earlier = n_earlier(np.concatenate([np.array(batch, np.int64) for batch in batches]))
+    ends = np.cumsum([len(batch) for batch in batches])[:-1]
+    return [part.tolist() for part in np.split(earlier, ends)]
+
+
 def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """The classes of column ``section.level`` that the recipe's sampler would never draw, for want of images.
 
@@ -376,7 +390,8 @@ def _check_classes(n_groups: NDArray[np.int64], batch_size: int, per_class: int,
         raise InputError(f"sampler: max_per_class is {max_per_class}, less than per_class, which is {per_class}")
     n_usable = int((n_groups > 0).sum())
     if n_usable < batch_size // per_class:
+        fits = f"sampler.batch_size={n_usable * per_class} fits" if n_usable > 1 else "more classes or images are needed"
         raise InputError(
             f"sampler: a batch of {batch_size} needs {batch_size // per_class} classes "
-            f"of at least {per_class} images, there are {n_usable}; lower batch_size or per_class"
+            f"of at least {per_class} images, there are {n_usable}; {fits}"
         )

@@ -86,16 +86,21 @@ class TrainTransform:
     """See :func:`train_transform`. A loader asks for the part first, and decodes no more than that needs."""
 
     preprocessing: Preprocessing
-    crop_area: tuple[float, float]
+    crop_area: tuple[float, float] | None
     flip: float
     draft: bool
     colour_jitter: float = 0.0
     rotation: float = 0.0
+    resize: int | tuple[int, int] | None = None
 
     def part(self, width: int, height: int) -> Box:
         """Left, top, right and bottom of a random part of an image of that size; the middle where ten draws do not fit."""
-        smallest, largest = self.crop_area
         *draws, across, down = torch.rand(2 * N_DRAWS + 2).tolist()
+        if self.crop_area is None:
+            side = min(self.preprocessing.crop, width, height)
+            left, top = int(across * (width - side + 1)), int(down * (height - side + 1))
+            return left, top, left + side, top + side
+        smallest, largest = self.crop_area
         for share, shape in zip(draws[::2], draws[1::2], strict=True):
             area, ratio = (smallest + share * (largest - smallest)) * width * height, (4 / 3) ** (2 * shape - 1)
             n_columns, n_rows = max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))
@@ -119,6 +124,8 @@ class TrainTransform:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """(crop, crop, 3) uint8 of an image."""
+        if self.resize is not None:
+            image = v2.Resize(self.resize, antialias=True)(image)
         return self.pixels_of_part(image.crop(self.part(*image.size)))
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -127,11 +134,12 @@ class TrainTransform:
 
 def train_transform(
     preprocessing: Preprocessing,
-    crop_area: tuple[float, float] = (0.16, 1.0),
+    crop_area: tuple[float, float] | None = (0.16, 1.0),
     flip: float = 0.5,
     draft: bool = True,
     colour_jitter: float = 0.0,
     rotation: float = 0.0,
+    resize: int | tuple[int, int] | None = None,
 ) -> TrainTransform:
     """A random part of the image, of sides 3 : 4 to 4 : 3, stretched to ``crop``, mirrored now and then.
 
@@ -139,11 +147,13 @@ def train_transform(
 
     Args:
         preprocessing: the model's.
-        crop_area: smallest and largest share of the image's area.
+        crop_area: smallest and largest share of the image's area; None: a square of ``crop``, not stretched.
         flip: probability of mirroring left and right.
-        draft: decode a JPEG file at a half, a quarter or an eighth where the part, so reduced, still covers ``crop``; the
-            pixels are then not quite those of the whole image, but the same each time.
+        draft: decode a JPEG file at a half, a quarter or an eighth where the part, so reduced, still covers ``crop``, or
+            the image ``resize``; the pixels are then not quite those of the whole image, but the same each time.
         colour_jitter: brightness, contrast and saturation change by up to this share.
         rotation: the part is turned by up to so many degrees; its corners are then black.
+        resize: length of the shorter side, or height and width, before the part is cut out: a small part is then blurred
+            as in protocols that resize first. None: the part is cut out of the image as it is.
     """
-    return TrainTransform(preprocessing, crop_area, flip, draft, colour_jitter, rotation)
+    return TrainTransform(preprocessing, crop_area, flip, draft, colour_jitter, rotation, resize)

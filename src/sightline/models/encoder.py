@@ -32,10 +32,10 @@ from sightline.models.backbones import (
     preprocessing_of,
 )
 from sightline.models.card import CARD_FILE, Account, ModelCard, read_card, write_card
-from sightline.models.depthwise import quick_depthwise
 from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.hub import download, is_hub_name, upload
 from sightline.models.pooling import POOLINGS
+from sightline.models.quick_backward import quick_backward
 from sightline.progress import tracked
 
 FORMAT = 1
@@ -159,7 +159,7 @@ class Encoder(nn.Module):
     def pooled(self, images: Tensor) -> Tensor:
         """(B, C) what the head is given of (B, 3, H, W) normalised images."""
         images = images.contiguous(memory_format=torch.channels_last)
-        with quick_depthwise(images):
+        with quick_backward(images):
             vectors: Tensor = self.pooling(feature_map(self.backbone, images))
         return vectors
 

@@ -50,7 +50,8 @@ def _git(*words: str) -> str | None:
 def record_environment(folder: Path, here: dict[str, Any], step: int) -> list[str]:
     """Write ``environment.json``; where a run has one it is left as it is.
 
-    Then what differs is added to ``resumes.log``, with the step from which on it holds.
+    Then what differs is added to ``resumes.log``, with the step from which on it holds. The command does not count: that
+    of a run that goes on is always another, and a recipe that is another is refused.
 
     Returns:
         What differs, a sentence each.
@@ -60,7 +61,8 @@ def record_environment(folder: Path, here: dict[str, Any], step: int) -> list[st
         with replaced(file) as scratch:
             scratch.write_text(json.dumps(here, indent=2) + "\n", encoding="utf-8")
         return []
-    changed = differences(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(here)))
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    changed = differences(stored, json.loads(json.dumps(here)) | {"command": stored.get("command")})
     if changed:
         with (folder / RESUMES_FILE).open("a", encoding="utf-8") as stream:
             stream.writelines(f"from step {step} on: {sentence}\n" for sentence in changed)

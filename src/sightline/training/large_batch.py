@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
-from sightline.training.distributed import gathered, gathered_with_gradient, n_processes, process_number
+from sightline.training.distributed import gathered, gathered_objects, gathered_with_gradient, n_processes, process_number
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
 MEMORY_SHARE = 0.5  # of what is free, for the graph of one chunk
@@ -119,13 +119,17 @@ def back_propagate(
 def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> int:
     """How many images' graphs fit in half of the free memory: a power of two, or the whole batch.
 
+    Processes that train together agree on the smallest of theirs: what each chunk draws depends on how many there are.
+
     Args:
         encoder: on its device, in training mode.
         image: (3, H, W) as in training.
         batch_size: the largest size of use.
     """
     fitting = int(MEMORY_SHARE * _free_bytes(image.device) / bytes_of_graph(encoder, image))
-    return batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
+    here = batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
+    smallest: int = min(gathered_objects(here))
+    return smallest
 
 
 def bytes_of_graph(encoder: nn.Module, image: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The quick backward pass of depthwise convolutions against torch's own in float64."""
+"""The quick backward passes of depthwise convolutions and frozen batch norms against torch's own in float64."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from sightline.models.backbones import create_backbone
-from sightline.models.depthwise import QuickDepthwise, quick_depthwise
+from sightline.models.quick_backward import QuickBackward, quick_backward
 
 CASES = [  # channels, height, width, kernel, stride, padding
     (16, 7, 5, 3, 1, 1),
@@ -44,25 +44,28 @@ def test_result_and_gradients_are_those_of_torch(case, memory_format):
         return F.conv2d(images.contiguous(memory_format=memory_format), weight, bias, stride, padding, groups=channels)
 
     expected = gradients([tensor.double() for tensor in tensors], convolve)
-    with QuickDepthwise():
+    with QuickBackward():
         found = gradients(tensors, convolve)
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
 
 
-def test_threads_do_not_change_a_bit():
-    tensors = draw(96, 9, 9, 3)[:2]
+def assert_same_with_any_threads(tensors, function):
     before = torch.get_num_threads()
     found = []
     try:
         for n_threads in (1, 2):
             torch.set_num_threads(n_threads)
-            with QuickDepthwise():
-                found.append(gradients(tensors, lambda x, w: F.conv2d(x, w, padding=1, groups=96)))
+            with QuickBackward():
+                found.append(gradients(tensors, function))
     finally:
         torch.set_num_threads(before)
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+def test_threads_do_not_change_a_bit():
+    assert_same_with_any_threads(draw(96, 9, 9, 3)[:2], lambda x, w: F.conv2d(x, w, padding=1, groups=96))
 
 
 @pytest.mark.parametrize(
@@ -78,19 +81,81 @@ def test_threads_do_not_change_a_bit():
 )
 def test_other_convolutions_stay_as_they_are(tensors, options):
     images, weight, bias = tensors
-    with QuickDepthwise():
+    with QuickBackward():
         result = F.conv2d(images, weight.requires_grad_(), bias, **options)
     assert result.grad_fn.name() == "ConvolutionBackward0"
 
 
+def draw_norm(channels, height, width):
+    """Images, weight, bias, and running statistics far from 0 and 1."""
+    generator = torch.Generator().manual_seed(0)
+    images = 3 + 2 * torch.randn(4, channels, height, width, generator=generator)
+    weight, bias = torch.randn(2, channels, generator=generator)
+    return (
+        images,
+        weight,
+        bias,
+        3 + torch.randn(channels, generator=generator),
+        0.5 + torch.rand(channels, generator=generator),
+    )
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(16, 7, 5), (96, 1, 1), (48, 32, 3)])
+def test_a_frozen_batch_norm_has_the_result_and_gradients_of_torch(shape, memory_format):
+    *tensors, mean, variance = draw_norm(*shape)
+
+    def normalise(images, weight, bias):
+        images = images.contiguous(memory_format=memory_format)
+        return F.batch_norm(images, mean.to(images), variance.to(images), weight, bias, eps=1e-3)
+
+    expected = gradients([tensor.double() for tensor in tensors], normalise)
+    with QuickBackward():
+        found = gradients(tensors, normalise)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_threads_do_not_change_a_bit_of_a_batch_norm():
+    *tensors, mean, variance = draw_norm(48, 9, 9)
+    assert_same_with_any_threads(tensors, lambda x, w, b: F.batch_norm(x, mean, variance, w, b))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    [
+        ((4, 16, 3, 3), torch.float32, {"training": True}),
+        ((4, 16, 3, 3), torch.float32, {"weight": None}),
+        ((4, 16, 3, 3), torch.float64, {}),
+        ((4, 24, 3, 3), torch.float32, {}),
+        ((4, 16), torch.float32, {}),
+    ],
+)
+def test_other_batch_norms_stay_as_they_are(shape, dtype, options):
+    images = torch.randn(shape, dtype=dtype, requires_grad=True)
+    mean, variance, weight, bias = torch.ones(4, shape[1], dtype=dtype).clone()
+    with QuickBackward():
+        result = F.batch_norm(images, mean, variance, **{"weight": weight, "bias": bias} | options)
+    assert result.grad_fn.name() == "NativeBatchNormBackward0"
+
+
+def test_a_batch_norm_whose_weights_are_frozen_too_passes_the_gradient_on():
+    images, weight, bias, mean, variance = draw_norm(16, 2, 2)
+    images.requires_grad_()
+    with QuickBackward():
+        F.batch_norm(images, mean, variance, weight, bias).sum().backward()
+    assert_close(images.grad, (weight / (variance + 1e-5).sqrt())[None, :, None, None].expand_as(images))
+    assert weight.grad is None
+
+
 def test_it_is_used_where_a_model_learns_on_a_cpu_alone():
     images = torch.ones(1, 3, 4, 4)
-    assert isinstance(quick_depthwise(images), QuickDepthwise)
+    assert isinstance(quick_backward(images), QuickBackward)
     with torch.no_grad():
-        assert not isinstance(quick_depthwise(images), QuickDepthwise)
+        assert not isinstance(quick_backward(images), QuickBackward)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not isinstance(quick_depthwise(images), QuickDepthwise)
-    assert not isinstance(quick_depthwise(images.to("meta")), QuickDepthwise)
+        assert not isinstance(quick_backward(images), QuickBackward)
+    assert not isinstance(quick_backward(images.to("meta")), QuickBackward)
 
 
 def test_an_efficientnet_learns_the_same():
@@ -100,7 +165,7 @@ def test_an_efficientnet_learns_the_same():
     found = []
     for dtype in (torch.float64, torch.float32):  # in float64 every convolution is torch's
         model.to(dtype).zero_grad()
-        with QuickDepthwise():
+        with QuickBackward():
             model.forward_features(images.to(dtype)).square().sum().backward()
         found.append([parameter.grad.double() for parameter in model.parameters()])
     for theirs, ours in zip(*found, strict=True):
