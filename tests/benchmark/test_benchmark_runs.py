@@ -47,7 +47,7 @@ def command(*words: object) -> list[str]:
 def run_here(out: Path, cells) -> None:
     """What the processes of a suite do, without their start, which takes longer than such a run."""
     for cell in cells:
-        assert run_job(write_job(out, cell)) == 0
+        assert run_job(write_job(out, cell, [cell])) == 0
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_cell_run_again_is_the_same_to_the_last_bit(whole, noise, tmp_path):
 
 def test_a_cell_interrupted_goes_on_to_the_same_result(whole, noise, tmp_path):
     (cell,) = cells_in(whole / "smoke.toml", noise, whole, only=["Smooth-AP"], seeds=[0])
-    job = write_job(tmp_path, cell)
+    job = write_job(tmp_path, cell, [cell])
     train(cell.recipe, job.parent / "run", max_minutes=0)  # stops after its first step, with a checkpoint
     assert not (job.parent / "run/encoder").exists()
     assert run_job(job) == 0
@@ -116,7 +116,7 @@ def test_a_cell_interrupted_goes_on_to_the_same_result(whole, noise, tmp_path):
 
 def test_a_run_folder_of_another_recipe_is_begun_anew(whole, noise, tmp_path):
     (cell,) = cells_in(whole / "smoke.toml", noise, whole, only=["Smooth-AP"], seeds=[0])
-    job = write_job(tmp_path, cell)
+    job = write_job(tmp_path, cell, [cell])
     train(cell.recipe.model_copy(update={"seed": 5}), job.parent / "run", max_minutes=0)
     assert run_job(job) == 0
     assert finished(whole / "out", [cell])[cell].differences(Outcome.read(result_file(tmp_path, cell))) == []
@@ -124,7 +124,7 @@ def test_a_run_folder_of_another_recipe_is_begun_anew(whole, noise, tmp_path):
 
 def test_keep_leaves_the_encoder(noise, tmp_path):
     (cell,) = cells_in(smoke(tmp_path), noise, tmp_path, only=["ROADMAP"], seeds=[0])
-    assert run_job(write_job(tmp_path, cell, keep=True)) == 0
+    assert run_job(write_job(tmp_path, cell, [cell], keep=True)) == 0
     assert len(list(tmp_path.glob("runs/*/run/encoder"))) == 1
 
 
@@ -189,6 +189,54 @@ def test_two_rows_of_one_run_are_run_once(noise, tmp_path, monkeypatch):
         "[2/2] twin, glyphs, seed 0",
     ]
     assert len(finished(tmp_path / "out", cells)) == 2
+
+
+def vendors(folder: Path, noise: Path):
+    """Two vendors ask in turn, of an encoder that saw them in training and of one that did not."""
+    data = "\n\n".join(f'[[data]]\nname = "{v}"\nsource = "glyphs"\nquery = {{ vendor = "{v}" }}' for v in ("red", "blue"))
+    unseen = '[[rows]]\nname = "unseen"\nset = ["loss.name=roadmap"]\ntrain_without_queries = true\n\n'
+    row = '[[rows]]\nname = "ROADMAP"'
+    file = smoke(folder, SMALL | {'[[data]]\nname = "glyphs"': data, row: unseen + row})
+    return cells_in(file, noise, folder, only=["ROADMAP", "unseen"], seeds=[0])
+
+
+def test_cells_that_differ_in_their_queries_alone_share_a_training(noise, tmp_path, monkeypatch):
+    cells, started, said = vendors(tmp_path, noise), [], []
+    titles = [f"{row}, {data}, seed 0" for data in ("red", "blue") for row in ("unseen", "ROADMAP")]
+    assert [cell.title for cell in cells] == titles
+    assert len({cell.key for cell in cells}) == 4
+
+    class Ended:
+        """A process that did its job."""
+
+        returncode = 0
+
+        def __init__(self, job, threads):
+            started.append(job)
+            assert run_job(job) == 0
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(runs, "start", Ended)
+    run_cells(tmp_path / "out", cells, jobs=1, say=said.append)
+    assert len(started) == 3
+    assert [re.sub(r"^\[\d/4\] |:.*", "", line) for line in said[1:]] == [titles[place] for place in (0, 1, 3, 2)]
+    done = finished(tmp_path / "out", cells)
+    without_red, red, _, blue = (done[cell] for cell in cells)
+    assert red.result.fingerprint == blue.result.fingerprint != without_red.result.fingerprint
+    assert red.result.ids != blue.result.ids
+    run_here(tmp_path / "alone", [cells[3]])
+    assert blue.differences(Outcome.read(result_file(tmp_path / "alone", cells[3]))) == []
+
+
+def test_a_shared_training_is_not_begun_anew_when_one_of_its_cells_is_finished(noise, tmp_path):
+    _, red, _, blue = vendors(tmp_path, noise)
+    run_here(tmp_path, [red])
+    job = write_job(tmp_path, red, [blue])
+    train(red.recipe, job.parent / "run")  # killed after it had measured the first
+    assert run_job(job) == 0
+    assert Outcome.read(result_file(tmp_path, blue)).about["was_resumed"]
 
 
 def test_a_folder_to_reuse_that_is_not_there_is_refused(tmp_path):

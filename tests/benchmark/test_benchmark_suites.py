@@ -199,3 +199,9 @@ def test_queries_of_one_vendor_rank_the_others_and_can_be_kept_out_of_training(n
 def test_queries_that_are_not_there_are_refused(query, message, noise, tmp_path):
     with pytest.raises(InputError, match=message):
         read_images(DataSet(name="red", query=query), noise, "test", False, tmp_path)
+
+
+def test_what_the_command_cannot_do_at_once_is_refused(sightline, tmp_path):
+    status, _, err = sightline("benchmark", SUITES / "glyphs-smoke.toml", "--out", tmp_path, "--background", "--repeat")
+    assert (status, "'--background', '--repeat' do not go together; give one of them" in err) == (2, True)
+    assert not list(tmp_path.iterdir())

@@ -172,6 +172,14 @@ def test_our_means_stand_beside_the_published_ones():
     assert "| C | 50.0 | 54.3 | 26.5 |" in as_markdown(blocks)
 
 
+def test_a_published_row_may_lack_a_metric():
+    metrics, rows = {"map": "R@1", "severity@1": "R@10"}, {"A": "ProxyNCA", "B": "Triplet SH"}
+    published = PublishedTable(table="tpami_table04", title="IV", datasets=("SOP",), metrics=metrics, rows=rows)
+    suite = suite_of(published=[published])
+    text = as_markdown(blocks_of(suite, SimpleNamespace(name="s", stem="s"), done_of(suite), 6, []))
+    assert "| A | 50.0 | – | 73.7 | – |" in text
+
+
 def test_a_page_without_a_place_for_the_suite_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- suite other -->\n<!-- end of suite other -->\n")

@@ -1,4 +1,4 @@
-"""Run one cell in a process of its own: ``python -m sightline.benchmark.cell <job.json>``, as a suite does.
+"""Train in a process of its own and measure what needs this encoder: ``python -m sightline.benchmark.cell <job.json>``.
 
 The process holds a lock while it works, so that a cell left behind by a killed suite and its next start never meet.
 """
@@ -33,7 +33,7 @@ RUN_FOLDER = "run"
 
 
 def run_job(job_file: Path) -> int:
-    """Train as the job says, or go on with it, measure, write the result, and clear what it no longer needs.
+    """Train as the job says, or go on with it, measure, write the results, and clear what it no longer needs.
 
     Returns:
         The exit status: 0, or that of a run that was asked to stop.
@@ -42,43 +42,50 @@ def run_job(job_file: Path) -> int:
         if not job_file.is_file():
             return 0  # done and cleared by the process that had the lock before
         job = json.loads(job_file.read_text(encoding="utf-8"))
-        result_file = Path(job["result"])
-        if not result_file.is_file():
+        if left := [cell for cell in job["cells"] if not Path(cell["result"]).is_file()]:
             torch.set_num_threads(job["threads"])
             keep_freed_memory()
-            outcome = _outcome(job, job_file.parent / RUN_FOLDER)
-            if outcome is None:
+            if not _train_and_measure(job, left, job_file.parent / RUN_FOLDER):
                 return INTERRUPTED
-            outcome.write(result_file)
         if not job["keep"]:
             shutil.rmtree(job_file.parent)
     return 0
 
 
-def _outcome(job: dict[str, Any], run: Path) -> Outcome | None:
+def _train_and_measure(job: dict[str, Any], cells: list[dict[str, Any]], run: Path) -> bool:
+    """Write the result of each cell; False if the training was asked to stop."""
     recipe = Recipe.model_validate(job["recipe"])
     if _holds_another(recipe, run):
         shutil.rmtree(run)
-    was_started, began = (run / LAST_FILE).is_file(), time.monotonic()
+    was_started, began = (run / LAST_FILE).is_file(), _seconds()
     if job["trained"]:
         train(recipe, run, resume=True)
         if not _is_finished(recipe, run):
-            return None
+            return False
         encoder = Encoder.from_pretrained(run / ENCODER_FOLDER)
     else:
         encoder = untrained_encoder(recipe)
-    measured = read_manifest(recipe.data.manifest).split(job["split"])
-    result = evaluate_table(embed_manifest(encoder, measured, n_workers=recipe.data.n_workers), metrics=job["metrics"])
+    trained = _seconds()
+    for cell in cells:
+        since = _seconds()
+        measured = read_manifest(cell["recipe"]["data"]["manifest"]).split(cell["split"])
+        table = embed_manifest(encoder, measured, n_workers=recipe.data.n_workers)
+        result = evaluate_table(table, metrics=cell["metrics"])
+        about = {key: value for key, value in cell.items() if key not in ("metrics", "result")} | {
+            **{name: round(trained[name] - began[name] + _seconds()[name] - since[name], 1) for name in began},
+            "was_resumed": was_started,
+            "version": __version__,
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        }
+        Outcome(result, about).write(Path(cell["result"]))
+    return True
+
+
+def _seconds() -> dict[str, float]:
+    """The time, and the processor's time of this process and of its workers."""
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
-    about = {key: job[key] for key in ("row", "data", "seed", "key", "split", "threads", "trained", "recipe", "loss")} | {
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(time.process_time() + workers.ru_utime + workers.ru_stime, 1),
-        "was_resumed": was_started,
-        "version": __version__,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    return Outcome(result, about)
+    return {"seconds": time.monotonic(), "cpu_seconds": time.process_time() + workers.ru_utime + workers.ru_stime}
 
 
 def untrained_encoder(recipe: Recipe) -> Encoder:

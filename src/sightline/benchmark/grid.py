@@ -40,6 +40,7 @@ class Cell:
         metrics: that are measured.
         threads: of the run.
         key: a hash of all that decides its numbers, and of nothing else: neither the row's name nor the metrics.
+        training: a hash of all that decides its encoder; cells that differ in what they measure share it.
     """
 
     row: Row
@@ -50,6 +51,7 @@ class Cell:
     metrics: tuple[str, ...]
     threads: int
     key: str
+    training: str
 
     @property
     def stem(self) -> str:
@@ -144,16 +146,19 @@ def _cell(suite: Suite, data: DataSet, row: Row, seed: int, images: Images) -> C
     metrics = tuple(dict.fromkeys([*metric_names(KS, images.n_levels), *suite.all_metrics]))
     # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
     chosen = json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True))  # type: ignore[arg-type]
-    decisive = {
+    run = {
         "version": __version__,
         "recipe": chosen | {"loss": _chosen(recipe.loss)},
         "trained": row.trained,
-        "images": images.fingerprint,
-        "split": suite.split,
         "threads": suite.threads,
     }
-    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return Cell(row, data.name, seed, recipe, suite.split, metrics, suite.threads, key)
+    key = _hash(run | {"images": images.fingerprint, "split": suite.split})
+    training = _hash(run | {"images": images.training})
+    return Cell(row, data.name, seed, recipe, suite.split, metrics, suite.threads, key, training)
+
+
+def _hash(decisive: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def _chosen(loss: LossSection) -> dict[str, Any]:

@@ -150,9 +150,12 @@ def _published(published: PublishedTable, table: Table) -> list[Block]:
     for row in published.rows:
         if not any(row in one.pairs for one in found):
             continue
-        ours = [next(one.pairs[row][0] for one in found if one.metric == m and row in one.pairs) for m in metrics]
+        ours = [
+            next((f"{one.pairs[row][0]:.1f}" for one in found if one.metric == m and row in one.pairs), "–")
+            for m in metrics
+        ]
         theirs = [f"{one.pairs[row][1]:g}" if row in one.pairs else "–" for one in found]
-        rows.append([Value(row), *(Value(f"{value:.1f}") for value in ours), *map(Value, theirs)])
+        rows.append([Value(row), *map(Value, ours), *map(Value, theirs)])
     return [Heading(f"Beside {published.title}"), Grid(header, rows), Paragraph(_agreement(found))]
 
 

@@ -1,4 +1,4 @@
-"""Run the cells of a suite, several at once, each in its own process; what is finished is never run again."""
+"""Run the cells of a suite, several at once, one process a training; what is finished is never run again."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from sightline.benchmark.cell import INTERRUPTED
 from sightline.benchmark.grid import Cell
@@ -32,21 +33,22 @@ class Status:
     Attributes:
         finished: cells with a result.
         cells: all of them.
+        left: trainings that the others need.
         process: that works on it; None: nobody does.
         seconds: mean of a finished cell that was trained in one go; None before there is one.
     """
 
     finished: int
     cells: int
+    left: int
     process: int | None
     seconds: float | None
 
     def as_text(self, jobs: int) -> str:
         """One line for people."""
-        left = self.cells - self.finished
         text = f"{self.finished} of {self.cells} runs finished"
-        if left and self.seconds is not None:
-            text += f", about {duration(left * self.seconds / jobs)} left with {jobs} at once"
+        if self.left and self.seconds is not None:
+            text += f", about {duration(self.left * self.seconds / jobs)} left with {jobs} at once"
         return text + (f"; process {self.process} works on it" if self.process else "; nobody works on it")
 
 
@@ -93,7 +95,8 @@ def take(out: Path, cell: Cell, folders: Sequence[Path]) -> bool:
 def status(out: Path, cells: Sequence[Cell]) -> Status:
     """How far the cells are, and how long one takes."""
     done = finished(out, cells)
-    return Status(len(done), len(cells), holder(out / LOCK_FILE), _mean_seconds(done))
+    left = {cell.training for cell in cells if cell not in done}
+    return Status(len(done), len(cells), len(left), holder(out / LOCK_FILE), _mean_seconds(done))
 
 
 def run_cells(
@@ -105,6 +108,8 @@ def run_cells(
     reuse: Sequence[Path] = (),
 ) -> None:
     """Run what has no result yet, once, however many rows ask for the same run.
+
+    Cells of one training that differ in what they measure share it: one process trains, then measures each.
 
     SIGTERM and Ctrl-C let the running cells save a checkpoint and end. A cell that fails does not stop the others; all
     failures are raised together at the end.
@@ -127,69 +132,97 @@ def run_cells(
         waiting = [cell for cell in left if not take(out, cell, reuse)]
         taken = f", {len(left) - len(waiting)} of them taken from the same runs" if len(left) > len(waiting) else ""
         say(f"{len(cells) - len(waiting)} of {len(cells)} runs are finished already{taken}; {jobs} at once from here on")
-        running: dict[Cell, subprocess.Popen[bytes]] = {}
+        running: list[_Work] = []
         failures: list[str] = []
         try:
             while waiting or running:
                 while len(running) < jobs and (chosen := _next(waiting, running)):
-                    waiting.remove(chosen)
                     if take(out, chosen, reuse):
+                        waiting.remove(chosen)
                         say(_line(out, cells, chosen, jobs))
                     else:
-                        running[chosen] = start(write_job(out, chosen, keep), chosen.threads)
-                for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                    code = running.pop(cell).returncode
-                    if code == 0:
-                        say(_line(out, cells, cell, jobs))
-                    else:
-                        failures.append(f"{cell.title}: {_reason(out, cell, code)}")
-                        say(f"failed: {failures[-1]}")
+                        together = _together(chosen, waiting)
+                        waiting = [cell for cell in waiting if cell not in together]
+                        first = next(cell for cell in cells if cell.training == chosen.training)
+                        job = write_job(out, first, together, keep)
+                        running.append(_Work(together, job, start(job, chosen.threads)))
+                for work in [work for work in running if work.process.poll() is not None]:
+                    running.remove(work)
+                    for cell in work.cells:
+                        if result_file(out, cell).is_file():
+                            say(_line(out, cells, cell, jobs))
+                        else:
+                            failures.append(f"{cell.title}: {_reason(work)}")
+                            say(f"failed: {failures[-1]}")
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                process.wait()
+            for work in running:
+                work.process.terminate()
+            for work in running:
+                work.process.wait()
             raise InputError(f"{out}: stopped; the same command goes on from here") from None
         raise_faults(out, failures)
 
 
 def repeat(out: Path, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
     """Run finished cells once more, elsewhere; what came out differently, to the last bit, for each."""
-    found = {}
-    for cell, outcome in finished(out, cells).items():
-        with tempfile.TemporaryDirectory() as folder:
-            run_cells(Path(folder), [cell], jobs=1)
-            found[cell] = outcome.differences(Outcome.read(result_file(Path(folder), cell)))
-    if len(found) < len(cells):
-        raise InputError(f"{out}: {len(cells) - len(found)} of {len(cells)} runs are not finished: nothing to compare with")
-    return found
+    before = finished(out, cells)
+    if len(before) < len(cells):
+        raise InputError(
+            f"{out}: {len(cells) - len(before)} of {len(cells)} runs are not finished: nothing to compare with"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        run_cells(Path(folder), cells, jobs=1)
+        return {cell: before[cell].differences(again) for cell, again in finished(Path(folder), cells).items()}
 
 
-def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
-    """Write what :mod:`sightline.benchmark.cell` needs to know of a cell, and return the file."""
+class _Work(NamedTuple):
+    """Cells of one training, and the process that runs them."""
+
+    cells: list[Cell]
+    job: Path
+    process: "subprocess.Popen[bytes]"
+
+
+def write_job(out: Path, trained: Cell, cells: Sequence[Cell], keep: bool = False) -> Path:
+    """Write what :mod:`sightline.benchmark.cell` needs to know of the cells of one training, and return the file.
+
+    Args:
+        out: the suite's folder.
+        trained: the first cell of this training, finished or not, so that the next start finds its folder.
+        cells: to measure.
+        keep: leave the run folder when they are measured.
+    """
     job = {
-        "row": cell.row.name,
-        "trained": cell.row.trained,
-        "data": cell.data,
-        "seed": cell.seed,
-        "key": cell.key,
-        "split": cell.split,
-        "metrics": cell.metrics,
-        "threads": cell.threads,
+        "trained": trained.row.trained,
+        "threads": trained.threads,
         "keep": keep,
-        "result": str(result_file(out.resolve(), cell)),
-        "recipe": json.loads(cell.recipe.model_dump_json()),
-        "loss": cell.loss,
+        "recipe": json.loads(trained.recipe.model_dump_json()),
+        "cells": [
+            {
+                "row": cell.row.name,
+                "trained": cell.row.trained,
+                "data": cell.data,
+                "seed": cell.seed,
+                "key": cell.key,
+                "split": cell.split,
+                "metrics": cell.metrics,
+                "threads": cell.threads,
+                "result": str(result_file(out.resolve(), cell)),
+                "recipe": json.loads(cell.recipe.model_dump_json()),
+                "loss": cell.loss,
+            }
+            for cell in cells
+        ],
     }
-    file = out.resolve() / RUNS / cell.stem / "job.json"
+    file = out.resolve() / RUNS / trained.stem / "job.json"
     with replaced(file) as scratch:
         scratch.write_text(json.dumps(job, indent=2), encoding="utf-8")
     return file
 
 
 def start(job_file: Path, threads: int) -> "subprocess.Popen[bytes]":
-    """A process that runs the cell."""
+    """A process that runs the job."""
     libraries = ("OMP", "MKL", "NUMBA", "OPENBLAS")
     limits = {f"{library}_NUM_THREADS": str(threads) for library in libraries} | {"POLARS_MAX_THREADS": str(threads)}
     with job_file.with_name(LOG_FILE).open("wb") as log:
@@ -233,10 +266,19 @@ class _SignalAsInterrupt:
         raise KeyboardInterrupt
 
 
-def _next(waiting: Sequence[Cell], running: Collection[Cell]) -> Cell | None:
-    """The first cell whose run is not under way for another row."""
-    under_way = {cell.key for cell in running}
-    return next((cell for cell in waiting if cell.key not in under_way), None)
+def _next(waiting: Sequence[Cell], running: Collection[_Work]) -> Cell | None:
+    """The first cell whose training is not under way for others."""
+    under_way = {work.cells[0].training for work in running}
+    return next((cell for cell in waiting if cell.training not in under_way), None)
+
+
+def _together(chosen: Cell, waiting: Sequence[Cell]) -> list[Cell]:
+    """The cells that the chosen one's training serves, one of each key: other rows of the same run take its result."""
+    served = {chosen.key: chosen}
+    for cell in waiting:
+        if cell.training == chosen.training:
+            served.setdefault(cell.key, cell)
+    return list(served.values())
 
 
 def _line(out: Path, cells: Sequence[Cell], cell: Cell, jobs: int) -> str:
@@ -244,8 +286,7 @@ def _line(out: Path, cells: Sequence[Cell], cell: Cell, jobs: int) -> str:
     outcome = Outcome.read(result_file(out, cell))
     metric = cell.metrics[0]
     value = f"{metric} {shown(metric, outcome.result[metric])}, {duration(outcome.about['seconds'])}"
-    left = now.cells - now.finished
-    time_left = f", about {duration(left * now.seconds / jobs)} left" if left and now.seconds is not None else ""
+    time_left = f", about {duration(now.left * now.seconds / jobs)} left" if now.left and now.seconds is not None else ""
     return f"[{now.finished}/{now.cells}] {cell.title}: {value}{time_left}"
 
 
@@ -256,9 +297,9 @@ def _mean_seconds(done: dict[Cell, Outcome]) -> float | None:
     return sum(times) / len(times) if times else None
 
 
-def _reason(out: Path, cell: Cell, code: int) -> str:
-    if code == INTERRUPTED:
+def _reason(work: _Work) -> str:
+    if work.process.returncode == INTERRUPTED:
         return "stopped from outside; the same command goes on from its checkpoint"
-    log = out / RUNS / cell.stem / LOG_FILE
+    log = work.job.with_name(LOG_FILE)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
-    return f"status {code}: {lines[-1] if lines else 'it said nothing'} (all of it: {log})"
+    return f"status {work.process.returncode}: {lines[-1] if lines else 'it said nothing'} (all of it: {log})"

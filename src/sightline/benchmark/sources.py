@@ -25,11 +25,13 @@ class Images(NamedTuple):
     Attributes:
         manifest: its file.
         fingerprint: a hash of its rows and of the sizes of its files; where they lie does not matter.
+        training: the same of the rows that training reads.
         n_levels: of the labels.
     """
 
     manifest: Path
     fingerprint: str
+    training: str
     n_levels: int
 
 
@@ -75,7 +77,7 @@ def read_images(data: DataSet, manifest_file: Path, split: str, without_queries:
     """
     manifest = read_manifest(manifest_file)
     if not data.query:
-        return Images(manifest_file, _fingerprint(manifest), manifest.n_levels)
+        return Images(manifest_file, _fingerprint(manifest), _training(manifest), manifest.n_levels)
     if unknown := [column for column in data.query if column not in manifest.table.columns]:
         known = names(manifest.table.columns)
         raise InputError(f"{manifest_file}: data set {data.name!r} asks for column {names(unknown)}; it has {known}")
@@ -96,7 +98,7 @@ def read_images(data: DataSet, manifest_file: Path, split: str, without_queries:
         root = manifest.root.resolve()
         with replaced(file) as scratch:
             table.with_columns(pl.Series("path", [str(root / path) for path in table["path"]])).write_parquet(scratch)
-    return Images(file, fingerprint, manifest.n_levels)
+    return Images(file, fingerprint, _training(cut), manifest.n_levels)
 
 
 def check_once(manifest_file: Path, folder: Path, show_progress: bool = False) -> None:
@@ -107,6 +109,11 @@ def check_once(manifest_file: Path, folder: Path, show_progress: bool = False) -
         check_images(manifest, show_progress)
         with replaced(done) as scratch:
             scratch.write_text(f"{len(manifest)} images\n", encoding="utf-8")
+
+
+def _training(manifest: Manifest) -> str:
+    """The fingerprint of what training reads: ``train`` and, for the choice of an encoder, ``val``."""
+    return _fingerprint(manifest.where(pl.col("split").is_in(["train", "val"])))
 
 
 def _fingerprint(manifest: Manifest) -> str:

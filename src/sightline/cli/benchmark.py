@@ -30,11 +30,14 @@ def benchmark(
     from sightline.benchmark.runs import status as status_of
     from sightline.benchmark.sources import parse_data
     from sightline.benchmark.suite import read_suite
-    from sightline.errors import InputError
+    from sightline.errors import InputError, names
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
+    asked = {"--background": background, "--status": status, "--tables": tables, "--repeat": repeat}
+    if len(together := [option for option, is_given in asked.items() if is_given]) > 1:
+        raise InputError(f"{names(together)} do not go together; give one of them")
     read = read_suite(suite)
     jobs = jobs or usual_jobs(read.threads)
     given = parse_data(data or [])
