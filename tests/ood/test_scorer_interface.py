@@ -344,3 +344,8 @@ def test_folders_that_are_no_scorer(data, tmp_path):
     (folder / "scorer.safetensors").write_bytes(b"no")
     with pytest.raises(InputError, match="not a scorer's tensors"):
         ood.load(folder)
+
+
+def test_finite_values_whose_sum_is_not_are_no_fault():
+    logits = np.full((3, 2), 3e38, np.float32)
+    np.testing.assert_allclose(ood.create("maxlogit", inputs="logits").fit(logits).score(logits), [-3e38] * 3, rtol=1e-6)

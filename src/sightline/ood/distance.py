@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.ood.classifier import Classifier, check_scale
+from sightline.ood.layers import linear_layers
 from sightline.ood.logits import LogitScorer
 from sightline.ood.scorer import Scorer
 
@@ -37,7 +38,7 @@ class Neighbours(Scorer):
 
     def nearest(self, features: Tensor, k: int) -> Tensor:
         """(N, k) cosines to the nearest of the bank, best first."""
-        return (features @ self.bank.T).topk(k, dim=1).values
+        return linear_layers(features, [self.bank]).topk(k, dim=1).values
 
 
 class KNN(Neighbours):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sightline.errors import InputError, choose, names
 from sightline.ood.classifier import Classifier
 from sightline.ood.langevin import Langevin
+from sightline.ood.layers import linear_layers
 from sightline.ood.mixture import GMM
 from sightline.ood.scorer import BLOCK, Scorer
 from sightline.progress import tracked
@@ -124,8 +125,11 @@ class ResidualEnergy(Scorer):
 
     def residual(self, features: Tensor) -> Tensor:
         """(N,) what the network adds."""
-        found: Tensor = self.network(self.scale * features)
-        return found.squeeze(1)
+        *between, last = [layer for layer in self.network if isinstance(layer, nn.Linear)]
+        hidden = linear_layers(
+            self.scale * features, [layer.weight for layer in between], [layer.bias for layer in between], SLOPE
+        )
+        return F.linear(hidden, last.weight, last.bias).squeeze(1)
 
     def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
         self.prior._fit_given(given, labels, classifier)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -269,8 +270,8 @@ def _as_tensor(given: ArrayLike | Tensor, kind: str, name: str) -> Tensor:
         raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
-    bad = ~torch.isfinite(tensor.flatten(1).sum(1) if tensor.numel() else tensor.new_zeros(len(tensor)))
-    if bad.any():
+    # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
+    if not math.isfinite(tensor.sum().item()) and (bad := ~tensor.isfinite().flatten(1).all(1)).any():
         raise InputError(
             f"{kind}: row {int(bad.nonzero()[0])} has values that are not finite, and {int(bad.sum())} rows in all"
         )

@@ -1,0 +1,94 @@
+"""A single query through linear layers, in compiled code."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sightline import ood
+from sightline.ood import layers
+from sightline.ood.layers import linear_layers
+
+
+def drawn(widths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pairs = list(pairwise(widths))
+    weights = [torch.randn(after, before, generator=generator) / before**0.5 for before, after in pairs]
+    biases = [torch.randn(after, generator=generator) for _, after in pairs]
+    return torch.randn(1, widths[0], generator=generator), weights, biases
+
+
+def by_definition(row, weights, biases, slope):  # in float64
+    row = row.double()
+    for weight, bias in zip(weights, biases, strict=True):
+        row = row @ weight.double().T + bias.double()
+        row = torch.where(row > 0, row, slope * row)
+    return row
+
+
+@pytest.mark.parametrize("slope", [0.2, 1.0])
+@pytest.mark.parametrize("widths", [(5, 7), (512, 1024, 33), (3, 1, 1025, 2)])
+def test_a_row_goes_through_layers_as_written(widths, slope, monkeypatch):
+    monkeypatch.setattr(layers, "LARGE", 0)
+    row, weights, biases = drawn(widths)
+    with torch.no_grad():
+        found = linear_layers(row, weights, biases, slope)
+        without = linear_layers(row, weights, slope=slope)
+    assert_close(found.double(), by_definition(row, weights, biases, slope), rtol=1e-5, atol=1e-5)
+    zeros = [torch.zeros_like(bias) for bias in biases]
+    assert_close(without.double(), by_definition(row, weights, zeros, slope), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many parts the compiled code works in, at each of its calls."""
+    made, compiled = [], layers._through_layers
+
+    def through_layers(*given):
+        made.append(given[-1])
+        return compiled(*given)
+
+    monkeypatch.setattr(layers, "_through_layers", through_layers)
+    return made
+
+
+def test_threads_change_no_bit(calls):
+    row, weights, biases = drawn((1024, 1024, 1024))
+    n_threads, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            with torch.no_grad():
+                found.append(linear_layers(row, weights, biases, 0.2))
+            assert torch.get_num_threads() == n
+    finally:
+        torch.set_num_threads(n_threads)
+    assert calls == [1, 2]
+    assert torch.equal(*found)
+
+
+def test_all_else_is_left_to_torch(calls):
+    row, weights, biases = drawn((1024, 1024, 1024))
+    linear_layers(row.requires_grad_(), weights, biases, 0.2).sum().backward()
+    assert row.grad is not None
+    with torch.no_grad():
+        linear_layers(row.detach().expand(2, -1), weights, biases)
+        linear_layers(row.detach()[:0], weights, biases)
+        linear_layers(row.detach().double(), [weight.double() for weight in weights])
+        linear_layers(row.detach(), [weight.T for weight in weights])
+        linear_layers(row.detach()[:, :8], [weight[:, :8].contiguous() for weight in weights[:1]])
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["knn", "soft_knn", "heat"])
+def test_one_query_scores_as_it_does_among_others(name, calls):
+    vectors = np.random.default_rng(0).normal(size=(2100, 512)).astype(np.float32)
+    scorer = ood.create(name, **({"epochs": 0} if name == "heat" else {})).fit(vectors)
+    if name == "heat":  # an untrained network ends in zeros
+        torch.nn.init.normal_(scorer.members[0].network[-1].weight, generator=torch.Generator().manual_seed(0))
+    together = scorer.score(vectors[:3])
+    assert not calls
+    np.testing.assert_allclose([scorer.score(vectors[i : i + 1])[0] for i in range(3)], together, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 3
