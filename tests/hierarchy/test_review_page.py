@@ -3,9 +3,12 @@
 import http.client
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -253,6 +256,20 @@ def test_pictures_are_small_and_only_those_of_the_texts(server):
     assert len(body) < 5000
     assert asked(server, "/picture?text=cat&n=1")[0] == 409
     assert asked(server, "/picture?text=..%2Fclusters.csv&n=0")[0] == 409
+
+
+def test_a_browser_that_leaves_is_no_news(server, capsys):
+    before = threading.active_count()
+    with server.RequestHandlerClass.args[0].review.lock:  # the answer waits until nobody is there to take it
+        left = socket.create_connection(server.server_address)
+        left.sendall(b"GET /api/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        while threading.active_count() == before:
+            time.sleep(0.01)
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        left.close()
+    while threading.active_count() > before:
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_nearest_groups_come_first_and_texts_are_found(server):

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import InputError
-from sightline.search.filters import compile_filter
+from sightline.search.filters import compile_filter, filter_names
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 VALUES = [None, True, False, 0, 1, -3, 2.5, 2020, "", "a", "b", "2020", "Flags", "O'Brien", 'say "x"', "ü", "1 OR 1=1"]
 ITEMS = [{"x": value, "y": VALUES[-1 - n]} for n, value in enumerate(VALUES)] + [{}, {"y": "a"}]
 
 
-def holding(text):
+def holding(text, items=ITEMS):
     """The places of the items for which the compiled condition holds, by a database of its own."""
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE items (row INTEGER PRIMARY KEY, id TEXT, metadata TEXT)")
-    rows = [(n, f"id {n}", json.dumps(item)) for n, item in enumerate(ITEMS)]
+    rows = [(n, f"id {n}", json.dumps(item, ensure_ascii=False)) for n, item in enumerate(items)]
     connection.executemany("INSERT INTO items VALUES (?, ?, ?)", rows)
     condition = compile_filter(text)
     found = connection.execute(f"SELECT row FROM items WHERE {condition.sql} ORDER BY row", condition.values).fetchall()
@@ -77,6 +77,21 @@ def test_by_hand():
     assert holding(" x == None ") == [0, len(ITEMS) - 2, len(ITEMS) - 1]
 
 
+ODD_NAMES = ["class", "product type", "a.b", "x[0]", "it's", "ﬁ", "ü/~1", "metadata", "1 OR 1=1"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_any_name_can_be_asked_for_in_brackets(name):
+    items = [{name: 1}, {name: "1"}, {"x": 1}, {"fi": 1, "a": {"b": 1}}]
+    spelt = f"metadata[{name!r}]"
+    assert holding(f"{spelt} == 1", items) == [0]
+    assert holding(f"1 <= {spelt} < 2 or {spelt} in ['1']", items) == [0, 1]
+    assert holding(f"not {spelt} != None", items) == [2, 3]
+    assert filter_names(f"{spelt} == 1 and x == 2") == sorted([name, "x"])
+    assert name not in compile_filter(f"{spelt} == 1").sql or name == "metadata"
+    assert holding('metadata["id"] == "id 2"', items) == [2]
+
+
 def test_values_are_never_part_of_the_statement():
     for value in VALUES[10:]:
         condition = compile_filter(f"x == {value!r} or y in [{value!r}]")
@@ -110,6 +125,17 @@ def test_values_are_never_part_of_the_statement():
         "x in [[1]]",
         "x.y == 1",
         "x[0] == 1",
+        "x['y'] == 1",
+        "metadata[0] == 1",
+        "metadata[x] == 1",
+        "metadata['x']['y'] == 1",
+        "metadata['x':'y'] == 1",
+        "metadata[''] == 1",
+        "metadata['\"'] == 1",
+        "metadata['\\\\'] == 1",
+        "metadata['a\\nb'] == 1",
+        "metadata['\\ud800'] == 1",
+        "metadata['x'] == metadata['y']",
         "x() == 1",
         "len(x) == 1",
         "lambda: 1",

@@ -35,6 +35,8 @@ def draw(seed, n):
 def items(n, seed=0):
     """Ids, vectors and metadata with values of every type, some missing."""
     metadata = [{"x": VALUES[row % 12], "year": 2000 + row, "label": "ab"[row % 2]} for row in range(n)]
+    for row in metadata[::3]:
+        row["two words"] = row["label"]
     for row in metadata[::5]:
         del row["x"]
     return [f"item {row}" for row in range(n)], draw(seed, n), metadata
@@ -99,6 +101,12 @@ def test_it_holds_what_the_folder_holds_after_any_writes(both, tmp_path):
 LEAVES = ["x == 1", "x != 1", "x < 2", "x >= 2", "2 > x", 'x < "b"', 'x >= "a"', 'x == ""', "x == None", "x != None"]
 LEAVES += ["x in [1, 'a', None]", "x in []", "x not in ('b', 2.5)", "x == 2.0", "x == True", "x < True", f"x == {ODD!r}"]
 LEAVES += ["1 <= x < 3", "nothing == 1", "nothing != 1", "nothing < 1", "x == -3", "x > -1e300", f"x == {10**15 + 1}"]
+LEAVES += [
+    "metadata['x'] == 1",
+    "2 > metadata['x']",
+    "metadata['two words'] in ['a', None]",
+    "metadata['two words'] != 'a'",
+]
 LEAVES += ["id == 'item 3'", "id != 'item 3'", "id < 'item 2'", "id in ['item 1', 'item 99', 5]", "id == 5", "id < 5"]
 JOINED = ['label == "a" and year >= 2020', "not (x == 1 or year < 2010)", "not (x < 2 and not year > 2004)"]
 JOINED += [
@@ -119,7 +127,20 @@ def test_filters_mean_what_they_mean_in_the_folder(both, start):
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os')", "year", "year = 3", "x < None", "x == y", "x.y == 1", "x is None", "1 == 1", "x == [1]", "", 7],
+    [
+        "__import__('os')",
+        "year",
+        "year = 3",
+        "x < None",
+        "x == y",
+        "x.y == 1",
+        "x is None",
+        "1 == 1",
+        "x == [1]",
+        "",
+        7,
+        "metadata['\"'] == 1",
+    ],
 )
 def test_what_is_not_in_the_language_is_refused_in_the_same_words(text):
     with pytest.raises(InputError) as expected:

@@ -96,9 +96,11 @@ def served(*galleries: Path, **settings) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:  # or a test that fails would never end
+            server.should_exit = True
+            thread.join()
 
 
 class Watched:

@@ -1,7 +1,9 @@
-"""The files of the page: what they weigh, that they name no other host, and that composed filters mean what was ticked."""
+"""The files of the page: their weight, that they name no other host, that filters mean what was ticked; its pictures."""
 
 import re
+import runpy
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,21 @@ from playwright.sync_api import sync_playwright
 from sightline.models.encoder import Encoder
 from sightline.search.gallery import Gallery
 
+DOCS = Path(__file__).parents[2] / "docs"
 WEB = files("sightline.serve") / "web"
 VALUES = ['"', "'", "\\", '\\"', "a\nb", "tab\there", "\u2028", "🦉 ñ", "None", "True", "x' or 'a' == 'a", "{}", "", "1"]
+
+ODD_NAMES = ["class", "two words", "it's", "a.b[0]", "ﬁ", "🦉 ñ"]
 
 
 def test_the_page_weighs_less_than_200_kb():
     assert sum(len(file.read_bytes()) for file in WEB.iterdir()) < 200_000
+
+
+def test_every_picture_of_the_page_is_taken_by_the_one_command_and_shown():
+    taken = runpy.run_path(str(DOCS / "make_page_pictures.py"))["SHOTS"]
+    assert {file.stem for file in (DOCS / "serve").iterdir()} == {*taken}
+    assert {*re.findall(r"\(serve/([\w-]+)\.png\)", (DOCS / "serve.md").read_text(encoding="utf-8"))} == {*taken}
 
 
 def test_no_file_names_another_host_or_holds_script_or_style_inline():
@@ -54,5 +65,8 @@ def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path):
             assert sorted(gallery.filter(every), key=int) == ["2", "4", "6", "8"]
             joined = page.evaluate(call, [{"year": {"max": 3}}, "year == 1 or year == 7"])
             assert gallery.filter(joined) == ["1"]  # what was written is one condition, not two
-            assert page.evaluate(call, [{"two words": {"values": ["x"]}}, " "]) == ""
-            assert page.evaluate(call, [{"class": {"values": ["x"]}}, ""]) == ""
+            for name in ODD_NAMES:
+                gallery.upsert(["0"], vectors[:1], [{name: "x", "year": 0.0}])
+                assert gallery.filter(page.evaluate(call, [{name: {"values": ["x"]}, "year": {"max": 9}}, ""])) == ["0"]
+            for name in ('"', "\\", "a\nb", ""):  # cannot be written
+                assert page.evaluate(call, [{name: {"values": ["x"]}}, " "]) == ""

@@ -145,6 +145,14 @@ def test_pages_of_others_and_unknown_names_are_refused(client, headers, status):
     assert ask(client, "search", **headers).status_code == status
 
 
+@pytest.mark.parametrize("name", ["health", "ready"])
+def test_whether_it_runs_is_told_by_any_name(serving, shared_gallery, name):  # probes ask by an address
+    client = serving(shared_gallery, allowed_hosts=["images.example.org"], read_only=True)
+    assert ask(client, name, Host="10.0.0.7:8000").status_code == 200
+    assert ask(client, name, Host="10.0.0.7:8000", Origin="http://evil.example").status_code == 403
+    assert ask(client, "page", Host="10.0.0.7:8000").status_code == 421
+
+
 def test_every_answer_has_the_headers(client):
     for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image", "/static/../settings.py"):
         answer = client.get(path)
@@ -323,3 +331,10 @@ def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
         file.write_text(text)
         with pytest.raises(InputError, match=r"tokens\.toml"):
             read_tokens(file)
+
+
+def test_files_that_cannot_be_read_are_one_message(tmp_path):  # a folder: root may read any file
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
+        read_tokens(tmp_path)
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
+        read_settings(tmp_path, {"galleries": ["a"]}, {})

@@ -1,6 +1,7 @@
 """The page on which groups are reviewed: a small server for one person on this machine; it asks nothing of any other."""
 
 import json
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -246,10 +247,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of requests."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that leaves before its answer is there, as when a page is closed or loaded again."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def create_server(review: Review, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
     """The server, ready to run; its ``server_address`` says where it listens."""
     try:
-        return ThreadingHTTPServer((host, port), partial(_Handler, ReviewPage(review), host))
+        return _Server((host, port), partial(_Handler, ReviewPage(review), host))
     except OSError as error:
         raise InputError(f"{host}:{port}: cannot listen there: {error.strerror}; --port 0 takes a free one") from error
 

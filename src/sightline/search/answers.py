@@ -174,7 +174,7 @@ def ask(
     told = _metadata(gallery, found, root)
     unknown: tuple[str, ...] = ()
     if where is not None and not told:
-        unknown = tuple(name for name in filter_names(where) if not gallery.filter(f"{name} != None"))
+        unknown = tuple(name for name in filter_names(where) if not gallery.filter(f"metadata[{name!r}] != None"))
     files = [*images, *(image_path(gallery.folder, row, root) for row in known)]
     answers = []
     for place, name in enumerate([*map(str, images), *ids]):

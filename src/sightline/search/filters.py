@@ -1,8 +1,9 @@
 """Conditions on metadata, such as ``label_1 == "Flags" and year >= 2020``, turned into SQL with parameters.
 
 The language is Python's, cut down: ``and``, ``or``, ``not``, ``== != < <= > >=``, ``in`` and ``not in`` a list, names of
-metadata, ``id``, strings, numbers, ``True``, ``False`` and ``None``. What an item lacks is ``None``; values of another type
-are unequal, and neither smaller nor larger.
+metadata, ``id``, strings, numbers, ``True``, ``False`` and ``None``. A name that Python could not have, such as ``class``
+or one of two words, is written ``metadata["product type"]``. What an item lacks is ``None``; values of another type are
+unequal, and neither smaller nor larger.
 """
 
 import ast
@@ -16,7 +17,10 @@ MOST_COMPARISONS = 500  # SQLite takes no condition of more than 1000 parts
 DEEPEST = 30  # of parts in one another; SQLite takes 100, and a comparison has some itself
 ORDERED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-FITS = "names compared with strings in quotes, numbers, True, False or None by == != < <= > >= in, joined by and, or, not"
+FITS = (
+    "names compared with strings in quotes, numbers, True, False or None by == != < <= > >= in, joined by and, or, not; "
+    'a name that is no Python name as metadata["two words"]'
+)
 
 
 @dataclass(frozen=True)
@@ -25,17 +29,6 @@ class Condition:
 
     sql: str
     values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Name:
-    """A metadata key, or ``id``."""
-
-    key: str
-
-    def sql(self) -> Condition:
-        """Its value; NULL where an item has none."""
-        return Condition("id", ()) if self.key == "id" else Condition("json_extract(metadata, ?)", (f'$."{self.key}"',))
 
 
 def compile_filter(text: str) -> Condition:
@@ -70,7 +63,19 @@ def filter_names(text: str) -> list[str]:
         ['label_1', 'year']
     """
     compile_filter(text)
-    return sorted({node.id for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Name)})
+    comparisons = [node for node in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(node, ast.Compare)]
+    keys = {key_of(side) for node in comparisons for side in (node.left, *node.comparators)}
+    return sorted(key for key in keys if key is not None)
+
+
+def key_of(node: ast.expr) -> str | None:
+    """The metadata key, or ``id``, that one side of a comparison names; None where it is a value."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or node.value.id != "metadata":
+        return None
+    key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    return key if isinstance(key, str) else None
 
 
 def _check_extent(tree: ast.expr, text: str) -> None:
@@ -111,18 +116,17 @@ def _joined(word: str, parts: list[Condition]) -> Condition:
 
 
 def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str) -> Condition:
+    key, mirrored_key = key_of(left), key_of(right)
     if isinstance(operator, ast.In | ast.NotIn):
-        if not isinstance(left, ast.Name) or not isinstance(right, ast.List | ast.Tuple):
-            raise _foreign(right if isinstance(left, ast.Name) else left, text)
-        found = _member(Name(left.id).sql(), [_value(element, text) for element in right.elts])
+        if key is None or not isinstance(right, ast.List | ast.Tuple):
+            raise _foreign(left if key is None else right, text)
+        found = _member(_column(key, text), [_value(element, text) for element in right.elts])
         return found if isinstance(operator, ast.In) else Condition(f"NOT {found.sql}", found.values)
-    if isinstance(operator, ast.Is | ast.IsNot) or isinstance(left, ast.Name) == isinstance(right, ast.Name):
+    if isinstance(operator, ast.Is | ast.IsNot) or (key is None) == (mirrored_key is None):
         raise _foreign(ast.Compare(left, [operator], [right]), text)
-    mirrored = isinstance(right, ast.Name)
-    name, value = (right, _value(left, text)) if mirrored else (left, _value(right, text))
-    if not isinstance(name, ast.Name):
-        raise _foreign(name, text)
-    column = Name(name.id).sql()
+    mirrored = mirrored_key is not None
+    value = _value(left if mirrored else right, text)
+    column = _column(key or mirrored_key or "", text)
     # IS and the guards by type are true or false for NULL too, so that `not` can turn them round.
     if isinstance(operator, ast.Eq | ast.NotEq):
         word = "IS" if isinstance(operator, ast.Eq) else "IS NOT"
@@ -133,6 +137,13 @@ def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str)
     types = "('text')" if isinstance(value, str) else "('integer', 'real')"
     ordered = f"{column.sql} {MIRRORED[symbol] if mirrored else symbol} ?"
     return Condition(f"(typeof({column.sql}) IN {types} AND {ordered})", (*column.values, *column.values, value))
+
+
+def _column(key: str, text: str) -> Condition:
+    """The value of a metadata key, or ``id``; NULL where an item has none."""
+    if not key or any(letter in '"\\' or letter < " " for letter in key) or not is_utf8(key):
+        raise InputError(f"filter {text!r}: {key!a} cannot be asked for: a name has neither quotes, backslashes nor breaks")
+    return Condition("id", ()) if key == "id" else Condition("json_extract(metadata, ?)", (f'$."{key}"',))
 
 
 def _member(column: Condition, values: list[Value]) -> Condition:

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.search.filters import compile_filter
+from sightline.search.filters import compile_filter, key_of
 from sightline.search.items import Value
 
 NEVER, ALWAYS = 'id == ""', 'id != ""'  # no id is empty
@@ -74,7 +74,7 @@ def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, wanted: bo
         values = ast.literal_eval(right)
         parts = [_equal(_key(left), value, wanted, text) for value in values]
         return _joined(not wanted, parts) if parts else (NEVER if wanted else ALWAYS)
-    mirrored = isinstance(right, ast.Name)
+    mirrored = key_of(right) is not None
     name, value = (right, ast.literal_eval(left)) if mirrored else (left, ast.literal_eval(right))
     if isinstance(operator, ast.Eq | ast.NotEq):
         return _equal(_key(name), value, wanted == isinstance(operator, ast.Eq), text)
@@ -83,11 +83,11 @@ def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, wanted: bo
 
 
 def _key(name: ast.expr) -> str:
-    return cast(ast.Name, name).id
+    return cast(str, key_of(name))
 
 
 def _path(key: str) -> str:
-    return f'metadata["{key}"]'  # a Python name: no quotes in it
+    return f'metadata["{key}"]'  # no quotes in it: compile_filter has looked
 
 
 def _equal(key: str, value: Value, wanted: bool, text: str) -> str:
@@ -122,6 +122,6 @@ def _fixed(node: ast.expr, key: str) -> str | None:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
         sides = [node.left, node.comparators[0]]
         for name, value in (sides, sides[::-1]):
-            if isinstance(name, ast.Name) and name.id == key and isinstance(value, ast.Constant):
+            if key_of(name) == key and isinstance(value, ast.Constant):
                 return value.value if isinstance(value.value, str) else None
     return None

@@ -127,6 +127,8 @@ def read_settings(
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise InputError(f"{file}: no such file") from error
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{file}: not TOML: {error}") from error
     environ = os.environ if environ is None else environ

@@ -59,6 +59,10 @@ def read_tokens(file: Path) -> list[Token]:
         tokens = [Token(**entry) for entry in read.pop("token", [])]
     except FileNotFoundError as error:
         raise InputError(f"{file}: no such file; `sightline token` makes one") from error
+    except OSError as error:
+        raise InputError(
+            f"{file}: cannot be read: {error.strerror}; it must be readable by who runs the service"
+        ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: not a token file: {error}") from error
     if read:

@@ -129,5 +129,6 @@ const post = (path, body, signal) =>
     signal,
   }).then((response) => response.json());
 
+/** An id is encoded whole: browsers would resolve the dots of "../a.png" themselves. */
 export const imageAddress = (id, gallery, kind = "image") =>
-  `v1/items/${id.split("/").map(encodeURIComponent).join("/")}/${kind}?gallery=${encodeURIComponent(gallery)}`;
+  `v1/items/${encodeURIComponent(id)}/${kind}?gallery=${encodeURIComponent(gallery)}`;

@@ -202,7 +202,13 @@ function drawPreview() {
     previewed = JSON.stringify([query.id, query.gallery, query.image, crop]); // already drawn as it is
     return go({ query: { image: query.image, crop }, policy: "" });
   };
-  $("#preview").replaceChildren(...cropper(asked.url, `The image searched by: ${asked.name}`, query.crop, changed));
+  $("#preview").replaceChildren(...cropper(asked, query.crop, changed));
+}
+
+/** What cannot be shown is no query to go back to. */
+function forgetRecent(one) {
+  if (recent.includes(one)) recent.splice(recent.indexOf(one), 1);
+  drawRecent();
 }
 
 function drawRecent() {
@@ -220,7 +226,7 @@ function drawRecent() {
             "aria-label": `Search again: ${one.title}`,
             onclick: () => ask(one.query, one),
           },
-          h("img", { src: one.src, alt: "", width: 48, height: 48 }),
+          h("img", { src: one.src, alt: "", width: 48, height: 48, onerror: () => one.query.image && forgetRecent(one) }),
         ),
       ),
     ),

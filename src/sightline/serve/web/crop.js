@@ -36,7 +36,7 @@ export function queryImage(url, alt) {
 }
 
 /** A preview whose part can be chosen; changed(crop or null) is called when a choice has settled. */
-export function cropper(url, alt, crop, changed) {
+export function cropper({ url, name }, crop, changed) {
   const box = h("div", {
     className: "part",
     tabIndex: 0,
@@ -47,7 +47,7 @@ export function cropper(url, alt, crop, changed) {
   });
   for (const corner of ["nw", "ne", "sw", "se"])
     box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
-  const image = queryImage(url, alt);
+  const image = queryImage(url, `The image searched by: ${name}`);
   const stage = h("div", { className: "stage" }, image, box);
   const text = h("span", {});
   const button = h("button", { type: "button", className: "quiet", onclick: toggle }, icon("crop"), text);
@@ -55,7 +55,7 @@ export function cropper(url, alt, crop, changed) {
 
   image.addEventListener("error", () => {
     stage.replaceChildren(
-      h("p", { className: "soft" }, "This browser cannot show this kind of image; the server may still read it."),
+      h("p", { className: "lost soft small" }, "No preview: this browser cannot show the file."),
     );
     button.hidden = true;
   });
@@ -147,5 +147,5 @@ export function cropper(url, alt, crop, changed) {
   });
 
   show();
-  return [stage, button];
+  return [stage, h("p", { className: "soft small name" }, name), button];
 }

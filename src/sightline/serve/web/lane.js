@@ -218,7 +218,9 @@ export class Lane {
 
   fail(error) {
     this.empty();
-    const again = h("button", { type: "button", onclick: this.actions.retry }, "Try again");
+    const ofTheFile = [413, 415].includes(error.status); // the same file would be refused again
+    const again = ofTheFile ? null : h("button", { type: "button", onclick: this.actions.retry }, "Try again");
+    const text = error.message.replace(/^image: ./, (start) => start.at(-1).toUpperCase());
     const title =
       {
         0: "No answer from the server",
@@ -229,7 +231,7 @@ export class Lane {
         422: "The server cannot do that",
         429: "The server is busy",
       }[error.status] ?? "The search failed";
-    this.banner.replaceChildren(banner("fault", "alert", title, error.message, again));
+    this.banner.replaceChildren(banner("fault", "alert", title, text, again));
     this.actions.refused(error);
   }
 

@@ -1,15 +1,10 @@
 // Chosen values to the API's filter language, which is Python's, cut down.
 
-const NAME = /^[\p{ID_Start}_][\p{ID_Continue}]*$/u;
-const WORDS = new Set(
-  (
-    "False None True and as assert async await break class continue def del elif else except finally for from global if " +
-    "import in is lambda nonlocal not or pass raise return try while with yield"
-  ).split(" "),
-);
+/** Can a filter speak of this field? Those with quotes, backslashes or breaks in their names cannot be written in it. */
+export const isName = (text) => text !== "" && !/["\\\p{Cc}]/u.test(text);
 
-/** Can a filter speak of this field? A name such as "product type" cannot be written in the language. */
-export const isName = (text) => NAME.test(text) && !WORDS.has(text);
+/** A field as the language writes it, whatever its name. */
+const named = (field) => `metadata[${JSON.stringify(field)}]`;
 
 /** A value as the language writes it. JSON's strings are Python's: the same quotes and escapes. */
 export function literal(value) {
@@ -25,8 +20,8 @@ export function composed(facets, free = "") {
     .flatMap(([field, chosen]) => {
       if (Array.isArray(chosen?.values) && chosen.values.length) return [anyOf(field, chosen.values)];
       const sides = [];
-      if (Number.isFinite(chosen?.min)) sides.push(`${field} >= ${chosen.min}`);
-      if (Number.isFinite(chosen?.max)) sides.push(`${field} <= ${chosen.max}`);
+      if (Number.isFinite(chosen?.min)) sides.push(`${named(field)} >= ${chosen.min}`);
+      if (Number.isFinite(chosen?.max)) sides.push(`${named(field)} <= ${chosen.max}`);
       return sides;
     });
   if (free.trim()) conditions.push(conditions.length ? `(${free.trim()})` : free.trim());
@@ -34,8 +29,8 @@ export function composed(facets, free = "") {
 }
 
 function anyOf(field, values) {
-  if (values.length === 1) return `${field} == ${literal(values[0])}`;
+  if (values.length === 1) return `${named(field)} == ${literal(values[0])}`;
   const present = values.filter((value) => value !== null);
-  const listed = `${field} in [${present.map(literal).join(", ")}]`;
-  return present.length < values.length ? `(${listed} or ${field} == None)` : listed;
+  const listed = `${named(field)} in [${present.map(literal).join(", ")}]`;
+  return present.length < values.length ? `(${listed} or ${named(field)} == None)` : listed;
 }
