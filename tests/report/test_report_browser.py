@@ -1,6 +1,7 @@
 """The page in a browser: what a reader clicks, types and points at."""
 
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,16 +19,22 @@ def file(two_subjects, tmp_path_factory):
 
 @pytest.fixture(params=[1280, 390, 360])
 def page(request, file):
+    with browser_page(request.param) as page:
+        page.goto(file.as_uri())
+        yield page
+
+
+@contextmanager
+def browser_page(width):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        page = browser.new_page(viewport={"width": request.param, "height": 800})
+        page = browser.new_page(viewport={"width": width, "height": 800})
         said = []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: said.extend([request.url] if request.url.startswith("http") else []))
-        page.goto(file.as_uri())
         yield page
         assert said == []
         browser.close()
@@ -58,6 +65,19 @@ def test_numbers_and_verdicts_need_no_scrolling(page):
         assert box["x"] + box["width"] <= page.viewport_size["width"]
     more = page.evaluate("getComputedStyle(document.querySelector('#classes-table tbody th'), '::after').content")
     assert ("taken for" in more) == is_phone, "on a phone the parents and the mistakes stand below the name"
+
+
+@pytest.mark.parametrize("width", [1280, 390, 360])
+def test_long_names_push_no_number_off_the_screen(width, circle, tmp_path):
+    called = "man_in_business_suit_levitating", "woman-bouncing-ball", "information_desk_person"
+    labels = [called[place % 3] for place in range(12)], ["People & Body"] * 12, ["transport-ground"] * 12
+    angles = [37 * place % 180 for place in range(12)]
+    new, old = (circle(turn, *labels, name=f"efficientnet at {turn[1]} px") for turn in (angles, angles[::-1]))
+    with browser_page(width) as page:
+        page.goto(write_report(tmp_path / "r.html", new, old, k=2, n_queries=1).file.as_uri())
+        for box in ("#metrics .card", "#classes-table"):
+            page.locator(box).first.scroll_into_view_if_needed()
+            assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box
 
 
 def test_blue_points_are_bright_on_a_dark_page(page):

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.report.curves import score_panel, severity_panel, smoothed, training_panels
+from sightline.report.curves import recall_panel, score_panel, severity_panel, smoothed, training_panels
 from sightline.report.maps import class_map, class_means, map_panel, neighbour_purity
 from sightline.report.published import KNOWN, places_of, published_tables_of
 from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
@@ -39,6 +39,18 @@ def test_loss_and_metric_are_drawn_where_they_were_logged():
     assert levels[0].figure.axes[0].lines[0].get_ydata() == [1.5]
 
 
+def test_no_percentage_is_above_100():
+    panel = training_panels({"new": [(step, 0, "val/map", 1.0) for step in (1, 2)]}, "map")[0]
+    assert panel.figure.axes[0].get_ylim()[1] == 101
+
+
+@pytest.mark.parametrize(("n_places", "told"), [(4, ["1", "2", "4", "8"]), (8, ["1", "4", "16", "64"])])
+def test_places_of_recall_are_told(n_places, told):
+    ks = [2**power for power in range(n_places)]
+    axes = recall_panel(ks, {"new": np.ones((1, n_places))}).figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == told
+
+
 def test_terms_of_a_loss_are_drawn_one_by_one():
     terms = [(step, 0, f"term/{name}", value) for step in (1, 2) for name, value in (("sup_ap", 0.5), ("calibration", 2.0))]
     panels = training_panels({"new": [*LOSSES, *terms, (5, 0, "val/map", 0.5)], "old": LOSSES}, "map")
@@ -59,6 +71,8 @@ def test_thresholds_stand_in_the_histogram():
     axes = score_panel("m", histogram, {"alpha": 0.9, "beta": 0.6}).figure.axes[0]
     assert [line.get_xdata()[0] for line in axes.lines] == [0.9, 0.6]
     assert {text.get_text() for text in axes.texts} == {"alpha", "beta"}
+    assert axes.get_legend() is None, "it would cover the densities"
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["same class", "another class"]
 
 
 def test_two_figures_of_a_page_share_no_id_and_follow_its_mode():

@@ -136,6 +136,7 @@ def test_one_model_and_one_level_need_no_comparison_and_no_tree(circle, tmp_path
     assert "another class" in text
     assert [gallery.name for gallery in report.galleries] == ["hardest", "severe", "random"]
     assert 'id="training"' not in text
+    assert "label levels" not in text
 
 
 def test_images_that_cannot_be_read_have_a_placeholder_and_a_count(circle, tmp_path):

@@ -72,6 +72,8 @@ def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Pane
                 else:
                     axes.plot(steps, values, line, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
             percent = " (%)" if factor == 100 else ""
+            if what == metric and percent:
+                axes.set_ylim(top=min(101, axes.get_ylim()[1]))
             dress(axes, "Training loss" if what == "loss" else f"Validation {metric}{percent}", "step")
             _legend(axes, len([points for points in series.values() if points]))
         kind = "loss" if what == "loss" else "validation"
@@ -110,7 +112,8 @@ def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:
     with drawing() as (figure, axes):
         _by_label(axes, np.array(ks, np.float64), recalls)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(ks)[::2], [str(k) for k in list(ks)[::2]])
+        told = list(ks)[:: 1 if len(ks) <= 6 else 2]
+        axes.set_xticks(told, [str(k) for k in told])
         axes.set_ylim(top=101)
         dress(axes, "Recall@k: a right image among the first k", "k", "queries (%)")
         _legend_below(figure, recalls)
@@ -179,7 +182,7 @@ def score_panel(name: str, histogram: NDArray[np.int64], thresholds: dict[str, f
         dress(axes, f"Scores of {name}", "cosine", "density")
         ends = [low, high, *thresholds.values()]
         axes.set_xlim(max(-1, min(ends) - 0.02), min(1.0, max(ends) + 0.02))
-        _legend(axes, 2)
+        figure.legend(loc="outside lower center", fontsize=9, ncols=2)  # inside it would cover the densities
     return Panel(f"scores-{name}", f"densities of the scores of {name} by what two images share", figure)
 
 
