@@ -35,7 +35,7 @@ API = {
         "compare",
         "decomposability_gap",
     ],
-    "Protocols of public sets": ["evaluate_dyml", "evaluate_revisited", "RetrievalSet"],
+    "Protocols of public sets": ["evaluate_dyml", "evaluate_revisited", "evaluate_gldv2", "RetrievalSet"],
     "Label trees": ["Tree", "CodeRelevance"],
     "Search": ["Gallery", "Item", "EncoderIdentity", "search_images", "refined_search", "Refinement", "Whitening"],
     "Elsewhere": ["export_onnx", "read_card"],

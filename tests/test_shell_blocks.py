@@ -50,8 +50,11 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
             "sightline benchmark benchmarks/suites/emoji-ap-losses.toml --out runs/ap-losses --background",
             "sightline benchmark benchmarks/suites/emoji-ap-losses.toml --out emoji-ap-losses",
             "sightline benchmark benchmarks/suites/emoji-ablation.toml --out emoji-ablation",
+            "sightline benchmark benchmarks/suites/emoji-batch-size.toml --out emoji-batch-size",
             "sightline benchmark benchmarks/suites/emoji-hierarchy.toml --out emoji-hierarchy",
+            "sightline benchmark benchmarks/suites/emoji-hyperparameters.toml --out emoji-hyperparameters",
             "sightline benchmark benchmarks/suites/emoji-tuning.toml --out emoji-tuning",
+            "sightline benchmark benchmarks/suites/emoji-vendor.toml --out emoji-vendor",
         ],
         "tutorials/reproduce-a-paper.md": [
             "sightline benchmark benchmarks/suites/emoji-ap-losses.toml --out runs/emoji-ap-losses --background"
@@ -181,7 +184,7 @@ class Terminal:
     """Runs lines one after the other in the current folder; a service goes on answering until the next one starts."""
 
     def __init__(self, sightline, monkeypatch):
-        self.sightline, self.monkeypatch, self.client = sightline, monkeypatch, None
+        self.sightline, self.monkeypatch, self.client, self.printed = sightline, monkeypatch, None, ""
         monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: self._serve(server.config.app))
         monkeypatch.setattr("logging.config.dictConfig", lambda settings: None)  # logs of the service
         monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", _interrupted)
@@ -200,6 +203,7 @@ class Terminal:
             assert words[0] == "sightline", line
             status, out, err = self.sightline(*small(words[1:]))
             assert status == 0, f"{line}\n{err}"
+            self.printed += out + err
             if words[1] == "token":
                 self.monkeypatch.setenv("TOKEN", out.strip())
 
@@ -253,6 +257,17 @@ def small(words):
     return [*words, *added.get(command, added.get(words[0], []))]
 
 
+def transcripts(page):
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+    return [block.splitlines() for block in blocks if "git clone" not in block]
+
+
+def shape(line):
+    """A line with other numbers and other images in it."""
+    words = " ".join(re.sub(r"\d+(\.\d+)*", "0", line).split())
+    return re.sub(r"^0 0 (/?).*", r"0 0 \1image", words)
+
+
 @pytest.mark.parametrize("page", [page for page, lines in LINES.items() if any(reason(page, one) is None for one in lines)])
 def test_lines_of_a_page_run_one_after_the_other(page, kept, tmp_path, sightline, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -267,6 +282,10 @@ def test_lines_of_a_page_run_one_after_the_other(page, kept, tmp_path, sightline
                 terminal.run(line)
     finally:
         terminal.close()
+    if page == "tutorials/own-folder.md":  # a transcript: what it shows is what is printed
+        shown = [line for block in transcripts(DOCS / page) for line in block if not line.startswith(("$ ", "..."))]
+        assert len(shown) >= 14
+        assert [line for line in shown if shape(line) not in map(shape, terminal.printed.splitlines())] == []
     if page == "tutorials/reproduce-a-paper.md":
         assert "tpami_table05" in Path("happier-sop.html").read_text()  # the papers' values, as the page promises
 
