@@ -11,6 +11,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +85,9 @@ def staged_megabytes(encoder: Encoder, side: int, n_images: int, chunk_size: int
     return extra_megabytes(step)
 
 
-def staged_row(encoder: Encoder, side: int) -> list[str]:
+def staged_row(side: int) -> list[str]:
     """The peaks of a chunk and of a batch in chunks, and their ratio."""
+    encoder = Encoder.create("tf_efficientnet_lite0", 512, image_size=96)
     one, whole = staged_megabytes(encoder, side, CHUNK, None), staged_megabytes(encoder, side, BATCH, CHUNK)
     return [str(side), f"{one:.0f}", f"{whole:.0f}", f"{whole / one:.2f}"]
 
@@ -245,7 +248,9 @@ def main() -> None:
         loading = [loading_row(files * N_ROUNDS, side, n_workers, N_RUNS) for side, n_workers in LOADING]
         encoder = Encoder.create("tf_efficientnet_lite0", 512, image_size=96)
         workers = workers_rows(encoder, files, N_RUNS)
-    staged = [staged_row(encoder, side) for side in STAGED]
+    fresh = get_context("spawn")
+    with ProcessPoolExecutor(1, fresh, initializer=keep_freed_memory, max_tasks_per_child=1) as processes:
+        staged = list(processes.map(staged_row, STAGED))
     times = loss_and_step_milliseconds(encoder)
     text = section(load, staged, times, seconds_without_and_with_kept_memory(), kilobytes, loading, workers)
     write_section(arguments.out, "Training", text)

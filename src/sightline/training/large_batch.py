@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
+from sightline.training.allocator import release_freed_memory
 from sightline.training.distributed import gathered, gathered_objects, gathered_with_gradient, n_processes, process_number
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
@@ -109,6 +110,8 @@ def back_propagate(
     value = loss_of(leaf)
     fabric.backward(value)  # to the embeddings, and to the loss's own parameters
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    if leaf.is_cpu:
+        release_freed_memory()  # the loss's tables: what the graph of a chunk needs comes in other sizes
     for number, (start, stop) in enumerate(bounds):
         not_last = number + 1 < len(bounds) and n_processes() > 1
         with fabric.no_backward_sync(encoder, enabled=not_last):  # type: ignore[arg-type]
