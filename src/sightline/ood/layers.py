@@ -1,16 +1,32 @@
 """Linear layers that take a single query as fast as their weights can be read."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from sightline.ranking.levels import n_chunks, torch_threads
 
 LARGE = 1 << 20  # weights; with fewer, starting threads costs what they save
+
+
+@intrinsic
+def _widened(typing: Any, number: Any) -> Any:
+    """A float32 as it is, or of the bits of a bfloat16, which are its upper half."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if number == types.float32:
+            return arguments[0]
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(arguments[0], word), ir.Constant(word, 16)), ir.FloatType())
+
+    return types.float32(number), generate
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
@@ -23,8 +39,8 @@ def _through_layers(row, weights, biases, slope, n_parts):  # type: ignore[no-un
             for i in range(part * n_outputs // n_parts, (part + 1) * n_outputs // n_parts):
                 total = np.float32(0.0)
                 for d in range(dim):
-                    total += weight[i, d] * before[d]
-                total += bias[i]
+                    total += _widened(weight[i, d]) * before[d]
+                total += _widened(bias[i])
                 row[i] = total if total > 0 else slope * total
     return row
 
@@ -36,11 +52,11 @@ def linear_layers(
 
     torch multiplies a single row by a matrix on one thread, and more slowly than it could read the matrix. Here all threads
     do, in float32 on a CPU and without a gradient; everything else is torch's. Sums have the same order with any number
-    of threads.
+    of threads. Weights in bfloat16 take half the time to read; what comes out is of the features' type all the same.
 
     Args:
         features: (N, D).
-        weights: (C, D) of the first layer, like the rest.
+        weights: (C, D) of the first layer, like the rest; of the features' type or bfloat16.
         biases: (C,) of the first layer, like the rest; None for none.
         slope: of LeakyReLU; 1 for none.
 
@@ -51,21 +67,29 @@ def linear_layers(
         >>> linear_layers(torch.tensor([[1.0, 2.0]]), [torch.tensor([[3.0, -4.0]])], [torch.tensor([0.5])], slope=0.2)
         tensor([[-0.9000]])
     """
-    if len(features) == 1 and _are_compiled((features, *weights)):
+    if len(features) == 1 and _are_compiled(features, weights):
         added = biases or [weight.new_zeros(len(weight)) for weight in weights]
-        row, tables = features[0].numpy(), tuple(weight.numpy() for weight in weights)
-        offsets = tuple(bias.numpy() for bias in added)
+        tables, offsets = (tuple(map(_as_array, tensors)) for tensors in (weights, added))
         with torch_threads():
-            found = _through_layers(row, tables, offsets, np.float32(slope), n_chunks(len(weights[-1])))
+            found = _through_layers(features[0].numpy(), tables, offsets, np.float32(slope), n_chunks(len(weights[-1])))
         return torch.from_numpy(found)[None]
     for place, weight in enumerate(weights):
-        features = F.linear(features, weight, biases[place] if biases else None)
+        features = F.linear(features, weight.to(features.dtype), biases[place].to(features.dtype) if biases else None)
         features = features if slope == 1 else F.leaky_relu(features, slope)
     return features
 
 
-def _are_compiled(tables: Sequence[Tensor]) -> bool:
-    """Whether the first, a row, goes through the others in compiled code."""
-    if torch.is_grad_enabled() or sum(table.numel() for table in tables) < LARGE:
+def _as_array(tensor: Tensor) -> Any:
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _are_compiled(row: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether the row goes through the layers in compiled code."""
+    if torch.is_grad_enabled() or row.dtype != torch.float32 or sum(weight.numel() for weight in weights) < LARGE:
         return False
-    return all(table.dtype == torch.float32 and table.is_cpu and table.is_contiguous() for table in tables)
+    kinds = {weight.dtype for weight in weights}
+    return (
+        len(kinds) == 1
+        and kinds <= {torch.float32, torch.bfloat16}
+        and all(table.is_cpu and table.is_contiguous() for table in (row, *weights))
+    )

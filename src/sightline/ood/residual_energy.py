@@ -129,7 +129,7 @@ class ResidualEnergy(Scorer):
         hidden = linear_layers(
             self.scale * features, [layer.weight for layer in between], [layer.bias for layer in between], SLOPE
         )
-        return F.linear(hidden, last.weight, last.bias).squeeze(1)
+        return linear_layers(hidden, [last.weight], [last.bias]).squeeze(1)
 
     def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
         self.prior._fit_given(given, labels, classifier)
@@ -152,6 +152,8 @@ class ResidualEnergy(Scorer):
         self.scale = data.square().mean().rsqrt()
         self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
         self._train(data, labels)
+        if data.dtype == torch.float32:  # half the bytes to save, and to read for a query
+            self.network.bfloat16()
 
     def _train(self, data: Tensor, labels: Tensor | None) -> None:
         settings = self.settings
