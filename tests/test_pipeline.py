@@ -416,6 +416,7 @@ def test_sharded_weights_train_as_one_process(image_tree, tiny_recipe, tmp_path,
     assert_close(states[1]["optimizer"]["state"], states[0]["optimizer"]["state"], rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(image_tree, tiny_recipe, tmp_path):
     overrides = [*tiny_recipe, "strategy=fsdp", "checkpoint_every=1"]
     assert in_two_processes(image_tree, overrides, tmp_path / "whole").returncode == 0

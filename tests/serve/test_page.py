@@ -454,15 +454,19 @@ def test_everything_is_done_by_keyboard_alone_in_the_order_of_the_page(opened):
 
 def test_dark_follows_the_system_and_the_switch_overrides_it(opened):
     page = opened(color_scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(ground) == "rgb(15, 22, 32)"
+
+    def is_ground(colour):
+        expect(page.locator("body")).to_have_css("background-color", colour)
+
+    is_ground("rgb(15, 22, 32)")
     page.locator("#theme").click()
-    assert page.evaluate(ground) == "rgb(247, 248, 250)"
+    is_ground("rgb(247, 248, 250)")
     page.reload()
-    assert page.evaluate(ground) == "rgb(247, 248, 250)"
+    is_ground("rgb(247, 248, 250)")
+    expect(page.locator("#theme")).to_have_attribute("title", "Theme: light")
     page.locator("#theme").click()
     page.emulate_media(color_scheme="light")
-    assert page.evaluate(ground) == "rgb(15, 22, 32)"
+    is_ground("rgb(15, 22, 32)")
 
 
 def test_a_phone_has_two_columns_no_sideways_scrolling_and_targets_for_a_finger(opened):

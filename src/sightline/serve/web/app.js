@@ -298,6 +298,11 @@ function setTheme(theme) {
   $("#theme .name").textContent = THEMES[theme];
 }
 
+function nextTheme() {
+  const names = Object.keys(THEMES);
+  setTheme(names[(names.indexOf(localStorage.getItem("theme") ?? "") + 1) % names.length]);
+}
+
 function askForToken(isRefused) {
   const dialog = $("#sign-in");
   $("#token").value = "";
@@ -325,10 +330,6 @@ function watch() {
   });
   $("#clear").addEventListener("click", clearFilters);
   $("#compare").addEventListener("click", toggleCompare);
-  $("#theme").addEventListener("click", () => {
-    const names = Object.keys(THEMES);
-    setTheme(names[(names.indexOf(localStorage.getItem("theme") ?? "") + 1) % names.length]);
-  });
   $("#forget").addEventListener("click", () => {
     forgetToken();
     location.assign(".");
@@ -367,5 +368,6 @@ async function start() {
   await draw();
 }
 
+$("#theme").addEventListener("click", nextTheme); // before the galleries are known
 watchInputs(takeImage, showFault);
 start();
