@@ -17,8 +17,8 @@ class Heat(Composed):
 
     The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
     n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for some thousands of vectors and a minute or two. The network
-    sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant. Fitted on
-    float32, its weights are rounded to bfloat16 once they are trained: a query then reads half as much.
+    sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant.
+    Fitted on float32, its weights are rounded to bfloat16 once they are trained: a query then reads half as much.
 
     Args:
         priors: names, or mappings with a name and options: ``["gmm"]`` is HEAT-GMM, ``["energy"]`` HEAT-EL,
