@@ -170,6 +170,7 @@ def test_a_recipe_extends_another_key_by_key_and_its_loss_as_a_whole(recipe_file
     assert (changed.seed, changed.schedule.epochs) == (3, 7)
     assert (changed.data.manifest, changed.data.flip) == (Path("y"), 0.25)
     assert (changed.loss.name, changed.loss.options()) == ("smooth_ap", {})
+    assert read_recipe(recipe_file("extends = 'base.toml'")).seed == 3  # beside it, whatever the current folder
     kept = read_recipe(recipe_file(f"{extends}[loss]\nrho = 5.0\n"))
     assert (kept.loss.name, kept.loss.options()) == ("sup_ap", {"tau": 0.5, "rho": 5.0})
 

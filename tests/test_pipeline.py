@@ -1,11 +1,14 @@
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -14,7 +17,18 @@ from lightning_fabric.plugins.precision.amp import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
 
-from sightline import EmbeddingTable, Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
+from sightline import (
+    EmbeddingTable,
+    Encoder,
+    InputError,
+    embed_manifest,
+    evaluate_table,
+    pipeline,
+    read_manifest,
+    read_recipe,
+    train,
+)
+from sightline.models.card import read_card
 from sightline.training import engine
 from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log
@@ -41,7 +55,7 @@ def test_a_run_learns_and_leaves_everything_in_one_folder(image_tree, tiny_recip
     recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=24", "data.val_fraction=0")
     encoder = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "encoder", "environment.json", "last.pt", "log.csv", "recipe.json", "tensorboard",
+        "encoder", "environment.json", "images.json", "last.pt", "log.csv", "recipe.json", "tensorboard",
     ]  # fmt: skip
     assert (
         read_recipe("images", [f"data.manifest={image_tree}"]).model_dump().keys()
@@ -218,6 +232,35 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"another recipe: loss.name is 'roadmap' there, 'sup_ap' here"):
             train(recipe_for(image_tree, tiny_recipe, "loss.name=sup_ap"), tmp_path / "run", resume=True)
         assert (tmp_path / "run/last.pt").read_bytes() == before
+
+    def test_a_run_whose_images_are_others_by_now(self, image_tree, tiny_recipe, tmp_path):
+        shutil.copytree(image_tree, tmp_path / "tree")
+        recipe = recipe_for(tmp_path / "tree", tiny_recipe)
+        train(recipe, tmp_path / "run", max_minutes=0)
+        before = (tmp_path / "run/last.pt").read_bytes()
+        finest = next(path.parent for path in sorted((tmp_path / "tree").rglob("*.png")))
+        shutil.copytree(finest, finest.with_name("another"))
+        with pytest.raises(InputError, match=r"run: its run has other images: .*val\.images is 12 there, 18 here"):
+            train(recipe, tmp_path / "run", resume=True)
+        assert (tmp_path / "run/last.pt").read_bytes() == before
+        (tmp_path / "run/images.json").write_text("{")
+        with pytest.raises(InputError, match=r"images\.json: not JSON: "):
+            train(recipe, tmp_path / "run", resume=True)
+
+
+def test_no_mistake_is_better_than_any_severity(image_tree, tiny_recipe, tmp_path, monkeypatch):
+    severities, measured = iter([1.5, math.nan, 1.0]), pipeline.evaluate_table
+
+    def evaluate_table(table, ks):
+        result = measured(table, ks)
+        severity = np.full_like(result.per_query["severity@1"], next(severities))
+        return replace(result, per_query=result.per_query | {"severity@1": severity})
+
+    monkeypatch.setattr(pipeline, "evaluate_table", evaluate_table)
+    overrides = ["validation.metric=severity@1", "validation.mode=min", "schedule.epochs=3"]
+    train(recipe_for(image_tree, tiny_recipe, *overrides), tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run/last.pt")[0].best == 0
+    assert read_card(tmp_path / "run/encoder").training.epoch == 2
 
 
 def test_a_batch_in_chunks_is_the_batch_as_a_whole(image_tree, tiny_recipe, tmp_path):

@@ -222,7 +222,10 @@ def _values(source: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{source}: not TOML: {error}") from error
     if "extends" not in values:
         return values
-    base = _values(str(values.pop("extends")), (*extended_by, source))
+    extended = Path(str(values.pop("extends")))
+    if extended.suffix == ".toml" and Path(source).suffix == ".toml":
+        extended = Path(source).parent / extended
+    base = _values(str(extended), (*extended_by, source))
     for key, value in values.items():
         replaces = not isinstance(value, dict) or not isinstance(base.get(key), dict) or (key == "loss" and "name" in value)
         base[key] = value if replaces else base[key] | value

@@ -1,10 +1,12 @@
-"""Write a file or a folder so that it is there complete or not at all."""
+"""Write a file or a folder so that it is there complete or not at all, and read back what was written."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sightline.errors import InputError
 
@@ -30,6 +32,14 @@ def replaced(file: Path) -> Iterator[Path]:
         scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds; refused if it is damaged."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file}: not JSON: {error}") from error
 
 
 def check_folder(folder: Path, mark: str, what: str) -> None:

@@ -1,17 +1,18 @@
 """A recipe to a trained encoder: joins data, model, loss, loop and validation in one run folder.
 
-The folder holds ``recipe.json`` (every value, defaults included), ``environment.json`` (what it ran on; ``resumes.log``
-says what was different later), ``log.csv``, ``tensorboard/``, ``last.pt`` (what a resume reads), ``epoch-020.pt`` and the
-like where the recipe keeps some, and ``encoder/`` (the best so far by the recipe's metric, or the last where nothing
-validates).
+The folder holds ``recipe.json`` (every value, defaults included), ``images.json`` (which images, for a resume to find the
+same), ``environment.json`` (what it ran on; ``resumes.log`` says what was different later), ``log.csv``, ``tensorboard/``,
+``last.pt`` (what a resume reads), ``epoch-020.pt`` and the like where the recipe keeps some, and ``encoder/`` (the best so
+far by the recipe's metric, or the last where nothing validates).
 """
 
 import copy
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -32,8 +33,9 @@ from sightline.errors import InputError
 from sightline.evaluation.account import account_of_run
 from sightline.evaluation.result import shown
 from sightline.evaluation.tables import evaluate_table
-from sightline.files import replaced
+from sightline.files import read_json, replaced
 from sightline.losses.recent import RecentBatches
+from sightline.models.card import DataFacts
 from sightline.models.encoder import Encoder
 from sightline.preparation import fabric_of, parts_of_run, with_memory
 from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -47,7 +49,7 @@ from sightline.training.optimization import Schedule, create_optimizer
 from sightline.training.plan import plan
 from sightline.training.sharding import load_optimizer_state, whole_optimizer_state, whole_state
 
-RECIPE_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "last.pt", "encoder"
+RECIPE_FILE, IMAGES_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "images.json", "last.pt", "encoder"
 PCA_IMAGES = 10_000  # from which a projection starts, at most
 
 
@@ -72,14 +74,18 @@ def train(
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     fabric = fabric_of(recipe)
     _check_run_folder(recipe, out, resume)
-    fabric.barrier()  # nobody writes before all have looked
     parts = parts_of_run(recipe, show_progress)
+    told = _told_images(parts.train_part, parts.val_part)
+    _check_images(told, out)
+    fabric.barrier()  # nobody writes before all have looked
     if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
         _whiten(parts.encoder.to(fabric.device), parts.train_part, recipe)
     if process_number() == 0:
         out.mkdir(parents=True, exist_ok=True)
         with replaced(out / RECIPE_FILE) as scratch:
             scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        with replaced(out / IMAGES_FILE) as scratch:
+            scratch.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     fabric.barrier()
     _run(fabric, recipe, out, *parts, show_progress, deadline)
     return out / ENCODER_FOLDER
@@ -116,10 +122,26 @@ def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         raise InputError(f"{out}: exists and is not a run folder; it is left as it is")
     if not resume:
         raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
-    stored = json.loads((out / RECIPE_FILE).read_text(encoding="utf-8"))
+    stored = read_json(out / RECIPE_FILE)
     asked = json.loads(recipe.model_dump_json()) | {"strategy": stored.get("strategy")}  # which may change
     if changed := differences(stored, asked):
         raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
+
+
+def _told_images(train_part: Manifest, val_part: Manifest | None) -> dict[str, Any]:
+    """What a run that goes on must find again: how many images, of which classes, and a hash of the rows."""
+    parts = {"train": train_part} | ({} if val_part is None else {"val": val_part})
+    facts = {name: DataFacts.of(part) for name, part in parts.items()}
+    return {
+        name: {"images": one.n_images, "classes": list(one.n_classes), "rows": one.sha256[:12]}
+        for name, one in facts.items()
+    }
+
+
+def _check_images(told: dict[str, Any], out: Path) -> None:
+    """Refuse to go on with other images: what was trained on before might be validated with now."""
+    if (out / IMAGES_FILE).is_file() and (changed := differences(read_json(out / IMAGES_FILE), told)):
+        raise InputError(f"{out}: its run has other images: {'; '.join(changed)}")
 
 
 def _run(
@@ -259,9 +281,9 @@ def _run(
                 means = result.means
                 if log is not None:
                     log.write(position.step, position.epoch - 1, {f"val/{name}": value for name, value in means.items()})
-                value = means[recipe.validation.metric]
                 metric = recipe.validation.metric
-                progress.say(f"epoch {position.epoch}: validation {metric} {shown(metric, value)}")
+                progress.say(f"epoch {position.epoch}: validation {metric} {shown(metric, means[metric])}")
+                value = 0.0 if math.isnan(means[metric]) else means[metric]  # how severe no mistake is
                 sign = 1 if recipe.validation.mode == "max" else -1
                 improved = position.best is None or sign * value > sign * position.best
                 position = replace(

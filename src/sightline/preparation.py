@@ -157,7 +157,7 @@ def fabric_of(recipe: Recipe) -> Fabric:
     fabric = Fabric(
         accelerator="auto", devices=here, num_nodes=together // here, strategy=strategy, precision=recipe.precision
     )
-    if together > 1:
+    if together > 1 and "LT_CLI_USED" not in os.environ:  # `fabric run` has launched them
         fabric.launch()
     return fabric
 

@@ -159,7 +159,7 @@ def test_the_key_follows_the_images_and_not_their_place(noise, tmp_path):
         (other / file.name).symlink_to(file)
     table = pl.read_csv(noise)
     (other / noise.name).unlink()
-    table.with_columns(split=pl.lit("train")).write_csv(other / noise.name)
+    table.with_columns(split=pl.lit("test")).write_csv(other / noise.name)
     assert not set(keys(other / noise.name)) & set(keys(noise))
 
 
@@ -199,6 +199,11 @@ def test_queries_of_one_vendor_rank_the_others_and_can_be_kept_out_of_training(n
 def test_queries_that_are_not_there_are_refused(query, message, noise, tmp_path):
     with pytest.raises(InputError, match=message):
         read_images(DataSet(name="red", query=query), noise, "test", False, tmp_path)
+
+
+def test_a_split_that_is_not_there_is_refused_before_anything_runs(noise, tmp_path):
+    with pytest.raises(InputError, match="no image in split 'tset'"):
+        read_images(DataSet(name="all"), noise, "tset", False, tmp_path)
 
 
 def test_what_the_command_cannot_do_at_once_is_refused(sightline, tmp_path):

@@ -37,6 +37,9 @@ def test_an_image_is_held_once_and_never_met_by_itself():
     rows, kept = memory.references(torch.tensor([0, 1]))
     assert_close(rows, torch.cat([first[[2, 4, 5]], second[1:2]]))
     assert_close(kept, torch.cat([labels[[2, 4, 5]], labels[1:2]]))
+    memory.push(second[:4], labels[:4], torch.tensor([8, 9, 8, 2]))  # twice in one batch: the last counts
+    assert memory.ids.tolist() == [0, 4, 5, 1, 3, 9, 8, 2]
+    assert_close(memory.rows[-3:], second[1:4])
 
 
 def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_parts():

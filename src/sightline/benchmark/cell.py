@@ -91,7 +91,9 @@ def _seconds() -> dict[str, float]:
 def untrained_encoder(recipe: Recipe) -> Encoder:
     """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
     model, data = recipe.model, recipe.data
-    return Encoder.create(model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed)
+    return Encoder.create(
+        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
+    )
 
 
 def _holds_another(recipe: Recipe, run: Path) -> bool:

@@ -77,6 +77,7 @@ def read_images(data: DataSet, manifest_file: Path, split: str, without_queries:
     """
     manifest = read_manifest(manifest_file)
     if not data.query:
+        manifest.split(split)  # refused here, not after hours of training
         return Images(manifest_file, _fingerprint(manifest), _training(manifest), manifest.n_levels)
     if unknown := [column for column in data.query if column not in manifest.table.columns]:
         known = names(manifest.table.columns)

@@ -34,6 +34,7 @@ def card(
     notes: Annotated[Path | None, typer.Option(help="Markdown file to add to the card.")] = None,
 ) -> None:
     """Write the model card beside an encoder again, with a result, a licence or notes put into it."""
+    from sightline.data.benchmarks.source import read_text
     from sightline.errors import InputError
     from sightline.evaluation.account import evaluation_facts
     from sightline.evaluation.result import Result
@@ -52,7 +53,7 @@ def card(
     if licence is not None:
         changed["license"] = licence
     if notes is not None:
-        changed["notes"] = notes.read_text(encoding="utf-8")
+        changed["notes"] = read_text(notes)
     typer.echo(write_card(folder, told.model_copy(update=changed)))
 
 

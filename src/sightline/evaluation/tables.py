@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from sightline.data.benchmarks.dyml import LEVELS
 from sightline.data.manifest import Manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names
@@ -38,6 +39,7 @@ def evaluate_table(
         )
     other = gallery or table
     for one in (table, other):
+        check_one_set(one.manifest)
         if not one.manifest.n_levels:
             raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
     is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
@@ -57,6 +59,16 @@ def evaluate_table(
     lists = replace(lists, rescored=rescored)
     result = measured(lists, ks, metrics, "population", "exponential", "worst")
     return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
+
+
+def check_one_set(manifest: Manifest) -> None:
+    """Refuse the test images of DyML-Vehicle and DyML-Animal as one set: they are three, one for each label level."""
+    rows = manifest.table
+    if "test_level" in rows.columns and rows["test_level"].is_in(LEVELS).any():
+        raise InputError(
+            f"{manifest.source}: its test images are three sets, one for each label level (column 'test_level'); "
+            "measure them with level_sets and sl.evaluate_dyml, as docs/data.md shows"
+        )
 
 
 def has_role(manifest: Manifest, role: str) -> NDArray[np.bool_]:

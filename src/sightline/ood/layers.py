@@ -39,8 +39,8 @@ def _through_layers(row, weights, biases, slope, n_parts):  # type: ignore[no-un
             for i in range(part * n_outputs // n_parts, (part + 1) * n_outputs // n_parts):
                 total = np.float32(0.0)
                 for d in range(dim):
-                    total += _widened(weight[i, d]) * before[d]
-                total += _widened(bias[i])
+                    total += _widened(weight[i, d]) * before[d]  # type: ignore[call-arg]
+                total += _widened(bias[i])  # type: ignore[call-arg]
                 row[i] = total if total > 0 else slope * total
     return row
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from sightline import __version__
 from sightline.evaluation.result import Result
+from sightline.evaluation.tables import has_role
 from sightline.files import replaced
 from sightline.report.classes import MOST_ROWS, class_rows
 from sightline.report.curves import (
@@ -116,7 +117,7 @@ def write_report(
     precision = {name: one.per_query["map"] for name, one in results.items()}
     shown = galleries(table, found, precision, n_queries, seed)
     thumbnails = Thumbnails(table)
-    comparable = [*told_metrics(n_levels, k), *(f"recall@{place}" for place in ks)]
+    comparable = list(dict.fromkeys([*told_metrics(n_levels, k), *(f"recall@{place}" for place in ks)]))
     tables = published_tables_of(places_of(table.manifest), published, comparable)
     mine, other = results[subject.name], None if against is None else results[against.name]
     page = (
@@ -129,6 +130,7 @@ def write_report(
             rows=rows,
             by=by,
             n_images=len(table),
+            n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
             n_classes=[int(column.max()) + 1 for column in table.manifest.labels().T],
             result=mine,
             published=tables,

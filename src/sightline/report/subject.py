@@ -101,7 +101,7 @@ def read_untrained(run: Subject, show_progress: bool = False, name: str | None =
         raise InputError(f"--against {UNTRAINED}: a run folder is needed, for {run.name!r} is a table without a recipe")
     recipe = run.recipe
     settings = recipe.model.backbone, None, "avg", recipe.model.weights, recipe.data.image_size, recipe.data.resize
-    encoder = Encoder.create(*settings, seed=recipe.seed)
+    encoder = Encoder.create(*settings, seed=recipe.seed, stretch=recipe.data.stretch)
     return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
 
 

@@ -47,11 +47,11 @@ class CrossBatchMemory(nn.Module):
 
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
         """Let the items in, newest last, and the oldest out."""
-        older = ~torch.isin(self.ids, ids)
+        older, newest = ~torch.isin(self.ids, ids), _last_of_each(ids)
         table = labels if labels.ndim == 2 else labels[:, None]
-        self.rows = torch.cat([self.rows[older], embeddings.detach().to(self.rows)])[-self.size :].clone()
-        self.labels = torch.cat([self.labels[older], table])[-self.size :].clone()
-        self.ids = torch.cat([self.ids[older], ids])[-self.size :].clone()
+        self.rows = torch.cat([self.rows[older], embeddings.detach().to(self.rows)[newest]])[-self.size :].clone()
+        self.labels = torch.cat([self.labels[older], table[newest]])[-self.size :].clone()
+        self.ids = torch.cat([self.ids[older], ids[newest]])[-self.size :].clone()
 
     def references(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and labels of what it holds, without the images of these ids."""
@@ -61,6 +61,18 @@ class CrossBatchMemory(nn.Module):
     def reset(self) -> None:
         """Forget everything."""
         self.rows, self.labels, self.ids = self.rows[:0], self.labels[:0], self.ids[:0]
+
+
+def _last_of_each(ids: Tensor) -> Tensor:
+    """Where each id stands last, in order.
+
+    Example:
+        >>> _last_of_each(torch.tensor([7, 5, 7, 9]))
+        tensor([1, 2, 3])
+    """
+    unique, inverse = ids.unique(return_inverse=True)
+    places = torch.arange(len(ids), device=ids.device)
+    return torch.zeros_like(unique).scatter_reduce(0, inverse, places, "amax").sort().values
 
 
 class BatchLoss(nn.Module):

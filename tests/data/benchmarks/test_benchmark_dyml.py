@@ -3,8 +3,10 @@ import pytest
 
 from sightline.data.benchmarks.dyml import DYML_ANIMAL, DYML_PRODUCT, TRAIN_COLUMNS, level_sets, read_glued
 from sightline.data.benchmarks.source import Part
+from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml
+from sightline.evaluation.tables import evaluate_table
 
 TRAIN = ["0.jpg, 4, 3, 2", "1.jpg, 4, 3, 2", "2.jpg, 4, 9, 7"]  # coarse, middle, fine
 TRAIN_HEADER, TEST_HEADER = "fname, coarse_id, middle_id, fine_id", "fname, labels"
@@ -89,6 +91,9 @@ def test_each_level_is_measured_on_its_own_images(tree):
             expected.append(1 / (1 + [labels[g] == labels[query] for g in others].index(True)))
         assert results[level]["map"] == pytest.approx(np.mean(expected))
     assert means["map"] == pytest.approx(np.mean([result["map"] for result in results.values()]))
+    table = EmbeddingTable(manifest, vectors.astype(np.float32), "0" * 64)
+    with pytest.raises(InputError, match=r"its test images are three sets, .*sl\.evaluate_dyml"):
+        evaluate_table(table)
 
 
 def test_product_has_all_levels_in_one(tree):

@@ -28,6 +28,7 @@ def read_revisited(source: Source, name: str, distractors: bool) -> Draft:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{listed}: imlist, qimlist and gnd with bbx, {', '.join(KINDS)} are needed: {error!r}") from error
     faults = [] if len(queries) == len(judged) else [f"{len(queries)} queries, judgements of {len(judged)}"]
+    faults += [] if queries else ["no query"]
     faults += [
         f"query {query}: {kind} has place {place}, there are {len(items)} images"
         for query, entry in zip(queries, lists, strict=False)
