@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -432,6 +433,39 @@ def test_compacting_gives_space_back(gallery):
     assert after["folder_bytes"] < before["folder_bytes"] / 4
 
 
+def test_a_block_of_writes_is_kept_whole_or_not_at_all(filled):
+    gallery, _ = filled
+    before, ids = gallery.generation, gallery.ids()
+
+    def exchange(old, new):
+        with gallery.writing():
+            gallery.remove([old])
+            gallery.add([new], draw(1))
+
+    with pytest.raises(InputError, match="there already"):
+        exchange("item 3", "item 4")
+    assert (gallery.generation, gallery.ids()) == (before, ids)
+    exchange("item 3", "new")
+    assert (gallery.generation, gallery.ids()) == (before + 1, [*(id_ for id_ in ids if id_ != "item 3"), "new"])
+
+
+def test_files_that_go_while_their_sizes_are_added_up_do_not_count(filled, monkeypatch):
+    gallery, _ = filled
+    before = gallery.stats()["folder_bytes"]
+    passing = gallery.folder / "passing.png"
+    passing.write_bytes(b"image")
+    is_file = Path.is_file
+
+    def gone_afterwards(file):
+        found = is_file(file)
+        if file == passing:
+            passing.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", gone_afterwards)
+    assert gallery.stats()["folder_bytes"] == before
+
+
 class TestDamage:
     """A flipped byte is found wherever it is."""
 
@@ -498,6 +532,27 @@ class TestDamage:
             except InputError:
                 n_reported += 1
         assert n_reported > 5
+
+    def test_in_the_metadata_is_not_made_good_by_compacting(self, filled):
+        gallery, _ = filled
+        gallery.remove(["item 0"])
+        gallery.close()
+        file = gallery.folder / "gallery.db"
+        flip(file, file.read_bytes().index(b'"year": 2001') + 3)
+        with Gallery.open(gallery.folder) as again:
+            before = again.generation
+            with pytest.raises(InputError, match="damaged: wrong checksum of 'item 11'; nothing was changed"):
+                again.compact()
+            assert again.generation == before
+            assert any("'item 11'" in fault for fault in again.verify())
+
+    def test_in_the_metadata_that_cannot_be_read_any_more_is_told(self, filled):
+        gallery, _ = filled
+        gallery.close()
+        file = gallery.folder / "gallery.db"
+        flip(file, file.read_bytes().index(b'"year": 2001'))
+        with Gallery.open(gallery.folder) as again, pytest.raises(InputError, match="damaged: metadata of row 11; see"):
+            again.metadata(["item 11"])
 
 
 def draw_units(n_rows):

@@ -1,9 +1,9 @@
-"""Make a folder so that it is there complete or not at all."""
+"""Make a folder so that it is there complete or not at all; how large one is."""
 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sightline.errors import InputError
@@ -37,3 +37,12 @@ def appearing(folder: Path) -> Iterator[Path]:
             os.close(above)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files of a folder and of those below it take; files that go meanwhile do not count."""
+    n_bytes = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            n_bytes += file.stat().st_size if file.is_file() else 0
+    return n_bytes

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sightline.errors import InputError
 from sightline.search.faiss_index import Header, check_index, check_recall
 from sightline.search.filters import compile_filter
-from sightline.search.folders import appearing
+from sightline.search.folders import appearing, folder_bytes
 from sightline.search.indexes import Indexes
 from sightline.search.items import (
     EncoderIdentity,
@@ -205,6 +206,10 @@ class Gallery:
                 self._store.remove(list(there.values()))
             self._store.append(listed, table, rows)
 
+    def writing(self) -> AbstractContextManager[None]:
+        """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
+        return self._store.writing()
+
     def remove(self, ids: Sequence[str]) -> None:
         """Take items out, all of them or, if one is unknown, none."""
         listed = checked_ids(ids)
@@ -298,7 +303,7 @@ class Gallery:
             snapshot = self._refresh()
             rows = None if where is None else self._matching(where)
         scores, places = self._indexes.nearest(snapshot, table, k, rows)
-        return scores, _ids_at(snapshot, places)
+        return scores, snapshot.ids_at(places)
 
     def _refresh(self) -> Snapshot:
         """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
@@ -372,7 +377,7 @@ class Gallery:
             "index_covers": header.n_rows if header else 0,
             "index_recall": header.recall if header else 1.0,
             "database_bytes": database + log,
-            "folder_bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
+            "folder_bytes": folder_bytes(self.folder),
         }
 
     def backup(self, folder: Path | str) -> None:
@@ -382,13 +387,6 @@ class Gallery:
             for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
                 if (self.folder / name).is_dir():
                     shutil.copytree(self.folder / name, scratch / name)
-
-
-def _ids_at(snapshot: Snapshot, places: NDArray[np.int64]) -> NDArray[np.object_]:
-    """The id at each place; None where there is no place."""
-    found = np.full(places.shape, None, object)
-    found[places >= 0] = snapshot.ids[places[places >= 0]]
-    return found
 
 
 def is_cluster(folder_or_uri: Path | str) -> bool:

@@ -43,6 +43,12 @@ class Snapshot:
         """The rows that are items, rising."""
         return np.flatnonzero(self.alive)
 
+    def ids_at(self, places: NDArray[np.int64]) -> NDArray[np.object_]:
+        """The id at each place; None where there is no place."""
+        found = np.full(places.shape, None, object)
+        found[places >= 0] = self.ids[places[places >= 0]]
+        return found
+
 
 def table_file(folder: Path, epoch: int) -> Path:
     """Where the table of vectors is."""

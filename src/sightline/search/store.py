@@ -67,6 +67,7 @@ class Store:
         self._connection = configured(connection, read_only)
         self._still = still  # None where the connection sees what others write
         self._lock = threading.RLock()
+        self._is_writing = False
         with self._translated():
             described = self.described()
         self.identity = EncoderIdentity(described["fingerprint"], int(described["dim"]), described["name"])
@@ -148,10 +149,17 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """All that is written in this block is kept together or not at all; it waits for another writer to end."""
+        """All that is written in this block is kept together or not at all; it waits for another writer to end.
+
+        A block inside another is a part of that one.
+        """
         self.check_writable()
         with self._lock, self._translated():
+            if self._is_writing:
+                yield
+                return
             self._connection.execute("BEGIN IMMEDIATE")
+            self._is_writing = True
             try:
                 yield
                 self._connection.execute("UPDATE state SET generation = generation + 1")
@@ -160,6 +168,8 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._is_writing = False
 
     def _translated(self) -> Any:
         return translated(self.folder)
@@ -225,10 +235,14 @@ class Store:
             vectors: of all rows, outside the database.
             rows: those of the items that are left, rising.
         """
-        items = self._connection.execute("SELECT row, id, metadata FROM items ORDER BY row").fetchall()
-        if [row for row, _, _ in items] != rows.tolist():
+        items = self._connection.execute("SELECT row, id, metadata, checksum FROM items ORDER BY row").fetchall()
+        if [item[0] for item in items] != rows.tolist():
             raise RuntimeError("the rows to keep are not those of the items")
-        moved = [(new, _item_checksum(new, id_, text), row) for new, (row, id_, text) in enumerate(items) if new != row]
+        if wrong := [item[1] for item in items if _item_checksum(*item[:3]) != item[3]]:
+            raise InputError(
+                f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}; nothing was changed"
+            )
+        moved = [(new, _item_checksum(new, id_, text), row) for new, (row, id_, text, _) in enumerate(items) if new != row]
         self._connection.execute("DELETE FROM blocks")
         n_rows = self._rows_a_block()
         for start in range(0, len(rows), n_rows):
@@ -260,8 +274,15 @@ class Store:
             part = rows[start : start + AT_ONCE]
             marks = ",".join("?" * len(part))
             statement = f"SELECT row, metadata FROM items WHERE row IN ({marks})"
-            found.update((row, json.loads(text)) for row, text in self._connection.execute(statement, part))
+            found.update((row, self._decoded(row, text)) for row, text in self._connection.execute(statement, part))
         return found
+
+    def _decoded(self, row: int, text: str) -> dict[str, Value]:
+        try:
+            metadata: dict[str, Value] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{self.folder}: the database is damaged: metadata of row {row}; see index verify") from error
+        return metadata
 
     def rows_where(self, condition: str, values: Sequence[Value]) -> NDArray[np.int64]:
         """The rows for which an SQL condition over ``id`` and ``metadata`` holds, rising."""
