@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
+from sightline.search.refine import Refinement
 from sightline.search.store import Store
 from sightline.serve import collection as collections
 from sightline.serve import fields
@@ -128,6 +130,78 @@ def test_a_disk_without_room_for_an_image_is_told_and_leaves_nothing(serving, ow
     assert answer.json()["detail"] == "gallery 'own' cannot be read or written: No space left on device"
     assert client.get("/v1/items/new").status_code == 404
     assert list((own_gallery / "images").iterdir()) == []
+
+
+def at_once(monkeypatch, *writes):
+    """What these raise, if anything; each looks at what is there before another writes, where it may."""
+    upsert, have_looked = Gallery.upsert, threading.Barrier(len(writes))
+
+    def last_of_all(*args):
+        with suppress(threading.BrokenBarrierError):
+            have_looked.wait(0.5)
+        upsert(*args)
+
+    monkeypatch.setattr(Gallery, "upsert", last_of_all)
+    with ThreadPoolExecutor(len(writes)) as pool:
+        return [one.exception() for one in [pool.submit(write) for write in writes]]
+
+
+def test_of_two_processes_that_add_the_same_id_one_is_refused(own_gallery, monkeypatch):
+    with closing(Collection(own_gallery)) as first, closing(Collection(own_gallery)) as second:
+        raised = at_once(
+            monkeypatch,
+            lambda: first.write("new", {"by": 0}, (png(0), ".png", np.eye(16)[0]), replace=False),
+            lambda: second.write("new", {"by": 1}, (png(1), ".png", np.eye(16)[1]), replace=False),
+        )
+        kept = raised.index(None)
+        assert raised[1 - kept].status_code == 409
+        known = first.known("new")
+        assert known["by"] == kept
+        assert [file.read_bytes() for file in (own_gallery / "images").iterdir()] == [png(kept)]
+        assert (own_gallery / known["path"]).read_bytes() == png(kept)
+
+
+def test_of_two_processes_that_change_an_item_none_undoes_what_the_other_did(own_gallery, monkeypatch):
+    with closing(Collection(own_gallery)) as first, closing(Collection(own_gallery)) as second:
+        first.write("new", {"year": 1}, (png(0), ".png", np.eye(16)[0]), replace=False)
+        raised = at_once(
+            monkeypatch,
+            lambda: first.write("new", {"year": 2}, None, replace=True),
+            lambda: second.write("new", None, (png(1), ".png", np.eye(16)[1]), replace=True),
+        )
+        assert raised == [None, None]
+        known = first.known("new")
+        assert known["year"] == 2
+        assert (own_gallery / known["path"]).read_bytes() == png(1)
+        assert np.array_equal(first.vector("new"), np.eye(16)[1])
+
+
+def test_nothing_is_written_to_a_gallery_whose_files_are_gone(serving, own_gallery):
+    client = serving(own_gallery)
+    assert add(client, "before", png()).status_code == 201
+    away = own_gallery.rename(own_gallery.with_name("away"))
+    answer = add(client, "lost", png())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert client.get("/v1/ready").json() == {"status": "not ready", "galleries": {"own": False}}
+    away.rename(own_gallery)
+    assert add(client, "after", png()).status_code == 201
+    assert client.get("/v1/ready").status_code == 200
+
+
+def test_damaged_metadata_is_a_fault_of_the_gallery(serving, own_gallery):
+    client = serving(own_gallery)
+    with sqlite3.connect(own_gallery / "gallery.db") as connection:
+        connection.execute("UPDATE items SET metadata = '{' WHERE row = 0")
+    connection.close()
+    answer = client.get(address("super0/class00/0.png"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "own: the database is damaged" in answer.json()["detail"]
+
+
+def test_a_gallery_that_is_named_by_a_dot_leaves_other_dots_alone(own_gallery, monkeypatch):
+    monkeypatch.chdir(own_gallery)
+    with closing(Collection(Path())) as served:
+        assert served.problem_of(InputError(f"{served.folder}: found 1.5")).detail == "own: found 1.5"
 
 
 @pytest.mark.parametrize("path", ["/v1/items/a", "/v1/items/a/image", "/v1/stats", "/v1/galleries", "/metrics"])
@@ -333,6 +407,18 @@ def test_commands_back_up_and_restore(own_gallery, tmp_path):
         restore_gallery(tmp_path, own_gallery)
 
 
+def test_backups_inside_the_gallery_are_neither_made_nor_lost(own_gallery, tmp_path):
+    inside = own_gallery / "backups" / "monday"
+    with pytest.raises(InputError, match="lies inside the gallery"):
+        backup_gallery(own_gallery, inside)
+    assert not inside.parent.exists()
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        gallery.backup(inside)
+    with pytest.raises(InputError, match="would be lost when that is replaced"):
+        restore_gallery(inside, own_gallery)
+    assert (inside / "gallery.db").is_file()
+
+
 def test_an_item_that_vanishes_during_a_search_costs_a_second_try_alone(own_gallery, monkeypatch):
     served = Collection(own_gallery)
     search = collections.refined_search
@@ -348,5 +434,21 @@ def test_an_item_that_vanishes_during_a_search_costs_a_second_try_alone(own_gall
         monkeypatch.setattr(collections, "refined_search", removed_meanwhile)
         answer = served.search([collections.SearchJob(vector, 3)])[0]
     served.close()
+    assert len(answer.ids) == 3
+    assert "super0/class00/0.png" not in answer.ids
+
+
+def test_an_item_that_vanishes_while_a_query_is_expanded_costs_a_second_try_alone(own_gallery, monkeypatch):
+    vectors = Gallery.vectors
+    with closing(Collection(own_gallery)) as served, Gallery.open(own_gallery) as other:
+        query = other.vectors(["super0/class00/0.png"])[0]
+
+        def removed_meanwhile(gallery, ids):
+            if "super0/class00/0.png" in other.ids():
+                other.remove(["super0/class00/0.png"])
+            return vectors(gallery, ids)
+
+        monkeypatch.setattr(Gallery, "vectors", removed_meanwhile)
+        (answer,) = served.search([collections.SearchJob(query, 3, refinement=Refinement(expand=2))])
     assert len(answer.ids) == 3
     assert "super0/class00/0.png" not in answer.ids

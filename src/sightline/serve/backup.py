@@ -27,6 +27,8 @@ def backup_gallery(folder: Path, copy: Path) -> int:
         raise InputError(f"{copy}: exists and is not empty; it is left as it is")
     if not (folder / DATABASE).is_file():
         raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
+    if copy.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{copy}: lies inside the gallery, and would be lost with it; a folder elsewhere is needed")
     with replaced_folder(copy, DATABASE, "a gallery") as scratch:
         # Before the items and after them: an item's file is there before the item, and goes after it.
         early = scratch.with_name(IMAGES)
@@ -56,6 +58,8 @@ def restore_gallery(copy: Path, folder: Path) -> int:
         raise InputError(f"{copy}: not a gallery: it has no {DATABASE}")
     if copy.resolve() == folder.resolve():
         raise InputError(f"{copy}: a gallery cannot be restored from itself")
+    if copy.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{copy}: lies inside {folder}, and would be lost when that is replaced; move it elsewhere first")
     with replaced_folder(folder, DATABASE, "a gallery") as scratch:
         with Gallery.open(copy, read_only=True) as gallery:
             if faults := gallery.verify():

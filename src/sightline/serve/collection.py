@@ -1,5 +1,6 @@
 """One served gallery: its search in batches, what is known of its items, and its writes, kept up with changes on disk."""
 
+import json
 import sqlite3
 import threading
 import uuid
@@ -25,6 +26,8 @@ from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE
 
 IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names drawn here
 TRIES = 5
+DAMAGE = (sqlite3.Error, json.JSONDecodeError)  # causes of errors that are not the caller's
+Upload = tuple[bytes, str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +71,13 @@ class Collection:
     """
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # which stands in messages for nothing else, as "." would
         self.name = folder.resolve().name
         self.writable = not read_only
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._inode = self._inode_now()
-        self._reader = Held(Gallery.open(folder, read_only=True))
+        self._reader = Held(Gallery.open(self.folder, read_only=True))
         self._writer: Held | None = None
         self._past: list[Held] = []  # in use still
         self._rejector: Rejector | None = None
@@ -104,6 +107,8 @@ class Collection:
             raise Problem(403, f"gallery {self.name!r} is served to be read only")
         with self._lock:
             self._keep_up()
+            if not self.is_there():
+                raise Problem(503, f"the files of gallery {self.name!r} are gone", {"Retry-After": "1"})
             if self._writer is None:
                 self._writer = Held(Gallery.open(self.folder))
             held = self._writer
@@ -125,8 +130,12 @@ class Collection:
             held.is_past = True
             self._close_unused(held)
 
+    def is_there(self) -> bool:
+        """Whether its files are; what was opened before can be read on when they are gone, and writes would be lost."""
+        return self._inode_now() is not None
+
     def _inode_now(self) -> int | None:
-        """The number of the database's file, which no other has while it is open; None at the moment of being replaced."""
+        """The number of the database's file, which no other has while it is open; None where it is gone."""
         try:
             return (self.folder / DATABASE).stat().st_ino
         except FileNotFoundError:
@@ -191,7 +200,7 @@ class Collection:
     def problem_of(self, error: InputError) -> Problem:
         """What is told of an error: the caller's, or one of the gallery, which may be over the next time."""
         message = str(error).replace(str(self.folder), self.name)
-        if isinstance(error.__cause__, sqlite3.Error):
+        if isinstance(error.__cause__, DAMAGE):
             return Problem(503, message, {"Retry-After": "1"})
         return Problem(422, message)
 
@@ -217,9 +226,9 @@ class Collection:
         queries, own = np.stack([job.vector for job in jobs]), [job.own for job in jobs]
         for tries_left in reversed(range(TRIES)):
             generation = gallery.generation
-            scores, ids = refined_search(gallery, queries, first.k, first.refinement, where=first.where, own=own)
-            listed = sorted({id_ for id_ in ids.reshape(-1) if id_ is not None})
             try:
+                scores, ids = refined_search(gallery, queries, first.k, first.refinement, where=first.where, own=own)
+                listed = sorted({id_ for id_ in ids.reshape(-1) if id_ is not None})
                 known = dict(zip(listed, gallery.metadata(listed), strict=True))
                 break
             except InputError:  # one was removed in between
@@ -253,12 +262,22 @@ class Collection:
     def known(self, id_: str) -> dict[str, Value]:
         """What is known of an item."""
         with self.gallery() as gallery:
-            try:
-                return gallery.metadata([id_])[0]
-            except InputError as error:
-                if isinstance(error.__cause__, sqlite3.Error):
-                    raise
-                raise Problem(404, f"gallery {self.name!r} has no item of this id") from error
+            return self._known_in(gallery, id_)
+
+    def _known_in(self, gallery: Gallery, id_: str) -> dict[str, Value]:
+        found = self._found_in(gallery, id_)
+        if found is None:
+            raise Problem(404, f"gallery {self.name!r} has no item of this id")
+        return found
+
+    def _found_in(self, gallery: Gallery, id_: str) -> dict[str, Value] | None:
+        """What is known of an item; None where there is none of this id."""
+        try:
+            return gallery.metadata([id_])[0]
+        except InputError as error:
+            if isinstance(error.__cause__, DAMAGE):
+                raise
+            return None
 
     def vector(self, id_: str) -> NDArray[np.float32]:
         """The vector of an item."""
@@ -271,7 +290,7 @@ class Collection:
         self,
         id_: str,
         metadata: dict[str, Value] | None,
-        image: tuple[bytes, str, NDArray[np.float32]] | None,
+        image: Upload | None,
         replace: bool,
     ) -> tuple[bool, int, dict[str, Value]]:
         """Add an item, or put it in the place of another; what is not given stays as it was.
@@ -286,48 +305,43 @@ class Collection:
             Whether it is new, the generation that has it, and its metadata.
         """
         with self.told(), self._write_lock, self._for_writing() as gallery:
-            there = self._is_there(gallery, id_)
-            if there and not replace:
-                raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
-            before = gallery.metadata([id_])[0] if there else {}
-            old_image = {key: before[key] for key in OF_THE_IMAGE if key in before}
-            plain = {key: value for key, value in before.items() if key not in OF_THE_IMAGE}
-            now = dict(plain if metadata is None else metadata)
-            if image is None:
-                if not there:
+            with self._uploaded(image) as new_image, gallery.writing():
+                before = self._found_in(gallery, id_)
+                if before is not None and not replace:
+                    raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
+                if before is None and image is None:
                     raise Problem(422, "image: a new item needs one")
-                gallery.upsert([id_], gallery.vectors([id_]), [now | old_image])
-                return False, gallery.generation, now | old_image
-            data, suffix, vector = image
-            name = f"{IMAGES}/{uuid.uuid4().hex}{suffix}"
-            with replaced(self.folder / name) as scratch:
-                scratch.write_bytes(data)
-            try:
-                gallery.upsert([id_], vector[None], [now | {"path": name}])
-            except BaseException:
-                (self.folder / name).unlink(missing_ok=True)
-                raise
-            self._drop_file(old_image)
-            return not there, gallery.generation, now | {"path": name}
+                old_image = {key: value for key, value in (before or {}).items() if key in OF_THE_IMAGE}
+                plain = {key: value for key, value in (before or {}).items() if key not in OF_THE_IMAGE}
+                now = (plain if metadata is None else metadata) | (new_image or old_image)
+                gallery.upsert([id_], gallery.vectors([id_]) if image is None else image[2][None], [now])
+            if new_image:
+                self._drop_file(old_image)
+            return before is None, gallery.generation, now
+
+    @contextmanager
+    def _uploaded(self, image: Upload | None) -> Iterator[dict[str, Value]]:
+        """What an item is to know of a new image; its file is there for the block, and stays if that ends without an error."""
+        if image is None:
+            yield {}
+            return
+        file = self.folder / IMAGES / f"{uuid.uuid4().hex}{image[1]}"
+        with replaced(file) as scratch:
+            scratch.write_bytes(image[0])
+        try:
+            yield {"path": f"{IMAGES}/{file.name}"}
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
 
     def remove(self, id_: str) -> int:
         """Take an item out, and the file of its image if it was uploaded; the generation that lacks it."""
         with self.told(), self._write_lock, self._for_writing() as gallery:
-            if not self._is_there(gallery, id_):
-                raise Problem(404, f"gallery {self.name!r} has no item of this id")
-            before = gallery.metadata([id_])[0]
-            gallery.remove([id_])
+            with gallery.writing():
+                before = self._known_in(gallery, id_)
+                gallery.remove([id_])
             self._drop_file(before)
             return gallery.generation
-
-    def _is_there(self, gallery: Gallery, id_: str) -> bool:
-        try:
-            gallery.metadata([id_])
-        except InputError as error:
-            if isinstance(error.__cause__, sqlite3.Error):
-                raise
-            return False
-        return True
 
     def _drop_file(self, metadata: dict[str, Value]) -> None:
         """Remove an uploaded file that no item has any more; files that lie elsewhere are not ours."""

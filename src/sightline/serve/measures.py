@@ -64,6 +64,7 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
     "loggers": {
         "uvicorn": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "uvicorn.access": {"handlers": [], "propagate": False},  # would log ids and searches
         "sightline.serve": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
 }

@@ -117,7 +117,7 @@ class Service:
             encoding = self.encoding(served.collection)
         except (InputError, OSError):
             return False
-        return served.searcher.is_alive() and encoding.batcher.is_alive()
+        return served.collection.is_there() and served.searcher.is_alive() and encoding.batcher.is_alive()
 
     @contextmanager
     def accepted(self) -> Iterator[None]:
