@@ -99,6 +99,12 @@ def test_the_file_holds_no_token_is_private_and_is_read_again(serving, shared_ga
     assert ask(client, "galleries", tokens["read"]).status_code == 401
 
 
+def test_a_file_that_others_may_read_stays_so_when_a_token_is_added(tokens):
+    tokens["file"].chmod(0o644)
+    add_token(tokens["file"], "later", "read")
+    assert tokens["file"].stat().st_mode & 0o777 == 0o644
+
+
 def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, tokens):
     client = serving(shared_gallery, token_file=tokens["file"])
     assert client.post("/v1/session").status_code == 401

@@ -271,6 +271,14 @@ def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, t
     assert "cannot be read" in answer.json()["detail"]
 
 
+def test_an_image_that_has_become_far_too_large_is_not_drawn(serving, own_gallery):
+    client = serving(own_gallery)
+    add(client, "new", png())
+    (file,) = (own_gallery / "images").iterdir()
+    file.write_bytes(encoded(Image.new("1", (20_000, 20_000))))
+    assert client.get("/v1/items/new/thumbnail").status_code == 404
+
+
 def test_images_outside_the_roots_are_not_shown(serving, own_gallery, image_tree, tmp_path):
     id_ = "super0/class00/0.png"
     assert serving(own_gallery).get(f"{address(id_)}/image").status_code == 200

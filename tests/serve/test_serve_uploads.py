@@ -80,6 +80,16 @@ def test_forms_that_do_not_fit(client, body):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "nonsense"])
+def test_forms_in_a_charset_that_cannot_be_read(client, charset):
+    kind = f"multipart/form-data; boundary=b; charset={charset}"
+    answer = client.post(
+        "/v1/search", content=form((b'name="where"', b"\xff"), (FILE, png())), headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 400
+    assert "charset" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     "kind", ["multipart/form-data", "application/json", "image/png", "application/x-www-form-urlencoded", ""]
 )

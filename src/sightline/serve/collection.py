@@ -321,7 +321,7 @@ class Collection:
 
     @contextmanager
     def _uploaded(self, image: Upload | None) -> Iterator[dict[str, Value]]:
-        """What an item is to know of a new image; its file is there for the block, and stays if that ends without an error."""
+        """What an item is to know of a new image; its file is there for the block, and stays if that raises nothing."""
         if image is None:
             yield {}
             return

@@ -90,7 +90,7 @@ class Pictures:
                 if box is None:
                     opened.draft(None, (2 * size, 2 * size))  # no larger than needed, of a JPEG file
                 image = load_image(opened, box)
-        except (InputError, OSError, ValueError, OverflowError) as error:
+        except (InputError, OSError, ValueError, OverflowError, Image.DecompressionBombError) as error:
             raise Problem(404, "the image of this item cannot be read any more") from error
         image.thumbnail((size, size))
         encoded = io.BytesIO()

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shutil
 import time
 import tomllib
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ def add_token(file: Path, name: str, scope: str) -> str:
     ]
     with replaced(file) as scratch:
         os.close(os.open(scratch, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+        if file.exists():
+            shutil.copymode(file, scratch)  # who could read it can read it still
         scratch.write_text("\n".join(lines), encoding="utf-8")
     return drawn
 

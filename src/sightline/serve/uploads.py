@@ -4,7 +4,7 @@ import asyncio
 import io
 
 from PIL import Image
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from sightline.data.images import load_image
@@ -29,13 +29,20 @@ async def read_form(request: Request, settings: ServeSettings) -> tuple[bytes | 
         raise Problem(415, "a request of type multipart/form-data is needed")
     try:
         async with asyncio.timeout(settings.upload_seconds):
-            form = await request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+            form = await _form(request)
             try:
                 return await _parts(form.multi_items())
             finally:
                 await form.close()
     except TimeoutError as error:
         raise Problem(408, f"the request did not arrive within {settings.upload_seconds:g} s") from error
+
+
+async def _form(request: Request) -> FormData:
+    try:
+        return await request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    except (UnicodeError, LookupError) as error:
+        raise Problem(400, "the form cannot be read in the charset that its Content-Type names") from error
 
 
 async def _parts(items: list[tuple[str, UploadFile | str]]) -> tuple[bytes | None, dict[str, str]]:
