@@ -1,6 +1,10 @@
+import errno
+import shutil
+
 import pytest
 
-from sightline.files import replaced
+from sightline.files import replaced, replaced_folder
+from sightline.search.folders import appearing
 
 
 def test_a_new_file_is_there_after_the_block_and_not_before(tmp_path):
@@ -47,6 +51,22 @@ def test_an_error_before_anything_is_written_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
         write_nothing()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("writing", [replaced, appearing, lambda target: replaced_folder(target, "mark", "one")])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), shutil.Error([("a", "b", "[Errno 28] No space left on device")])],
+)
+def test_a_full_disk_is_told_with_the_name_of_what_is_written(tmp_path, writing, error):
+    def write():
+        with writing(tmp_path / "made"):
+            raise error
+
+    with pytest.raises(OSError, match="No space left on device") as told:
+        write()
+    assert told.value.filename == str(tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_content_is_on_disk_before_the_name_is(tmp_path, monkeypatch):

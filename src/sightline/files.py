@@ -1,5 +1,6 @@
 """Write a file or a folder so that it is there complete or not at all, and read back what was written."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import InputError
+
+FAILING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+@contextmanager
+def named_failures(target: Path) -> Iterator[None]:
+    """Errors of a disk that is full or fails, which name no file or a scratch file, with the name of what is written."""
+    try:
+        yield
+    except shutil.Error as error:  # of several files; the first says why
+        raise OSError(None, error.args[0][0][2], str(target)) from error
+    except OSError as error:
+        if error.errno not in FAILING:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 @contextmanager
@@ -26,10 +42,11 @@ def replaced(file: Path) -> Iterator[Path]:
     file.parent.mkdir(parents=True, exist_ok=True)
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        yield scratch
-        with scratch.open("rb+") as written:
-            os.fsync(written.fileno())
-        scratch.replace(file)
+        with named_failures(file):
+            yield scratch
+            with scratch.open("rb+") as written:
+                os.fsync(written.fileno())
+            scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -64,7 +81,8 @@ def replaced_folder(folder: Path, mark: str, what: str) -> Iterator[Path]:
     shutil.rmtree(new, ignore_errors=True)  # of a save that was killed; its old folder is kept until this one is there
     new.mkdir(parents=True)
     try:
-        yield new
+        with named_failures(folder):
+            yield new
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)

@@ -16,6 +16,7 @@ from sightline.data.manifest import (
     typed_table,
 )
 from sightline.errors import InputError
+from sightline.search.store import DATABASE
 
 
 def write(folder: Path, text: str, name: str = "m.csv") -> Path:
@@ -441,6 +442,12 @@ def test_a_folder_without_images_names_the_endings_it_knows(tmp_path, names):
 def test_hidden_files_and_folders_and_other_files_are_left_out(tmp_path):
     tree(tmp_path, "cat/a.png", "cat/.b.png", ".thumbs/cat/c.png", "cat/.checkpoints/d.png", "cat/notes.txt", "list.csv")
     assert read_manifest(tmp_path).table["path"].to_list() == ["cat/a.png"]
+
+
+def test_a_gallery_among_the_images_is_left_out(tmp_path):
+    tree(tmp_path, "a/1.png", "b/2.png", "gallery/images/3.png")
+    (tmp_path / "gallery" / DATABASE).touch()
+    assert read_manifest(tmp_path).table["path"].to_list() == ["a/1.png", "b/2.png"]
 
 
 def test_a_hidden_folder_can_itself_be_the_source(tmp_path):

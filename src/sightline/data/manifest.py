@@ -18,6 +18,7 @@ BOX = ("x_1", "y_1", "x_2", "y_2")
 FLAGS = ("is_query", "is_gallery")
 NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 
 
@@ -252,12 +253,15 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
 
 
 def _image_files(root: Path) -> Iterator[Path]:
-    """The images below a folder, as seen from it; a folder that cannot be read is an error."""
+    """The images below a folder, as seen from it, without those of galleries; a folder that cannot be read is an error."""
 
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
     for folder, below, found in os.walk(root, onerror=refuse, followlinks=True):
+        if GALLERY_MARK in found and Path(folder) != root:
+            below.clear()
+            continue
         below[:] = [name for name in below if not name.startswith(".")]  # the walk goes where this list says
         for name in found:
             if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):

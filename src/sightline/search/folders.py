@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sightline.errors import InputError
+from sightline.files import named_failures
 
 
 @contextmanager
@@ -26,7 +27,8 @@ def appearing(folder: Path) -> Iterator[Path]:
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)
-        yield scratch
+        with named_failures(folder):
+            yield scratch
         if folder.exists():
             folder.rmdir()
         scratch.rename(folder)
