@@ -166,6 +166,23 @@ def test_verify_tells_of_damage_with_status_2(sightline, built):
     )
 
 
+def test_verify_tells_of_a_damaged_encoder(sightline, built):
+    (weights,) = (built / "encoder").glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    status, out, err = sightline("index", "verify", built)
+    assert (status, out) == (2, "")
+    assert str(built / "encoder") in err
+
+
+def test_a_long_id_is_no_file(sightline, built):
+    with Gallery.open(built) as gallery:
+        gallery.add(["x" * 300], np.eye(8)[:1])
+    status, out, _ = sightline("search", "x" * 300, "--gallery", built, "-k", 1)
+    assert (status, out.splitlines()[0]) == (0, "x" * 300)
+
+
 def test_a_damaged_index_is_told_by_search_and_built_anew_by_verify(sightline, encoder, images, tmp_path):
     words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0, "--index", "HNSW8"]
     assert sightline(*words)[0] == 0

@@ -110,7 +110,7 @@ def verify(gallery: GalleryFolder) -> None:
     import numpy as np
 
     from sightline.errors import InputError, raise_faults
-    from sightline.search.gallery import Gallery
+    from sightline.search.gallery import ENCODER_FOLDER, Gallery
 
     try:
         opened = Gallery.open(gallery)
@@ -125,6 +125,11 @@ def verify(gallery: GalleryFolder) -> None:
             rejector = _rejector(opened)
         except InputError as error:
             faults.append(str(error))
+        if (Path(opened.folder) / ENCODER_FOLDER).is_dir():
+            try:
+                opened.encoder()
+            except InputError as error:
+                faults.append(str(error))
         raise_faults(opened.folder, faults)
         for repair in opened.repairs:
             typer.echo(f"repaired: {repair}")

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,9 +206,9 @@ def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
     for query in queries:
         if not query:
             raise InputError("an empty name is no query: an image, a folder or an id is needed")
-        if Path(query).is_dir():
+        if os.path.isdir(query):  # False, unlike Path's, for an id too long to be a file's name
             images += read_manifest(Path(query), labelled=False).paths()
-        elif Path(query).is_file():
+        elif os.path.isfile(query):
             images.append(Path(query))
         else:
             ids.append(query)
