@@ -146,6 +146,21 @@ def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(sightline,
     assert "a rejector of format None" in err
 
 
+def test_the_rejector_of_an_encoder_is_copied_into_a_gallery_that_has_none(sightline, encoder, judged, images, tmp_path):
+    own = shutil.copytree(encoder, tmp_path / "own")
+    rejector = Rejector.load(judged)
+    rejector.policy = "flag"
+    rejector.save(own / "rejector")
+    for out, policy in ((tmp_path / "new", "flag"), (judged, "reject")):
+        assert sightline("index", "build", own, images, "--out", out, "--workers", 0)[0] == 0
+        assert Rejector.load(out).policy == policy
+    rejector.fingerprint = "b" * 32
+    rejector.save(own / "rejector")
+    status, _, err = sightline("index", "build", own, images, "--out", tmp_path / "other", "--workers", 0)
+    assert (status, (tmp_path / "other").exists()) == (2, False)
+    assert f"{own / 'rejector'}: the rejector was fitted on vectors of encoder bbb" in err
+
+
 def test_a_gallery_without_labels_has_no_match_threshold(sightline, encoder, images, tmp_path):
     flat = tmp_path / "flat"
     flat.mkdir()

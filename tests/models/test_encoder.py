@@ -403,6 +403,18 @@ def test_saving_changes_nothing(tmp_path):
     assert encoder.training
 
 
+def test_a_rejector_in_the_folder_is_kept_if_it_is_of_the_same_encoder(tmp_path):
+    encoder = tiny()
+    encoder.save_pretrained(tmp_path / "e")
+    (tmp_path / "e" / "rejector").mkdir()
+    (tmp_path / "e" / "rejector" / "rejector.json").write_text(json.dumps({"fingerprint": encoder.fingerprint()}))
+    (tmp_path / "e" / "rejector" / "scorer.json").write_text("fitted")
+    encoder.save_pretrained(tmp_path / "e")
+    assert (tmp_path / "e" / "rejector" / "scorer.json").read_text() == "fitted"
+    tiny(embedding_dim=4).save_pretrained(tmp_path / "e")
+    assert not (tmp_path / "e" / "rejector").exists()
+
+
 def test_an_encoder_is_replaced_and_an_empty_folder_filled(tmp_path):
     folder = tmp_path / "encoder"
     folder.mkdir()

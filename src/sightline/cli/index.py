@@ -43,10 +43,12 @@ def build(
     """Embed every image that is new or has changed, and build the index."""
     from sightline.errors import InputError
     from sightline.models.encoder import Encoder
+    from sightline.ood.rejector import FOLDER
     from sightline.search.faiss_index import check_index, check_recall
     from sightline.search.gallery import Gallery, is_cluster
 
     model = Encoder.from_pretrained(encoder)
+    rejector = None if is_cluster(out) else _rejector(encoder, model.fingerprint())
     manifest = _manifest(source, split)
     if is_cluster(out) and recall is not None:
         raise InputError("--recall: Milvus does not tune its index to a recall")
@@ -59,6 +61,8 @@ def build(
             gallery.build_index(index)  # refuses another than the collection's before the work is done
         _bring_up_to_date(gallery, model, manifest, prune, batch_size, workers)
         _build_index(gallery, index, recall)
+        if rejector is not None and not (gallery.folder / FOLDER).exists():
+            typer.echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
 
 
 @app.command()
@@ -122,7 +126,7 @@ def verify(gallery: GalleryFolder) -> None:
                 opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files anew
             faults = opened.verify()
         try:
-            rejector = _rejector(opened)
+            rejector = _rejector(opened.folder, opened.identity.fingerprint)
         except InputError as error:
             faults.append(str(error))
         if (Path(opened.folder) / ENCODER_FOLDER).is_dir():
@@ -146,7 +150,7 @@ def stats(
     from sightline.search.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True) as opened:
-        rejector = _rejector(opened)
+        rejector = _rejector(opened.folder, opened.identity.fingerprint)
         found = opened.stats() | {"rejector": None if rejector is None else _described(rejector)}
     typer.echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
 
@@ -187,13 +191,12 @@ def augment(
         _build_index(written, None, None)
 
 
-def _rejector(gallery: "Gallery") -> "Rejector | None":
-    """The rejector that lies in a gallery's folder, if there is one; refused if it is damaged or of another encoder."""
-    from sightline.ood.rejector import Rejector
-    from sightline.search.gallery import REJECTOR_FOLDER
+def _rejector(folder: Path | str, fingerprint: str) -> "Rejector | None":
+    """The rejector in an encoder's or gallery's folder, if there is one; refused if damaged or of another encoder."""
+    from sightline.ood.rejector import FOLDER, Rejector
 
-    folder = Path(gallery.folder) / REJECTOR_FOLDER
-    return Rejector.load(folder, gallery.identity.fingerprint) if folder.is_dir() else None
+    own = Path(folder) / FOLDER
+    return Rejector.load(own, fingerprint) if own.is_dir() else None
 
 
 def _described(rejector: "Rejector") -> str:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -282,7 +283,8 @@ class Encoder(nn.Module):
     def save_pretrained(self, folder: Path | str, account: Account | None = None) -> Path:
         """Write the encoder and its model card to a folder of three files, which appears complete or not at all.
 
-        An encoder that is there already is replaced; any other folder with something in it is refused.
+        An encoder that is there already is replaced, but a rejector of the same encoder in its folder is kept; any other
+        folder with something in it is refused.
 
         Args:
             folder: where to.
@@ -300,6 +302,7 @@ class Encoder(nn.Module):
             described = {"format": FORMAT, "fingerprint": card.fingerprint, **self.settings.model_dump()}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
             write_card(new, card)
+            _keep_rejector(folder, new, card.fingerprint)
         return folder
 
     def described(self, name: str, account: Account | None = None) -> ModelCard:
@@ -368,6 +371,12 @@ class Encoder(nn.Module):
         with contextlib.suppress(InputError):  # none, or one that somebody else wrote
             encoder.card = read_card(folder)
         return encoder.eval()
+
+
+def _keep_rejector(old: Path, new: Path, fingerprint: str) -> None:
+    file = old / "rejector" / "rejector.json"
+    if file.is_file() and fingerprint.encode() in file.read_bytes():
+        shutil.copytree(file.parent, new / "rejector")
 
 
 def _is_picture(array: NDArray[np.generic]) -> bool:
