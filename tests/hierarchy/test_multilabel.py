@@ -293,3 +293,12 @@ def test_sets_that_do_not_fit():
         CodeRelevance(3).matrix([["1"], []])
     with pytest.raises(InputError, match="n_levels is 0: at least 1"):
         CodeRelevance(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "codes", "of_the_first"),
+    [({"level_weights": (0, 0, 1)}, ["1.2"], 1), ({"code_weights": {"29": 0}}, ["29.1.1", "29.2.1"], (1 + 1 / 3) / 2)],
+)
+def test_an_item_fully_answers_itself_where_its_weights_are_0(options, codes, of_the_first):
+    found = CodeRelevance(3, **options).matrix([codes], [codes, ["1.3.1"], codes[:1]])
+    np.testing.assert_allclose(found, [[1, 0, of_the_first]])

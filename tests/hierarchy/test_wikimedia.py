@@ -45,11 +45,11 @@ class Recorded(BaseHTTPRequestHandler):
         else:
             entities = {}
             for number, title in enumerate(asked["titles"].split("|"), start=1):
-                if title.replace("_", " ") not in PAGES:
+                if title not in PAGES:  # as the site writes it, or not found
                     entities[f"-{number}"] = {"site": "enwiki", "title": title, "missing": ""}
                     continue
-                item, claims = PAGES[title.replace("_", " ")]
-                links = {asked["sites"]: {"site": asked["sites"], "title": title.replace("_", " ")}}
+                item, claims = PAGES[title]
+                links = {asked["sites"]: {"site": asked["sites"], "title": title}}
                 entities[item] = {"id": item, "claims": {"P31": claims}, "sitelinks": links}
         return self.answer(200, {}, json.dumps({"entities": entities, "success": 1}))
 
@@ -90,6 +90,12 @@ def test_instance_of_titles_and_items(server, tmp_path):
     assert len(server.asked) == 3
     assert all(agent.startswith("Sightline/") and "me@example.org" in agent for _, agent, _ in server.asked)
     assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
+
+
+def test_titles_are_asked_for_as_the_site_writes_them(server, tmp_path):
+    labels = ["eiffel_Tower", " notre-Dame", "Notre-Dame|Eiffel Tower"]
+    assert client(server, tmp_path).instance_of(labels) == [FOUND[0], ["cathedral"], []]
+    assert server.asked[0][2]["titles"] == "Eiffel Tower|Notre-Dame"
 
 
 def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):

@@ -57,7 +57,7 @@ def cleaned(labels: pl.DataFrame, rules: CleanRules) -> tuple[pl.DataFrame, pl.D
     """
     values = pl.col("category").str.split(BETWEEN).list.eval(pl.element().str.strip_chars()).list.drop_nulls()
     table = labels.with_columns(values=values.list.eval(pl.element().filter(pl.element() != "")))
-    distinct = pl.col("values").list.eval(pl.element().str.to_lowercase()).list.n_unique()
+    distinct = pl.col("values").list.eval(_key(pl.element())).list.n_unique()
     if rules.text == "category":
         raw = pl.col("values").list.first()
     elif rules.text == "description":

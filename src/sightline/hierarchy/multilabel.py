@@ -37,8 +37,8 @@ class CodeRelevance:
     """How much an item with some codes answers a query with some codes, from 0 to 1.
 
     For each code of the query the item's nearest code counts, by how many levels the two share; the query's codes are
-    averaged. Codes that the item has beyond these are free. A query's code that stops above the finest level is fully met
-    by any code below it.
+    averaged, evenly where all weigh 0. Codes that the item has beyond these are free. A query's code that stops above the
+    finest level is fully met by itself and by any code below it.
 
     Attributes:
         n_levels: L, the depth of the tree; no code is deeper.
@@ -174,15 +174,15 @@ class CodeRelevance:
         for row, codes in enumerate(sets):
             distinct = list(dict.fromkeys(codes))
             shares = np.array([self._code_weight(code, rarity, n_items) for code in distinct])
-            total = shares.sum()
-            for code, share in zip(distinct, shares / total if total else shares, strict=True):
+            shares = shares if shares.any() else np.ones(len(distinct))
+            for code, share in zip(distinct, shares / shares.sum(), strict=True):
                 path = self._paths(code)
                 full = path[-1][1]
                 below = 0.0
                 for node, worth in path:
                     rows.append(row)
                     columns.append(number[node])
-                    values.append(share * (worth - below) / full if full else 0.0)
+                    values.append(share * ((worth - below) / full if full else float(node == code)))
                     below = worth
         return sparse.csr_array((values, (rows, columns)), shape=(len(sets), len(number)), dtype=np.float64)
 

@@ -64,7 +64,7 @@ class Wikimedia:
     def instance_of(self, labels: Sequence[str], show_progress: bool = False) -> list[list[str]]:
         """The names of what each label is an instance of; none where there is no such page or no statement."""
         by_item = [label for label in labels if _is_item(label)]
-        titles = [label for label in labels if not _is_item(label)]
+        titles = [_title(label) for label in labels if not _is_item(label) and "|" not in label]  # which no title holds
         parts = [("ids", part) for part in _parts(by_item)] + [("titles", part) for part in _parts(titles)]
         values: dict[str, list[str]] = {}
         for kind, part in tracked(parts, "pages", len(parts), show_progress):
