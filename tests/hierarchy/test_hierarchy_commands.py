@@ -36,6 +36,13 @@ def test_from_images_to_a_manifest_with_levels(image_tree, tmp_path):
     assert "12 vectors of 3" in run("embed", folder, "--images", images, "--text-weight", 0)
     assert "3 groups" in run("cluster", folder, "-k", 3)
     run("review", folder, "--csv")
+    for name in ("clean.csv", "terms.csv"):  # the step that writes it was run again
+        made_for = (folder / name).read_text()
+        (folder / name).write_text(made_for + "\n")
+        for words in (["review", folder, "--csv"], ["apply", folder, flat, "--out", tmp_path / "new.csv"]):
+            with pytest.raises(InputError, match=rf"clusters\.csv: made for another {name}: run `sightline hierarchy cl"):
+                run(*words)
+        (folder / name).write_text(made_for)
     out = run("apply", folder, flat, "--out", tmp_path / "new.csv")
     assert "72 images, 2 label levels" in out
     found = read_manifest(tmp_path / "new.csv")
@@ -95,10 +102,10 @@ def test_a_tree_at_hand_is_attached(tmp_path):
 
 
 def test_codes_are_their_own_tree(tmp_path):
-    (tmp_path / "m.csv").write_text("path,split,label\na.png,train,26.01.15\nb.png,train,3.9\n")
+    (tmp_path / "m.csv").write_text("path,split,label\na.png,train,26.01.15\nb.png,train,3.9\nc.png,train,26.1.15\n")
     run("attach", tmp_path / "m.csv", "--codes", "--out", tmp_path / "new.csv")
     found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
-    assert found == [("26.01.15", "26.1", "26"), ("3.9", "3.9", "3")]
+    assert found == [("26.1.15", "26.1", "26"), ("3.9", "3.9", "3"), ("26.1.15", "26.1", "26")]
     with pytest.raises(InputError, match="--fill say how to read --tree, and there is none"):
         run("attach", tmp_path / "m.csv", "--codes", "--fill", "--out", tmp_path / "new.csv")
 

@@ -104,7 +104,7 @@ def test_codes_make_a_tree_of_their_beginnings():
 
 
 def test_wrong_codes_are_told_at_once():
-    with pytest.raises(InputError, match=r"logos: 2 faults\n  row 2: '26..1' .*\n  row 3: 'x' is no dotted code"):
+    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
         normal_codes(["1.1", "26..1", "x"], "logos")
 
 

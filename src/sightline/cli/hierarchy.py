@@ -162,8 +162,15 @@ def attach(
     """Give a manifest the levels of a tree that you have; all faults of the tree are told at once."""
     from sightline.data.manifest import read_manifest
     from sightline.errors import InputError
-    from sightline.hierarchy.apply import code_groups, level_reports, report_text, tree_groups, with_groups, write_manifest
-    from sightline.hierarchy.sources import read_tree
+    from sightline.hierarchy.apply import (
+        level_reports,
+        report_text,
+        tree_groups,
+        with_groups,
+        with_normal_codes,
+        write_manifest,
+    )
+    from sightline.hierarchy.sources import read_tree, tree_of_codes
 
     if (tree is None) != codes:
         raise InputError("either --tree or --codes is needed, not both")
@@ -171,9 +178,11 @@ def attach(
         raise InputError("--kind, --several-parents and --fill say how to read --tree, and there is none")
     images = read_manifest(manifest)
     if tree is None:
-        groups = code_groups(images.table["label_0"].unique(maintain_order=True).to_list(), manifest)
+        images = with_normal_codes(images)
+        found_tree = tree_of_codes(images.table["label_0"], manifest)
     else:
-        groups = tree_groups(read_tree(tree, kind, several_parents, fill))
+        found_tree = read_tree(tree, kind, several_parents, fill)
+    groups = tree_groups(found_tree)
     found, homeless = with_groups(images, groups, unplaced)
     typer.echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
     if homeless:

@@ -11,7 +11,7 @@ from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, choose, raise_faults
 from sightline.files import replaced
 from sightline.hierarchy.review import State
-from sightline.hierarchy.sources import normal_codes, tree_of_codes
+from sightline.hierarchy.sources import normal_codes
 from sightline.hierarchy.steps import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
 from sightline.hierarchy.tree import Tree
 
@@ -67,12 +67,11 @@ def tree_groups(tree: Tree) -> pl.DataFrame:
     return pl.DataFrame({name: [path[-1 - level] for path in whole] for level, name in enumerate(called)})
 
 
-def code_groups(labels: list[str], source: object = "labels") -> pl.DataFrame:
-    """The same for labels that are dotted codes: their beginnings are their groups."""
-    codes = normal_codes(labels, source)
-    groups = tree_groups(tree_of_codes(codes, source)).rename({"label": "code"})
-    written = pl.DataFrame({"label": labels, "code": codes})
-    return written.join(groups, on="code", how="left", maintain_order="left").drop("code")
+def with_normal_codes(manifest: Manifest) -> Manifest:
+    """The manifest with labels that are dotted codes in one spelling: 26.01.15 and 26.1.15 are one class."""
+    labels = manifest.table["label_0"].unique(maintain_order=True).to_list()
+    codes = pl.col("label_0").replace_strict(labels, normal_codes(labels, manifest.source))
+    return Manifest(manifest.source, manifest.root, manifest.table.with_columns(codes), manifest.n_levels)
 
 
 def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop") -> tuple[Manifest, list[str]]:

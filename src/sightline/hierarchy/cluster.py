@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sightline.errors import InputError, choose
 from sightline.hierarchy.embed import Vectors, read_vectors
-from sightline.hierarchy.steps import CLUSTERS, JOURNAL, write_step
+from sightline.hierarchy.steps import JOURNAL, write_clusters
 
 Groups = NDArray[np.int64]
 SAMPLE = 2000  # texts on which a number of groups is judged
@@ -201,5 +201,5 @@ def cluster(folder: Path, options: ClusterOptions) -> tuple[int, ...]:
         columns[f"group_{level}"] = pl.Series([called[group] for group in groups.tolist()])
     table = terms.select("text", "n_labels", "n_images").with_columns(**columns)
     order = [f"group_{level}" for level in range(len(levels), 0, -1)]
-    write_step(folder, CLUSTERS, table.sort(*order, "distance"))
+    write_clusters(folder, table.sort(*order, "distance"))
     return tuple(int(groups.max()) + 1 for groups in levels)

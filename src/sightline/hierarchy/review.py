@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from sightline.errors import InputError, choose, names, raise_faults
-from sightline.hierarchy.steps import CLUSTERS, JOURNAL, digest, read_step, read_words
+from sightline.hierarchy.steps import CLUSTERS, JOURNAL, digest, read_clusters, read_words
 
 Change = dict[str, Any]
 
@@ -265,7 +265,7 @@ class Review:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.lock = threading.RLock()
-        self._table = read_step(self.folder, CLUSTERS, ("text", "group_1"))
+        self._table = read_clusters(self.folder)
         self._changes: list[Change] = []
         self._undone: list[Change] = []
         self.version = 0

@@ -127,11 +127,11 @@ def normal_code(code: str) -> str:
 def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
     """Each code as :func:`normal_code` gives it; all that are none are listed at once."""
     found, faults = [], []
-    for row, code in enumerate(codes, start=1):
+    for code in codes:
         try:
             found.append(normal_code(code))
         except InputError as error:
-            faults.append(f"row {row}: {error}")
+            faults.append(str(error))
     raise_faults(source, faults)
     return found
 

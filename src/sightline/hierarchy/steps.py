@@ -1,6 +1,7 @@
 """The files between the steps that build a tree: tables in one folder that a person can open and change."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sightline.files import replaced
 
 LABELS, CLEAN, DROPPED = "labels.csv", "clean.csv", "dropped.csv"
 TERMS, VECTORS, CLUSTERS = "terms.csv", "vectors.safetensors", "clusters.csv"
+MADE_FOR = "clusters.json"  # what the files held that the clusters were made for
 JOURNAL, REVIEW, AGREED, CONFLICTS = "journal.jsonl", "review.csv", "agreed.csv", "conflicts.csv"
 REPORT, PLOT, UNPLACED = "report.csv", "report.svg", "unplaced.csv"
 MADE_BY = {LABELS: "collect", CLEAN: "clean", TERMS: "embed", VECTORS: "embed", CLUSTERS: "cluster"}
@@ -41,6 +43,25 @@ def write_step(folder: Path, name: str, table: pl.DataFrame) -> Path:
     with replaced(file) as scratch:
         table.write_csv(scratch)
     return file
+
+
+def write_clusters(folder: Path, table: pl.DataFrame) -> None:
+    """Write ``clusters.csv``, then of which ``clean.csv`` and ``terms.csv`` it is."""
+    write_step(folder, CLUSTERS, table)
+    told = {name: digest(folder / name) for name in (CLEAN, TERMS) if (folder / name).is_file()}
+    with replaced(folder / MADE_FOR) as scratch:
+        scratch.write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+
+def read_clusters(folder: Path) -> pl.DataFrame:
+    """The table of clusters; refused where ``clean.csv`` or ``terms.csv`` is no longer the one it was made for."""
+    table = read_step(folder, CLUSTERS, ("text", "group_1"))
+    file = folder / MADE_FOR
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for name, made_for in told.items():
+        if not (folder / name).is_file() or digest(folder / name) != made_for:
+            raise InputError(f"{folder / CLUSTERS}: made for another {name}: run `sightline hierarchy cluster` again")
+    return table
 
 
 def digest(file: Path) -> str:
