@@ -34,6 +34,7 @@ def test_from_images_to_a_manifest_with_levels(image_tree, tmp_path):
     assert "12 labels, 0 with a category" in run("collect", folder, flat)
     assert "12 labels kept, 0 dropped" in run("clean", folder, "--text", "name")
     assert "12 vectors of 3" in run("embed", folder, "--images", images, "--text-weight", 0)
+    assert "3 < 2 groups\nonly 2 of 3 levels" in run("cluster", folder, "--levels", 3)
     assert "3 groups" in run("cluster", folder, "-k", 3)
     run("review", folder, "--csv")
     for name in ("clean.csv", "terms.csv"):  # the step that writes it was run again

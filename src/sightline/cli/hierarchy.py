@@ -94,6 +94,8 @@ def cluster(
 
     sizes = cluster_folder(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
     typer.echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
+    if not k and len(sizes) < levels:
+        typer.echo(f"only {len(sizes)} of {levels} levels: too few groups are suggested for more; give them by -k")
 
 
 @app.command()
