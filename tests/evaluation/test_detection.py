@@ -119,6 +119,8 @@ def test_what_does_not_fit():
         detection_metrics([1.0], [1.0, np.nan])
     with pytest.raises(InputError, match="no outlier set"):
         DetectionResult(np.ones(2), {})
+    with pytest.raises(InputError, match="an outlier set is called 'mean', as the mean over the sets is"):
+        DetectionResult(np.ones(2), {"mean": np.ones(2), "a": np.zeros(2)})
     with pytest.raises(InputError, match="unknown method 'lower'"):
         detection_metrics([1.0], [2.0], "lower")
     with pytest.raises(InputError, match="level is 2"):

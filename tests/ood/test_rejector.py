@@ -41,6 +41,19 @@ def test_accepts_the_stated_share_and_refuses_what_is_elsewhere():
     assert all(v.belongs == (v.energy <= v.threshold) for v in verdicts)
 
 
+def test_a_vector_that_is_not_finite_is_named_by_file_and_id(sightline, tmp_path):
+    broken = table(40)
+    broken.vectors[3, 1] = np.nan
+    message = r"the vector of 'i0-3' has values that are not finite"
+    with pytest.raises(InputError, match=rf"images\.csv: {message}"):
+        fit_rejector(broken, "knn", k=3)
+    fit_rejector(table(40), "knn", k=3).save(tmp_path / "r")
+    fine, bad = table(40, seed=1).write(tmp_path / "fine.parquet"), broken.write(tmp_path / "bad.parquet")
+    status, _, err = sightline("ood", "evaluate", tmp_path / "r", "--in", fine, "--out-sets", f"n={bad}")
+    assert status == 2
+    assert f"{bad}: {message}" in err
+
+
 def test_no_match_is_kept_apart_from_not_belonging():
     rejector = fit_rejector(table(400), "knn", gallery=table(80, seed=5), k=3)
     assert rejector.similarity_acceptance == 0.95

@@ -349,3 +349,21 @@ def test_folders_that_are_no_scorer(data, tmp_path):
 def test_finite_values_whose_sum_is_not_are_no_fault():
     logits = np.full((3, 2), 3e38, np.float32)
     np.testing.assert_allclose(ood.create("maxlogit", inputs="logits").fit(logits).score(logits), [-3e38] * 3, rtol=1e-6)
+
+
+def test_arrays_make_a_classifier_and_another_layer_is_refused():
+    vectors = np.random.default_rng(0).normal(size=(20, 8))
+    by_arrays, by_tensors = (
+        ood.create("energy").fit(vectors, classifier=ood.Classifier(weight, bias)).score(vectors)
+        for weight, bias in ((np.eye(4, 8), np.ones(4)), (torch.eye(4, 8).double(), torch.ones(4).double()))
+    )
+    np.testing.assert_array_equal(by_arrays, by_tensors)
+    with pytest.raises(InputError, match=r"classifier is a Linear; a sightline\.ood\.Classifier is needed"):
+        ood.create("energy").fit(vectors, classifier=torch.nn.Linear(8, 4))
+
+
+def test_whole_numbers_of_numpy_are_options_that_can_be_saved(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(20, 8))
+    scorer = ood.create("knn", k=np.int64(5)).fit(vectors)
+    scorer.save(tmp_path / "s")
+    np.testing.assert_array_equal(ood.load(tmp_path / "s").score(vectors), scorer.score(vectors))

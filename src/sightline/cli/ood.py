@@ -104,6 +104,8 @@ def evaluate(
     gallery = None if gallery_table is None else EmbeddingTable.read(gallery_table)
     for name, table in {**tables, **({} if gallery is None else {str(gallery_table): gallery})}.items():
         loaded.check_encoder(table.fingerprint, name)
+    for table in (belonging, *tables.values()):
+        table.check_finite()
     energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
     result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)

@@ -50,6 +50,13 @@ class EmbeddingTable:
         self.manifest.split(name)
         return self.where(pl.col("split") == name)
 
+    def check_finite(self) -> None:
+        """Refuse vectors with values that are not finite, by the id of the first such image."""
+        is_finite = np.isfinite(self.vectors).all(1)
+        if not is_finite.all():
+            found = self.ids[int(is_finite.argmin())]
+            raise InputError(f"{self.manifest.source}: the vector of {found!r} has values that are not finite")
+
     def write(self, file: Path) -> Path:
         """Write one Parquet file, complete or not at all: the manifest's columns and ``vector``."""
         column = pl.Series("vector", self.vectors, dtype=pl.Array(pl.Float32, self.vectors.shape[1]))

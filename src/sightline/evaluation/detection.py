@@ -130,6 +130,8 @@ class DetectionResult:
     def __post_init__(self) -> None:
         if not self.outside:
             raise InputError("no outlier set to evaluate on")
+        if "mean" in self.outside:
+            raise InputError("an outlier set is called 'mean', as the mean over the sets is: give it another name")
         choose(METHODS, self.method, "method")
 
     @cached_property

@@ -31,6 +31,8 @@ class Classifier:
     unit: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", torch.as_tensor(self.weight))
+        object.__setattr__(self, "bias", torch.as_tensor(self.bias))
         if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
             raise InputError(
                 f"a weight (C, D) and a bias (C,) are needed, found {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+
 from sightline.errors import InputError, choose, nearest
 from sightline.ood.distance import KNN, Residual, SoftKNN, ViM
 from sightline.ood.logits import DICE, MSP, Energy, KLMatching, MaxLogit, ReAct
@@ -37,6 +39,7 @@ PLAIN: dict[str, type[Scorer]] = {
 def create_from(table: Mapping[str, type[Scorer]], name: str, options: Mapping[str, object]) -> Scorer:
     """The named scorer of a table; an option it does not have is refused."""
     scorer = choose(table, name, "scorer")
+    options = {option: int(value) if isinstance(value, np.integer) else value for option, value in options.items()}
     known = [option for option in inspect.signature(scorer.__init__).parameters if option != "self"]
     if unknown := [option for option in options if option not in known]:
         raise InputError(f"scorer {name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")

@@ -195,6 +195,7 @@ def fit_rejector(
     made = create(scorer, **({"seed": seed} if "seed" in scorer_options(scorer) else {}) | options)
     if made.needs != ("vectors",):
         raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
+    table.check_finite()
     for name, other in (("held-out table", held_out), ("gallery table", gallery)):
         if other is not None and other.fingerprint != table.fingerprint:
             raise InputError(f"the {name} is of encoder {other.fingerprint}, the fit table of {table.fingerprint}")

@@ -88,6 +88,8 @@ class Scorer(ABC):
             classifier: the linear layer that makes logits of vectors, where there is one.
             show_progress: draw a bar, where fitting takes long.
         """
+        if classifier is not None and not isinstance(classifier, Classifier):
+            raise InputError(f"classifier is a {type(classifier).__name__}; a sightline.ood.Classifier is needed")
         self.shows_progress = show_progress
         given = self._checked(inputs)
         self._fit_given(given, _codes(labels, len(next(iter(given.values())))), classifier)
