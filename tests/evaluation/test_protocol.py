@@ -116,6 +116,17 @@ def test_of_copies_the_irrelevant_come_first(seed, n_queries):
     assert_same(result, {name: [row[name] for row in rows] for name in metric_names(KS)})
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_galleries_alike_each_place_is_shared(seed, dtype):
+    # Each irrelevant item is a copy of a relevant one, and before it: at the n-th relevant item precision is n / 2n.
+    rng = np.random.default_rng(seed)
+    base, order = rng.normal(size=(1500, 384)).astype(dtype), rng.permutation(3000)
+    gallery, labels = np.concatenate([base, base])[order], np.repeat([0, 1], 1500)[order]
+    result = evaluate(rng.normal(size=(8, 384)).astype(dtype), [0] * 8, gallery, labels, metrics=["map"])
+    assert_close(result.per_query["map"], np.full(8, 0.5), rtol=0, atol=1e-14)
+
+
 @reproducible
 @given(st.data())
 def test_ranked_lists_by_definition_with_many_ties(data):

@@ -55,6 +55,12 @@ def test_copies_tie_wherever_they_are(n_items, dtype):
             assert_close(scores[:, place], scores[:, -1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("n_items", [40, 256, 1100])
+def test_copies_of_one_vector_all_tie_in_float64(n_items):
+    scores = cosine_scores(draw(1, 7, 64), draw(0, 1, 64).expand(n_items, -1))
+    assert_close(scores, scores[:, :1].expand(-1, n_items), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("n_items", [512, 513, 1100])
 def test_gradient_of_a_large_set_against_itself_is_that_of_two_products(n_items):
     """From 513 items on the gradient is worked out band by band."""

@@ -17,10 +17,10 @@ from sightline.evaluation.protocol import NEVER, TIES, by_labels, check_dimensio
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import SORT_ELEMENTS, Vectors, statistics
-from sightline.ranking.similarity import EVEN_COLUMNS
+from sightline.ranking.similarity import n_filling
 
 HELD_ELEMENTS = 1 << 27  # scores held at once: of all 70 queries with a million items
-READ_ROWS = 1 << 14
+READ_ROWS = 342 * 48  # even, as n_filling has it
 DYML_METRICS = ("map", "asi", "recall@1")
 
 
@@ -138,7 +138,7 @@ def _score_blocks(queries: Vectors, items: Vectors) -> Iterator[tuple[slice, Ten
     """The cosines of some queries with all items, which are read once for as many queries as can be held."""
     dtype = torch.promote_types(queries.dtype, items.dtype)
     n_held, n_sorted = (max(1, n // max(1, len(items))) for n in (HELD_ELEMENTS, SORT_ELEMENTS))
-    n_read = min(READ_ROWS, len(items) + -len(items) % EVEN_COLUMNS)
+    n_read = min(READ_ROWS, len(items) + n_filling(len(items), dtype))
     for start in range(0, len(queries), n_held):
         rows = queries.take(np.arange(start, min(start + n_held, len(queries))), dtype)
         held = torch.empty(len(rows), len(items), dtype=dtype, device=rows.device)

@@ -23,8 +23,10 @@ from sightline.evaluation.statistics import Counts, Floats, Statistics, joined, 
 from sightline.ranking.similarity import unit
 
 QUERY_ROWS = 256
-SLICE_COLUMNS = 1024  # one shape of product throughout: another one rounds otherwise, and copies would not tie
-TILE_COLUMNS = 1 << 16
+# One shape of product throughout: another one rounds otherwise, and copies would not tie. A multiple of what a product
+# computes side by side, in float64 too.
+SLICE_COLUMNS = 1152
+TILE_COLUMNS = 57 * SLICE_COLUMNS
 STATE_BYTES = 1 << 27  # of a worker, beside its tile
 KEPT_BYTES = 2 << 30  # an array above this, mapped from a file for one, is read anew for every block of queries
 CHECKED_ROWS = 1 << 14

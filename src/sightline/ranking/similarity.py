@@ -15,7 +15,7 @@ from sightline.errors import InputError
 from sightline.ranking.levels import n_chunks, torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
-EVEN_COLUMNS = 16  # a multiple of what a matrix product computes side by side
+EVEN_COLUMNS, EVEN_DOUBLES = 16, 48  # multiples of what a matrix product of float32 and of float64 computes side by side
 BAND, TILE = 512, 256  # rows and columns of a table that are added to what lies across at once
 
 
@@ -87,12 +87,14 @@ def unit(vectors: Tensor) -> Tensor:
     return result
 
 
-def _products(rows: Tensor, columns: Tensor) -> Tensor:
-    """``rows @ columns.T``, in which copies among the columns score the same; :func:`score_blocks` says why.
+def n_filling(n_columns: int, dtype: torch.dtype) -> int:
+    """Columns of zeros to add to a product for copies among the others to score the same; :func:`score_blocks` says why."""
+    return -n_columns % (EVEN_DOUBLES if dtype == torch.float64 else EVEN_COLUMNS)
 
-    Seen to hold in float32; in float64 some of 256 columns still differed in the last bit.
-    """
-    if n_more := -len(columns) % EVEN_COLUMNS:
+
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """``rows @ columns.T``, in which copies among the columns score the same."""
+    if n_more := n_filling(len(columns), columns.dtype):
         return (rows @ F.pad(columns, (0, 0, 0, n_more)).T)[:, : len(columns)]
     return rows @ columns.T
 
@@ -171,7 +173,8 @@ def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[
     # A matrix product sums the columns left over at its edge in another order: copies there would differ in the last bit,
     # and no longer tie. Zeros fill the edge and are cut off.
     rows = unit(queries.to(common))
-    columns = F.pad(unit(gallery.to(common)), (0, 0, 0, -len(gallery) % EVEN_COLUMNS)).T
+    scaled = unit(gallery.to(common))
+    columns = F.pad(scaled, (0, 0, 0, n_filling(len(scaled), scaled.dtype))).T
     n_rows = max(1, n_elements // max(1, len(gallery)))
     for start in range(0, len(rows), n_rows):
         block = slice(start, start + n_rows)
