@@ -212,3 +212,19 @@ def test_bad_input_is_named():
         SupHAPLoss("populaton")
     with pytest.raises(InputError, match=r"alpha is 0\.0; a finite number above 0"):
         SupHAPLoss(alpha=0.0)
+
+
+@both
+@pytest.mark.parametrize("loss", [sup_h_ap_loss, smooth_h_ap_loss, sup_ndcg_loss, smooth_ndcg_loss])
+@pytest.mark.parametrize("scale", [1e-310, 1e-40, 1e38, 1e39, 1e307])
+def test_the_scale_of_relevance_is_of_no_account(loss, scale, dtype):
+    plain, scaled = (value(loss, E1, LEVELS.double() * factor, dtype=dtype) for factor in (1.0, scale))
+    assert_close(scaled, plain, rtol=1e-6, atol=0)
+
+
+@both
+def test_relevance_of_a_high_alpha_is_that_of_the_levels_at_hand(dtype):
+    # All share the coarsest of seven levels alone: one grade, all of it relevant, so the ranking is right.
+    labels = torch.cat([torch.arange(6)[:, None].expand(-1, 6), torch.zeros(6, 1, dtype=torch.int64)], 1)
+    embeddings = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    assert_close(SupHAPLoss(alpha=50.0)(embeddings, labels).item(), 0.0, rtol=0, atol=1e-6)

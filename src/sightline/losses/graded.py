@@ -20,7 +20,7 @@ Relevance = Callable[[Tensor], Tensor]
 
 def _h_ap(scores: Tensor, levels: Tensor, counts: Tensor, table: Tensor, step: SupStep | SigmoidStep) -> Tensor:
     """() one minus H-AP; ``table`` (Q, M) is the relevance of each level for each query, ``counts`` its items."""
-    table = table.to(scores)
+    table = _scaled(table, counts).to(scores)
 
     def objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
         relevance = table[profile.rows]
@@ -40,6 +40,7 @@ def _h_ap(scores: Tensor, levels: Tensor, counts: Tensor, table: Tensor, step: S
 
 def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: SupStep | SigmoidStep) -> Tensor:
     """() one minus NDCG; ``gains`` (Q, M) grow with the level."""
+    gains = _scaled(gains, counts)
     at_least = counts.flip(1).cumsum(1).flip(1)  # (Q, M)
     places = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
     discounts = torch.cat([places.new_zeros(1), (1 / torch.log2(1 + places)).cumsum(0)])  # of the first n places
@@ -55,6 +56,17 @@ def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: S
         return 1 - gained.sum(1), slope[..., None].expand_as(profile.smooth)
 
     return rank_loss(scores, levels, counts, step, objective)
+
+
+def _scaled(worth: Tensor, counts: Tensor) -> Tensor:
+    """(Q, M) float64 worth with the highest that a row's items have brought to [0.5, 1); 0 for levels without an item.
+
+    Float32 holds that, whatever the scale; both losses are the same on any. A power of two leaves their every bit.
+    """
+    present = worth * (counts > 0)
+    highest = present.amax(1, keepdim=True)
+    scale = torch.frexp(highest).mantissa / highest.where(highest > 0, 1)
+    return present * scale.clamp(max=2.0**1000)
 
 
 def _by_relevance(
