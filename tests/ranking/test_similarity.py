@@ -71,6 +71,18 @@ def test_gradient_of_a_large_set_against_itself_is_that_of_two_products(n_items)
     assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unit_of_vectors_whose_squares_are_too_large(dtype):
+    vectors = draw(0, 3).to(dtype)
+    powers = [0, 65, 125] if dtype == torch.float32 else [0, 600, 1020]
+    factor, weights = torch.tensor([[2.0**n] for n in powers], dtype=dtype), draw(1, 3).to(dtype)
+    long, short = (vectors * factor).requires_grad_(), vectors.clone().requires_grad_()
+    assert_close(unit(long), unit(short))
+    slopes = [torch.autograd.grad((unit(leaf) * weights).sum(), leaf)[0] for leaf in (long, short)]
+    assert_close(slopes[0][:2] * factor[:2], slopes[1][:2])  # further on it is too small to be held
+    assert slopes[0].isfinite().all()
+
+
 def test_unit_has_length_one_and_leaves_zero_at_zero():
     vectors = draw(0, 4)
     vectors[2] = 0

@@ -43,6 +43,12 @@ def full_precision(vectors: Tensor) -> Tensor:
     return vectors if vectors.dtype == torch.float64 else vectors.float()
 
 
+def both_in_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A batch in full precision and its reference set, which stays the batch where it is the same tensor."""
+    wide = full_precision(embeddings)
+    return wide, wide if ref_emb is embeddings else ref_emb
+
+
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
 def _fill_across(gradients, scaled, scale, n_parts, across):  # type: ignore[no-untyped-def]
     """What of each gradient is at a right angle to its vector, times the scale."""
@@ -61,8 +67,15 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        scale = torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_(min=SHORTEST).reciprocal_()
-        scaled: Tensor = (vectors * scale).contiguous()
+        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+        if length.isfinite().all():
+            scale = length.clamp_(min=SHORTEST).reciprocal_()
+            scaled: Tensor = (vectors * scale).contiguous()
+        else:  # the squares of some are too large to be held
+            largest = vectors.abs().amax(1, keepdim=True).where(length.isinf(), 1)
+            shrunk = vectors / largest
+            scale = torch.linalg.vector_norm(shrunk, dim=1, keepdim=True).clamp_(min=SHORTEST).reciprocal_()
+            scaled, scale = (shrunk * scale).contiguous(), scale / largest
         ctx.save_for_backward(scaled, scale)
         return scaled
 
