@@ -55,6 +55,12 @@ def gap_by_definition(vectors, labels, batches):
 
 
 class TestMeasuredGap:
+    def test_items_without_a_label_are_nobodys_positives(self):
+        vectors, labels = draw(0)
+        labels[5:12] = -1
+        apart = np.where(labels == -1, 100 + np.arange(len(labels)), labels)
+        assert decomposability_gap(vectors, labels, 8) == decomposability_gap(vectors, apart, 8)
+
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(("batch_size", "per_class"), [(8, 2), (12, 4), (7, 3), (2, 1), (40, 4)])
     def test_is_its_definition_on_the_partition(self, seed, batch_size, per_class):

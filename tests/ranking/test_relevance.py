@@ -189,3 +189,26 @@ def test_faults_are_told_by_the_name_of_the_argument():
         batch_pairs(good, labels, good, torch.tensor([[0, 1], [0, 1]]))
     with pytest.raises(InputError, match=r"^vectors of 2 and 3 dimensions cannot be compared$"):
         batch_pairs(good, labels, torch.ones(2, 3), labels)
+
+
+def test_more_columns_than_levels_are_refused():
+    assert check_labels(torch.zeros(2, 126, dtype=torch.int64), 2, "labels").shape == (2, 126)
+    message = r"^ref_labels: at most 126 levels are supported, found 128 columns; sets of labels are bool$"
+    with pytest.raises(InputError, match=message):
+        check_labels(torch.zeros(2, 128, dtype=torch.int64), 2, "ref_labels")
+
+
+def test_a_label_of_minus_one_is_shared_by_none():
+    labels = torch.tensor([[3, 5], [-1, 5], [-1, 5], [4, -1], [4, -1]])
+    levels = batch_pairs(draw(0, 5), labels).levels.fill_diagonal_(9)
+    assert levels.tolist() == [[9, 1, 1, 0, 0], [1, 9, 1, 0, 0], [1, 1, 9, 0, 0], [0, 0, 0, 9, 0], [0, 0, 0, 0, 9]]
+    assert batch_pairs(draw(0, 3), torch.tensor([-1, -1, 2])).levels.tolist() == [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
+    assert batch_pairs(draw(0, 1), labels[1:2], draw(1, 5), labels).levels.tolist() == [[1, 1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0, 0, 1]), torch.eye(3) + 1, torch.ones(3, 2, dtype=torch.bool)])
+def test_the_batch_as_its_own_reference_set_is_the_batch(labels):
+    vectors = draw(0, 3)
+    expected, ref_labels = batch_pairs(vectors, labels), None if labels.is_floating_point() else labels.clone()
+    assert batch_pairs(vectors, labels, vectors, ref_labels).levels.tolist() == expected.levels.tolist()
+    assert batch_pairs(vectors, labels, vectors.clone(), ref_labels).levels.diagonal().min() >= 0

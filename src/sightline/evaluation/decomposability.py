@@ -59,7 +59,7 @@ def decomposability_gap(
 
     Args:
         vectors: (N, D), of any length; scores are cosines, equal ones count against the query.
-        labels: (N,) or (N, L) whole numbers; an item is relevant if it shares them all.
+        labels: (N,) or (N, L) whole numbers; an item is relevant if it shares them all. -1 is shared by none.
         batch_size: items in a batch; the last of a partition may be smaller.
         metric: (Q, K) bool relevance in ranked order and (Q,) number of relevant items to (Q,) values, as those of
             :mod:`sightline.evaluation.metrics`.
@@ -79,6 +79,8 @@ def decomposability_gap(
     check_vectors(table, "vectors")
     checked = check_labels(_as_tensor(labels, "labels").to(table.device), len(table), "labels")
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()
+    unknown = (checked == -1).any(1).cpu().numpy()
+    classes = np.unique(np.where(unknown, len(classes) + np.arange(len(classes)), classes), return_inverse=True)[1]
     if batch_size < 2 or per_class < 1 or not len(seeds):
         raise InputError(
             f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; at least 2, 1 and 1 are needed"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, names, raise_faults
 from sightline.files import replaced
-from sightline.ranking.levels import shared_levels
+from sightline.ranking.levels import shared_known_levels
 from sightline.ranking.relevance import check_labels
 from sightline.search.exact import top_k
 
@@ -90,19 +90,13 @@ def judgements(
     judged: Judgements = {}
     n_rows = max(1, BLOCK_ELEMENTS // max(1, len(gallery_ids)))
     for first, block in zip(range(0, len(labels), n_rows), labels.split(n_rows), strict=False):
-        known = _before_unknown(block)[:, None], _before_unknown(gallery_labels)[None]
-        shared = shared_levels(block, gallery_labels).minimum(known[0]).minimum(known[1])
+        shared = shared_known_levels(block, gallery_labels)
         rows, places = shared.nonzero(as_tuple=True)
         for row, place, level in zip(rows.tolist(), places.tolist(), shared[rows, places].tolist(), strict=True):
             query, item = query_ids[first + row], gallery_ids[place]
             if item != query:
                 judged.setdefault(query, {})[item] = level
     return judged
-
-
-def _before_unknown(labels: Tensor) -> Tensor:
-    """(N,) int8: levels from the coarsest on that come before one of -1."""
-    return (labels.flip(1) != -1).cumprod(1).sum(1).to(torch.int8)
 
 
 def write_run(file: Path, run: Mapping[str, Mapping[str, float]], name: str = "sightline") -> Path:

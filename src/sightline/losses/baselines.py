@@ -316,4 +316,5 @@ def _draw_triplets(
     with torch.autocast(embeddings.device.type, enabled=False):
         vectors = [part.detach().double() for part in (embeddings, ref_emb) if part is not None]
         anchors, positives, negatives = miner(vectors[0], classes[0], *vectors[1:], *classes[1:])
-    return anchors, positives, negatives
+    fits = pairs.relevant[anchors, positives]  # the miner takes an item without a label for one of a class
+    return anchors[fits], positives[fits], negatives[fits]

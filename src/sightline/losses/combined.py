@@ -18,7 +18,7 @@ from sightline.losses.proxies import ArcFaceLoss, NormSoftmaxLoss, ProxyNCAPPLos
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.losses.terms import named_terms
 from sightline.ranking.ranks import check_positive
-from sightline.ranking.similarity import check_vectors, full_precision
+from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
 NAMES = {
@@ -82,7 +82,8 @@ class Decomposed(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         check_vectors(embeddings, "embeddings")
-        embeddings = full_precision(embeddings)  # the gradients of both terms meet before they are rounded
+        # The gradients of both terms meet before they are rounded.
+        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
         rank = self.rank.of_pairs(pairs)
         if isinstance(self.term, NormSoftmaxLoss):
@@ -123,7 +124,7 @@ class WeightedSum(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         check_vectors(embeddings, "embeddings")
-        embeddings = full_precision(embeddings)
+        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
         values: list[Tensor] = []
         terms: dict[str, Tensor] = {}
         for name, loss in zip(self.names, self.losses, strict=True):

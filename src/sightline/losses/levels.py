@@ -11,7 +11,7 @@ from sightline.losses.checks import check_counts
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
 from sightline.losses.terms import named_terms
 from sightline.ranking.relevance import check_labels
-from sightline.ranking.similarity import check_vectors, full_precision
+from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 
 def sum_over_levels(
@@ -64,7 +64,8 @@ def _of_levels(
 ) -> list[Tensor]:
     """The loss of each level, finest first."""
     check_vectors(embeddings, "embeddings")
-    embeddings = full_precision(embeddings)  # the gradients of all levels meet before they are rounded
+    # The gradients of all levels meet before they are rounded.
+    embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
     if (ref_emb is None) != (ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")

@@ -218,7 +218,7 @@ class SmoothRecallLoss(nn.Module):
                 raise InputError("mixup works within a batch: leave out ref_emb, or set mixup to false")
             n_pairs = int((levels > 0).triu(1).sum())
             scores, levels = mixed_pairs(embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
-        if self.include_query and ref_emb is None:
+        if self.include_query and (ref_emb is None or ref_emb is embeddings):
             levels = levels.clone().fill_diagonal_(0)
         return flat_rank_loss(scores, levels, self.step, self.objective)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sightline.errors import InputError
 from sightline.losses.core import batch_pairs
 from sightline.ranking.relevance import Pairs, check_labels
-from sightline.ranking.similarity import check_vectors, full_precision
+from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 
 class RecentBatches(nn.Module):
@@ -96,8 +96,9 @@ def pairs_with_memory(
     themselves, where ids are known. A reference set is refused beside a memory in use: the items kept are not of it.
     """
     check_vectors(embeddings, "embeddings")
-    wide = full_precision(embeddings)  # the gradients of both parts of the list meet before they are rounded
-    pairs = batch_pairs(wide, labels, ref_emb, ref_labels)
+    # The gradients of both parts of the list meet before they are rounded.
+    wide, references = both_in_full_precision(embeddings, ref_emb)
+    pairs = batch_pairs(wide, labels, references, ref_labels)
     if not (recent.training and recent.n_batches):
         return pairs
     if ref_emb is not None:

@@ -88,6 +88,20 @@ def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
     return shared
 
 
+def shared_known_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
+    """:func:`shared_levels`, where a label of -1, which is none, is shared by nobody, nor is any finer one.
+
+    Example:
+        >>> labels = torch.tensor([[7, 1], [-1, 1], [-1, 1]])
+        >>> shared_known_levels(labels, labels)
+        tensor([[2, 1, 1],
+                [1, 1, 1],
+                [1, 1, 1]], dtype=torch.int8)
+    """
+    shared, known = shared_levels(labels, ref_labels), labels.flip(1) != -1
+    return shared if known.all() else shared.minimum(known.cumprod(1).sum(1).to(torch.int8)[:, None])
+
+
 def level_counts(levels: Tensor, n_levels: int) -> Tensor:
     """(Q, M) int64: how many items of each level 0 to ``n_levels`` each row of (Q, G) levels has; -1 is not counted.
 

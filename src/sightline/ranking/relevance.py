@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ranking.levels import MOST_LEVELS, flat_levels, graded_levels, shared_levels
+from sightline.ranking.levels import MOST_LEVELS, flat_levels, graded_levels, shared_known_levels
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
@@ -49,7 +49,8 @@ def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
     """The labels as an int64 (N, L) table, finest level first.
 
     Args:
-        labels: (N,) or (N, L) of an integer type: a class number that went through a float is refused.
+        labels: (N,) or (N, L) of an integer type, L up to ``MOST_LEVELS``: a class number that went through a float is
+            refused.
         n_items: N, as the vectors have it.
         name: what the caller's user knows them by.
     """
@@ -57,6 +58,10 @@ def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
         raise InputError(f"{name}: whole numbers are needed, found {labels.dtype}")
     if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
         raise InputError(f"{name}: ({n_items},) or ({n_items}, L) is needed, found {tuple(labels.shape)}")
+    if labels.ndim == 2 and labels.shape[1] > MOST_LEVELS:
+        raise InputError(
+            f"{name}: at most {MOST_LEVELS} levels are supported, found {labels.shape[1]} columns; sets of labels are bool"
+        )
     return labels.long() if labels.ndim == 2 else labels.long()[:, None]
 
 
@@ -93,14 +98,15 @@ def batch_pairs(
 ) -> Pairs:
     """Every item of the batch as a query against the rest of the batch, or against a reference set.
 
-    A query never meets itself: it is left out by position where the reference set is the batch. Items of a separate
-    reference set all count.
+    A query never meets itself: it is left out by position where the reference set is the batch, as it is without one or
+    where ``ref_emb`` is the very tensor ``embeddings``, with the same labels. Items of a separate reference set all count.
 
     Args:
         embeddings: (B, D), of any length; scores are cosines.
-        labels: what the items are, by type. Integers, (B,) or (B, L): classes, or levels of a tree, finest first. Bool,
-            (B, C): sets of labels; an item is relevant if it shares one, and worth the share of the query's labels it has.
-            Floating point, (B, G): the relevance of each item of the list itself, 0 for irrelevant.
+        labels: what the items are, by type. Integers, (B,) or (B, L): classes, or levels of a tree, finest first; -1 is no
+            label, and shared by none. Bool, (B, C): sets of labels; an item is relevant if it shares one, and worth the
+            share of the query's labels it has. Floating point, (B, G): the relevance of each item of the list itself, 0
+            for irrelevant.
         ref_emb: (G, D) items to rank instead of the batch.
         ref_labels: as ``labels``, (G,), (G, L) or (G, C); given exactly when ``ref_emb`` is, unless ``labels`` says all.
         include_self: keep the query in its own list, as the first and most relevant item, as some public code does.
@@ -111,6 +117,8 @@ def batch_pairs(
     relevance_given = labels.is_floating_point() and labels.ndim == 2
     if (ref_emb is None) != (ref_labels is None) and not (relevance_given and ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
+    if ref_emb is embeddings and _same(labels, ref_labels):
+        ref_emb = ref_labels = None
     n_items = len(embeddings if ref_emb is None else ref_emb)
     worth = None
     if relevance_given:
@@ -124,12 +132,17 @@ def batch_pairs(
     else:
         table = check_labels(labels, len(embeddings), "labels")
         others = table if ref_labels is None else check_labels(ref_labels, n_items, "ref_labels")
-        levels, n_levels = shared_levels(table, others), table.shape[1]
+        levels, n_levels = shared_known_levels(table, others), table.shape[1]
         relevant_from = n_levels
     if ref_emb is None and not include_self:
         levels.fill_diagonal_(-1)
     scores = cosine_scores(embeddings, embeddings if ref_emb is None else ref_emb)
     return Pairs(scores, levels, n_levels, relevant_from, worth)
+
+
+def _same(labels: Tensor, ref_labels: Tensor | None) -> bool:
+    """Whether labels of a reference set are those of the batch; None, beside a relevance matrix, is as good."""
+    return ref_labels is None or (labels.dtype == ref_labels.dtype and torch.equal(labels, ref_labels))
 
 
 def check_sets(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> None:
