@@ -57,7 +57,7 @@ In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further key
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 
-`sl.losses.sum_over_levels(loss, embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
+`sl.losses.sum_over_levels(loss)(embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
 `sl.losses.SumOverLevels` is its module, with a proxy table a level for losses that have proxies.
 
 Losses on pairs and ranks take all of the first five. Losses with proxies, sums over levels, `class_balanced` and
@@ -78,8 +78,9 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
   standard deviation 3; a gap of `delta` but for the last bit included. `tests/ranking/test_profile.py` holds the compiled
   way to that, `tests/ranking/test_block_counts.py` that of other devices.
 - **Bounds.** With the preset `paper`, `sup_ap`, `sup_h_ap` and `sup_ndcg` are upper bounds of one minus their metric as
-  `sl.evaluate(..., ties="counting")` gives it; its stricter default breaks ties one by one, and then equal scores can break
-  the bound. `sup_recall` is none.
+  `sl.evaluate(..., ties="counting")` gives it for label trees and relevance matrices (`judgements=`); of sets of labels it
+  measures another worth. Its stricter default breaks ties one by one, and then equal scores can break the bound.
+  `sup_recall` is none.
 - **Gradients** are of the first order: a second derivative through the compiled core is refused.
 - **Precision.** Half precision is widened before scores are computed, inside autocast too: losses are float32, or float64
   for float64 embeddings.

@@ -186,6 +186,11 @@ def test_missing_options_are_named():
         ("fast_ap", "n_bins", 2.5, "a whole number"),
         ("smooth_recall", "mixup", "yes", "true or false"),
         ("smooth_recall", "mixup", 1, "true or false"),
+        ("sup_recall", "ks", 5, "a list of whole numbers"),
+        ("sup_recall", "ks", "5", "a list of whole numbers"),
+        ("blackbox_recall", "weights", 1.0, "a name or a list of numbers"),
+        ("triplet", "mining", 3, "a name"),
+        ("sup_ap", "preset", 1, "a name"),
     ],
 )
 def test_options_of_another_kind_are_refused(name, option, value, kind):

@@ -10,7 +10,9 @@ items, n over the irrelevant ones, K over the places of a recall. A loss is the 
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
+from typing import get_args
 
 from torch import nn
 
@@ -217,17 +219,30 @@ def create_loss(name: str, **options: object) -> nn.Module:
     return LOSSES[name](**options)
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+KINDS: dict[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a name",
+    Sequence[int]: "a list of whole numbers",
+    Sequence[float]: "a list of numbers",
+}
 
 
 def _kind_missed(value: object, annotation: object) -> str | None:
-    """What a number or truth value should have been; None where it is that, or where neither is asked for."""
-    optional: dict[object, type] = {float | None: float, int | None: int}
-    wanted = optional.get(annotation, annotation)
-    if not isinstance(wanted, type) or wanted not in KINDS or (value is None and annotation in optional):
+    """What a value should have been; None where it is that, or where something else than ``KINDS`` may be asked for."""
+    wanted = (annotation,) if annotation in KINDS else get_args(annotation)
+    kinds = [kind for kind in wanted if kind is not NoneType]
+    if not kinds or any(kind not in KINDS for kind in kinds) or (value is None and NoneType in wanted):
         return None
-    fits = isinstance(value, (int, float) if wanted is float else wanted)
-    return None if fits and isinstance(value, bool) == (wanted is bool) else KINDS[wanted]
+    return None if any(_fits(value, kind) for kind in kinds) else " or ".join(KINDS[kind] for kind in kinds)
+
+
+def _fits(value: object, kind: object) -> bool:
+    """Whether a value is of one of ``KINDS``; what is in a list is left to the loss."""
+    if not isinstance(kind, type):
+        return isinstance(value, Iterable) and not isinstance(value, str)
+    return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
 
 
 __all__ = [

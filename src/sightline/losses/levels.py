@@ -1,6 +1,8 @@
 """One loss on every level of the labels, each level with equal weight."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +16,27 @@ from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 
+@overload
+def sum_over_levels(losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor]: ...
+
+
+@overload
 def sum_over_levels(
     losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
     embeddings: Tensor,
     labels: Tensor,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
-) -> Tensor:
+) -> Tensor: ...
+
+
+def sum_over_levels(
+    losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
+    embeddings: Tensor | None = None,
+    labels: Tensor | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor | Callable[..., Tensor]:
     """The mean of one loss a level, each on the labels from its level up to the coarsest.
 
     A loss thus sees its level as the finest, and a name that recurs below two parents as two classes.
@@ -28,20 +44,36 @@ def sum_over_levels(
     Args:
         losses: one loss without proxies for all levels, or L losses, finest level first; each is called as
             ``loss(embeddings, labels, ref_emb, ref_labels)``.
-        embeddings: (B, D).
+        embeddings: (B, D); left out like ``labels``, the loss itself is returned, to be called on both.
         labels: (B, L) integers, finest level first; (B,) for one level.
         ref_emb: (G, D) items to compare with instead of the batch.
         ref_labels: (G, L) or (G,), given exactly when ``ref_emb`` is.
 
     Returns:
-        () the sum of the losses, each with weight 1 / L.
+        () the sum of the losses, each with weight 1 / L; or what gives it.
 
     Example:
         >>> loss, embeddings = TripletLoss(mining="hard"), torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
         >>> labels = torch.tensor([[0, 0], [0, 0], [1, 0]])
         >>> sum_over_levels(loss, embeddings, labels)  # all three are alike on the coarse level
         tensor(0.1050)
+        >>> sum_over_levels(loss)(embeddings, labels)
+        tensor(0.1050)
     """
+    if embeddings is None or labels is None:
+        if embeddings is not labels:
+            raise InputError("embeddings and labels go together: one was given without the other")
+        return partial(_sum_over_levels, losses)
+    return _sum_over_levels(losses, embeddings, labels, ref_emb, ref_labels)
+
+
+def _sum_over_levels(
+    losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
     check_vectors(embeddings, "embeddings")
     if callable(losses):
         if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
