@@ -55,6 +55,10 @@ def gap_by_definition(vectors, labels, batches):
 
 
 class TestMeasuredGap:
+    def test_sizes_that_are_not_whole_are_refused(self):
+        with pytest.raises(InputError, match=r"^batch_size is 8\.5, per_class 4; whole numbers are needed$"):
+            decomposability_gap(*draw(0), 8.5)
+
     def test_items_without_a_label_are_nobodys_positives(self):
         vectors, labels = draw(0)
         labels[5:12] = -1

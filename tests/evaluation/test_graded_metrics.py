@@ -241,6 +241,11 @@ def test_what_does_not_fit_is_refused():
     for wrong in (-1.0, np.nan, np.inf):
         with pytest.raises(InputError, match=r"values are \[0\.5, .*, 1\.0\]; finite numbers from 0 on are needed"):
             h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, wrong, 1.0)))
+    for wrong in (-3.0, np.nan, np.inf):
+        with pytest.raises(InputError, match=r"alpha is .*; a finite number from 0 on is needed"):
+            h_ap(torch.tensor([A]), 3, Relevance("weight", alpha=wrong))
+        with pytest.raises(InputError, match=r"weights are \[.*, 1\.0, 1\.0\]; finite numbers from 0 on are needed"):
+            h_ap(torch.tensor([A]), 3, Relevance("sum_wap", weights=(wrong, 1.0, 1.0)))
     for metric in (h_ap, h_curves, ndcg, asi, severity):
         with pytest.raises(InputError, match="ranked: levels up to 2 are needed, found 3"):
             metric(torch.tensor([A]), 2)
@@ -250,3 +255,8 @@ def test_what_does_not_fit_is_refused():
     for metric in (ndcg, severity, hierarchical_distance):
         with pytest.raises(InputError, match="k is 0; at least 1 is needed"):
             metric(torch.tensor([A]), 3, k=0)
+
+
+@pytest.mark.parametrize("metric", [h_ap, h_curves, ndcg])
+def test_a_relevance_may_be_given_by_its_name(metric):
+    assert_close(metric(torch.tensor([A]), 3, "weight"), metric(torch.tensor([A]), 3, Relevance("weight")), equal_nan=True)

@@ -127,6 +127,12 @@ def test_of_two_galleries_alike_each_place_is_shared(seed, dtype):
     assert_close(result.per_query["map"], np.full(8, 0.5), rtol=0, atol=1e-14)
 
 
+def test_numbers_of_another_byte_order_are_the_same_numbers():
+    vectors, labels = draw(0)
+    swapped = evaluate(vectors.astype(">f8"), labels.astype(">i4"))
+    assert swapped.means == evaluate(vectors, labels).means
+
+
 @reproducible
 @given(st.data())
 def test_ranked_lists_by_definition_with_many_ties(data):

@@ -81,6 +81,8 @@ def decomposability_gap(
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()
     unknown = (checked == -1).any(1).cpu().numpy()
     classes = np.unique(np.where(unknown, len(classes) + np.arange(len(classes)), classes), return_inverse=True)[1]
+    if not all(isinstance(size, int | np.integer) for size in (batch_size, per_class)):
+        raise InputError(f"batch_size is {batch_size}, per_class {per_class}; whole numbers are needed")
     if batch_size < 2 or per_class < 1 or not len(seeds):
         raise InputError(
             f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; at least 2, 1 and 1 are needed"

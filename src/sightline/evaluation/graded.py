@@ -54,6 +54,10 @@ class Relevance:
                 raise InputError(f"values are {list(self.values)}; finite numbers from 0 on are needed")
             return np.broadcast_to(np.array(self.values, np.float64), counts.shape)
         function = choose(RELEVANCES, self.name, "relevance")
+        if not 0 <= self.alpha < np.inf:
+            raise InputError(f"alpha is {self.alpha}; a finite number from 0 on is needed")
+        if self.weights is not None and not all(0 <= weight < np.inf for weight in self.weights):
+            raise InputError(f"weights are {list(self.weights)}; finite numbers from 0 on are needed")
         table = torch.from_numpy(np.pad(counts, ((0, 0), (1, 0))))
         if self.count_self:
             table[:, -1] += 1
@@ -252,7 +256,7 @@ def level_average_precision(ranked: Tensor, n_levels: int, level: int) -> Tensor
     return _on_lists(ap_of, ranked, n_levels, level)
 
 
-def h_ap(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -> Tensor:
+def h_ap(ranked: Tensor, n_levels: int, relevance: str | Relevance = POPULATION) -> Tensor:
     """Hierarchical average precision: AP in which an item of less worth counts as a part of one of more.
 
     1 exactly where the list is sorted by worth; AP where there is one level.
@@ -261,7 +265,7 @@ def h_ap(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -> Te
         >>> h_ap(torch.tensor([[2, 3, 0, 1, 3]]), n_levels=3, relevance=Relevance("weight"))
         tensor([0.7833], dtype=torch.float64)
     """
-    return _on_lists(h_ap_of, ranked, n_levels, relevance)
+    return _on_lists(h_ap_of, ranked, n_levels, as_relevance(relevance))
 
 
 def weighted_ap(ranked: Tensor, n_levels: int, weights: tuple[float, ...] | None = None) -> Tensor:
@@ -274,7 +278,7 @@ def weighted_ap(ranked: Tensor, n_levels: int, weights: tuple[float, ...] | None
     return _on_lists(weighted_ap_of, ranked, n_levels, weights)
 
 
-def h_curves(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -> tuple[Tensor, Tensor]:
+def h_curves(ranked: Tensor, n_levels: int, relevance: str | Relevance = POPULATION) -> tuple[Tensor, Tensor]:
     """Hierarchical recall and precision at every place; H-AP is the area: the sum of steps of recall times precision.
 
     Returns:
@@ -287,7 +291,7 @@ def h_curves(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -
     """
     _check_levels(ranked, n_levels)
     stats = list_statistics(ranked, n_levels)
-    worth = torch.from_numpy(np.pad(relevance.of(stats.counts), ((0, 0), (1, 0)))).to(ranked.device)
+    worth = torch.from_numpy(np.pad(as_relevance(relevance).of(stats.counts), ((0, 0), (1, 0)))).to(ranked.device)
     at = worth.gather(1, ranked.clamp(min=0).long())
     place = torch.arange(1, ranked.shape[1] + 1, dtype=torch.float64, device=ranked.device)
     shared = torch.zeros_like(at)
@@ -297,14 +301,14 @@ def h_curves(ranked: Tensor, n_levels: int, relevance: Relevance = POPULATION) -
     return at.cumsum(1) / total.where(total > 0, torch.nan), shared / (place * at).where(at > 0, torch.nan)
 
 
-def ndcg(ranked: Tensor, n_levels: int, gain: Relevance = EXPONENTIAL, k: int | None = None) -> Tensor:
+def ndcg(ranked: Tensor, n_levels: int, gain: str | Relevance = EXPONENTIAL, k: int | None = None) -> Tensor:
     """Normalised discounted cumulative gain, at k or of the whole list; the ideal is taken from the whole list.
 
     Example:
         >>> ndcg(torch.tensor([[2, 3, 0, 1, 3]]), n_levels=3)
         tensor([0.7908], dtype=torch.float64)
     """
-    return _on_lists(ndcg_of, ranked, n_levels, gain, k, k=k)
+    return _on_lists(ndcg_of, ranked, n_levels, as_relevance(gain), k, k=k)
 
 
 def asi(ranked: Tensor, n_levels: int) -> Tensor:

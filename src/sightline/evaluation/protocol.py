@@ -348,5 +348,7 @@ def _label_tables(
 
 
 def _whole(table: Tensor | NDArray[np.generic], n_items: int, name: str) -> Counts:
-    found: Counts = check_labels(torch.as_tensor(np.array(as_numpy(table))), n_items, name).numpy()
+    numbers = as_numpy(table)
+    native = np.array(numbers, numbers.dtype.newbyteorder("="))
+    found: Counts = check_labels(torch.as_tensor(native), n_items, name).numpy()
     return found
