@@ -43,7 +43,7 @@ from sightline.training.distributed import agreed, gathered_objects, n_processes
 from sightline.training.engine import Between, Epoch, Examples, fit
 from sightline.training.environment import differences, environment, record_environment
 from sightline.training.interruption import Interruption
-from sightline.training.large_batch import fitting_chunk_size
+from sightline.training.large_batch import as_they_are, fitting_chunk_size
 from sightline.training.logs import TERM, RunLog, RunProgress
 from sightline.training.optimization import Schedule, create_optimizer
 from sightline.training.plan import plan
@@ -219,7 +219,7 @@ def _run(
             return Epoch(len(batches), (Examples(seen[places], all_labels[places], places) for places in parts))
         seeded = ImageDataset(images.images, transform, images.boxes, seed=derived_seed(recipe.seed, epoch))
         views = [own_part(batch) for batch in views_of(drawn)[first:]]
-        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers, fabric.device, views=views)
+        loaded = load_batches(seeded, batches[first:], recipe.data.n_workers, fabric.device, views=views, finish=False)
         return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
 
     def before_epoch() -> None:
@@ -319,6 +319,7 @@ def _run(
                 recipe.seed,
                 recipe.optimizer.clip_norm,
                 chunk_size,
+                as_they_are if seen is not None else images.finished,
             )
         finally:
             if log is not None:

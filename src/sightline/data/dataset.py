@@ -135,6 +135,7 @@ def load_batches(
     device: torch.device | None = None,
     n_ahead: int = PREFETCHED,
     views: Sequence[Sequence[int]] | None = None,
+    finish: bool = True,
 ) -> Iterator[Batch]:
     """The images of each batch, in order, read by worker processes ahead of their use.
 
@@ -148,6 +149,7 @@ def load_batches(
         device: where the images are wanted; training images travel there as bytes. None leaves them on the CPU.
         n_ahead: batches that each worker reads ahead.
         views: which view of each image, for a data set with a seed; None: the first of all.
+        finish: False leaves images as workers send them, for :meth:`ImageDataset.finished` of a part at a time.
     """
     items = [
         list(zip(places, [0] * len(places) if views is None else views[number], strict=True))
@@ -168,7 +170,8 @@ def load_batches(
         if isinstance(batch, list):
             faults += batch
         elif not faults:
-            yield Batch(images.finished(batch.images.to(device)), batch.places)
+            here = batch.images.to(device)
+            yield Batch(images.finished(here) if finish else here, batch.places)
     raise_faults("images", faults)
 
 

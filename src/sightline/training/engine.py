@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from sightline.data.dataset import derived_seed
 from sightline.training.checkpoint import Position
-from sightline.training.large_batch import Loss, back_propagate
+from sightline.training.large_batch import Loss, as_they_are, back_propagate
 from sightline.training.sharding import clip_gradients
 
 
 class Examples(NamedTuple):
-    """A batch as the loop wants it: (B, 3, H, W) images, (B,) or (B, L) labels, and (B,) which images they are."""
+    """A batch as the loop wants it: images, as they are loaded; (B,) or (B, L) labels; and (B,) which images they are."""
 
     images: Tensor
     labels: Tensor
@@ -60,6 +60,7 @@ def fit(
     seed: int,
     clip_norm: float | None = None,
     chunk_size: int | None = None,
+    finished: Callable[[Tensor], Tensor] = as_they_are,
 ) -> Position:
     """Train from a position to the end, or to where ``between`` ends the run.
 
@@ -78,6 +79,7 @@ def fit(
         seed: the run's.
         clip_norm: largest gradient norm; None for no limit.
         chunk_size: images that go through the encoder at a time; None for the whole batch.
+        finished: some images of a batch as the encoder wants them.
 
     Returns:
         The position at the end.
@@ -92,7 +94,7 @@ def fit(
             optimizer.zero_grad()
             images, labels, ids = fabric.to_device(batch)
             step_seed = derived_seed(seed, position.step)
-            value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size)
+            value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size, finished)
             limit = math.inf if clip_norm is None else clip_norm
             norm = clip_gradients(fabric, encoder, optimizer, limit)
             optimizer.step()

@@ -24,6 +24,11 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and i
 MEMORY_SHARE = 0.5  # of what is free, for the graph of one chunk
 
 
+def as_they_are(images: Tensor) -> Tensor:
+    """The images, which the encoder takes so."""
+    return images
+
+
 def check_chunkable(encoder: nn.Module) -> None:
     """Refuse an encoder whose layers look at a whole batch: in chunks they would compute something else."""
     for name, layer in encoder.named_modules():
@@ -68,6 +73,7 @@ def back_propagate(
     ids: Tensor,
     seed: int,
     chunk_size: int | None = None,
+    finished: Callable[[Tensor], Tensor] = as_they_are,
 ) -> Tensor:
     """Add the gradient of the loss of a batch to the weights; the batch is that of all processes together.
 
@@ -75,11 +81,12 @@ def back_propagate(
         fabric: devices and precision.
         encoder: set up by ``fabric``.
         loss: called on the embeddings, labels and ids of the whole batch, by every process.
-        images: (B, 3, H, W) of this process.
+        images: (B, 3, H, W) of this process, or what ``finished`` makes that of.
         labels: (B,) or (B, L).
         ids: (B,) which images they are.
         seed: of what is drawn; the n-th chunk of the batch draws by (seed, n), the loss alike in every process.
         chunk_size: images that go through the encoder at a time; None for all, in one pass.
+        finished: some of the images as the encoder wants them, the same each time.
 
     Returns:
         () the loss, without a graph.
@@ -91,7 +98,7 @@ def back_propagate(
     def embed(number: int) -> Tensor:
         start, stop = bounds[number]
         torch.manual_seed(derived_seed(seed, first + number))
-        embeddings: Tensor = encoder(images[start:stop])
+        embeddings: Tensor = encoder(finished(images[start:stop]))
         return embeddings
 
     def loss_of(rows: Tensor) -> Tensor:

@@ -73,12 +73,12 @@ def _megabytes(
     """What the parts of a run take, each at its largest."""
     learning = 4 * (_n_weights(encoder) + _n_weights(loss))
     stored = sum(weight.numel() * weight.element_size() for part in (encoder, loss) for weight in part.parameters())
-    held = 4 + PREFETCHED * recipe.data.n_workers  # bytes of each colour: one batch as numbers, the others as they are read
+    read = 1 + PREFETCHED * recipe.data.n_workers  # batches as bytes, this one and those read ahead; a chunk as numbers
     parts = {
         "weights": stored,
         "gradients and optimizer": learning * (1 + OPTIMIZER_COPIES[recipe.optimizer.name]),
         "activations": bytes_of_graph(encoder, image) * chunk,
-        "images": held * n_images * image.numel(),
+        "images": (read * n_images + 4 * chunk) * image.numel(),
         "memory bank": n_remembered * 4,
     }
     return {name: n_bytes / 1e6 for name, n_bytes in parts.items() if n_bytes}
