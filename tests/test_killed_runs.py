@@ -41,7 +41,7 @@ def assert_kills_change_nothing(image_tree, folder, overrides, moments, n_killed
         assert position == other_position
         assert_close(state, other_state, rtol=0, atol=0)
     left = [sorted(path.name for path in run.iterdir() if path.name not in OTHERS) for run in (whole, killed)]
-    assert left == [["encoder", *kept, "last.pt", "log.csv", "recipe.json"]] * 2
+    assert left == [["encoder", *kept, "images.json", "last.pt", "log.csv", "recipe.json"]] * 2
 
 
 def test_killed_in_a_step_a_validation_a_save_and_at_some_time(image_tree, tiny_recipe, tmp_path):

@@ -63,7 +63,7 @@ def _scaled(worth: Tensor, counts: Tensor) -> Tensor:
 
     Float32 holds that, whatever the scale; both losses are the same on any. A power of two leaves their every bit.
     """
-    present = worth * (counts > 0)
+    present = worth.double() * (counts > 0)
     highest = present.amax(1, keepdim=True)
     scale = torch.frexp(highest).mantissa / highest.where(highest > 0, 1)
     return present * scale.clamp(max=2.0**1000)

@@ -41,7 +41,7 @@ async def read_form(request: Request, settings: ServeSettings) -> tuple[bytes | 
 async def _form(request: Request) -> FormData:
     try:
         return await request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
-    except (UnicodeError, LookupError) as error:
+    except UnicodeError as error:
         raise Problem(400, "the form cannot be read in the charset that its Content-Type names") from error
 
 
