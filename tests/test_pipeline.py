@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -430,6 +431,17 @@ def in_two_processes(image_tree, overrides, out, *more):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sightline"]
     command += ["train", "images", f"data.manifest={image_tree}", *overrides, "--out", str(out), *more]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_launcher_of_fabric_trains_as_torchrun_does(image_tree, tiny_recipe, tmp_path):
+    assert in_two_processes(image_tree, tiny_recipe, tmp_path / "torchrun").returncode == 0
+    command = [str(Path(sys.executable).with_name("fabric")), "run", "--accelerator", "cpu", "--devices", "2"]
+    command += [str(Path(pipeline.__file__).with_name("__main__.py")), "train", "images", f"data.manifest={image_tree}"]
+    command += [*tiny_recipe, "--out", str(tmp_path / "fabric")]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "torchrun", tmp_path / "fabric")
 
 
 @pytest.mark.parametrize(
