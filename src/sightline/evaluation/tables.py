@@ -39,7 +39,7 @@ def evaluate_table(
         )
     other = gallery or table
     for one in (table, other):
-        check_one_set(one.manifest)
+        _check_one_set(one.manifest)
         if not one.manifest.n_levels:
             raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
     is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
@@ -61,7 +61,7 @@ def evaluate_table(
     return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
 
 
-def check_one_set(manifest: Manifest) -> None:
+def _check_one_set(manifest: Manifest) -> None:
     """Refuse the test images of DyML-Vehicle and DyML-Animal as one set: they are three, one for each label level."""
     rows = manifest.table
     if "test_level" in rows.columns and rows["test_level"].is_in(LEVELS).any():
