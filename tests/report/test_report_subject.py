@@ -12,7 +12,7 @@ from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.pipeline import train
-from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
+from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained, untrained_encoder
 
 
 def changed(subject, rows, name="other"):
@@ -165,3 +165,9 @@ def test_options_that_need_another_are_refused_before_the_work(sightline):
     for option, told in (("--strangers", "a --detector is needed"), ("--against-name", "there is no --against")):
         status, _, error = sightline("report", "nowhere.parquet", option, "x")
         assert (status, told in error) == (2, True)
+
+
+def test_an_untrained_encoder_sees_images_as_the_recipe_does():
+    recipe = read_recipe("roadmap-tpami-sop", ["data.manifest=x", "model.backbone=tiny", "model.weights=none"])
+    assert recipe.data.stretch
+    assert untrained_encoder(recipe).settings.preprocessing.stretch

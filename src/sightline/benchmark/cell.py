@@ -25,6 +25,7 @@ from sightline.errors import InputError
 from sightline.evaluation.tables import evaluate_table
 from sightline.models.encoder import Encoder
 from sightline.pipeline import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
+from sightline.report.subject import untrained_encoder
 from sightline.training.allocator import keep_freed_memory
 from sightline.training.checkpoint import load_checkpoint
 
@@ -86,14 +87,6 @@ def _seconds() -> dict[str, float]:
     """The time, and the processor's time of this process and of its workers."""
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"seconds": time.monotonic(), "cpu_seconds": time.process_time() + workers.ru_utime + workers.ru_stime}
-
-
-def untrained_encoder(recipe: Recipe) -> Encoder:
-    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
-    model, data = recipe.model, recipe.data
-    return Encoder.create(
-        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
-    )
 
 
 def _holds_another(recipe: Recipe, run: Path) -> bool:

@@ -95,13 +95,19 @@ def read_subject(
     return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(source / "log.csv")), recipe)
 
 
+def untrained_encoder(recipe: Recipe) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+    model, data = recipe.model, recipe.data
+    return Encoder.create(
+        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
+    )
+
+
 def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
     """The run's pretrained backbone on the same images: pooled by a mean, without projection or training."""
     if run.recipe is None:
         raise InputError(f"--against {UNTRAINED}: a run folder is needed, for {run.name!r} is a table without a recipe")
-    recipe = run.recipe
-    settings = recipe.model.backbone, None, "avg", recipe.model.weights, recipe.data.image_size, recipe.data.resize
-    encoder = Encoder.create(*settings, seed=recipe.seed, stretch=recipe.data.stretch)
+    encoder = untrained_encoder(run.recipe)
     return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
 
 
