@@ -1,10 +1,16 @@
 import errno
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from sightline.files import replaced, replaced_folder
-from sightline.search.folders import appearing
+from sightline.errors import InputError
+from sightline.files import copy_folder, locked, read_json, recovered_folder, replaced, replaced_folder
 
 
 def test_a_new_file_is_there_after_the_block_and_not_before(tmp_path):
@@ -53,7 +59,7 @@ def test_an_error_before_anything_is_written_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("writing", [replaced, appearing, lambda target: replaced_folder(target, "mark", "one")])
+@pytest.mark.parametrize("writing", [replaced, replaced_folder, lambda target: replaced_folder(target, "mark", "one")])
 @pytest.mark.parametrize(
     "error",
     [OSError(errno.ENOSPC, "No space left on device"), shutil.Error([("a", "b", "[Errno 28] No space left on device")])],
@@ -78,7 +84,109 @@ def test_the_content_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
     monkeypatch.setattr("sightline.files.os.fsync", record)
     with replaced(file) as scratch:
         scratch.write_text("whole")
-    assert synced == [False]
+    assert synced == [False, True]  # the content, then the name
+
+
+def test_a_folder_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    folder, synced = tmp_path / "made", []
+    real = os.fsync
+
+    def record(descriptor):
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), folder.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr("sightline.files.os.fsync", record)
+    with replaced_folder(folder) as scratch:
+        (scratch / "below").mkdir()
+        (scratch / "below" / "a.txt").write_text("whole")
+    before, after = synced[:-1], synced[-1]
+    assert [path.name for path, is_there in before if not is_there] == ["a.txt", "below", "new"]
+    assert after == (tmp_path, True)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import sightline.files as files
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+folder, when = Path(sys.argv[1]), sys.argv[2]
+if when == "without exchange":
+    files.ctypes.CDLL = lambda *args, **kwargs: object()
+    rename = Path.rename
+    Path.rename = lambda self, target: die() if self.name == "new" else rename(self, target)
+elif when == "before":
+    files._exchange = die
+else:
+    files.shutil.rmtree = lambda path, **kwargs: die() if path.name.endswith(".saving") else None
+with files.replaced_folder(folder, "mark", "one") as scratch:
+    (scratch / "mark").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(("when", "kept"), [("before", "old"), ("after", "new"), ("without exchange", "old")])
+def test_a_folder_is_the_old_or_the_new_one_wherever_its_writer_is_killed(tmp_path, when, kept):
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "mark").write_text("old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), when], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (recovered_folder(folder) / "mark").read_text() == kept
+    with replaced_folder(folder, "mark", "one") as scratch:
+        (scratch / "mark").write_text("next")
+    assert (folder / "mark").read_text() == "next"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
+    with replaced_folder(tmp_path / "made") as scratch:
+        (scratch / "a").write_text("whole")
+        (scratch / "a").chmod(0o600)
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert (tmp_path / "made" / "a").stat().st_mode == plain.stat().st_mode
+
+
+def test_a_lock_keeps_what_its_file_holds_and_follows_no_link(tmp_path):
+    (tmp_path / "lock").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+    with locked(tmp_path / "lock") as mine:
+        assert mine
+        with locked(tmp_path / "lock", wait=False) as second:
+            assert not second
+    assert (tmp_path / "lock").read_text() == "kept"
+    with pytest.raises(InputError, match="link"), locked(tmp_path / "link"):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "circle", "pipe", "folder link", "device"])
+def test_files_of_an_artefact_are_regular_and_inside_it(tmp_path, kind):
+    root, outside = tmp_path / "artefact", tmp_path / "outside"
+    root.mkdir(), outside.mkdir()
+    (outside / "secret.json").write_text("{}")
+    (root / "own.json").write_text("{}")
+    file = root / "a.json"
+    if kind == "link":
+        file.symlink_to(outside / "secret.json")
+    elif kind == "broken link":
+        file.symlink_to(outside / "nothing")
+    elif kind == "circle":
+        file.symlink_to(file)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        (root / "sub").symlink_to(outside)
+        file = root / "sub" / "secret.json"
+    with pytest.raises((InputError, FileNotFoundError), match=re.escape(file.name)):
+        read_json(file, root)
+    with pytest.raises(InputError, match=re.escape(str(root / "sub" if kind == "folder link" else file))):
+        copy_folder(root, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    assert read_json(root / "own.json", root) == {}
 
 
 def test_a_block_that_writes_nothing_leaves_the_old_file(tmp_path):

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
+from sightline.files import folder_bytes, replaced_folder
 from sightline.search.faiss_index import Header, check_index, check_recall
 from sightline.search.filters import compile_filter
-from sightline.search.folders import appearing, folder_bytes
 from sightline.search.indexes import Indexes
 from sightline.search.items import (
     EncoderIdentity,
@@ -95,7 +95,7 @@ class Gallery:
         check_metric(metric)
         identity = EncoderIdentity.of(encoder)
         check_index(index, identity.dim)
-        with appearing(folder) as scratch:
+        with replaced_folder(folder) as scratch:
             Store.create(scratch, identity, metric, index, RECALL).close()
             if not isinstance(encoder, EncoderIdentity):
                 encoder.save_pretrained(scratch / ENCODER_FOLDER)
@@ -382,7 +382,7 @@ class Gallery:
 
     def backup(self, folder: Path | str) -> None:
         """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
-        with appearing(Path(folder)) as scratch:
+        with replaced_folder(Path(folder)) as scratch:
             self._store.backup(scratch / DATABASE)
             for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
                 if (self.folder / name).is_dir():

@@ -8,8 +8,8 @@ import torch
 from sightline.data.manifest import Manifest
 from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
+from sightline.files import replaced_folder
 from sightline.search.expand import augment_gallery
-from sightline.search.folders import appearing
 from sightline.search.gallery import ENCODER_FOLDER, Gallery
 from sightline.search.image_paths import image_path, stored_path
 
@@ -60,6 +60,9 @@ def write_augmented(gallery: Gallery, folder: Path, k: int, alpha: float = 2.0, 
             row["path"] = stored_path(folder.resolve(), file)
     has_encoder = isinstance(gallery.folder, Path) and (gallery.folder / ENCODER_FOLDER).is_dir()
     encoder = gallery.encoder() if has_encoder else gallery.identity
-    with appearing(folder) as scratch, Gallery.create(scratch, encoder, index=index, metric=gallery.metric) as written:
+    with (
+        replaced_folder(folder) as scratch,
+        Gallery.create(scratch, encoder, index=index, metric=gallery.metric) as written,
+    ):
         written.add(ids, vectors, known)
     return len(ids)
