@@ -29,6 +29,7 @@ from sightline import (
     read_recipe,
     train,
 )
+from sightline.files import locked
 from sightline.models.card import read_card
 from sightline.training import engine
 from sightline.training.checkpoint import load_checkpoint
@@ -56,7 +57,7 @@ def test_a_run_learns_and_leaves_everything_in_one_folder(image_tree, tiny_recip
     recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=24", "data.val_fraction=0")
     encoder = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "encoder", "environment.json", "images.json", "last.pt", "log.csv", "recipe.json", "tensorboard",
+        ".lock", "encoder", "environment.json", "images.json", "last.pt", "log.csv", "recipe.json", "tensorboard",
     ]  # fmt: skip
     assert (
         read_recipe("images", [f"data.manifest={image_tree}"]).model_dump().keys()
@@ -247,6 +248,49 @@ class TestRefusals:
         (tmp_path / "run/images.json").write_text("{")
         with pytest.raises(InputError, match=r"images\.json: not JSON: "):
             train(recipe, tmp_path / "run", resume=True)
+
+
+def test_a_second_process_cannot_train_in_the_same_folder(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe)
+    out = tmp_path / "run"
+    with locked(out / pipeline.LOCK_FILE), pytest.raises(InputError, match="another process") as refused:
+        train(recipe, out)
+    assert str(out) in str(refused.value)
+    train(recipe, out)  # nothing was left behind that would be in the way
+
+
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", "images.json", ".recipe.json.17"]])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_killed_before_its_recipe_was_written_goes_on(image_tree, tiny_recipe, tmp_path, left, resume):
+    recipe = recipe_for(image_tree, tiny_recipe, "schedule.epochs=1")
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).write_text("{}" if name == "images.json" else "")
+    assert (train(recipe, out, resume=resume) / "encoder.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["log.csv", "resumes.log", "encoder", "tensorboard", "last.pt", ".lock"])
+def test_links_in_a_run_folder_are_not_followed(image_tree, tiny_recipe, tmp_path, name):
+    recipe = recipe_for(image_tree, tiny_recipe)
+    out, outside = tmp_path / "run", tmp_path / "outside"
+    train(recipe, out)
+    outside.mkdir()
+    (outside / "kept").write_text("mine")
+    if (out / name).exists():
+        (out / name).rename(tmp_path / "moved")
+    (out / name).symlink_to(outside if name in ("encoder", "tensorboard") else outside / "kept")
+    with pytest.raises(InputError, match=name):
+        train(recipe, out, resume=True)
+    assert [(file.name, file.read_text()) for file in outside.iterdir()] == [("kept", "mine")]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"loss": 3}', "[" * 100_000])
+def test_a_recipe_file_of_another_kind_is_refused(image_tree, tiny_recipe, tmp_path, text):
+    recipe = recipe_for(image_tree, tiny_recipe)
+    (tmp_path / "recipe.json").write_text(text)
+    with pytest.raises(InputError, match=r"recipe|loss"):
+        train(recipe, tmp_path, resume=True)
 
 
 def test_no_mistake_is_better_than_any_severity(image_tree, tiny_recipe, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -28,12 +29,22 @@ def named_failures(target: Path) -> Iterator[None]:
     """Errors of a disk that is full or fails, which name no file or a scratch file, with the name of what is written."""
     try:
         yield
-    except shutil.Error as error:  # of several files; the first says why
-        raise OSError(None, error.args[0][0][2], str(target)) from error
-    except OSError as error:
-        if error.errno not in FAILING:
+    except Exception as error:
+        reason = _failure(error)
+        if reason is None:
             raise
-        raise OSError(error.errno, error.strerror, str(target)) from error
+        raise OSError(reason, os.strerror(reason), str(target)) from error
+
+
+def _failure(error: BaseException | None) -> int | None:
+    """The number of the disk's error behind an exception, whatever a library made of it; None if it is another."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FAILING:
+            return error.errno
+        if found := re.search(r"(?:os error|\[Errno) (\d+)", str(error)):  # Rust's libraries; shutil's, of several files
+            return int(found[1]) if int(found[1]) in FAILING else None
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextmanager
@@ -266,6 +277,14 @@ def read_json(file: Path, root: Path | None = None) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not JSON: {error}") from error
+
+
+def read_json_object(file: Path, root: Path | None = None) -> dict[str, Any]:
+    """What a JSON file holds, which must be an object; see :func:`read_json`."""
+    found = read_json(file, root)
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: must hold a JSON object, found {type(found).__name__}")
+    return found
 
 
 def folder_bytes(folder: Path) -> int:

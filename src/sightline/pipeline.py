@@ -10,6 +10,7 @@ import copy
 import json
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,11 +30,11 @@ from sightline.data.samplers import Sampler, views_of
 from sightline.data.transforms import eval_transform, train_transform
 from sightline.embedding.extract import embed_manifest
 from sightline.embedding.table import EmbeddingTable
-from sightline.errors import InputError
+from sightline.errors import InputError, names
 from sightline.evaluation.account import account_of_run
 from sightline.evaluation.result import shown
 from sightline.evaluation.tables import evaluate_table
-from sightline.files import read_json, replaced
+from sightline.files import locked, named_failures, read_json_object, replaced
 from sightline.losses.recent import RecentBatches
 from sightline.models.card import DataFacts
 from sightline.models.encoder import Encoder
@@ -50,6 +51,7 @@ from sightline.training.plan import plan
 from sightline.training.sharding import load_optimizer_state, whole_optimizer_state, whole_state
 
 RECIPE_FILE, IMAGES_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "images.json", "last.pt", "encoder"
+LOCK_FILE = ".lock"
 PCA_IMAGES = 10_000  # from which a projection starts, at most
 
 
@@ -78,16 +80,21 @@ def train(
     told = _told_images(parts.train_part, parts.val_part)
     _check_images(told, out)
     fabric.barrier()  # nobody writes before all have looked
-    if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
-        _whiten(parts.encoder.to(fabric.device), parts.train_part, recipe)
-    if process_number() == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        with replaced(out / RECIPE_FILE) as scratch:
-            scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        with replaced(out / IMAGES_FILE) as scratch:
-            scratch.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    fabric.barrier()
-    _run(fabric, recipe, out, *parts, show_progress, deadline)
+    with locked(out / LOCK_FILE, wait=False) if process_number() == 0 else nullcontext(True) as is_alone:
+        if not is_alone:
+            raise InputError(f"{out}: another process is training in this folder")
+        if process_number() == 0:
+            _check_run_folder(recipe, out, resume)  # another process may have been faster
+        if recipe.model.projection == "pca" and not (out / LAST_FILE).is_file():
+            _whiten(parts.encoder.to(fabric.device), parts.train_part, recipe)
+        if process_number() == 0:
+            with replaced(out / IMAGES_FILE) as scratch:
+                scratch.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            with replaced(out / RECIPE_FILE) as scratch:
+                scratch.write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        fabric.barrier()
+        with named_failures(out):
+            _run(fabric, recipe, out, *parts, show_progress, deadline)
     return out / ENCODER_FOLDER
 
 
@@ -116,13 +123,17 @@ def _pooled(encoder: Encoder, manifest: Manifest, n_workers: int) -> Tensor:
 
 
 def _check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists():
         return
+    if out.is_dir() and (links := sorted(path.name for path in out.iterdir() if path.is_symlink())):
+        raise InputError(f"{out}: a run folder has no links, found {names(links)}; they are not followed")
+    if out.is_dir() and all(path.name == IMAGES_FILE or path.name.startswith(".") for path in out.iterdir()):
+        return  # empty, or of a run that was killed before its recipe was written
     if not (out / RECIPE_FILE).is_file():
         raise InputError(f"{out}: exists and is not a run folder; it is left as it is")
     if not resume:
         raise InputError(f"{out}: holds a run already; give --resume to go on with it, or another folder")
-    stored = read_json(out / RECIPE_FILE)
+    stored = read_json_object(out / RECIPE_FILE, out)
     asked = json.loads(recipe.model_dump_json()) | {"strategy": stored.get("strategy")}  # which may change
     if changed := differences(stored, asked):
         raise InputError(f"{out}: its run has another recipe: {'; '.join(changed)}")
@@ -140,7 +151,8 @@ def _told_images(train_part: Manifest, val_part: Manifest | None) -> dict[str, A
 
 def _check_images(told: dict[str, Any], out: Path) -> None:
     """Refuse to go on with other images: what was trained on before might be validated with now."""
-    if (out / IMAGES_FILE).is_file() and (changed := differences(read_json(out / IMAGES_FILE), told)):
+    is_begun = (out / RECIPE_FILE).is_file() and (out / IMAGES_FILE).is_file()
+    if is_begun and (changed := differences(read_json_object(out / IMAGES_FILE, out), told)):
         raise InputError(f"{out}: its run has other images: {'; '.join(changed)}")
 
 

@@ -1,3 +1,8 @@
+import contextlib
+import random
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,7 +55,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     save_checkpoint(file, POSITION, STATE)
 
     def broken(stored, target):
-        target.write_bytes(b"half")
+        target.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint.torch, "save", broken)
@@ -68,6 +73,48 @@ def test_a_cut_file_is_refused(share, tmp_path):
     file.write_bytes(stored[: int(share * len(stored))])
     with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: it was cut short"):
         load_checkpoint(file)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
+    file = tmp_path / "last.pt"
+    save_checkpoint(file, POSITION, STATE)
+    stored = bytearray(file.read_bytes())
+    generator = random.Random(seed)
+    # Half of them in the weights themselves, which torch reads without a check of its own.
+    weights = stored.find(STATE["encoder"]["weight"].numpy().tobytes())
+    place = weights + generator.randrange(24) if seed % 2 else generator.randrange(len(stored))
+    stored[place] ^= 1 << generator.randrange(8)
+    file.write_bytes(stored)
+    if seed % 2:
+        with pytest.raises(InputError, match=r"last\.pt: the checkpoint is damaged"):
+            load_checkpoint(file)
+        return
+    with contextlib.suppress(InputError):
+        position, state = load_checkpoint(file)
+        assert position == POSITION
+        assert_close(state, STATE, rtol=0, atol=0)
+
+
+def test_a_checkpoint_written_before_there_were_checksums_is_read(tmp_path):
+    torch.save({"format": 1, "position": {"epoch": 2, "batch": 5, "step": 17}, **STATE}, tmp_path / "last.pt")
+    position, state = load_checkpoint(tmp_path / "last.pt")
+    assert (position.epoch, position.batch, position.step) == (2, 5, 17)
+    assert_close(state, STATE, rtol=0, atol=0)
+
+
+def test_a_full_disk_is_named_by_the_checkpoint(tmp_path):
+    code = (
+        "import resource, torch; from pathlib import Path\n"
+        "from sightline.training.checkpoint import Position, save_checkpoint\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        f"file = Path({str(tmp_path / 'last.pt')!r})\n"
+        "try:\n    save_checkpoint(file, Position(), {'a': torch.zeros(10_000)})\n"
+        "except OSError as error:\n    print(error.filename, error.strerror)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'last.pt'} File too large\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
@@ -95,5 +142,5 @@ def test_text_pickles_with_code_and_missing_files_are_refused(tmp_path):
 def test_another_programs_file_or_format_is_refused(stored, tmp_path):
     torch.save(stored, tmp_path / "last.pt")
     found = 99 if isinstance(stored, dict) and "format" in stored else None
-    with pytest.raises(InputError, match=rf"last\.pt: a checkpoint of format {found}; this version of Sightline reads 1"):
+    with pytest.raises(InputError, match=rf"last\.pt: a checkpoint of format {found};"):
         load_checkpoint(tmp_path / "last.pt")

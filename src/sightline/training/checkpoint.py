@@ -1,9 +1,11 @@
 """Save and resume exactly.
 
 Random choices are functions of (seed, step) and learning rates of the position, so both are in a checkpoint by its
-position; the rest is the state of encoder, loss and optimizer.
+position; the rest is the state of encoder, loss and optimizer. A checksum of all of it is part of the file: a flipped bit
+in a weight would otherwise be trained on.
 """
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import torch
 
 from sightline.errors import InputError
-from sightline.files import replaced
+from sightline.files import regular_file, replaced
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_CHECKSUM = 1  # the format of checkpoints that were written before there was one
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,54 @@ class Position:
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
     """Write the position and the state to one file, which is the new one complete or the old one."""
-    with replaced(file) as scratch:
-        torch.save({"format": FORMAT, "position": asdict(position), **state}, scratch)
+    stored = {"position": asdict(position), **state}
+    # A stream, not a path: of a path torch does not say why it cannot be written.
+    with replaced(file) as scratch, scratch.open("wb") as stream:
+        torch.save({"format": FORMAT, "checksum": _checksum(stored), **stored}, stream)
 
 
 def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
-    """What :func:`save_checkpoint` wrote; tensors on the CPU, nothing executed."""
+    """What :func:`save_checkpoint` wrote, checked by its checksum; tensors on the CPU, nothing executed."""
     try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
+        stored = torch.load(regular_file(file, file.parent), map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{file}: not a readable checkpoint: {error.strerror}") from error
     except Exception as error:  # a foreign file can make the unpickler raise anything
         raise InputError(f"{file}: not a readable checkpoint: it was cut short, or something else wrote it") from error
     found = stored.pop("format", None) if isinstance(stored, dict) else None
-    if found != FORMAT:
+    if found not in (FORMAT, WITHOUT_CHECKSUM):
         raise InputError(f"{file}: a checkpoint of format {found!r}; this version of Sightline reads {FORMAT}")
-    return Position(**stored.pop("position")), stored
+    if found == FORMAT and stored.pop("checksum", None) != _checksum(stored):
+        raise InputError(
+            f"{file}: the checkpoint is damaged: its checksum is wrong; go on from another one, or start again"
+        )
+    try:
+        return Position(**stored.pop("position")), stored
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file}: not a readable checkpoint: {error}") from error
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    """A hash of nested dictionaries and lists of tensors and plain values, in their order."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            digest.update(f"dict {len(value)}".encode())
+            for key, entry in value.items():
+                digest.update(repr(key).encode())
+                add(entry)
+        elif isinstance(value, list | tuple):
+            digest.update(f"list {len(value)}".encode())
+            for entry in value:
+                add(entry)
+        else:
+            digest.update(repr(value).encode())
+
+    add(state)
+    return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sightline import __version__
-from sightline.files import read_json, replaced
+from sightline.files import read_json_object, replaced
 from sightline.training.distributed import n_processes
 
 ENVIRONMENT_FILE, RESUMES_FILE = "environment.json", "resumes.log"
@@ -61,7 +61,7 @@ def record_environment(folder: Path, here: dict[str, Any], step: int) -> list[st
         with replaced(file) as scratch:
             scratch.write_text(json.dumps(here, indent=2) + "\n", encoding="utf-8")
         return []
-    stored = read_json(file)
+    stored = read_json_object(file, folder)
     changed = differences(stored, json.loads(json.dumps(here)) | {"command": stored.get("command")})
     if changed:
         with (folder / RESUMES_FILE).open("a", encoding="utf-8") as stream:

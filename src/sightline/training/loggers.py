@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
 from sightline.errors import InputError, choose
-from sightline.files import replaced
+from sightline.files import read_json_object, replaced
 
 IDS_FILE = "loggers.json"
 
@@ -115,7 +115,7 @@ def open_loggers(wanted: tuple[str, ...], folder: Path, step: int) -> list[Logge
 
 def _stored_id(folder: Path, logger: str, new: Callable[[], str]) -> str:
     file = folder / IDS_FILE
-    ids: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    ids: dict[str, Any] = read_json_object(file, folder) if file.is_file() else {}
     if logger not in ids:
         ids[logger] = new()
         with replaced(file) as scratch:
