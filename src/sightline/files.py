@@ -7,6 +7,7 @@ come from somebody else goes through :func:`regular_file`: links that leave the 
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -285,6 +286,25 @@ def read_json_object(file: Path, root: Path | None = None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{file}: must hold a JSON object, found {type(found).__name__}")
     return found
+
+
+def sealed(described: dict[str, Any], *files: Path) -> dict[str, Any]:
+    """The same values and ``checksum``, a hash of them and of the files that belong to them; see :func:`check_seal`."""
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return {**described, "checksum": digest.hexdigest()[:32]}
+
+
+def check_seal(described: dict[str, Any], where: Path, *files: Path) -> dict[str, Any]:
+    """The values without their checksum; refused if they or the files are no longer what :func:`sealed` was given.
+
+    Values without a checksum pass: they were written before there was one.
+    """
+    plain = {key: value for key, value in described.items() if key != "checksum"}
+    if "checksum" in described and sealed(plain, *files)["checksum"] != described["checksum"]:
+        raise InputError(f"{where}: damaged: the checksum of it and what belongs to it is wrong")
+    return plain
 
 
 def folder_bytes(folder: Path) -> int:

@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,44 @@ def test_images_are_found_from_another_folder(table, tmp_path, monkeypatch):
     file = relative.write(Path("table.parquet")).resolve()
     monkeypatch.chdir("/")
     assert EmbeddingTable.read(file).manifest.paths()[0] == tmp_path / "a.png"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_flipped_bit_is_found_or_changes_nothing(seed, table, tmp_path):
+    file = table.write(tmp_path / "table.parquet")
+    stored = bytearray(file.read_bytes())
+    generator = np.random.default_rng(seed)
+    stored[generator.integers(len(stored))] ^= 1 << int(generator.integers(8))
+    file.write_bytes(stored)
+    with contextlib.suppress(InputError):
+        again = EmbeddingTable.read(file)
+        assert_array_equal(again.vectors, table.vectors)
+        assert_frame_equal(again.manifest.table, table.manifest.table)
+        assert (again.fingerprint, again.manifest.n_levels) == (table.fingerprint, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows, vectors: (rows.with_columns(pl.col("note").fill_null("")), vectors),
+        lambda rows, vectors: (rows.with_columns(pl.col("id").reverse()), vectors),
+        lambda rows, vectors: (rows.with_columns(pl.col("is_query").fill_null(False)), vectors),
+        lambda rows, vectors: (rows.rename({"note": "label_2"}), vectors),
+        lambda rows, vectors: (rows, -vectors),
+    ],
+)
+def test_other_content_under_the_same_checksum_is_refused(change, table, tmp_path):
+    file = table.write(tmp_path / "table.parquet")
+    described = pl.read_parquet_metadata(file)
+    rows, vectors = change(table.manifest.table, table.vectors)
+    column = pl.Series("vector", vectors, dtype=pl.Array(pl.Float32, vectors.shape[1]))
+    kept = {key: value for key, value in described.items() if key != "ARROW:schema"}
+    rows.with_columns(column).write_parquet(file, metadata=kept)
+    with pytest.raises(InputError, match=r"table\.parquet: .*checksum"):
+        EmbeddingTable.read(file)
+    del kept["checksum"]  # as in tables that were written before there was one
+    rows.with_columns(column).write_parquet(file, metadata=kept)
+    assert_array_equal(EmbeddingTable.read(file).vectors, vectors)
 
 
 def test_images_without_labels(tmp_path):

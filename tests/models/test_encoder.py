@@ -533,7 +533,28 @@ def test_settings_of_another_kind_are_refused(folder, changes):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"3", b'"text"', b"null", b"\xff\xfe"])
 def test_settings_that_are_no_json_object_are_refused(folder, content):
     (folder / SETTINGS_FILE).write_bytes(content)
-    assert refused(folder).startswith(f"{folder / SETTINGS_FILE}: not an encoder's settings: ")
+    assert refused(folder).startswith(f"{folder / SETTINGS_FILE}: ")
+
+
+@pytest.mark.parametrize("name", [SETTINGS_FILE, WEIGHTS_FILE])
+@pytest.mark.parametrize("target", ["outside", "/dev/zero", "itself"])
+def test_links_in_an_encoder_folder_are_not_followed(folder, tmp_path, name, target):
+    (folder / name).rename(tmp_path / "outside")
+    (folder / name).symlink_to(
+        tmp_path / "outside" if target == "outside" else folder / name if target == "itself" else target
+    )
+    assert name in refused(folder)
+
+
+def test_a_card_that_is_a_link_is_not_read(folder, tmp_path):
+    (folder / "README.md").rename(tmp_path / "outside.md")
+    (folder / "README.md").symlink_to(tmp_path / "outside.md")
+    assert Encoder.from_pretrained(folder).card is None
+
+
+@pytest.mark.parametrize("changes", [{"embedding_dim": 10**9}, {"whitening_dim": 10**9}, {"embedding_dim": -1}])
+def test_vectors_of_absurd_length_are_refused_before_they_take_memory(folder, changes):
+    assert next(iter(changes)) in refused(described_as(folder, **changes))
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -10])

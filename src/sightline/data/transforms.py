@@ -20,6 +20,7 @@ from torchvision.transforms import v2  # isort: skip
 
 Transform = Callable[[Image.Image], Tensor]
 Colour = tuple[float, float, float]
+LARGEST_SIDE = 8192  # pixels
 N_DRAWS = 10  # of a part, until one fits in the image
 
 
@@ -36,8 +37,8 @@ class Preprocessing(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    crop: int = Field(default=224, ge=8)
-    resize: int = Field(default=256, ge=8)
+    crop: int = Field(default=224, ge=8, le=LARGEST_SIDE)
+    resize: int = Field(default=256, ge=8, le=LARGEST_SIDE)
     mean: Colour = (0.485, 0.456, 0.406)
     std: Colour = (0.229, 0.224, 0.225)
     stretch: bool = False

@@ -1,5 +1,6 @@
 """Ids, vectors, labels, encoder fingerprint: the file every later stage reads."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.data.manifest import Manifest
-from sightline.errors import InputError
+from sightline.data.manifest import Manifest, label_columns
+from sightline.errors import InputError, names
 from sightline.files import replaced
 
 FORMAT = "1"
@@ -66,6 +67,7 @@ class EmbeddingTable:
             "root": str(self.manifest.root.resolve()),
             "n_levels": str(self.manifest.n_levels),
         }
+        described["checksum"] = _checksum(self.manifest.table, self.vectors, described)
         with replaced(Path(file)) as scratch:
             # Random mantissas do not compress: lz4 keeps the text small and reads at the speed of the disk.
             self.manifest.table.with_columns(column).write_parquet(scratch, compression="lz4", metadata=described)
@@ -93,6 +95,34 @@ class EmbeddingTable:
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
             raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")
-        vectors = table["vector"].to_numpy(writable=True)
-        manifest = Manifest(file, Path(described["root"]), table.drop("vector"), int(described["n_levels"]))
-        return cls(manifest, vectors, described["fingerprint"])
+        try:
+            n_levels, root = int(described["n_levels"]), Path(described["root"])
+            vectors = table["vector"].to_numpy(writable=True)
+            rows = table.drop("vector")
+            if vectors.dtype != np.float32 or vectors.ndim != 2:
+                raise ValueError(f"its vectors are {vectors.dtype} of shape {vectors.shape}, not rows of float32")
+            if missing := [name for name in ("id", "path", "split", *label_columns(n_levels)) if name not in rows.columns]:
+                raise ValueError(f"no column {names(missing)}")
+            checksum = described.pop("checksum", None)  # None in tables that were written before there was one
+            if checksum is not None and checksum != _checksum(rows, vectors, described):
+                raise ValueError("the file is damaged: its checksum is wrong")
+            return cls(Manifest(file, root, rows, n_levels), vectors, described["fingerprint"])
+        except (ValueError, KeyError, OverflowError, pl.exceptions.PolarsError) as error:
+            raise InputError(f"{file}: not an embedding table that can be used: {error}") from error
+
+
+def _checksum(rows: pl.DataFrame, vectors: NDArray[np.float32], described: dict[str, str]) -> str:
+    """A hash of what a table says: its rows, vectors and description, whatever file they lie in."""
+    digest = hashlib.sha256(np.ascontiguousarray(vectors, "<f4").data)
+    digest.update(repr([(name, described.get(name)) for name in ("fingerprint", "root", "n_levels")]).encode())
+    for column in rows:
+        digest.update(f"{column.name} {column.dtype}".encode())
+        digest.update(column.is_null().to_numpy().tobytes())
+        if column.dtype == pl.String:
+            digest.update(column.str.len_bytes().fill_null(0).to_numpy().tobytes())
+            digest.update("".join(column.drop_nulls()).encode())
+        elif column.dtype.is_numeric() or column.dtype == pl.Boolean:
+            digest.update(column.fill_null(0).to_numpy().tobytes())
+        else:
+            digest.update(repr(column.to_list()).encode())
+    return digest.hexdigest()[:32]

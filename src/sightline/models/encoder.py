@@ -4,7 +4,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError, choose
-from sightline.files import replaced_folder
+from sightline.files import copy_folder, read_json_object, recovered_folder, regular_file, replaced_folder
 from sightline.models.adapters import adapters, add_lora, merge_adapters
 from sightline.models.backbones import (
     FreezeBatchNorm,
@@ -42,6 +41,7 @@ from sightline.progress import tracked
 FORMAT = 1
 SETTINGS_FILE = "encoder.json"
 WEIGHTS_FILE = "model.safetensors"
+MOST_DIMENSIONS = 65_536  # of vectors: a settings file that asks for more asks for the machine's memory
 ImageInput = str | Path | Image.Image | NDArray[np.uint8]
 
 
@@ -52,11 +52,11 @@ class EncoderSettings(BaseModel):
 
     backbone: str
     pooling: str
-    embedding_dim: int | None
+    embedding_dim: int | None = Field(ge=1, le=MOST_DIMENSIONS)
     freeze_batch_norm: FreezeBatchNorm
     preprocessing: Preprocessing
     feature_norm: FeatureNorm = "layer"
-    whitening_dim: int | None = None
+    whitening_dim: int | None = Field(default=None, ge=1, le=MOST_DIMENSIONS)
 
 
 class Encoder(nn.Module):
@@ -344,14 +344,18 @@ class Encoder(nn.Module):
         """
         if revision is not None and Path(folder).exists():
             raise InputError(f"{folder}: a folder, which has no revision {revision!r}")
+        recovered_folder(Path(folder))
+        root = Path(folder)
         if is_hub_name(folder) and not Path(folder).exists():
             folder = download(str(folder), (SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE), revision)
+            root = folder.parents[1]  # whose snapshots are links to its blobs
         folder = Path(folder)
         for name in (SETTINGS_FILE, WEIGHTS_FILE):
-            if not (folder / name).is_file():
+            if not (folder / name).exists():
                 raise InputError(f"{folder}: not an encoder folder: it has no {name}")
+            regular_file(folder / name, root)
         try:
-            described = dict(json.loads((folder / SETTINGS_FILE).read_text()))
+            described = read_json_object(folder / SETTINGS_FILE)
             found = described.pop("format", None)
             if found != FORMAT:
                 raise InputError(f"{folder}: an encoder of format {found!r}; this version of Sightline reads {FORMAT}")
@@ -368,15 +372,17 @@ class Encoder(nn.Module):
             raise InputError(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: {error}") from error
         if encoder.fingerprint() != fingerprint:
             raise InputError(f"{folder}: weights or settings were changed: the fingerprint is not {fingerprint}")
-        with contextlib.suppress(InputError):  # none, or one that somebody else wrote
+        with contextlib.suppress(InputError, FileNotFoundError):  # none, or one that somebody else wrote
+            regular_file(folder / CARD_FILE, root)
             encoder.card = read_card(folder)
         return encoder.eval()
 
 
 def _keep_rejector(old: Path, new: Path, fingerprint: str) -> None:
     file = old / "rejector" / "rejector.json"
-    if file.is_file() and fingerprint.encode() in file.read_bytes():
-        shutil.copytree(file.parent, new / "rejector")
+    with contextlib.suppress(FileNotFoundError):
+        if read_json_object(file, old).get("fingerprint") == fingerprint:
+            copy_folder(file.parent, new / "rejector")
 
 
 def _is_picture(array: NDArray[np.generic]) -> bool:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sightline.errors import InputError, choose, names
-from sightline.files import replaced_folder
+from sightline.files import check_seal, read_json_object, regular_file, replaced_folder, sealed
 from sightline.ood.classifier import Classifier
 
 FORMAT = 1
@@ -149,11 +149,11 @@ class Scorer(ABC):
     def write(self, folder: Path) -> None:
         """Write both files into a folder that is there."""
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
+        save_file(stored, folder / TENSORS_FILE)
         try:
-            described = json.dumps(self.described(), indent=2)
+            described = json.dumps(sealed(self.described(), folder / TENSORS_FILE), indent=2)
         except TypeError as error:
             raise InputError(f"scorer {self.name!r} has an option that cannot be saved: {error}") from error
-        save_file(stored, folder / TENSORS_FILE)
         (folder / SETTINGS_FILE).write_text(described + "\n", encoding="utf-8")
 
     # How it is done -----------------------------------------------------------------------------------------------
@@ -244,12 +244,14 @@ def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: o
         not_stored: options that cannot be saved, such as the model of ODIN.
     """
     for file in (SETTINGS_FILE, TENSORS_FILE):
-        if not (folder / file).is_file():
+        if not (folder / file).exists():
             raise InputError(f"{folder}: not a scorer: it has no {file}")
+        regular_file(folder / file, folder)
+    stored = read_json_object(folder / SETTINGS_FILE)
+    if stored.get("format") != FORMAT:
+        raise InputError(f"{folder}: a scorer of format {stored.get('format')!r}; this version reads {FORMAT}")
+    described = check_seal(stored, folder / SETTINGS_FILE, folder / TENSORS_FILE)
     try:
-        described = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-        if described["format"] != FORMAT:
-            raise InputError(f"{folder}: a scorer of format {described['format']!r}; this version reads {FORMAT}")
         scorer = choose(table, described["name"], "scorer")(**described["options"] | not_stored)
         scorer.width = described["width"]
         scorer.restore(load_file(folder / TENSORS_FILE))
