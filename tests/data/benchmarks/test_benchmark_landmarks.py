@@ -256,3 +256,19 @@ def test_judgements_that_do_not_fit(tmp_path):
         read_judgements(tmp_path / "j.json", ["r"], ["a"])
     with pytest.raises(InputError, match="not a file of judgements"):
         read_judgements(tmp_path / "gone.json", ["q"], ["a"])
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        [TRUTH[0], TRUTH[1] | {"bbx": [1, 2, 3]}],
+        [TRUTH[0], TRUTH[1] | {"bbx": [0, 0, float("inf"), 1]}],
+        [TRUTH[0], TRUTH[1] | {"easy": [float("nan")]}],
+        [TRUTH[0], TRUTH[1] | {"easy": 3}],
+        [TRUTH[0], {"bbx": b"\xff"}],
+        7,
+    ],
+)
+def test_judgements_of_another_shape_are_refused(tree, truth):
+    put_oxford(tree, truth)
+    assert "gnd_roxford5k.pkl: " in tree.complaint(ROXFORD)

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from sightline.data.benchmarks.foreign import read_pickle
 from sightline.data.benchmarks.outside import FOLDER, TEXTURES
+from sightline.data.benchmarks.pickles import read_pickle
 from sightline.data.benchmarks.small_images import CIFAR_10, CIFAR_100, SVHN
 from sightline.data.benchmarks.source import Part
 from sightline.errors import InputError
@@ -173,3 +173,18 @@ def test_any_folder(tree, rows):
         ("../files/deep/c.png", "test", "deep"),
         ("../files/deep/er/b.JPEG", "test", "deep/er"),
     ]
+
+
+@pytest.mark.parametrize("name", [b"../../outside", b"/outside", b"a\0b", b"", 7, b"a" * 300])
+def test_a_class_name_that_leads_elsewhere_is_refused(tree, name):
+    folder = put_cifar_10(tree, binary=False)
+    tree.data(f"{folder}/batches.meta", pickle.dumps({b"label_names": [b"airplane", name]}, protocol=2))
+    assert "class name" in tree.complaint(CIFAR_10)
+
+
+@pytest.mark.parametrize("labels", [[0, [1]], ["a", 1], [0, None], [0, 2**64]])
+def test_labels_that_are_no_numbers_are_refused(tree, labels):
+    folder = put_cifar_10(tree, binary=False)
+    pixels = np.zeros((2, 3072), np.uint8)
+    tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": pixels, b"labels": labels}, protocol=2))
+    assert "data_batch_2: " in tree.complaint(CIFAR_10)

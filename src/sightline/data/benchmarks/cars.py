@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sightline.data.benchmarks.foreign import read_matlab
+from sightline.data.benchmarks.matlab import read_matlab
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, rows_of
 from sightline.errors import InputError, raise_faults
 
@@ -42,14 +42,15 @@ def read_cars(source: Source) -> Draft:
     source = source.unpacked(["car_ims.tgz"], unless=["car_ims"])
     listed = source.file("cars_annos.mat")
     found = read_matlab(listed, "annotations", "class_names")
-    models = [str(cell[0]) for cell in found["class_names"].ravel()]
-    raise_faults(listed, [f"class {model!r}: its kind of body is not known" for model in models if body_of(model) is None])
     try:
+        models = [str(cell[0]) for cell in found["class_names"].ravel()]
         rows = found["annotations"].ravel()
         paths = [str(row["relative_im_path"].item()) for row in rows]
         classes = [int(row["class"].item()) for row in rows]
-    except (ValueError, IndexError) as error:
-        raise InputError(f"{listed}: 'annotations' has no relative_im_path and class for each image: {error}") from error
+    except (ValueError, IndexError, TypeError) as error:
+        needed = "'class_names' of text and 'annotations' with relative_im_path and class"
+        raise InputError(f"{listed}: {needed} are needed: {error}") from error
+    raise_faults(listed, [f"class {model!r}: its kind of body is not known" for model in models if body_of(model) is None])
     wrong = [
         f"class {number} of {path!r}: there are {len(models)}"
         for path, number in zip(paths, classes, strict=True)

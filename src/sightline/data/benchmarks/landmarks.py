@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 import polars as pl
 
-from sightline.data.benchmarks.foreign import as_text, read_matlab, read_pickle
+from sightline.data.benchmarks.matlab import read_matlab
+from sightline.data.benchmarks.pickles import as_text, read_pickle
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, read_columns, read_fields, rows_of
 from sightline.errors import InputError, names, raise_faults
 
@@ -119,17 +120,22 @@ def read_sfm(source: Source) -> Draft:
     pickled = source.find(["retrieval-SfM-120k.pkl"], Path.is_file)
     if pickled is not None:
         listed = pickled
-        found = as_text(read_pickle(listed.read_bytes(), listed))
+        pickle = read_pickle(listed.read_bytes(), listed)
         for split in ("train", "val"):
             try:
+                found = as_text(pickle)
                 parts[split] = [str(name) for name in found[split]["cids"]], [str(int(n)) for n in found[split]["cluster"]]
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 needed = names(("train", "val"))
                 raise InputError(f"{listed}: {needed}, each with 'cids' and 'cluster', are needed: {error!r}") from error
     else:
         listed = source.file("retrieval-SfM-120k-imagenames-clusterids.mat")
         arrays = read_matlab(listed, "cids", "cluster")
-        parts["train"] = [str(cell[0]) for cell in arrays["cids"].ravel()], [str(int(n)) for n in arrays["cluster"].ravel()]
+        try:
+            ids = [str(cell[0]) for cell in arrays["cids"].ravel()]
+            parts["train"] = ids, [str(int(n)) for n in arrays["cluster"].ravel()]
+        except (TypeError, IndexError, ValueError) as error:
+            raise InputError(f"{listed}: 'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
     images = source.folder("ims")
     tables = []
     for split, (ids, clusters) in parts.items():

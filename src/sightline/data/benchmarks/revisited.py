@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from PIL import ExifTags, Image
 
-from sightline.data.benchmarks.foreign import as_text, read_pickle
+from sightline.data.benchmarks.pickles import as_text, read_pickle
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, read_text, rows_of
 from sightline.data.manifest import BOX
 from sightline.errors import InputError, raise_faults
@@ -19,16 +19,21 @@ KINDS = ("easy", "hard", "junk")
 def read_revisited(source: Source, name: str, distractors: bool) -> Draft:
     """``gnd_<name>.pkl`` with ``imlist``, ``qimlist`` and ``gnd``, images in ``jpg``; distractors in ``revisitop1m``."""
     listed = source.file(f"gnd_{name}.pkl", f"{name}/gnd_{name}.pkl")
-    truth = as_text(read_pickle(listed.read_bytes(), listed))
+    found = read_pickle(listed.read_bytes(), listed)
     images = source.folder("jpg", f"{name}/jpg")
     try:
-        items, queries, judged = list(truth["imlist"]), list(truth["qimlist"]), list(truth["gnd"])
-        boxes = [[float(side) for side in entry["bbx"]] for entry in judged]
+        truth = as_text(found)
+        items, queries = ([str(name) for name in truth[key]] for key in ("imlist", "qimlist"))
+        judged = list(truth["gnd"])
+        boxes = [[round(float(side)) for side in entry["bbx"]] for entry in judged]
         lists = [{kind: [int(place) for place in entry[kind]] for kind in KINDS} for entry in judged]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{listed}: imlist, qimlist and gnd with bbx, {', '.join(KINDS)} are needed: {error!r}") from error
     faults = [] if len(queries) == len(judged) else [f"{len(queries)} queries, judgements of {len(judged)}"]
     faults += [] if queries else ["no query"]
+    faults += [
+        f"query {query}: bbx has {len(box)} sides" for query, box in zip(queries, boxes, strict=False) if len(box) != 4
+    ]
     faults += [
         f"query {query}: {kind} has place {place}, there are {len(items)} images"
         for query, entry in zip(queries, lists, strict=False)
@@ -59,12 +64,12 @@ def read_revisited(source: Source, name: str, distractors: bool) -> Draft:
     return Draft(pl.concat(tables, how="diagonal"), {"query": listed, "gallery": listed}, named)
 
 
-def _pixels(path: Path, box: Sequence[float]) -> tuple[int, int, int, int]:
+def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:
     """The box in whole pixels, within the image where that can be read.
 
     Boxes are of the stored pixels; images are turned as their cameras say when they are opened, and the box with them.
     """
-    left, top, right, bottom = map(round, box)
+    left, top, right, bottom = box
     try:
         with Image.open(path) as image:
             width, height = image.size

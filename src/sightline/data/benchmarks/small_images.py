@@ -12,9 +12,10 @@ import polars as pl
 from numpy.typing import NDArray
 from PIL import Image
 
-from sightline.data.benchmarks.foreign import as_text, read_matlab, read_pickle
+from sightline.data.benchmarks.matlab import read_matlab
+from sightline.data.benchmarks.pickles import as_text, read_pickle
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, archive_faults, rows_of
-from sightline.errors import InputError, names
+from sightline.errors import InputError, names, raise_faults
 from sightline.progress import tracked
 
 SIDE = 32
@@ -114,6 +115,8 @@ def _member(loaded: dict[str, bytes], archive: Path, name: str) -> bytes:
 def _entry(found: object, key: str, file: Path) -> list[str]:
     if not isinstance(found, dict) or key not in found:
         raise InputError(f"{file}: no {key!r} in it")
+    if not isinstance(found[key], list):
+        raise InputError(f"{file}: {key!r} is no list")
     return list(found[key])
 
 
@@ -121,8 +124,11 @@ def _pickled(data: bytes, file: Path, keys: Sequence[str]) -> tuple[Bytes, NDArr
     found = as_text_keys(read_pickle(data, file))
     if missing := [key for key in ("data", *keys) if key not in found]:
         raise InputError(f"{file}: no {names(missing)} in it")
-    pixels = np.asarray(found["data"], np.uint8)
-    numbers = np.array([found[key] for key in keys], np.int64).T
+    try:
+        pixels = np.asarray(found["data"], np.uint8)
+        numbers = np.array([found[key] for key in keys], np.int64).T
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{file}: pixels and labels are needed as numbers: {error}") from error
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(numbers):
         raise InputError(f"{file}: (N, {PIXELS}) pixels and N labels are needed, found {pixels.shape} and {len(numbers)}")
     return pixels, numbers
@@ -144,10 +150,16 @@ def _binary(data: bytes, file: Path, keys: Sequence[str]) -> tuple[Bytes, NDArra
 def _named(numbers: NDArray[np.int64], class_names: Sequence[Sequence[str]], file: Path) -> list[list[str]]:
     named = []
     for column, known in zip(numbers.T, class_names, strict=True):
+        faults = [f"class name {str(name)[:100]!r} cannot be a folder's" for name in known if not _names_a_folder(name)]
+        raise_faults(file, faults)
         if len(column) and not 0 <= column.min() <= column.max() < len(known):
             raise InputError(f"{file}: labels from {column.min()} to {column.max()}, names of {len(known)} classes")
         named.append([known[number] for number in column.tolist()])
     return named
+
+
+def _names_a_folder(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 200 and not name.startswith(".") and not set("/\\\0") & set(name)
 
 
 def _written(source: Source, images: Bytes, split: str, labels: Sequence[str]) -> list[Path]:
@@ -168,7 +180,9 @@ def read_svhn(source: Source) -> Draft:
     for split in ("train", "test"):
         listed[split] = file = source.file(f"{split}_32x32.mat")
         found = read_matlab(file, "X", "y")
-        pixels, digits = np.asarray(found["X"]), np.asarray(found["y"]).ravel().astype(np.int64) % 10
+        if any(found[name].dtype.kind not in "iu" for name in ("X", "y")):
+            raise InputError(f"{file}: X and y are needed as whole numbers")
+        pixels, digits = found["X"], found["y"].ravel().astype(np.int64) % 10
         if pixels.shape != (SIDE, SIDE, 3, len(digits)):
             raise InputError(f"{file}: X of shape ({SIDE}, {SIDE}, 3, {len(digits)}) is needed, found {pixels.shape}")
         labels = [str(digit) for digit in digits.tolist()]
