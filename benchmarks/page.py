@@ -100,7 +100,7 @@ def make_gallery(folder: Path, given: argparse.Namespace, pictures: list[Path]) 
 def measured(gallery: Path, files: list[Path], given: argparse.Namespace) -> str:
     """The times and what they are held against, as Markdown."""
     load = os.getloadavg()[0]
-    command = [sys.executable, "-m", "sightline", "serve", str(gallery), "--port", "0"]
+    command = [sys.executable, "-m", "sightline", "serve", str(gallery), "--images", str(gallery.parent), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None

@@ -148,7 +148,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         galleries, scene = made(Path(folder), read_manifest(given.manifest))
-        with served(galleries) as address, sync_playwright() as playwright:
+        with served(galleries, given.manifest.parent) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             for name in given.only:
                 take(browser, address, SHOTS[name], scene, given.out / f"{name}.png")
@@ -211,9 +211,9 @@ def uploads(folder: Path, drawings: list[Path]) -> tuple[Path, Path]:
 
 
 @contextmanager
-def served(galleries: list[Path]) -> Iterator[str]:
-    """The address of the service over these galleries."""
-    command = [sys.executable, "-m", "sightline", "serve", *map(str, galleries), "--port", "0"]
+def served(galleries: list[Path], images: Path) -> Iterator[str]:
+    """The address of the service over these galleries, which shows images of a folder."""
+    command = [sys.executable, "-m", "sightline", "serve", *map(str, galleries), "--images", str(images), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None

@@ -64,7 +64,10 @@ def test_folder_to_search_page_in_under_ten_commands_and_the_python_after_them(
         [sys.executable, "-m", *serving, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
-            assert "<html" in answer(server.stdout.readline().strip())
+            address = server.stdout.readline().strip()
+            assert "<html" in answer(address)
+            with urllib.request.urlopen(f"{address}/v1/items/super0%2Fclass00%2F0.png/thumbnail", timeout=60) as response:
+                assert response.headers["content-type"] == "image/png"  # the page shows pictures
         finally:
             server.terminate()
 

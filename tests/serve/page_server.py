@@ -90,7 +90,8 @@ def negative() -> bytes:
 @contextmanager
 def served(*galleries: Path, **settings) -> Iterator[str]:
     """The address of the real service over these galleries; every test of a module asks it, so its rate is not limited."""
-    given = {"galleries": list(galleries), "rate": 1e6, "burst": 1e6, **settings}
+    roots = [gallery.parent for gallery in galleries]
+    given = {"galleries": list(galleries), "image_roots": roots, "rate": 1e6, "burst": 1e6, **settings}
     app = create_app(read_settings(given=given, environ={}))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -105,8 +105,8 @@ def test_a_file_that_others_may_read_stays_so_when_a_token_is_added(tokens):
     assert tokens["file"].stat().st_mode & 0o777 == 0o644
 
 
-def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, tokens):
-    client = serving(shared_gallery, token_file=tokens["file"])
+def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, image_tree, tokens):
+    client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
     assert client.post("/v1/session").status_code == 401
     begun = client.post("/v1/session", headers={"Authorization": f"Bearer {tokens['write']}"})
     assert begun.status_code == 204
@@ -248,8 +248,8 @@ def test_a_request_that_is_too_long_is_ended_while_it_comes(serving, shared_gall
     assert answer.status_code == 413
 
 
-def test_logs_are_json_and_know_neither_ids_nor_tokens_nor_images(serving, shared_gallery, tokens, caplog):
-    client = serving(shared_gallery, token_file=tokens["file"])
+def test_logs_are_json_and_know_neither_ids_nor_tokens_nor_images(serving, shared_gallery, image_tree, tokens, caplog):
+    client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
     with caplog.at_level(logging.INFO, "sightline.serve"):
         ask(client, "image", tokens["read"])
         client.post(

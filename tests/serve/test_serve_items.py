@@ -248,7 +248,7 @@ def in_a_box(folder, tmp_path, *sides):
 
 def test_a_box_goes_with_its_image(serving, own_gallery, tmp_path):
     in_a_box(own_gallery, tmp_path, 4, 3, 24, 13)
-    client = serving(own_gallery)
+    client = serving(own_gallery, image_roots=[tmp_path])
     found = client.get("/v1/items/boxed").json()["metadata"]
     client.put("/v1/items/boxed", files={"metadata": (None, json.dumps(found | {"year": 2}))})  # what was sent is sent back
     assert client.get("/v1/items/boxed").json()["metadata"] == {"year": 2}
@@ -266,7 +266,7 @@ def test_a_box_goes_with_its_image(serving, own_gallery, tmp_path):
 )
 def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, tmp_path, sides):
     in_a_box(own_gallery, tmp_path, *sides)
-    answer = serving(own_gallery).get("/v1/items/boxed/image")
+    answer = serving(own_gallery, image_roots=[tmp_path]).get("/v1/items/boxed/image")
     assert answer.status_code == 404
     assert "cannot be read" in answer.json()["detail"]
 
@@ -281,7 +281,7 @@ def test_an_image_that_has_become_far_too_large_is_not_drawn(serving, own_galler
 
 def test_images_outside_the_roots_are_not_shown(serving, own_gallery, image_tree, tmp_path):
     id_ = "super0/class00/0.png"
-    assert serving(own_gallery).get(f"{address(id_)}/image").status_code == 200
+    assert serving(own_gallery).get(f"{address(id_)}/image").status_code == 404
     assert serving(own_gallery, image_roots=[image_tree / "super0"]).get(f"{address(id_)}/image").status_code == 200
     closed = serving(own_gallery, image_roots=[image_tree / "super1"])
     assert closed.get(f"{address(id_)}/image").status_code == 404

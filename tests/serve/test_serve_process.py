@@ -1,58 +1,19 @@
 """The service as a process: signals, kills, several workers."""
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import pytest
 from served_galleries import png
+from server_process import accepted, process
 from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
-
-SLOW = """
-import sys, time
-from sightline.cli.main import run
-from sightline.models.encoder import Encoder
-seconds, forward = float(sys.argv[1]), Encoder.forward
-Encoder.forward = lambda self, images: (time.sleep(seconds), forward(self, images))[1]
-sys.argv = ["sightline", *sys.argv[2:]]
-run()
-"""
-
-
-@contextmanager
-def process(gallery, *options, seconds=None, **environ):
-    """A server on a free port and its address; each pass of its encoder takes so many seconds more."""
-    start = ["-m", "sightline"] if seconds is None else ["-c", SLOW, str(seconds)]
-    command = [sys.executable, *start, "serve", str(gallery), "--port", "0", *options]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as server:
-        log: list[str] = []
-        reader = threading.Thread(target=lambda: log.extend(server.stderr), daemon=True)
-        reader.start()
-        try:
-            address = server.stdout.readline().strip()
-            assert address.startswith("http://127.0.0.1:"), log
-            yield server, address, log
-        finally:
-            server.kill()
-            server.wait()
-            reader.join()
-
-
-def accepted(address):
-    found = re.search(r"^sightline_accepted_requests (\S+)", httpx.get(f"{address}/metrics", timeout=30).text, re.MULTILINE)
-    return float(found[1])
 
 
 def test_sigterm_loses_no_accepted_request(own_gallery):

@@ -14,12 +14,15 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="TOML file of settings; SIGHTLINE_SERVE_... and options go over it.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; at first 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; at first 8000.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default: 8000.")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Folder whose images may be shown, besides the gallery's own; repeatable.")
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Tokens, made by `sightline token`.")] = None,
     public_read: Annotated[bool | None, typer.Option("--public-read", help="Who has no token may read.")] = None,
     read_only: Annotated[bool | None, typer.Option("--read-only", help="Nobody may write.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; at first 1.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: 1.")] = None,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""
     from sightline.errors import InputError
@@ -33,6 +36,7 @@ def serve(
         "galleries": galleries or None,
         "host": host,
         "port": port,
+        "image_roots": images or None,
         "token_file": token_file,
         "public_read": public_read,
         "read_only": read_only,

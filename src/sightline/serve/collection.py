@@ -1,7 +1,9 @@
 """One served gallery: its search in batches, what is known of its items, and its writes, kept up with changes on disk."""
 
 import json
+import os
 import sqlite3
+import stat
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -326,6 +328,8 @@ class Collection:
             yield {}
             return
         file = self.folder / IMAGES / f"{uuid.uuid4().hex}{image[1]}"
+        if file.parent.is_symlink():
+            raise Problem(503, f"gallery {self.name!r} cannot take images: its folder {IMAGES!r} is a link")
         with replaced(file) as scratch:
             scratch.write_bytes(image[0])
         try:
@@ -344,10 +348,20 @@ class Collection:
             return gallery.generation
 
     def _drop_file(self, metadata: dict[str, Value]) -> None:
-        """Remove an uploaded file that no item has any more; files that lie elsewhere are not ours."""
-        path = metadata.get("path")
-        if isinstance(path, str) and path.startswith(f"{IMAGES}/"):
-            (self.folder / path).unlink(missing_ok=True)
+        """Remove an uploaded file that no item has any more; files that lie elsewhere and links are not ours.
+
+        Galleries may come from somebody else, so a path is only ever a name in the folder of uploaded images.
+        """
+        folder, _, name = str(metadata.get("path")).partition("/")
+        if folder != IMAGES or name in ("", ".", "..") or "/" in name:
+            return
+        with suppress(FileNotFoundError, NotADirectoryError):  # O_NOFOLLOW: or the folder is a link
+            images = os.open(self.folder / IMAGES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if stat.S_ISREG(os.stat(name, dir_fd=images, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=images)
+            finally:
+                os.close(images)
 
 
 def check_filter(where: str | None) -> None:

@@ -2,8 +2,11 @@
 
 import hashlib
 import io
+import os
+import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +15,13 @@ from PIL import Image
 from sightline.data.images import Box, load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
+from sightline.search.gallery import Gallery
 from sightline.search.image_paths import image_path
 from sightline.search.items import Value
 from sightline.serve.problems import Problem
 
 LARGEST = 2048
+SAMPLED = 500
 LOSSLESS = 128 * 128  # pixels up to which PNG is small enough
 
 
@@ -41,17 +46,12 @@ class Pictures:
         self._lock = threading.Lock()
 
     def file_of(self, folder: Path, metadata: dict[str, Value]) -> Path | None:
-        """Where an item's image is, by the gallery's metadata alone; None where that says nothing or leaves the roots.
+        """Where an item's image is: below the gallery's folder or a root, once links are followed; None elsewhere.
 
         Images that lay beside the gallery and do so no more are looked for in the roots.
         """
-        allowed = [*self._roots, folder.resolve()]
         found = [image_path(folder, metadata, root) for root in (None, *self._roots)]
-        files = [
-            file
-            for file in found
-            if file is not None and (not self._roots or any(file.is_relative_to(root) for root in allowed))
-        ]
+        files = [file for file in found if file is not None and is_below(file, (folder.resolve(), *self._roots))]
         return next((file for file in files if file.is_file()), files[0] if files else None)
 
     def etag(self, file: Path, metadata: dict[str, Value], size: int) -> str:
@@ -60,6 +60,8 @@ class Pictures:
             found = file.stat()
         except OSError as error:
             raise Problem(404, "the image of this item is not there any more") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise Problem(404, "the image of this item is not a regular file")
         said = f"{file} {found.st_mtime_ns} {found.st_size} {[metadata.get(side) for side in BOX]} {size}"
         return f'"{hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}"'
 
@@ -102,3 +104,25 @@ class Pictures:
 def _box(metadata: dict[str, Value]) -> Box | None:
     sides = [metadata.get(side) for side in BOX]
     return None if any(side is None for side in sides) else tuple(int(side) for side in sides)  # type: ignore[arg-type,return-value]
+
+
+def is_below(file: Path, roots: Iterable[Path]) -> bool:
+    """Whether a resolved path lies below one of some resolved folders."""
+    return any(file.is_relative_to(root) for root in roots)
+
+
+def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
+    """The folders of images that are not shown because they lie neither below the gallery nor below a root.
+
+    Found by up to 500 items: for each folder below ``/``, what all paths in it have in common.
+    """
+    folder = Path(gallery.folder).resolve()
+    ids = gallery.ids()
+    rows = gallery.metadata(ids[:: 1 + len(ids) // SAMPLED])
+    files = [file for row in rows if (file := image_path(folder, row)) is not None]
+    allowed = (folder, *(root.resolve() for root in roots))
+    tops: dict[str, list[Path]] = {}
+    for file in files:
+        if not is_below(file, allowed):
+            tops.setdefault(file.parts[1], []).append(file.parent)
+    return [Path(os.path.commonpath(parents)) for parents in tops.values()]

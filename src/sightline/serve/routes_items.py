@@ -143,7 +143,7 @@ async def _picture(request: Request, service: Service, served: Served, id_: str,
         metadata = served.collection.known(id_)
         file = service.pictures.file_of(served.collection.folder, metadata)
         if file is None:
-            raise Problem(404, "this item has no image that may be shown")
+            raise Problem(404, "this item has no image, or none in a folder that may be shown (`sightline serve --images`)")
         headers = {"Cache-Control": "private, max-age=300", "ETag": service.pictures.etag(file, metadata, size)}
         if headers["ETag"] in known:
             return Response(status_code=304, headers=headers)

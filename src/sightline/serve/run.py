@@ -2,9 +2,11 @@
 
 import logging.config
 import os
+import shlex
 import socket
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,6 +15,7 @@ from uvicorn.supervisors import Multiprocess
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
 from sightline.serve.measures import LOGGING, MULTIPROCESS
+from sightline.serve.pictures import hidden_folders
 from sightline.serve.settings import ServeSettings
 
 HANDED_ON = "SIGHTLINE_SERVE__SETTINGS"
@@ -24,7 +27,7 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
 
     Args:
         settings: what to serve, and how.
-        tell: is given the address once it is listened to.
+        tell: is given the address once it is listened to, then a line for each gallery whose images are not shown.
     """
     with _bound(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
@@ -36,12 +39,15 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
             logging.config.dictConfig(LOGGING)
             listening.listen(BACKLOG)
             tell(address)
+            _tell_hidden(settings, tell)
             server.run(sockets=[listening])
         else:
-            _serve_by_workers(settings, listening, lambda: tell(address))
+            _serve_by_workers(settings, listening, address, tell)
 
 
-def _serve_by_workers(settings: ServeSettings, listening: socket.socket, tell: Callable[[], object]) -> None:
+def _serve_by_workers(
+    settings: ServeSettings, listening: socket.socket, address: str, tell: Callable[[str], object]
+) -> None:
     for gallery in settings.galleries:  # a fault is told once, here, and not by every worker again and again
         with Gallery.open(gallery, read_only=True) as opened:
             opened.encoder()
@@ -51,8 +57,25 @@ def _serve_by_workers(settings: ServeSettings, listening: socket.socket, tell: C
         os.environ[MULTIPROCESS] = folder
         config = _configured(settings, "sightline.serve.run:handed_on")
         listening.listen(BACKLOG)
-        tell()
+        tell(address)
+        _tell_hidden(settings, tell)
         Multiprocess(config, sockets=[listening]).run()
+
+
+def _tell_hidden(settings: ServeSettings, tell: Callable[[str], object]) -> None:
+    """Say which images are not shown, and which option shows them."""
+    for folder in settings.galleries:
+        with Gallery.open(folder, read_only=True) as gallery:
+            hidden = hidden_folders(gallery, settings.image_roots)
+        if hidden:
+            options = " ".join(f"--images {shlex.quote(_from_here(one))}" for one in hidden)
+            tell(f"{folder}: its images lie outside of it and are not shown; to show them add: {options}")
+
+
+def _from_here(folder: Path) -> str:
+    """A path as people write it: from the working folder on, if it lies below."""
+    here = Path.cwd().resolve()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
 def handed_on() -> FastAPI:

@@ -30,7 +30,7 @@ class ServeSettings(BaseModel):
         read_only: nobody may write.
         allowed_hosts: names that requests may call the service by; empty for loopback's on loopback, any elsewhere.
         trusted_proxies: addresses whose ``X-Forwarded-For`` and ``-Proto`` are believed.
-        image_roots: folders that images of items may lie in; empty for wherever the gallery says.
+        image_roots: folders whose images are shown, besides those in a gallery's own folder.
         upload_bytes: largest request.
         upload_seconds: longest time for a request to arrive.
         pixels: largest image, width times height.
@@ -146,6 +146,8 @@ def read_settings(
     names = [folder.resolve().name for folder in settings.galleries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"two galleries are named {twice[0]!r}; each is served under its folder's name")
+    if missing := [root for root in settings.image_roots if not root.is_dir()]:
+        raise InputError(f"image_roots (--images): {missing[0]}: no such folder")
     if settings.token_file is None and not settings.is_loopback() and not settings.public_read:
         raise InputError(
             f"host {settings.host}: others can reach this address, so tokens are needed: make one with `sightline token` "

@@ -1,0 +1,50 @@
+"""The service as a process of its own, as users run it."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import httpx
+
+SLOW = """
+import sys, time
+from sightline.cli.main import run
+from sightline.models.encoder import Encoder
+seconds, forward = float(sys.argv[1]), Encoder.forward
+Encoder.forward = lambda self, images: (time.sleep(seconds), forward(self, images))[1]
+sys.argv = ["sightline", *sys.argv[2:]]
+run()
+"""
+
+
+@contextmanager
+def process(gallery, *options, seconds=None, n_files=None, **environ):
+    """A server on a free port, its address and its log; each pass of its encoder takes so many seconds more.
+
+    It may open `n_files` files; what it prints after its address is in `server.stdout`.
+    """
+    start = ["-m", "sightline"] if seconds is None else ["-c", SLOW, str(seconds)]
+    command = [sys.executable, *start, "serve", str(gallery), "--port", "0", *options]
+    if n_files is not None:
+        command = ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh", *command]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as server:
+        log: list[str] = []
+        reader = threading.Thread(target=lambda: log.extend(server.stderr), daemon=True)
+        reader.start()
+        try:
+            address = server.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:"), log
+            yield server, address, log
+        finally:
+            server.kill()
+            server.wait()
+            reader.join()
+
+
+def accepted(address):
+    found = re.search(r"^sightline_accepted_requests (\S+)", httpx.get(f"{address}/metrics", timeout=30).text, re.MULTILINE)
+    return float(found[1])

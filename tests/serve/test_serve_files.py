@@ -1,0 +1,141 @@
+"""Which files the service reads, shows and removes: those of the gallery and of folders that the operator named."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from served_galleries import png
+from server_process import process
+from typer.testing import CliRunner
+
+from sightline.cli.main import app as command_line
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+
+ITEM = "/v1/items/super0%2Fclass00%2F0.png"
+
+
+def noted(gallery_folder: Path, **paths: str) -> None:
+    """Items whose metadata says that their images lie there."""
+    with Gallery.open(gallery_folder) as gallery:
+        gallery.upsert(list(paths), np.eye(16)[: len(paths)], [{"path": path} for path in paths.values()])
+
+
+def outside_of(folder: Path) -> dict[str, str]:
+    """A path of each kind that leads from `images/` to a file outside, which is made, or is a link that does."""
+    outside, images = folder.parent / "keep", folder / "images"
+    (outside / "deep").mkdir(parents=True)
+    (images / "sub").mkdir(parents=True)
+    for name in ("up.png", "deep/absolute.png", "linked.png", "in_folder.png", "hard.png"):
+        (outside / name).write_bytes(png())
+    (images / "link.png").symlink_to(outside / "linked.png")
+    (images / "folder").symlink_to(outside)
+    return {
+        "up": "images/../../keep/up.png",
+        "absolute": str(outside / "deep" / "absolute.png"),
+        "link": "images/link.png",
+        "folder": "images/folder/in_folder.png",
+    }
+
+
+def test_an_item_removes_no_file_outside_of_the_gallerys_images(own_gallery):
+    paths = outside_of(own_gallery)
+    (own_gallery / "images" / "own.png").write_bytes(png())
+    noted(own_gallery, **paths, own="images/own.png", none="images/", database="images/../gallery.db", dots="images/..")
+    kept = {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")}
+    with process(own_gallery) as (_, address, _):
+        for id_ in (*paths, "own", "none", "dots", "database"):
+            assert httpx.delete(f"{address}/v1/items/{id_}", timeout=60).status_code == 204, id_
+        assert httpx.post(f"{address}/v1/search/id", json={"id": "super0/class00/0.png"}, timeout=60).status_code == 200
+    assert {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")} == kept
+    assert not (own_gallery / "images" / "own.png").exists()
+    assert (own_gallery / "images" / "link.png").is_symlink()
+
+
+def test_images_that_are_a_link_are_neither_written_nor_removed_through(own_gallery, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "there.png").write_bytes(png())
+    (own_gallery / "images").symlink_to(elsewhere)
+    noted(own_gallery, there="images/there.png")
+    with process(own_gallery) as (_, address, _):
+        answer = httpx.post(f"{address}/v1/items", files={"image": ("x", png())}, data={"id": "new"}, timeout=60)
+        assert (answer.status_code, "images" in answer.json()["detail"]) == (503, True)
+        assert httpx.delete(f"{address}/v1/items/there", timeout=60).status_code == 204
+    assert [file.name for file in elsewhere.iterdir()] == ["there.png"]
+
+
+def test_only_images_of_the_gallery_and_of_named_folders_are_shown(own_gallery, image_tree):
+    paths = outside_of(own_gallery)
+    os.mkfifo(own_gallery / "images" / "pipe.png")
+    noted(own_gallery, **paths, pipe="images/pipe.png", device="/dev/zero")
+
+    def shown(address):
+        items = {id_: f"/v1/items/{id_}" for id_ in (*paths, "pipe", "device", "new")} | {"tree": ITEM}
+        answers = {id_: httpx.get(f"{address}{path}/image", timeout=60).status_code for id_, path in items.items()}
+        assert set(answers.values()) <= {200, 404}
+        return {id_ for id_, status in answers.items() if status == 200}
+
+    with process(own_gallery) as (_, address, _):
+        form = {"image": ("x", png())}
+        assert httpx.post(f"{address}/v1/items", files=form, data={"id": "new"}, timeout=60).status_code == 201
+        assert shown(address) == {"new"}
+    with process(own_gallery, "--images", str(image_tree / "super1")) as (_, address, _):
+        assert shown(address) == {"new"}
+    roots = [image_tree / "super0", own_gallery.parent / "keep" / "deep"]
+    with process(own_gallery, *[f"--images={root}" for root in roots]) as (_, address, _):
+        assert shown(address) == {"new", "tree", "absolute"}
+
+
+def notes(gallery: Path, *options: str) -> list[str]:
+    """What the service prints after its address."""
+    with process(gallery, *options) as (server, address, _):
+        assert httpx.get(f"{address}/v1/health", timeout=60).status_code == 200  # so it has started
+        server.terminate()
+        return server.stdout.read().splitlines()
+
+
+def test_the_start_names_the_option_by_which_images_are_shown(own_gallery, image_tree):
+    (note,) = notes(own_gallery)
+    assert "own" in note
+    assert f"--images {image_tree}" in note
+    assert notes(own_gallery, "--images", str(image_tree)) == []
+
+
+def test_two_folders_of_images_are_both_named(own_gallery, image_tree):
+    with Gallery.open(own_gallery) as gallery:
+        rows = [{"path": f"/nowhere/photos/{number % 4}/{number}.png"} for number in range(40)]
+        gallery.add([str(number) for number in range(40)], np.eye(16)[np.arange(40) % 16], rows)
+    (note,) = notes(own_gallery)
+    assert f"--images {image_tree}" in note
+    assert "--images /nowhere/photos" in note
+
+
+def test_a_folder_of_images_that_is_missing_is_named(tmp_path, own_gallery):
+    run = CliRunner().invoke(command_line, ["serve", str(own_gallery), "--images", str(tmp_path / "phtos")])
+    assert isinstance(run.exception, InputError)
+    assert str(tmp_path / "phtos") in str(run.exception)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/items/..%2F..%2Fkeep.txt/image",
+        "/v1/items/%2e%2e%2f%2e%2e%2fkeep.txt/image",
+        "/v1/items/%252e%252e%252fkeep.txt",
+        "/v1/items/%2e%2e/image",
+        "/static/%2e%2e/settings.py",
+        "/static/..%252f..%252fsettings.py",
+        f"/v1/items/{quote('images/../../keep.txt', safe='')}",
+        "//v1/../../etc/passwd",
+        "/v1/items/%00",
+        "/v1/items/%ff",
+    ],
+)
+def test_no_spelling_of_a_path_reaches_a_file(client, path):
+    answer = client.get(path)
+    assert answer.status_code in (404, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
