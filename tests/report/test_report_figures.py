@@ -1,6 +1,8 @@
 """Panels, maps and published tables."""
 
+import ast
 import math
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +175,16 @@ def test_every_known_set_has_its_tables():
         found = published_tables_of([Path("/", folders[0])], None, ["recall@1", "map", "asi", "h_ap"])
         assert [table.table for table in found] == list(tables)
         assert all(table.rows and table.dataset == dataset for table in found)
+
+
+def test_every_legend_has_a_place_of_its_own():
+    """A search for the best place warns when it takes a second, as it does on a busy machine."""
+    sources = [*resources.files("sightline").joinpath("").rglob("*.py")]
+    calls = [
+        (file.name, call.lineno, [keyword.arg for keyword in call.keywords])
+        for file in sources
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "legend"
+    ]
+    assert len(calls) > 5
+    assert [(name, line) for name, line, keywords in calls if "loc" not in keywords] == []

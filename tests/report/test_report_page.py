@@ -4,11 +4,14 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.report.page import write_report
 from sightline.report.subject import Subject
@@ -188,3 +191,32 @@ def test_the_page_is_utf_8_whatever_the_computer_speaks(two, tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r".*r\.html: \d\.\d MB\n", done.stdout)
     assert "✓" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["equal", "zero", "huge", "two places", "nearly equal", "equal but one"])
+def test_a_page_of_vectors_that_coincide_or_are_huge(random_subject, tmp_path, kind):
+    subject = random_subject()
+    vectors = subject.table.vectors.copy()
+    noise = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
+    table = EmbeddingTable(
+        subject.table.manifest,
+        {
+            "equal": np.ones_like(vectors),
+            "zero": np.zeros_like(vectors),
+            "huge": vectors * np.float32(2e38),
+            "two places": np.eye(2, dtype=np.float32)[np.arange(40) % 2],
+            "nearly equal": np.ones_like(vectors) + np.float32(1e-4) * noise,
+            "equal but one": np.where(np.arange(40)[:, None] % 10 == 3, -1, 1).astype(np.float32) * np.ones_like(vectors),
+        }[kind],
+        "f",
+    )
+    against = random_subject(1, "other")
+    report = write_report(tmp_path / "report.html", replace(subject, table=table), against, figures=tmp_path / "figures")
+    page = Page(report.file.read_text(encoding="utf-8"))
+    maps = [attrs["aria-label"] for _, attrs in page.tags if attrs.get("aria-label", "").startswith("t-SNE map")]
+    is_left_out = kind in ("equal", "zero")
+    assert maps == ["t-SNE map of model"] * (not is_left_out) + ["t-SNE map of other"]
+    assert ("No map of model: the means of all its classes are the same." in page.texts) == is_left_out
+    drawn = [attrs["d"] for tag, attrs in page.tags if tag == "path" and "data-i" in attrs]
+    assert len(drawn) == 10 * len(maps)
+    assert not any("nan" in path for path in drawn)

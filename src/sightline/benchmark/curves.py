@@ -76,6 +76,6 @@ def _draw(lines: Mapping[Sweep, dict[float, list[float]]], file: Path) -> None:
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=2)  # a search for the best place takes seconds
         with replaced(file) as scratch:
             figure.savefig(scratch, format="png", dpi=120, metadata={"Software": None})

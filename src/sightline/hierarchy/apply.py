@@ -215,7 +215,7 @@ def _draw_sizes(levels: list[NDArray[np.int64]], file: Path) -> None:
         axes.set(title=f"label_{level}: {len(sizes)} classes", xlabel="classes, the largest first", ylabel="images")
         axes.set_yscale("log")
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper right")  # the largest classes are on the left
     with replaced(file) as scratch, rc_context({"svg.fonttype": "none", "svg.hashsalt": "sightline"}):
         figure.savefig(scratch, format="svg", metadata={"Date": None})
 

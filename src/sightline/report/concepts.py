@@ -65,7 +65,7 @@ def surrogates_figure() -> Figure:
             right.plot(gap, step.slope(gap), line, color=colour, linewidth=2, zorder=2 + (line == "--"), label=name)
         dress(left, "What a pair adds to the rank", "score of the irrelevant item minus the relevant one", "value")
         dress(right, "What it pushes with", "score of the irrelevant item minus the relevant one", "slope")
-        left.legend(fontsize=9)
+        left.legend(fontsize=9, loc="upper left")
         right.axhline(0, color=INK, linestyle=":", linewidth=2)
         right.annotate(
             "the sigmoid lets go\nof gross mistakes", (0.07, 3), (-0.058, 60), fontsize=9, color=INK, arrowprops=ARROW

@@ -75,7 +75,7 @@ def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Pane
             if what == metric and percent:
                 axes.set_ylim(top=min(101, axes.get_ylim()[1]))
             dress(axes, "Training loss" if what == "loss" else f"Validation {metric}{percent}", "step")
-            _legend(axes, len([points for points in series.values() if points]))
+            _legend_of_several(figure, [points for points in series.values() if points])
         kind = "loss" if what == "loss" else "validation"
         panels.append(Panel(f"training-{kind}", f"{kind} against training step", figure))
     return [*panels[:1], *_term_panels(logs), *panels[1:]]
@@ -139,7 +139,7 @@ def h_precision_panel(curves: dict[str, Curves]) -> Panel:
             axes.plot(100 * GRID, 100 * one.h_precision, line, color=colour, linewidth=1.8, label=label)
         dress(axes, "Hierarchical precision at each recall", "hierarchical recall (%)", "hierarchical precision (%)")
         axes.set_ylim(0, 101)
-        _legend(axes, 2)
+        _legend_below(figure, curves)
     return Panel("hierarchical-precision-recall", "hierarchical precision against hierarchical recall", figure)
 
 
@@ -158,7 +158,7 @@ def severity_panel(shares: dict[str, Floats], k: int) -> Panel:
         dress(axes, "First result" if k == 1 else f"First {k} results", "", "results (%)")
         axes.grid(axis="x", alpha=0)
         axes.set_ylim(top=max(100 * share.max() for share in shares.values()) * 1.1)
-        _legend(axes, len(shares))
+        _legend_of_several(figure, shares)
     return Panel(f"severity-{k}", f"how much the first {k} results share with their query", figure)
 
 
@@ -206,7 +206,7 @@ def gap_panel(gaps: dict[str, dict[int, Gap]]) -> Panel:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
         dress(axes, "AP inside batches minus AP of the whole set", "batch size", "gap (points)")
-        _legend(axes, len(gaps))
+        _legend_of_several(figure, gaps)
     return Panel("decomposability-gap", "decomposability gap of average precision against batch size", figure)
 
 
@@ -223,6 +223,6 @@ def _legend_below(figure: Figure, models: Sized) -> None:
     figure.legend(loc="outside lower center", fontsize=9, ncols=len(models))
 
 
-def _legend(axes: Axes, n_series: int) -> None:
-    if n_series > 1:
-        axes.legend(fontsize=9)
+def _legend_of_several(figure: Figure, models: Sized) -> None:
+    if len(models) > 1:
+        _legend_below(figure, models)

@@ -14,6 +14,7 @@ from sightline.report.subject import Subject
 MOST_CLASSES = 2000  # points of a map; more are drawn by lot
 MOST_DIMS = 32  # kept of the class means before t-SNE
 N_ROUNDS = 500
+DECIMALS = 6  # of class means; those that agree in all of them are one point
 N_NEAR = 10  # class means that are asked for their coarsest label
 SIZE = 400  # of the map in the page, in its own units
 
@@ -42,7 +43,7 @@ class ClassMap:
         names: of the classes.
         kinds: the coarsest labels, by size.
         kind_of: (C,) the kind of each class.
-        points: by model, (C, 2) between 0 and 1.
+        points: by model, (C, 2) between 0 and 1; not of a model for which all classes are the same.
         n_classes: in the table, of which these may be a part.
         purity: by model, as :func:`neighbour_purity` gives it; none where there is one label level.
     """
@@ -58,7 +59,9 @@ class ClassMap:
 def class_means(subject: Subject) -> Floats:
     """(C, D) the mean of the unit vectors of each finest class, at length 1."""
     codes = subject.table.manifest.labels()[:, 0]
-    vectors = subject.table.vectors / np.maximum(np.linalg.norm(subject.table.vectors, axis=1, keepdims=True), 1e-12)
+    longest = np.abs(subject.table.vectors).max(1, keepdims=True)  # first, for the squares of large numbers overflow
+    vectors = subject.table.vectors / np.where(longest > 0, longest, 1)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     sums = np.zeros((codes.max() + 1, vectors.shape[1]))
     np.add.at(sums, codes, vectors)
     means: Floats = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
@@ -76,7 +79,8 @@ def class_map(subjects: list[Subject], seed: int = 0) -> ClassMap:
     kinds, kind_of = _kinds(coarse[shown], manifest.class_names(manifest.n_levels - 1), manifest.n_levels)
     names = manifest.class_names(0)
     means = {subject.name: class_means(subject)[shown] for subject in subjects}
-    points = {name: _plane(own, seed) for name, own in means.items()}
+    planes = {name: _plane(own, seed) for name, own in means.items()}
+    points = {name: plane for name, plane in planes.items() if plane is not None}
     told = manifest.n_levels > 1 and len(shown) > 1
     purity = {name: neighbour_purity(own, coarse[shown]) for name, own in means.items()} if told else {}
     return ClassMap([names[code] for code in shown], kinds, kind_of, points, n_classes, purity)
@@ -110,11 +114,20 @@ def _kinds(coarse: NDArray[np.int64], names: list[str], n_levels: int) -> tuple[
     return kinds, rank[coarse]
 
 
-def _plane(means: Floats, seed: int) -> Floats:
+def _plane(means: Floats, seed: int) -> Floats | None:
+    """(C, 2) places of the classes, those with the same mean at the same place; None if all of several are the same."""
+    distinct, which = np.unique(means.round(DECIMALS), axis=0, return_inverse=True)  # t-SNE crashes on coincident points
+    if len(distinct) == 1 < len(means):
+        return None
+    return _spread(distinct, seed)[which]
+
+
+def _spread(means: Floats, seed: int) -> Floats:
     if len(means) < 4:  # too few for neighbours: on a line
         return np.stack([np.linspace(0, 1, len(means)), np.full(len(means), 0.5)], 1)
     kept = min(MOST_DIMS, *means.shape)
-    reduced = PCA(kept, random_state=seed).fit_transform(means).astype(np.float32)
+    reduced = PCA(kept, random_state=seed).fit_transform(means)
+    reduced = (reduced / np.abs(reduced).max()).astype(np.float32)  # the squares of small differences vanish
     perplexity = min(30.0, (len(means) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", max_iter=N_ROUNDS, angle=0.7, random_state=seed)
     points = tsne.fit_transform(reduced).astype(np.float64)

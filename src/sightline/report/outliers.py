@@ -85,5 +85,5 @@ def outlier_panel(found: Outliers) -> Panel:
             axes.stairs(density, edges, color=colour, linestyle=line, linewidth=1.6, label=name)
         axes.axvline(found.threshold, color=INK, linewidth=1.2, linestyle=":", label="threshold")
         dress(axes, f"Energies by {found.scorer}", "further out →", "density")
-        axes.legend(fontsize=9)
+        figure.legend(loc="outside lower center", fontsize=9, ncols=len(kinds) + 1)
     return Panel("outliers", "densities of energies: how far out images are, and the threshold", figure)

@@ -144,7 +144,7 @@ def write_report(
             thumbnails=thumbnails,
             levels=list(zip(level_names(n_levels), level_colours(n_levels), strict=True)),
             plane=plane,
-            marks={name: marks(plane, name) for name in results},
+            marks={name: marks(plane, name) for name in plane.points},
             map_size=SIZE,
             n_near=min(N_NEAR, len(plane.names) - 1),
             shapes=SHAPES,
@@ -164,7 +164,7 @@ def write_report(
         scratch.write_text(page, encoding="utf-8")
     written = []
     if figures is not None:
-        drawn = [*(panel for some in panels.values() for panel in some), *(map_panel(plane, name) for name in results)]
+        drawn = [*(panel for some in panels.values() for panel in some), *(map_panel(plane, name) for name in plane.points)]
         drawn += [Panel(f"gallery-{one.name}", one.title, gallery_figure(one, thumbnails, n_levels)) for one in shown]
         written = [path for panel in drawn for path in write_figure(panel.figure, Path(figures), panel.name)]
     return Report(Path(file), results, shown, len(thumbnails.missing), written)
