@@ -270,6 +270,21 @@ def test_a_run_killed_before_its_recipe_was_written_goes_on(image_tree, tiny_rec
     assert (train(recipe, out, resume=resume) / "encoder.json").is_file()
 
 
+def test_a_disk_that_is_full_ends_a_run_with_one_line(image_tree, tiny_recipe, tmp_path):
+    code = (
+        "import resource, sys; from sightline.cli.main import run\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); run()"
+    )
+    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"sightline: {tmp_path / 'run'}" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("File too large")
+    recipe = recipe_for(image_tree, tiny_recipe)
+    assert (train(recipe, tmp_path / "run", resume=True) / "encoder.json").is_file()
+
+
 @pytest.mark.parametrize("name", ["log.csv", "resumes.log", "encoder", "tensorboard", "last.pt", ".lock"])
 def test_links_in_a_run_folder_are_not_followed(image_tree, tiny_recipe, tmp_path, name):
     recipe = recipe_for(image_tree, tiny_recipe)
