@@ -11,6 +11,7 @@ import sightline
 ORDER = (
     "errors",
     "files",
+    "registry",
     "progress",
     "papers",
     "torchvision_operators",

@@ -1,0 +1,110 @@
+import importlib
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+from torch import nn
+
+from sightline.errors import InputError
+from sightline.registry import Registry, check_options
+
+
+class Margin(nn.Module):
+    """A loss with a margin.
+
+    More of it.
+    """
+
+    def __init__(self, margin: float = 0.1, ks: Sequence[int] = (1,), mode: Literal["a", "b"] = "a", n_classes: int = 0):
+        super().__init__()
+        self.margin, self.ks, self.mode, self.n_classes = margin, ks, mode, n_classes
+
+
+def is_module_class(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+THINGS = Registry(
+    "loss", {"margin": Margin, "lazy": "torch.nn:Identity"}, "sightline.test_things", is_module_class, "a module's class"
+)
+
+
+def test_names_makers_options_and_summaries_come_from_the_table():
+    assert THINGS.names() == list(THINGS) == ["lazy", "margin"]
+    assert THINGS.find("margin") is Margin
+    assert THINGS.find("lazy") is nn.Identity
+    assert list(THINGS.options("margin")) == ["margin", "ks", "mode", "n_classes"]
+    assert THINGS.summary("margin") == "A loss with a margin."
+
+
+def test_known_values_are_handed_on_where_they_are_taken_and_not_given():
+    made = THINGS.create("margin", {"margin": np.float64(0.2)}, n_classes=7, embedding_dim=3)
+    assert (made.margin, made.n_classes) == (0.2, 7)
+    assert THINGS.create("margin", {"n_classes": 2}, n_classes=7).n_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"margni": 1.0}, ["margni", "margin"]),
+        ({"margin": "much"}, ["margin", "much"]),
+        ({"margin": True}, ["margin", "True"]),
+        ({"mode": "c"}, ["mode", "c"]),
+        ({"ks": 3}, ["ks", "3"]),
+        ({"n_classes": 1.5}, ["n_classes", "1.5"]),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, facts):
+    with pytest.raises(InputError) as refused:
+        THINGS.create("margin", options)
+    assert all(fact in str(refused.value) for fact in ["loss 'margin'", *facts])
+
+
+def test_options_that_are_missing_are_named():
+    def maker(n_classes: int, dim: int, tau: float = 1.0) -> None: ...
+
+    with pytest.raises(InputError, match="n_classes and dim"):
+        check_options(maker, {"tau": 2}, "proxy")
+    check_options(maker, {"n_classes": 1, "dim": 2}, "proxy")
+
+
+def test_an_import_path_is_followed_only_where_it_is_trusted(tmp_path, monkeypatch):
+    (tmp_path / "someones_losses.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\nPath(__file__).with_name('ran').touch()\n"
+        "class Own(nn.Module):\n    pass\nnumber = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="someones_losses") as refused:
+        THINGS.create("someones_losses:Own", {})
+    assert "--trust" in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+    assert type(THINGS.create("someones_losses:Own", {}, trust=True)).__name__ == "Own"
+    with pytest.raises(InputError, match="a module's class"):
+        THINGS.find("someones_losses:number", trust=True)
+    for wrong in ("someones_losses:Nothing", "no_such_module:Own"):
+        with pytest.raises(InputError, match=wrong):
+            THINGS.find(wrong, trust=True)
+
+
+def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
+    (tmp_path / "others.py").write_text("from torch import nn\nclass Theirs(nn.Module):\n    '''Theirs.'''\n")
+    folder = tmp_path / "others-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[sightline.test_things]\ntheirs = others:Theirs\nmargin = others:Theirs\nbroken = others:Nothing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    registry = Registry("loss", {"margin": Margin}, "sightline.test_things", is_module_class)
+    assert registry.names() == ["broken", "margin", "theirs"]
+    assert registry.find("theirs").__name__ == "Theirs"
+    assert registry.find("margin") is Margin
+    with pytest.raises(InputError, match="others:Nothing"):
+        registry.find("broken")
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(InputError, match="unknown loss 'margn': did you mean 'margin'"):
+        THINGS.find("margn")
