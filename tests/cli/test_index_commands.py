@@ -274,3 +274,135 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
     assert "Traceback" not in err
     with Gallery.open(built) as gallery:
         assert (len(gallery), gallery.verify()) == (72, [])
+
+
+@pytest.fixture
+def phones(images, tmp_path):
+    """Two folders whose images have the same names, and no content in common."""
+    one, two = images / "super0" / "class00", images / "super1" / "class01"
+    return [shutil.copytree(folder, tmp_path / name / "2023").parent for folder, name in ((one, "phoneA"), (two, "phoneB"))]
+
+
+def summary(out):
+    return out.partition("items: ")[2].splitlines()[0]
+
+
+def hashes(folder):
+    with Gallery.open(folder, read_only=True) as gallery:
+        return {id_: row["file_hash"] for id_, row in zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True)}
+
+
+def test_images_of_another_folder_with_the_same_ids_are_refused_or_take_a_prefix(sightline, encoder, phones, tmp_path):
+    gallery, (first, second) = tmp_path / "g", phones
+    assert sightline("index", "build", encoder, first, "--out", gallery, "--workers", 0)[0] == 0
+    before = hashes(gallery)
+    for words in (["index", "add", gallery, second], ["index", "build", encoder, second, "--out", gallery, "--prune"]):
+        status, out, err = sightline(*words, "--workers", 0)
+        assert (status, out) == (2, "")
+        assert all(fact in err for fact in ("'2023/0.png'", str(first), str(second), "--prefix", "--moved-from"))
+        assert hashes(gallery) == before
+    add = ["index", "add", gallery, second, "--workers", 0]
+    assert summary(sightline(*add, "--prefix", "b/")[1]) == "6 added"
+    after = hashes(gallery)
+    assert after.items() > before.items()
+    assert sorted(after.keys() - before.keys()) == [f"b/2023/{n}.png" for n in range(6)]
+    assert summary(sightline(*add)[1]) == "6 unchanged"  # with the prefix that it has
+    (second / "2023/0.png").unlink()
+    assert summary(sightline(*add, "--prune")[1]) == "5 unchanged, 1 pruned"
+    assert hashes(gallery).keys() == after.keys() - {"b/2023/0.png"}
+    assert summary(sightline(*add, "--prefix", "c")[1]) == "5 added"
+    status, _, err = sightline(*add)
+    assert (status, "'b', 'c'" in err, "--prefix" in err) == (2, True, True)
+
+
+def test_images_that_moved_are_taken_for_the_same_by_their_bytes_or_if_that_is_said(sightline, encoder, phones, tmp_path):
+    gallery, (first, _) = tmp_path / "g", phones
+    assert sightline("index", "build", encoder, first, "--out", gallery, "--workers", 0)[0] == 0
+    new = first.rename(tmp_path / "elsewhere")
+    assert summary(sightline("index", "add", gallery, new, "--workers", 0)[1]) == "6 relabelled"
+    newer = new.rename(tmp_path / "newer")
+    Image.new("RGB", (40, 40), "red").save(newer / "2023/1.png")
+    (newer / "2023/2.png").unlink()
+    status, _, err = sightline("index", "add", gallery, newer, "--workers", 0)
+    assert (status, f"--moved-from {new}" in err) == (2, True)
+    words = ["index", "add", gallery, newer, "--moved-from", new, "--prune", "--workers", 0]
+    assert summary(sightline(*words)[1]) == "1 changed, 4 relabelled, 1 pruned"
+
+
+def test_ids_that_were_uploaded_or_added_in_python_are_refused_too(sightline, encoder, phones, tmp_path):
+    with Gallery.create(tmp_path / "g", Encoder.from_pretrained(encoder)) as gallery:
+        gallery.add(["2023/3.png"], np.eye(8)[:1], [{"path": str(phones[0] / "2023/3.png")}])
+    status, _, err = sightline("index", "add", tmp_path / "g", phones[0], "--workers", 0)
+    assert (status, "'2023/3.png'" in err, "--prefix" in err, "--moved-from" in err) == (2, True, True, False)
+    words = ["index", "add", tmp_path / "g", phones[0], "--workers", 0, "--prune", "--prefix", "a"]
+    assert summary(sightline(*words)[1]) == "6 added"  # nothing pruned: it did not come from there
+
+
+def without_roots(folder):
+    """The gallery as versions wrote it that noted no root."""
+    with Gallery.open(folder) as gallery:
+        ids = gallery.ids()
+        known = [{key: value for key, value in row.items() if key != "file_root"} for row in gallery.metadata(ids)]
+        gallery.upsert(ids, gallery.vectors(ids), known)
+
+
+def test_a_gallery_that_notes_no_roots_knows_them_by_its_paths(sightline, encoder, phones, tmp_path):
+    gallery, (first, second) = tmp_path / "g", phones
+    sightline("index", "build", encoder, first, "--out", gallery, "--workers", 0)
+    without_roots(gallery)
+    assert sightline("index", "add", gallery, second, "--workers", 0)[0] == 2
+    assert summary(sightline("index", "add", gallery, first, "--workers", 0)[1]) == "6 unchanged"
+    assert summary(sightline("index", "add", gallery, second, "--prefix", "b", "--workers", 0)[1]) == "6 added"
+    (first / "2023/0.png").unlink()
+    assert summary(sightline("index", "add", gallery, first, "--prune", "--workers", 0)[1]) == "5 unchanged, 1 pruned"
+
+
+def test_a_manifest_with_ids_of_its_own_updates_a_gallery_that_notes_no_roots(sightline, encoder, images, tmp_path):
+    manifest = tmp_path / "m.csv"
+    manifest.write_text(
+        "id,path,split,label\none,images/super0/class00/0.png,test,a\ntwo,images/super0/class00/1.png,test,b\n"
+    )
+    words = ["index", "build", encoder, manifest, "--out", tmp_path / "g", "--workers", 0]
+    sightline(*words)
+    without_roots(tmp_path / "g")
+    manifest.write_text("id,path,split,label\none,images/super0/class00/2.png,test,a\n")
+    assert summary(sightline(*words, "--prune")[1]) == "1 changed, 1 pruned"
+
+
+def test_pruning_and_removing_as_the_tutorial_does_keep_what_they_should(sightline, encoder, phones, tmp_path):
+    gallery, (photos, new_photos) = tmp_path / "g", phones
+    build = ["index", "build", encoder, photos, "--out", gallery, "--workers", 0]
+    sightline(*build)
+    (new_photos / "2023").rename(new_photos / "2024")
+    assert summary(sightline("index", "add", gallery, new_photos, "--workers", 0)[1]) == "6 added"
+    sightline("index", "remove", gallery, "2023/0.png")
+    told = summary(sightline(*build, "--prune")[1])
+    assert told.startswith("5 unchanged, 1 left out")
+    assert "--restore-removed" in told
+    assert len(hashes(gallery)) == 11
+    assert "2023/0.png" not in hashes(gallery)
+    sightline("index", "compact", gallery)
+    assert "1 left out" in sightline(*build)[1]
+    assert summary(sightline(*build, "--restore-removed")[1]) == "1 added, 5 unchanged"
+    assert summary(sightline(*build)[1]) == "6 unchanged"
+
+    away = (photos / "2023/1.png").rename(tmp_path / "away.png")
+    assert summary(sightline(*build, "--prune")[1]) == "5 unchanged, 1 pruned"
+    away.rename(photos / "2023/1.png")
+    assert summary(sightline(*build, "--prune")[1]) == "1 added, 5 unchanged"  # pruned is not removed
+
+    sightline("index", "remove", gallery, "2023/1.png")
+    with Gallery.open(gallery) as opened:
+        opened.add(["2023/1.png"], np.eye(8)[:1])
+        opened.remove(["2023/1.png"])
+    assert summary(sightline(*build)[1]) == "1 added, 5 unchanged"  # added by hand since it was removed
+
+
+def test_a_removed_item_of_a_gallery_that_moved_with_its_images_stays_removed(sightline, encoder, phones, tmp_path):
+    (tmp_path / "all").mkdir()
+    photos = shutil.move(phones[0], tmp_path / "all" / "photos")
+    sightline("index", "build", encoder, photos, "--out", tmp_path / "all" / "g", "--workers", 0)
+    sightline("index", "remove", tmp_path / "all" / "g", "2023/0.png")
+    there = (tmp_path / "all").rename(tmp_path / "there")
+    told = summary(sightline("index", "add", there / "g", there / "photos", "--prune", "--workers", 0)[1])
+    assert told.startswith("5 unchanged, 1 left out")

@@ -8,9 +8,9 @@ import typer
 
 if TYPE_CHECKING:
     from sightline.data.manifest import Manifest
-    from sightline.models.encoder import Encoder
     from sightline.ood.rejector import Rejector
     from sightline.search.gallery import Gallery
+    from sightline.search.gallery_images import Indexed
 
 app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
 GalleryFolder = Annotated[
@@ -19,7 +19,14 @@ GalleryFolder = Annotated[
 ]
 Source = Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]
 Split = Annotated[str | None, typer.Option(help="Only this split.")]
-Prune = Annotated[bool, typer.Option("--prune", help="Remove items that the manifest or folder lacks.")]
+Prune = Annotated[
+    bool, typer.Option("--prune", help="Remove items that came from this manifest or folder and are not in it.")
+]
+Prefix = Annotated[
+    str | None, typer.Option(help="Put this and a slash before the ids of this source; default: as it was added before.")
+]
+MovedFrom = Annotated[Path | None, typer.Option(help="Folder that these images were in before, if they were moved.")]
+RestoreRemoved = Annotated[bool, typer.Option("--restore-removed", help="Also add images that were removed before.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images in one pass.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that read images.")]
 
@@ -37,6 +44,9 @@ def build(
     recall: Annotated[float | None, typer.Option(help="Share of the true 10 nearest to find; at first 0.95.")] = None,
     split: Split = None,
     prune: Prune = False,
+    prefix: Prefix = None,
+    moved_from: MovedFrom = None,
+    restore_removed: RestoreRemoved = False,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
@@ -46,6 +56,7 @@ def build(
     from sightline.ood.rejector import FOLDER
     from sightline.search.faiss_index import check_index, check_recall
     from sightline.search.gallery import Gallery, is_cluster
+    from sightline.search.gallery_images import index_images
 
     model = Encoder.from_pretrained(encoder)
     rejector = None if is_cluster(out) else _rejector(encoder, model.fingerprint())
@@ -59,7 +70,19 @@ def build(
         gallery.check_encoder(model)
         if is_cluster(out):
             gallery.build_index(index)  # refuses another than the collection's before the work is done
-        _bring_up_to_date(gallery, model, manifest, prune, batch_size, workers)
+        done = index_images(
+            gallery,
+            model,
+            manifest,
+            prune=prune,
+            prefix=prefix,
+            moved_from=moved_from,
+            restore_removed=restore_removed,
+            batch_size=batch_size,
+            n_workers=workers,
+            show_progress=True,
+        )
+        _print_indexed(gallery, done)
         _build_index(gallery, index, recall)
         if rejector is not None and not (gallery.folder / FOLDER).exists():
             typer.echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
@@ -72,17 +95,33 @@ def add(
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery's folder has its own.")] = None,
     split: Split = None,
     prune: Prune = False,
+    prefix: Prefix = None,
+    moved_from: MovedFrom = None,
+    restore_removed: RestoreRemoved = False,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
     """Add images; those that are there and have not changed are not embedded again."""
     from sightline.models.encoder import Encoder
     from sightline.search.gallery import Gallery
+    from sightline.search.gallery_images import index_images
 
     manifest = _manifest(source, split)
     with Gallery.open(gallery) as opened:
         model = opened.encoder() if encoder is None else Encoder.from_pretrained(encoder)
-        _bring_up_to_date(opened, model, manifest, prune, batch_size, workers)
+        done = index_images(
+            opened,
+            model,
+            manifest,
+            prune=prune,
+            prefix=prefix,
+            moved_from=moved_from,
+            restore_removed=restore_removed,
+            batch_size=batch_size,
+            n_workers=workers,
+            show_progress=True,
+        )
+        _print_indexed(opened, done)
         stats = opened.stats()
         if "index_covers" not in stats:  # Milvus, which looks after its index
             return
@@ -211,14 +250,7 @@ def _manifest(source: Path, split: str | None) -> "Manifest":
     return manifest if split is None else manifest.split(split)
 
 
-def _bring_up_to_date(
-    gallery: "Gallery", encoder: "Encoder", manifest: "Manifest", prune: bool, batch_size: int, workers: int
-) -> None:
-    from sightline.search.gallery_images import index_images
-
-    done = index_images(
-        gallery, encoder, manifest, prune=prune, batch_size=batch_size, n_workers=workers, show_progress=True
-    )
+def _print_indexed(gallery: "Gallery", done: "Indexed") -> None:
     for fault in done.broken:
         typer.echo(f"skipped: {fault}", err=True)
     typer.echo(f"{gallery.folder}: {len(gallery)} items: {done}")

@@ -14,6 +14,7 @@ from sightline.errors import InputError
 from sightline.files import folder_bytes, replaced_folder
 from sightline.search.faiss_index import Header, check_index, check_recall
 from sightline.search.filters import compile_filter
+from sightline.search.image_paths import noted_root
 from sightline.search.indexes import Indexes
 from sightline.search.items import (
     EncoderIdentity,
@@ -205,17 +206,34 @@ class Gallery:
             if there:
                 self._store.remove(list(there.values()))
             self._store.append(listed, table, rows)
+            self._store.readmit(listed)
 
     def writing(self) -> AbstractContextManager[None]:
         """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
         return self._store.writing()
 
-    def remove(self, ids: Sequence[str]) -> None:
-        """Take items out, all of them or, if one is unknown, none."""
+    def remove(self, ids: Sequence[str], *, remember: bool = True) -> None:
+        """Take items out, all of them or, if one is unknown, none.
+
+        Args:
+            ids: of the items.
+            remember: that they were removed, so that images of a folder or manifest are not added again with it.
+        """
         listed = checked_ids(ids)
-        if listed:
-            with self._store.writing():
-                self._store.remove(list(self._known_rows(listed).values()))
+        if not listed:
+            return
+        with self._store.writing():
+            rows = self._known_rows(listed)
+            if remember:
+                known = self._store.metadata_of(list(rows.values()))
+                roots = {id_: noted_root(id_, known[row]) for id_, row in rows.items()}
+                self._store.dismiss({id_: root for id_, root in roots.items() if root is not None})
+            self._store.remove(list(rows.values()))
+
+    def removed(self) -> dict[str, str]:
+        """The ids that were removed and not added again since, with the root, as noted, of the images they were of."""
+        with self._store.reading():
+            return self._store.dismissed()
 
     def _known_rows(self, ids: list[str]) -> dict[str, int]:
         rows = self._store.rows_of([id_ for id_ in ids if may_be_id(id_)])

@@ -17,12 +17,11 @@ from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.search.gallery import Gallery
-from sightline.search.image_paths import stored_path
-from sightline.search.items import Value
+from sightline.search.image_paths import HASH, PREFIX, ROOT, Source, image_path, stored_path
+from sightline.search.items import Value, some
 
 CHUNK = 512  # images embedded, and kept, at a time
-SIZE, TIME, HASH = "file_size", "file_mtime_ns", "file_hash"
-FILE_KEYS = (SIZE, TIME, HASH)
+SIZE, TIME = "file_size", "file_mtime_ns"
 
 
 @dataclass
@@ -35,6 +34,7 @@ class Indexed:
         relabelled: items whose image is the same, and what is known of it is not.
         unchanged: items left as they are.
         pruned: items removed because the manifest lacks them.
+        left_out: images not added because their items were removed before.
         broken: a sentence for each image that could not be read, and was skipped.
     """
 
@@ -43,10 +43,13 @@ class Indexed:
     relabelled: int = 0
     unchanged: int = 0
     pruned: int = 0
+    left_out: int = 0
     broken: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        counts = {name: value for name, value in vars(self).items() if name != "broken"} | {"broken": len(self.broken)}
+        names = ("added", "changed", "relabelled", "unchanged", "pruned")
+        counts = {name: getattr(self, name) for name in names} | {"broken": len(self.broken)}
+        counts["left out as removed before (--restore-removed adds them)"] = self.left_out
         return ", ".join(f"{value} {name}" for name, value in counts.items() if value) or "nothing to do"
 
 
@@ -56,6 +59,9 @@ def index_images(
     manifest: Manifest,
     *,
     prune: bool = False,
+    prefix: str | None = None,
+    moved_from: Path | None = None,
+    restore_removed: bool = False,
     batch_size: int = 64,
     n_workers: int = 0,
     show_progress: bool = False,
@@ -65,23 +71,35 @@ def index_images(
     An image whose file has the size and time it had before is not opened; if only its time differs, it is compared by a
     hash of its bytes. Each 512 images are kept as they are done, so that a run that was stopped goes on where it was.
 
+    The manifest's root is noted with each item. An id that another source has already is refused before anything is
+    written. What :meth:`Gallery.remove` took out is left out.
+
     Args:
         gallery: of this encoder.
         encoder: what embeds.
         manifest: the images; its columns become metadata, those of a CSV file as numbers and booleans where they
             hold nothing else, beside the file's size, time and hash.
-        prune: remove items that the manifest lacks.
+        prune: remove items of this root that the manifest lacks.
+        prefix: goes before the ids of this manifest, with a slash; None for the one that items of this root have.
+        moved_from: the root that these images had before, if they were moved.
+        restore_removed: add what was removed before, too.
         batch_size: images in one pass through the model.
         n_workers: processes that read images.
         show_progress: draw a progress bar.
     """
     gallery.check_encoder(encoder)
     done = Indexed()
-    rows = _described(manifest)
+    source = Source(gallery.folder, manifest.root, moved_from)
+    prefix = _prefix_of(gallery, source) if prefix is None else prefix.strip("/")
+    rows = _described(manifest, source.noted, prefix)
     known = set(gallery.ids())
-    if prune and (gone := sorted(known - {str(row["id"]) for row in rows})):
-        gallery.remove(gone)
-        done.pruned = len(gone)
+    _check_others(gallery, source, manifest, [row for row in rows if row["id"] in known])
+    if prune:
+        done.pruned = _prune(gallery, source, prefix, sorted(known - {str(row["id"]) for row in rows}))
+    if not restore_removed:
+        removed = gallery.removed()
+        kept = [row for row in rows if row["id"] not in removed or not source.is_root(removed[row["id"]])]
+        rows, done.left_out = kept, len(rows) - len(kept)
     starts = range(0, len(rows), CHUNK)
     for start in tracked(starts, "Indexing", len(starts), show_progress):
         part = rows[start : start + CHUNK]
@@ -91,10 +109,76 @@ def index_images(
     return done
 
 
-def _described(manifest: Manifest) -> list[dict[str, Any]]:
-    """The rows of a manifest with full paths."""
+def _prefix_of(gallery: Gallery, source: Source) -> str:
+    """The prefix of the items of a source; empty where they have none."""
+    of_root = f"{ROOT} == {source.noted!r}"
+    prefixed = gallery.filter(f"{of_root} and {PREFIX} != None")
+    if not prefixed:
+        return ""
+    found = {str(row[PREFIX]) for row in gallery.metadata(prefixed)}
+    if len(found) > 1 or gallery.filter(f"{of_root} and {PREFIX} == None"):
+        raise InputError(
+            f"{source.roots[0]}: {gallery.folder} has its images with more than one prefix, {some(sorted(found))} among "
+            f"them; say which by --prefix, '' for none"
+        )
+    return found.pop()
+
+
+def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: list[dict[str, Any]]) -> None:
+    """Refuse ids that another source's images have: they would be replaced."""
+    others: dict[str, Path | None] = {}
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        for row, before in zip(part, gallery.metadata([row["id"] for row in part]), strict=True):
+            if not _is_same(source, row, before):
+                others[row["id"]] = source.origin(row["id"], before)
+    if others:
+        first, origin = next(iter(others.items()))
+        hint = "" if origin is None else f"; if they are the same images, moved: --moved-from {origin}"
+        raise InputError(
+            f"{gallery.folder}: has {len(others)} ids of {manifest.source} already, of other images: {some(list(others))}. "
+            f"{first!r} there {'was uploaded or added in Python' if origin is None else f'is of {origin}'}, here it is of "
+            f"{source.roots[0]}. Nothing was changed. --prefix NAME puts NAME/ before the ids of {manifest.source}{hint}"
+        )
+
+
+def _is_same(source: Source, row: dict[str, Any], before: dict[str, Value]) -> bool:
+    """Whether an image is the one that an item of its id is of, as it is or as it was before it changed."""
+    if source.has(row["id"], before):
+        return True
+    if before.get(HASH) is None:
+        return False
+    if image_path(source.folder, before) == Path(row["path"]):
+        return True
+    origin = source.origin(row["id"], before)
+    if origin is None or origin.exists():
+        return False
+    try:  # its folder is gone, and this is its image: moved
+        return _file_known(row, before)[HASH] == before[HASH]
+    except OSError:
+        return False
+
+
+def _prune(gallery: Gallery, source: Source, prefix: str, ids: list[str]) -> int:
+    """Remove those of some items that came from a source with this prefix; how many."""
+    gone = []
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        known = zip(part, gallery.metadata(part), strict=True)
+        gone += [id_ for id_, row in known if source.has(id_, row) and (row.get(PREFIX) or "") == prefix]
+    gallery.remove(gone, remember=False)
+    return len(gone)
+
+
+def _described(manifest: Manifest, root: str, prefix: str) -> list[dict[str, Any]]:
+    """The rows of a manifest with full paths, and where they come from."""
     paths = [str(path.resolve()) for path in manifest.paths()]
-    return [{**row, "path": path} for row, path in zip(typed_table(manifest).iter_rows(named=True), paths, strict=True)]
+    origin = {ROOT: root, **({PREFIX: prefix} if prefix else {})}
+    rows = []
+    for row, path in zip(typed_table(manifest).iter_rows(named=True), paths, strict=True):
+        id_ = f"{prefix}/{row['id']}" if prefix else row["id"]
+        rows.append({**row, "id": id_, "path": path, **origin})
+    return rows
 
 
 def _stored(folder: Path | str, row: dict[str, Any]) -> dict[str, Any]:
@@ -117,14 +201,14 @@ def _index_part(
     for row in rows:
         before = old.get(row["id"], {})
         try:
-            file = Path(row["path"]).stat()
-            row |= {SIZE: file.st_size, TIME: file.st_mtime_ns}
-            touched = before.get(SIZE) != row[SIZE] or before.get(TIME) != row[TIME]
-            row[HASH] = _hash(Path(row["path"])) if touched else before[HASH]
+            row |= _file_known(row, before)
         except OSError as error:
             done.broken.append(f"{row['path']}: {error.strerror}")
             continue
         now = {key: value for key, value in _stored(folder, row).items() if key != "id"}
+        if before and ROOT not in before and before == {key: value for key, value in now.items() if key != ROOT}:
+            done.unchanged += 1  # of a version that noted no root: not worth writing all items again
+            continue
         seen = (HASH, *BOX)
         if not before or any(before.get(key) != now.get(key) for key in seen):
             to_embed.append(row)
@@ -141,6 +225,14 @@ def _index_part(
     n_changed = sum(row["id"] in old for row in kept)
     done.changed, done.added = done.changed + n_changed, done.added + len(kept) - n_changed
     done.relabelled += len(to_relabel)
+
+
+def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Value]:
+    """Size, time and hash of an image's file; it is not read if size and time are those that its item has."""
+    file = Path(row["path"]).stat()
+    touched = before.get(SIZE) != file.st_size or before.get(TIME) != file.st_mtime_ns
+    known = _hash(Path(row["path"])) if touched else before[HASH]
+    return {SIZE: file.st_size, TIME: file.st_mtime_ns, HASH: known}
 
 
 def _embedded(

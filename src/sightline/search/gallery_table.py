@@ -11,7 +11,7 @@ from sightline.errors import InputError
 from sightline.files import replaced_folder
 from sightline.search.expand import augment_gallery
 from sightline.search.gallery import ENCODER_FOLDER, Gallery
-from sightline.search.image_paths import image_path, stored_path
+from sightline.search.image_paths import ROOT, image_path, stored_path
 
 
 def gallery_table(gallery: Gallery) -> EmbeddingTable:
@@ -58,6 +58,8 @@ def write_augmented(gallery: Gallery, folder: Path, k: int, alpha: float = 2.0, 
     for row in known:
         if (file := image_path(gallery.folder, row)) is not None:
             row["path"] = stored_path(folder.resolve(), file)
+        if (root := image_path(gallery.folder, {"path": row.get(ROOT)})) is not None:
+            row[ROOT] = stored_path(folder.resolve(), root)
     has_encoder = isinstance(gallery.folder, Path) and (gallery.folder / ENCODER_FOLDER).is_dir()
     encoder = gallery.encoder() if has_encoder else gallery.identity
     with (

@@ -243,13 +243,17 @@ class MilvusGallery:
         if part:
             yield part
 
-    def remove(self, ids: Sequence[str]) -> None:
-        """Take items out; if one is unknown, none."""
+    def remove(self, ids: Sequence[str], *, remember: bool = True) -> None:
+        """Take items out; if one is unknown, none. Milvus does not ``remember`` which: see :meth:`removed`."""
         self._check_writable()
         listed = checked_ids(ids)
         self._all_known(listed, ["id"])
         for first in range(0, len(listed), READ_IDS):
             self._call("delete", ids=listed[first : first + READ_IDS])
+
+    def removed(self) -> dict[str, str]:
+        """Nothing: a collection has no place for what was removed, so a folder that is given again adds it again."""
+        return {}
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; unknown ones are refused."""

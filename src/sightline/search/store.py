@@ -36,6 +36,7 @@ CREATE TABLE blocks (start INTEGER PRIMARY KEY, n INTEGER NOT NULL, checksum INT
 CREATE TABLE removed (row INTEGER PRIMARY KEY, generation INTEGER NOT NULL);
 INSERT INTO state VALUES (0, 0, 0, 0, 0);
 """
+DISMISSED = "CREATE TABLE IF NOT EXISTS dismissed (id TEXT PRIMARY KEY, root TEXT NOT NULL) WITHOUT ROWID"
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -227,6 +228,26 @@ class Store:
         self._connection.executemany("DELETE FROM items WHERE row = ?", ((row,) for row in rows))
         self._connection.executemany("INSERT INTO removed VALUES (?, ?)", ((row, generation) for row in rows))
         self._connection.execute("UPDATE state SET n_items = n_items - ?", (len(rows),))
+
+    def dismiss(self, roots: dict[str, str]) -> None:
+        """Remember that items, given with their roots, were removed; inside :meth:`writing`."""
+        if roots:
+            self._connection.execute(DISMISSED)
+            self._connection.executemany("INSERT OR REPLACE INTO dismissed VALUES (?, ?)", roots.items())
+
+    def dismissed(self) -> dict[str, str]:
+        """The ids that :meth:`dismiss` was given and :meth:`readmit` was not, with their roots."""
+        known = self._connection.execute("SELECT id, root FROM dismissed") if self._remembers() else []
+        return dict(known)
+
+    def readmit(self, ids: Sequence[str]) -> None:
+        """Remember no more that these were removed; inside :meth:`writing`."""
+        if self._remembers():
+            self._connection.executemany("DELETE FROM dismissed WHERE id = ?", ((id_,) for id_ in ids))
+
+    def _remembers(self) -> bool:
+        """Whether an item was ever removed: galleries have no table for that before."""
+        return bool(self._connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'dismissed'").fetchone()[0])
 
     def compact(self, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
         """Number the items anew from 0, in their order, and keep their vectors alone; inside :meth:`writing`.

@@ -11,7 +11,14 @@ from sightline.serve.uploads import Crop
 
 MOST_RESULTS = 200
 LONGEST_ID = 1024
-HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash")  # where and how an image lies on this machine
+HIDDEN = (
+    "path",
+    "file_size",
+    "file_mtime_ns",
+    "file_hash",
+    "file_root",
+    "file_prefix",
+)  # where and how an image lies on this machine
 OF_THE_IMAGE = (*HIDDEN, *BOX)  # what goes with an item's image, and is not for requests to set
 METADATA = TypeAdapter(dict[Annotated[str, Field(min_length=1, max_length=200)], Value])
 Policy = Literal["reject", "flag", "ignore"]
