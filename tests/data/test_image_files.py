@@ -1,5 +1,8 @@
+import ast
 import io
+import os
 import struct
+import subprocess
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
 from sightline.data import images
 from sightline.data.images import as_rgb, check_images, load_image, load_part
@@ -56,6 +59,50 @@ def complaint(source, box=None) -> str:
 def test_every_kind_of_pixel_as_rgb_on_white(tmp_path, image, seen):
     assert pixels(load_image(saved(tmp_path, image))) == [[list(seen)]]
     assert pixels(as_rgb(image)) == [[list(seen)]]
+
+
+@pytest.mark.parametrize(
+    ("values", "seen"),
+    [
+        ([[0.0, 0.5, 1.0]], [0, 128, 255]),
+        ([[-1000.0, 0.0, 1000.0]], [0, 128, 255]),
+        ([[np.nan, 2.0, 4.0, np.inf, -np.inf]], [0, 0, 255, 255, 0]),
+        ([[7.0, 7.0]], [0, 0]),
+        ([[np.nan, np.nan]], [0, 0]),
+        ([[-3e38, 3e38]], [0, 255]),
+    ],
+)
+def test_grey_of_32_bits_goes_from_its_lowest_value_to_its_highest(tmp_path, values, seen):
+    file = saved(tmp_path, Image.fromarray(np.array(values, np.float32)), "a.tif")
+    assert pixels(load_image(file)) == [[[value] * 3 for value in seen]]
+    if np.isfinite(values).all() and np.abs(values).max() < 2**31:
+        file = saved(tmp_path, Image.fromarray((np.array(values) * 65536).astype(np.int32)), "b.tif")
+        with Image.open(file) as stored:
+            assert stored.mode == "I"
+        assert pixels(load_image(file)) == [[[value] * 3 for value in seen]]
+
+
+def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 65535 " + bytes([0x80, 0xFF, 0x40, 0]))
+    assert pixels(load_image(tmp_path / "a.pgm")) == [[[0x80] * 3, [0x40] * 3]]
+
+
+@pytest.mark.parametrize("colour", [(255, 0, 0), (120, 200, 33), (255, 255, 255), (0, 0, 0)])
+@pytest.mark.parametrize("mode", ["LAB", "HSV", "YCbCr", "RGBa", "La", "PA"])
+def test_other_colour_models_show_the_same_colour(tmp_path, mode, colour):
+    if mode == "LAB":
+        profiles = (ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"))
+        image = ImageCms.profileToProfile(Image.new("RGB", (1, 1), colour), *profiles, outputMode="LAB")
+        image = Image.open(saved(tmp_path, image, "a.tif"))
+    elif mode in ("RGBa", "La"):
+        colour = colour if mode == "RGBa" else (90, 90, 90)
+        image = Image.new("RGBA", (1, 1), (*colour, 255)).convert("LA" if mode == "La" else "RGBA").convert(mode)
+    elif mode == "PA":
+        image = Image.new("RGB", (1, 1), colour).quantize(2).convert("PA")
+    else:
+        image = Image.new("RGB", (1, 1), colour).convert(mode)
+    with image:
+        assert np.abs(np.array(pixels(load_image(image))[0][0]) - colour).max() <= 14
 
 
 @pytest.mark.parametrize(
@@ -192,6 +239,49 @@ def test_a_file_that_is_no_image(tmp_path, content):
 def test_a_folder_is_no_image(tmp_path):
     (tmp_path / "a.png").mkdir()
     assert complaint(tmp_path / "a.png").startswith(f"{tmp_path / 'a.png'}: not a readable image: ")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n0 0 4 4 rectfill\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_a_format_that_starts_a_program_or_is_rare_is_refused(tmp_path, monkeypatch, part):
+    def start(*_, **__):
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    file = tmp_path / "a.png"
+    contents = [EPS]
+    for kind in ("TGA", "ICO", "PCX", "SGI", "DDS", "JPEG2000"):
+        encoded = io.BytesIO()
+        numbered().save(encoded, kind)
+        contents.append(encoded.getvalue())
+    for content in contents:
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"a\.png: not a readable image: cannot identify"):
+            load_part(file, None, lambda width, height: (0, 0, width, height), 2) if part else load_image(file)
+
+
+def test_every_place_that_opens_images_says_which_formats():
+    found = [
+        (file.name, call.lineno, [keyword.arg for keyword in call.keywords])
+        for file in Path(images.__file__).parents[1].rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("Image.open", "PIL.Image.open")
+    ]
+    assert found
+    assert [(name, line) for name, line, keywords in found if "formats" not in keywords] == []
+
+
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    assert complaint(tmp_path / "a.png") == f"{tmp_path / 'a.png'}: not a readable image: not a regular file"
+    assert "not a regular file" in complaint(Path("/dev/zero"))
+    (tmp_path / "b.png").symlink_to(tmp_path / "c.png")
+    saved(tmp_path, numbered(), "c.png")
+    assert load_image(tmp_path / "b.png").size == (5, 4)
+    assert complaint(Path("a\0b.png")).startswith("a\0b.png: ")
+    assert "File name too long" in complaint(tmp_path / ("a" * 10_000))
 
 
 def test_an_image_too_large_to_be_meant(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """Open one image as it should be seen, and find the ones that cannot be opened."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -13,21 +15,51 @@ from sightline.data.manifest import Manifest
 from sightline.errors import InputError, raise_faults
 from sightline.progress import tracked
 
+# What is decoded, whatever a file is called: no format for which Pillow starts a program, as it does for EPS, and none
+# that is rare in collections of photos. "JPEG" takes in the double images of phones.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 WHITE = (255, 255, 255, 255)
 CHUNK = 4096  # images handed to the threads at once: a million waiting ones take 1.5 GB
 Box = tuple[int, int, int, int]
 
 
+def open_image(source: Path | IO[bytes]) -> Image.Image:
+    """Read an image's header, if it is of one of ``FORMATS``; a link may lead to the file, which must be a regular one.
+
+    Pixels are decoded when they are used; more than 179 million are refused, by Pillow's limit against decompression bombs.
+    """
+    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+        raise OSError("not a regular file")  # a pipe would be waited for
+    return Image.open(source, formats=FORMATS)
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB, turned as its camera says, transparency on white, 16 bits of grey as 8."""
+    """The image in RGB, turned as its camera says, transparency on white, 16 bits of grey as 8.
+
+    Grey of 32 bits, whole numbers or not, has no black and white of its own: the lowest value becomes black, the highest
+    white; NaN is black, infinity white.
+    """
+    is_16_bit = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM")
     if not _is_upright(image):
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # Pillow would cut its values off at 255
+    if is_16_bit:  # Pillow would cut its values off at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if "A" in image.getbands() or "transparency" in image.info:
+    if image.mode in ("I", "F"):
+        image = _stretched(image)
+    if image.mode in ("RGBa", "La"):
+        image = image.convert(image.mode.upper())
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)
     return image.convert("RGB")
+
+
+def _stretched(image: Image.Image) -> Image.Image:
+    values = np.asarray(image, np.float64)
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    share = np.nan_to_num((values - low) / (high - low if high > low else 1), nan=0, posinf=1, neginf=0)
+    return Image.fromarray((share * 255).round().astype(np.uint8))
 
 
 def _is_upright(image: Image.Image) -> bool:
@@ -41,7 +73,7 @@ def load_image(source: Path | Image.Image, box: Box | None = None) -> Image.Imag
         if isinstance(source, Image.Image):
             image = as_rgb(source)
         else:
-            with Image.open(source) as file:
+            with open_image(source) as file:
                 image = as_rgb(file)
     if box is None:
         return image
@@ -66,7 +98,7 @@ def load_part(source: Path | Image.Image, box: Box | None, part: Callable[[int, 
     if not isinstance(source, Path) or box is not None:
         whole = load_image(source, box)
         return whole.crop(part(*whole.size))
-    with _named_faults(source), Image.open(source) as file:
+    with _named_faults(source), open_image(source) as file:
         if file.format != "JPEG" or not _is_upright(file):
             whole = as_rgb(file)
             return whole.crop(part(*whole.size))

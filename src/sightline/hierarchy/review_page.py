@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from sightline.data.images import load_image
 from sightline.errors import InputError
 from sightline.hierarchy.cluster import ClusterOptions, clustered, group_names
 from sightline.hierarchy.collect import BETWEEN
@@ -286,14 +287,8 @@ def _lists(column: pl.Series) -> list[list[str]]:
 
 @lru_cache(maxsize=4096)
 def _thumbnail(file: str) -> bytes:
-    from PIL import Image
-
-    try:
-        with Image.open(Path(file)) as image:
-            small = image.convert("RGBA")
-            small.thumbnail((THUMB, THUMB))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be shown: {error}") from error
+    small = load_image(Path(file))
+    small.thumbnail((THUMB, THUMB))
     found = BytesIO()
     small.save(found, "WEBP", quality=85)
     return found.getvalue()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from sightline.data.images import Box, load_image
+from sightline.data.images import Box, load_image, open_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
@@ -83,7 +83,7 @@ class Pictures:
 
     def _made(self, file: Path, metadata: dict[str, Value], size: int, etag: str) -> Picture:
         try:
-            with Image.open(file) as opened:
+            with open_image(file) as opened:
                 if opened.width * opened.height > 4 * self._pixels:
                     raise Problem(404, "the image of this item is too large to be shown")
                 box = _box(metadata)

@@ -5,9 +5,9 @@ from typing import Annotated
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
+from sightline.data.images import open_image
 from sightline.search.items import Value, is_utf8
 from sightline.serve.answers import SUFFIXES, item_body
 from sightline.serve.pictures import LARGEST
@@ -130,7 +130,7 @@ async def _written(
     image = None
     if data is not None:
         vector = await service.encoded(served, data)
-        with Image.open(io.BytesIO(data)) as opened:  # a header that was read before
+        with open_image(io.BytesIO(data)) as opened:  # a header that was read before
             image = data, SUFFIXES[opened.format or ""], vector
     is_new, generation, kept = await service.written(lambda: collection.write(id_, metadata, image, replace))
     return is_new, Written(gallery=collection.name, generation=generation, item=item_body(collection, id_, kept))

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
 from sightline.data.benchmarks.pickles import as_text, read_pickle
 from sightline.data.benchmarks.source import Draft, Part, Reader, Source, read_text, rows_of
+from sightline.data.images import open_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError, raise_faults
 
@@ -71,10 +72,10 @@ def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:
     """
     left, top, right, bottom = box
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             width, height = image.size
             turn = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except OSError:  # missing images are reported together
+    except Exception:  # whatever its bytes lead to; missing images are reported together
         return left, top, right, bottom
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     if turn in (2, 3, 7, 8):

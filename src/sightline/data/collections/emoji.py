@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
-from PIL import Image, UnidentifiedImageError
 
 from sightline.data.collections.folder import Record, sources_page, split_of, write_collection
 from sightline.data.collections.packages import NpmPackage, need_files, npm_archives, read_archive, read_json
-from sightline.data.images import as_rgb
+from sightline.data.images import as_rgb, open_image
 from sightline.errors import InputError
 from sightline.progress import tracked
 
@@ -104,9 +103,9 @@ def _write_images(
         need_files(archive, files, [start + entry["image"] for entry in emoji])
         for entry in tracked(emoji, f"Writing {vendor}", len(emoji), show_progress):
             try:
-                with Image.open(io.BytesIO(files[start + entry["image"]])) as opened:
+                with open_image(io.BytesIO(files[start + entry["image"]])) as opened:
                     image = as_rgb(opened)
-            except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            except Exception as error:  # on broken bytes Pillow's decoders raise anything
                 raise InputError(f"{archive.name}: {start}{entry['image']} is not a readable image: {error}") from error
             path = f"images/{Path(entry['image']).stem}/{vendor}.png"
             (draft / path).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from sightline.data.collections.folder import Record, sources_page, split_of, wr
 from sightline.data.collections.logo_drawings import Drawing, joined_names, read_drawings, same_brands
 from sightline.data.collections.near_duplicates import Ink, alike_pairs, ink_of
 from sightline.data.collections.packages import NpmPackage, npm_archives
-from sightline.data.images import as_rgb
+from sightline.data.images import as_rgb, open_image
 from sightline.errors import InputError
 from sightline.progress import tracked
 
@@ -162,7 +162,7 @@ def _render(drawing: Drawing) -> Image.Image | None:
         content = resvg_py.svg_to_bytes(svg_string=drawing.svg, width=SIDE, skip_system_fonts=True)
     except ValueError:
         return None
-    image = as_rgb(Image.open(io.BytesIO(content)))
+    image = as_rgb(open_image(io.BytesIO(content)))
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     square = Image.new("RGB", (SIDE, SIDE), "white")
     square.paste(image, ((SIDE - image.width) // 2, (SIDE - image.height) // 2))

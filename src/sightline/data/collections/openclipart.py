@@ -72,7 +72,7 @@ def _sorted_files(root: Path, counts: Counter[str]) -> list[PurePosixPath]:
     for file in sorted(root.rglob("*.png")):
         inside = PurePosixPath(file.relative_to(root).as_posix())
         counts["files"] += 1
-        if file.is_symlink():
+        if file.is_symlink() or not file.is_file():
             counts["left out: links to other images"] += 1
         elif len(inside.parts) == 1 or inside.parts[0] == NO_CLASS:
             counts[f"left out: in no folder, or in {NO_CLASS}"] += 1
