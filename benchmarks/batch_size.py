@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from measure import table, write_section
 
-from sightline.config import read_recipe
 from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
 from sightline.evaluation.tables import evaluate_table
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.pipeline import train
+from sightline.training.recipe import read_recipe
+from sightline.training.run import train
 
 LOSSES = {"SupAP": "sup_ap", "SupAP with L_DG": "roadmap"}
 INTRODUCTION = """

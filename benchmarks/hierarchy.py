@@ -24,7 +24,6 @@ from sightline.benchmark.runs import finished, run_cells
 from sightline.benchmark.suite import read_suite
 from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import Manifest, label_columns, read_manifest
-from sightline.embedding.extract import embed_manifest
 from sightline.evaluation.result import Result, compare
 from sightline.files import replaced
 from sightline.hierarchy.agreement import tree_agreement
@@ -34,6 +33,7 @@ from sightline.hierarchy.cluster import ClusterOptions, cluster
 from sightline.hierarchy.collect import labels_of_manifest, write_labels
 from sightline.hierarchy.embed import embed_terms
 from sightline.hierarchy.review import Review
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 
 WAYS = {

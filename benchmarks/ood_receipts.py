@@ -21,10 +21,10 @@ import polars as pl
 from measure import table, write_section
 
 from sightline import ood
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.evaluation.detection import DetectionResult
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 
 INSIDE, LEVEL = "emoji", 1

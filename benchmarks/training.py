@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline import Encoder, create_loss
-from sightline.config import DataSection
 from sightline.data.dataset import PREFETCHED, ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
 from sightline.training.allocator import keep_freed_memory
 from sightline.training.large_batch import back_propagate
 from sightline.training.memory import BatchLoss
+from sightline.training.recipe import DataSection
 
 from torchvision import transforms as plain_transforms  # isort: skip
 

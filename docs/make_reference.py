@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import sightline
 from sightline.cli.main import app
-from sightline.config import LossSection, Recipe, Section, shipped_recipes
+from sightline.training.recipe import LossSection, Recipe, shipped_recipes
 
 FOLDER = Path(__file__).parent
 MADE = "<!-- Made by docs/make_reference.py from the code; change that. -->\n"
@@ -118,7 +119,7 @@ def recipe_page() -> str:
     ]
     for name, field in Recipe.model_fields.items():
         model = field.annotation
-        if isinstance(model, type) and issubclass(model, (Section, LossSection)):
+        if isinstance(model, type) and issubclass(model, BaseModel):
             lines += [f"## `[{name}]`\n", f"{inspect.getdoc(model)}\n", *_keys(model, f"{name}.")]
             if model is LossSection:
                 lines += ["The options of each loss: [losses](../losses.md).\n"]
@@ -131,7 +132,7 @@ def _keys(model: type[Any], prefix: str) -> list[str]:
     comments = _comments(model)
     rows = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, (Section, LossSection)):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             continue
         default = "required" if field.is_required() else f"`{_toml(field.default)}`"
         rows.append(f"| `{prefix}{name}` | {_takes(field)} | {default} | {_text(comments.get(name))} |")

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from sightline.config import read_recipe, shipped_recipes
 from sightline.data.benchmarks import READERS
 from sightline.data.collections import COLLECTIONS
 from sightline.errors import InputError
 from sightline.losses import LOSSES
+from sightline.training.recipe import read_recipe, shipped_recipes
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = dict(runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["commands"]())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import sightline.models.encoder as encoder
-import sightline.pipeline as pipeline
+import sightline.training.run as pipeline
 from sightline import read_recipe
 from sightline.training import engine
 

@@ -12,7 +12,7 @@ BANDS = {
     "foundations": ("errors", "files", "registry", "progress", "torchvision_operators", "kernels"),
     "domain": (
         "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
-        "config", "hierarchy", "embedding", "search", "preparation", "pipeline",
+        "hierarchy", "search",
     ),
     "applications": ("studies", "report", "serve", "cli", "__main__", "papers", "benchmark", "demo"),
 }  # fmt: skip

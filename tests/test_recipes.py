@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sightline import train
-from sightline.config import Recipe, read_recipe, shipped_recipes
 from sightline.losses import create_loss, list_losses, loss_options
 from sightline.models import backbones
 from sightline.training.logs import read_log
+from sightline.training.recipe import Recipe, read_recipe, shipped_recipes
 
 PAPERS = [name for name in shipped_recipes() if name not in ("glyphs", "images")]
 

@@ -15,14 +15,14 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from command_lines import shell_lines
-from sightline.config import read_recipe
 from sightline.data.glyphs import SIZES, GlyphSize
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.pipeline import train
 from sightline.search.gallery import Gallery
 from sightline.search.gallery_images import index_images
+from sightline.training.recipe import read_recipe
+from sightline.training.run import train
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

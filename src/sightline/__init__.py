@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sightline import losses, ood
-    from sightline.config import Recipe, read_recipe
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import Manifest, read_manifest
-    from sightline.embedding.extract import embed_manifest
-    from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
     from sightline.evaluation.benchmark_protocols import (
         RetrievalSet,
@@ -26,28 +24,30 @@ if TYPE_CHECKING:
     from sightline.hierarchy.tree import Tree
     from sightline.losses import create_loss, list_losses
     from sightline.models.card import read_card
+    from sightline.models.embed import embed_manifest
     from sightline.models.encoder import Encoder
     from sightline.models.heads import Whitening
     from sightline.models.onnx_export import export_onnx
-    from sightline.pipeline import train
     from sightline.search.gallery import Gallery
     from sightline.search.images import search_images
     from sightline.search.items import EncoderIdentity, Item
     from sightline.search.refine import Refinement, refined_search
+    from sightline.training.recipe import Recipe, read_recipe
+    from sightline.training.run import train
 
 __version__ = "0.1.0"
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {
     "CodeRelevance": "hierarchy.multilabel",
-    "EmbeddingTable": "embedding.table",
+    "EmbeddingTable": "data.embedding_table",
     "Encoder": "models.encoder",
     "EncoderIdentity": "search.items",
     "Gallery": "search.gallery",
     "InputError": "errors",
     "Item": "search.items",
     "Manifest": "data.manifest",
-    "Recipe": "config",
+    "Recipe": "training.recipe",
     "Refinement": "search.refine",
     "Relevance": "evaluation.graded",
     "Result": "evaluation.result",
@@ -57,7 +57,7 @@ _MODULES = {
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
-    "embed_manifest": "embedding.extract",
+    "embed_manifest": "models.embed",
     "evaluate": "evaluation.protocol",
     "evaluate_dyml": "evaluation.benchmark_protocols",
     "evaluate_each_label": "evaluation.benchmark_protocols",
@@ -70,10 +70,10 @@ _MODULES = {
     "ood": "ood",
     "read_card": "models.card",
     "read_manifest": "data.manifest",
-    "read_recipe": "config",
+    "read_recipe": "training.recipe",
     "refined_search": "search.refine",
     "search_images": "search.images",
-    "train": "pipeline",
+    "train": "training.run",
 }
 
 

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.config import read_recipe
 from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
 from sightline.evaluation.result import Result
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.pipeline import train
 from sightline.report.measures import told_metrics
 from sightline.report.page import write_report
 from sightline.report.subject import Subject, read_untrained
 from sightline.training.logs import read_log
+from sightline.training.recipe import read_recipe
+from sightline.training.run import train
 
 N_SHOWN = 7  # results of a query: each character has seven other images
 

@@ -19,7 +19,7 @@ from sightline.benchmark.pages import update_page, write_pages
 from sightline.benchmark.runs import finished, repeat, result_file, run_cells, status, take, write_job
 from sightline.benchmark.suite import read_suite
 from sightline.errors import InputError
-from sightline.pipeline import train
+from sightline.training.run import train
 
 SMOKE = Path(__file__).parents[2] / "benchmarks/suites/glyphs-smoke.toml"
 SMALL = {"schedule.epochs=2": "schedule.epochs=1", "sampler.n_batches=4": "sampler.n_batches=2"}

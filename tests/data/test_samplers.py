@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.config import SamplerSection
 from sightline.data.samplers import (
     SAMPLERS,
     ClassBalancedSampler,
     GradedSampler,
     HierarchicalSampler,
     RandomSampler,
+    SamplerSection,
     create_sampler,
     small_classes,
     unusable_classes,

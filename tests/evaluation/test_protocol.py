@@ -14,8 +14,8 @@ from pytorch_metric_learning.utils.inference import CustomKNN
 from sklearn.metrics import average_precision_score
 from torch.testing import assert_close
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation import streaming
 from sightline.evaluation.metrics import average_precision

@@ -14,8 +14,8 @@ import torch
 from numpy.testing import assert_allclose
 from ranking_definitions import counting_metrics, metrics_of_list, ranked
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation import benchmark_protocols, streaming
 from sightline.evaluation.benchmark_protocols import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 from ranking_definitions import binary_metrics
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation import refined as refined_module
 from sightline.evaluation import streaming

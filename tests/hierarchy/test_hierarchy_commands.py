@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sightline.cli.hierarchy import app
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 
 

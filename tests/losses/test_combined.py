@@ -6,7 +6,6 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline import losses
-from sightline.config import read_recipe
 from sightline.errors import InputError
 from sightline.losses import create_loss, weighted_sum
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
@@ -22,8 +21,9 @@ from sightline.losses.graded import sup_h_ap_loss, sup_ndcg_loss
 from sightline.losses.pairwise import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import sup_recall_loss
-from sightline.preparation import loss_of
 from sightline.ranking.relevance import batch_pairs
+from sightline.training.prepare import loss_of
+from sightline.training.recipe import read_recipe
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]
 E_RELEVANT = torch.tensor([[False, True, False, False, True]])

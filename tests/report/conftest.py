@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.report.subject import Subject
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.ood.rejector import fit_rejector
 from sightline.report.outliers import held_rejector, outlier_panel, read_outliers

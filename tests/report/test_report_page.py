@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.report.page import write_report
 from sightline.report.subject import Subject

@@ -7,12 +7,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sightline.config import Recipe, read_recipe
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
-from sightline.pipeline import train
 from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained, untrained_encoder
+from sightline.training.recipe import Recipe, read_recipe
+from sightline.training.run import train
 
 
 def changed(subject, rows, name="other"):

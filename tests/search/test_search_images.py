@@ -2,11 +2,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.search.images import search_images
 

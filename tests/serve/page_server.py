@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageOps
 from served_galleries import encoded
 
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import FOLDER, fit_rejector
 from sightline.search.gallery import Gallery

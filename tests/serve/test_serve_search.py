@@ -11,7 +11,7 @@ from served_galleries import encoded, png
 
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
+from sightline.models.embed import embed_manifest
 from sightline.ood.rejector import FOLDER, fit_rejector
 from sightline.search.gallery import Gallery
 from sightline.search.refine import Refinement, refined_search

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from sightline.config import OptimizerSection, ScheduleSection
 from sightline.models.encoder import Encoder
 from sightline.training.optimization import Schedule, create_optimizer
+from sightline.training.recipe import OptimizerSection, ScheduleSection
 
 
 @pytest.fixture(scope="module")

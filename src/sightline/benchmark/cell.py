@@ -18,16 +18,16 @@ import torch
 from sightline import __version__
 from sightline.benchmark.locks import held
 from sightline.benchmark.outcome import Outcome
-from sightline.config import Recipe
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest
 from sightline.errors import InputError
 from sightline.evaluation.tables import evaluate_table
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.pipeline import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
 from sightline.report.subject import untrained_encoder
 from sightline.training.allocator import keep_freed_memory
 from sightline.training.checkpoint import load_checkpoint
+from sightline.training.recipe import Recipe
+from sightline.training.run import ENCODER_FOLDER, LAST_FILE, RECIPE_FILE, train
 
 INTERRUPTED = 75  # exit status: stopped on request, with a checkpoint to go on from
 RUN_FOLDER = "run"

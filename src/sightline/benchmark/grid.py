@@ -12,11 +12,11 @@ from sightline import __version__
 from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.sources import Images, check_once, find_manifest, read_images
 from sightline.benchmark.suite import DataSet, Row, Suite, only_rows
-from sightline.config import LossSection, Recipe, read_recipe
 from sightline.errors import InputError, names, nearest
-from sightline.evaluation.account import loss_settings
 from sightline.evaluation.catalogue import metric_names, read_name
 from sightline.losses import loss_options
+from sightline.training.account import loss_settings
+from sightline.training.recipe import LossSection, Recipe, read_recipe
 
 KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case, so that another column needs no run
 WITHOUT_EFFECT = {

@@ -12,8 +12,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
 ) -> None:
     """Train on drawn characters, measure on unseen ones, search, and write a page that shows it."""
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.demo import run_demo
-    from sightline.embedding.table import EmbeddingTable
     from sightline.evaluation.result import shown
     from sightline.models.encoder import Encoder
     from sightline.search.images import search_images

@@ -16,7 +16,7 @@ def embed(
 ) -> None:
     """Write a vector for every image, with its id and labels, to one file; under torchrun to one for each process."""
     from sightline.data.manifest import read_manifest
-    from sightline.embedding.extract import embed_manifest, own_device, own_part
+    from sightline.models.embed import embed_manifest, own_device, own_part
     from sightline.models.encoder import Encoder
 
     manifest = read_manifest(source, labelled=False)

@@ -34,7 +34,7 @@ def evaluate(
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.errors import choose
     from sightline.evaluation.processes import joined_processes
     from sightline.evaluation.protocol import DEFAULT_KS

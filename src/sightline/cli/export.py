@@ -36,10 +36,10 @@ def card(
     """Write the model card beside an encoder again, with a result, a licence or notes put into it."""
     from sightline.data.benchmarks.source import read_text
     from sightline.errors import InputError
-    from sightline.evaluation.account import evaluation_facts
     from sightline.evaluation.result import Result
     from sightline.models.card import write_card
     from sightline.models.encoder import Encoder
+    from sightline.training.account import evaluation_facts
 
     folder = _encoder_in(encoder)
     loaded = Encoder.from_pretrained(folder)
@@ -73,7 +73,7 @@ def hub(
 def _encoder_in(folder: Path) -> Path:
     """The folder itself, or the encoder of a run."""
     from sightline.models.encoder import SETTINGS_FILE
-    from sightline.pipeline import ENCODER_FOLDER
+    from sightline.training.run import ENCODER_FOLDER
 
     inside = folder / ENCODER_FOLDER
     return inside if not (folder / SETTINGS_FILE).is_file() and inside.is_dir() else folder

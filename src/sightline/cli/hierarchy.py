@@ -69,7 +69,7 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 128,
 ) -> None:
     """Make a vector for each distinct text (terms.csv, vectors.safetensors)."""
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.hierarchy.embed import embed_terms
 
     table = None if images is None else EmbeddingTable.read(images)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
 
 NOT_THE_SCORERS = ("table", "scorer", "tpr", "held_out", "gallery", "policy", "level", "seed", "show_progress")
 PICTURES = (".svg", ".png")
@@ -39,7 +39,7 @@ def fit(
     ] = None,
 ) -> None:
     """Fit and calibrate a rejector; print its thresholds."""
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.errors import InputError
     from sightline.ood.rejector import check_place, fit_rejector
 
@@ -89,7 +89,7 @@ def evaluate(
     far: Annotated[float, typer.Option(help="With --gallery-table: the share of outliers that may be matched.")] = 0.01,
 ) -> None:
     """Print AUROC, FPR95, AUPR and accuracy for each set and their mean, in percent, and how many images are refused."""
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.errors import InputError
     from sightline.evaluation.detection import DetectionResult, identification_rates
     from sightline.ood.rejector import Rejector

@@ -106,7 +106,7 @@ def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "R
 
 
 def _search_table(images: list[str], table: Path, encoder: Path, k: int) -> None:
-    from sightline.embedding.table import EmbeddingTable
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.models.encoder import Encoder
     from sightline.search.images import search_images
 

@@ -15,11 +15,11 @@ def train(
     max_minutes: Annotated[float | None, typer.Option(min=0, help="End after so long, ready to resume.")] = None,
 ) -> None:
     """Train an encoder as a recipe says."""
-    from sightline.config import read_recipe
-    from sightline.pipeline import plan_run
-    from sightline.pipeline import train as train_run
     from sightline.training.allocator import keep_freed_memory
     from sightline.training.distributed import process_number
+    from sightline.training.recipe import read_recipe
+    from sightline.training.run import plan_run
+    from sightline.training.run import train as train_run
 
     keep_freed_memory()
     read = read_recipe(recipe, overrides)

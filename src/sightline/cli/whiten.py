@@ -18,10 +18,10 @@ def whiten(
     """Fit a PCA whitening on an encoder's vectors and write the encoder that applies it."""
     import torch
 
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import read_manifest
-    from sightline.embedding.extract import embed_manifest
-    from sightline.embedding.table import EmbeddingTable
     from sightline.errors import InputError
+    from sightline.models.embed import embed_manifest
     from sightline.models.encoder import Encoder
     from sightline.models.heads import Whitening
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations
 from math import comb
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.config import SamplerSection
 from sightline.data.class_draws import (
     CLASS_WEIGHTS,
     ClassTree,
@@ -31,6 +31,24 @@ from sightline.data.class_draws import (
 from sightline.errors import InputError, choose, names
 
 MOST_BATCHES = 100_000  # an epoch that is listed; beyond, sets of super-labels are drawn
+
+
+class SamplerSection(BaseModel):
+    """Which images share a batch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"  # which images share a batch
+    batch_size: int = Field(default=128, ge=2)  # images in a list, of all processes together
+    per_class: int = Field(default=4, ge=2)  # images of each class in a batch
+    skip_small_classes: bool = False  # leave out classes with fewer than per_class images; otherwise they are refused
+    level: int = Field(default=0, ge=0)  # label column that is the class; 0 is the finest
+    max_per_class: int | None = Field(default=None, ge=1)  # images of a class that an epoch may use
+    n_batches: int | None = Field(default=None, ge=1)  # in an epoch; classes are then drawn with replacement
+    class_weights: Literal["size", "sqrt", "uniform"] = "size"  # how often a class is drawn
+    super_level: int | None = Field(default=None, ge=1)  # of hierarchical: column of the super-label; none: the coarsest
+    super_labels_per_batch: int = Field(default=2, ge=2)  # of hierarchical
+    batches_per_pair: int = Field(default=10, ge=1)  # of hierarchical: for each pair, or larger set, of super-labels
 
 
 class Sampler(Protocol):

@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.evaluation.result import Interval
 from sightline.files import replaced

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 
 from sightline import __version__
-from sightline.config import Recipe
 from sightline.data.manifest import BOX, Manifest, label_columns
 from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError
@@ -71,24 +70,6 @@ class TrainingFacts(Facts):
     lr: float
     precision: str
     seed: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, loss_options: dict[str, Any], epoch: int) -> "TrainingFacts":
-        """The facts of a run by this recipe, at the end of an epoch, counted from 1."""
-        weights = recipe.model.weights
-        return cls(
-            loss=recipe.loss.name,
-            loss_options=loss_options,
-            weights=None if weights is None else Path(weights).name,
-            adaptation=recipe.model.adaptation,
-            epoch=epoch,
-            epochs=recipe.schedule.epochs,
-            batch_size=recipe.sampler.batch_size,
-            optimizer=recipe.optimizer.name,
-            lr=recipe.optimizer.lr,
-            precision=recipe.precision,
-            seed=recipe.seed,
-        )
 
 
 class Measure(Facts):

@@ -10,7 +10,7 @@ import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, replaced_folder
 from sightline.ood import create, load, scorer_options

@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import BOX
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.report.rankings import Found
 from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.ood.rejector import Rejector

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from sightline.config import Recipe
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
-from sightline.embedding.extract import embed_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names
 from sightline.losses import LOSSES
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.training.logs import read_log
+from sightline.training.recipe import Recipe
 
 UNTRAINED = "untrained"
 EMBEDDED = "report.parquet"  # in a run folder: its test images, so that a second report need not embed them

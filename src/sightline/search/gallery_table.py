@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import torch
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.files import replaced_folder
 from sightline.search.expand import augment_gallery

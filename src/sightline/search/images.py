@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import label_columns
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder, ImageInput
 from sightline.search.exact import top_k

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sightline.config import OptimizerSection, ScheduleSection
 from sightline.models.encoder import Encoder
+from sightline.training.recipe import OptimizerSection, ScheduleSection
 
 
 def create_optimizer(section: OptimizerSection, encoder: Encoder, loss: nn.Module) -> Optimizer:

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
 from sightline.data.dataset import PREFETCHED
 from sightline.data.manifest import Manifest
 from sightline.data.samplers import Sampler
 from sightline.models.encoder import Encoder
 from sightline.training.distributed import n_processes
 from sightline.training.large_batch import bytes_of_graph, fitting_chunk_size
+from sightline.training.recipe import Recipe
 
 OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "sgd": 1}  # of each weight, besides its gradient
 

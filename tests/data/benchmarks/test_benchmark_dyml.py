@@ -3,7 +3,7 @@ import pytest
 
 from sightline.data.benchmarks.dyml import DYML_ANIMAL, DYML_PRODUCT, TRAIN_COLUMNS, level_sets, read_glued
 from sightline.data.benchmarks.source import Part
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml
 from sightline.evaluation.tables import evaluate_table

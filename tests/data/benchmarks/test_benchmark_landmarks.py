@@ -12,8 +12,8 @@ from sightline.data.benchmarks.judgements import judgements_file, read_judgement
 from sightline.data.benchmarks.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, SFM_120K
 from sightline.data.benchmarks.revisited import ROXFORD, ROXFORD_1M
 from sightline.data.benchmarks.source import Part
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_revisited
 from sightline.evaluation.tables import evaluate_table

@@ -8,7 +8,7 @@ import numpy as np
 
 from sightline.data.benchmarks import READERS
 from sightline.data.benchmarks.revisited import ROXFORD
-from sightline.embedding.table import EmbeddingTable
+from sightline.data.embedding_table import EmbeddingTable
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -7,9 +7,9 @@ import polars as pl
 import torch
 
 from sightline.data.dataset import ImageDataset
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.data.transforms import eval_transform
-from sightline.embedding.table import EmbeddingTable
 from sightline.models.encoder import Encoder
 
 

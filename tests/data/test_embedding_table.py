@@ -7,8 +7,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from polars.testing import assert_frame_equal
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, read_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError
 
 CSV = """path,split,label_0,label_1,is_query,is_gallery,x_1,y_1,x_2,y_2,id,note
@@ -169,7 +169,7 @@ def test_another_parquet_file_or_format_is_refused(table, tmp_path, monkeypatch)
     table.manifest.table.write_parquet(file)
     with pytest.raises(InputError, match=r"table\.parquet: an embedding table of format 1 is needed, found None"):
         EmbeddingTable.read(file)
-    monkeypatch.setattr("sightline.embedding.table.FORMAT", "2")
+    monkeypatch.setattr("sightline.data.embedding_table.FORMAT", "2")
     table.write(file)
     monkeypatch.undo()
     with pytest.raises(InputError, match="of format 1 is needed, found 2"):

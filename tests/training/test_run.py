@@ -24,7 +24,6 @@ from sightline import (
     InputError,
     embed_manifest,
     evaluate_table,
-    pipeline,
     read_manifest,
     read_recipe,
     train,
@@ -32,6 +31,7 @@ from sightline import (
 from sightline.files import locked
 from sightline.models.card import read_card
 from sightline.training import engine
+from sightline.training import run as pipeline
 from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log
 
@@ -111,7 +111,6 @@ def test_the_backbone_rests_during_the_warm_up(image_tree, tiny_recipe, tmp_path
 
 
 def test_validation_classes_are_never_trained_on(image_tree, tiny_recipe, tmp_path, monkeypatch):
-    import sightline.pipeline as pipeline
 
     seen = {}
 
@@ -466,7 +465,7 @@ def test_a_run_in_half_precision_goes_on_with_its_loss_scale(image_tree, tiny_re
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
         return Fabric(accelerator="cpu", devices=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
 
-    monkeypatch.setattr("sightline.pipeline.fabric_of", on_the_cpu)
+    monkeypatch.setattr("sightline.training.run.fabric_of", on_the_cpu)
     recipe = recipe_for(image_tree, tiny_recipe, "precision=16-mixed", "chunk_size=5", "checkpoint_every=3")
     train(recipe, tmp_path / "whole")
     train(recipe, tmp_path / "stopped", max_minutes=0)
@@ -496,7 +495,7 @@ def in_two_processes(image_tree, overrides, out, *more):
 def test_the_launcher_of_fabric_trains_as_torchrun_does(image_tree, tiny_recipe, tmp_path):
     assert in_two_processes(image_tree, tiny_recipe, tmp_path / "torchrun").returncode == 0
     command = [str(Path(sys.executable).with_name("fabric")), "run", "--accelerator", "cpu", "--devices", "2"]
-    command += [str(Path(pipeline.__file__).with_name("__main__.py")), "train", "images", f"data.manifest={image_tree}"]
+    command += [str(Path(pipeline.__file__).parents[1] / "__main__.py"), "train", "images", f"data.manifest={image_tree}"]
     command += [*tiny_recipe, "--out", str(tmp_path / "fabric")]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import sightline.pipeline as pipeline
-import sightline.preparation as preparation
+import sightline.training.prepare as preparation
+import sightline.training.run as pipeline
 from sightline import Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
 from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log

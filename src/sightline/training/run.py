@@ -23,22 +23,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sightline.config import Recipe
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.data.samplers import Sampler, views_of
 from sightline.data.transforms import eval_transform, train_transform
-from sightline.embedding.extract import embed_manifest
-from sightline.embedding.table import EmbeddingTable
 from sightline.errors import InputError, names
-from sightline.evaluation.account import account_of_run
 from sightline.evaluation.result import shown
 from sightline.evaluation.tables import evaluate_table
 from sightline.files import locked, named_failures, read_json_object, replaced
 from sightline.losses.recent import RecentBatches
 from sightline.models.card import DataFacts
+from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.preparation import fabric_of, parts_of_run, with_memory
+from sightline.training.account import account_of_run
 from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from sightline.training.distributed import agreed, gathered_objects, n_processes, own_part, process_number
 from sightline.training.engine import Between, Epoch, Examples, fit
@@ -48,6 +46,8 @@ from sightline.training.large_batch import as_they_are, fitting_chunk_size
 from sightline.training.logs import TERM, RunLog, RunProgress
 from sightline.training.optimization import Schedule, create_optimizer
 from sightline.training.plan import plan
+from sightline.training.prepare import fabric_of, parts_of_run, with_memory
+from sightline.training.recipe import Recipe
 from sightline.training.sharding import load_optimizer_state, whole_optimizer_state, whole_state
 
 RECIPE_FILE, IMAGES_FILE, LAST_FILE, ENCODER_FOLDER = "recipe.json", "images.json", "last.pt", "encoder"

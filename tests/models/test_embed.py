@@ -5,8 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from sightline.data.manifest import read_manifest
-from sightline.embedding.extract import embed_manifest, own_part
 from sightline.errors import InputError
+from sightline.models.embed import embed_manifest, own_part
 from sightline.models.encoder import Encoder
 
 

@@ -1,5 +1,6 @@
 """One run as frozen models, read from TOML with dotted overrides; a key nobody reads is refused."""
 
+import inspect
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -8,27 +9,17 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from sightline.data.samplers import SamplerSection
 from sightline.errors import InputError, nearest
 
 
-class Section(BaseModel):
+class RecipeSection(BaseModel):
     """A part of a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _none(cls, values: Any) -> Any:
-        """TOML has no null: the word ``none`` is no value where a key may go without one, else the word."""
-        if not isinstance(values, dict):
-            return values
-        choices = {key: get_args(field.annotation) for key, field in cls.model_fields.items()}
-        absent = {key: None for key, value in values.items() if value == "none" and type(None) in choices.get(key, ())}
-        word = {key: "none" for key, value in values.items() if value is None and "none" in choices.get(key, ())}
-        return values | absent | word
 
-
-class DataSection(Section):
+class DataSection(RecipeSection):
     """Where the images are and how training sees them."""
 
     manifest: Path  # a .csv or .parquet file, or a folder of images
@@ -61,7 +52,7 @@ class DataSection(Section):
         return area
 
 
-class ModelSection(Section):
+class ModelSection(RecipeSection):
     """The encoder to start from."""
 
     backbone: str = "tf_efficientnet_lite0"  # one of timm's names
@@ -88,23 +79,7 @@ class LossSection(BaseModel):
         return dict(self.model_extra or {})
 
 
-class SamplerSection(Section):
-    """Which images share a batch."""
-
-    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"  # which images share a batch
-    batch_size: int = Field(default=128, ge=2)  # images in a list, of all processes together
-    per_class: int = Field(default=4, ge=2)  # images of each class in a batch
-    skip_small_classes: bool = False  # leave out classes with fewer than per_class images; otherwise they are refused
-    level: int = Field(default=0, ge=0)  # label column that is the class; 0 is the finest
-    max_per_class: int | None = Field(default=None, ge=1)  # images of a class that an epoch may use
-    n_batches: int | None = Field(default=None, ge=1)  # in an epoch; classes are then drawn with replacement
-    class_weights: Literal["size", "sqrt", "uniform"] = "size"  # how often a class is drawn
-    super_level: int | None = Field(default=None, ge=1)  # of hierarchical: column of the super-label; none: the coarsest
-    super_labels_per_batch: int = Field(default=2, ge=2)  # of hierarchical
-    batches_per_pair: int = Field(default=10, ge=1)  # of hierarchical: for each pair, or larger set, of super-labels
-
-
-class OptimizerSection(Section):
+class OptimizerSection(RecipeSection):
     """How weights move."""
 
     name: Literal["adam", "adamw", "sgd"] = "adamw"  # which rule
@@ -117,7 +92,7 @@ class OptimizerSection(Section):
     proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # what cosine leaves of that rate
 
 
-class ScheduleSection(Section):
+class ScheduleSection(RecipeSection):
     """How long, and how the learning rate falls."""
 
     epochs: int = Field(default=10, ge=1)  # passes over the training images
@@ -128,7 +103,7 @@ class ScheduleSection(Section):
     gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
 
 
-class ValidationSection(Section):
+class ValidationSection(RecipeSection):
     """When to measure, and what decides which encoder is kept."""
 
     every: int = Field(default=1, ge=1)  # epochs
@@ -138,7 +113,7 @@ class ValidationSection(Section):
     patience: int | None = Field(default=None, ge=1)  # validations without a better value after which the run ends
 
 
-class MemorySection(Section):
+class MemorySection(RecipeSection):
     """Earlier embeddings as more items for the loss (cross-batch memory)."""
 
     size: int | Literal["all"] | None = None  # items; all of the training images; none for no memory
@@ -153,7 +128,7 @@ class MemorySection(Section):
         return size
 
 
-class Recipe(Section):
+class Recipe(RecipeSection):
     """A whole training run.
 
     Example:
@@ -177,6 +152,27 @@ class Recipe(Section):
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     validation: ValidationSection = ValidationSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_word_none(cls, values: Any) -> Any:
+        return _with_none(cls, values)
+
+
+def _with_none(model: type[BaseModel], values: Any) -> Any:
+    """TOML has no null: the word ``none`` is no value where a key may go without one, else the word."""
+    if not isinstance(values, dict):
+        return values
+    changed = {}
+    for key, field in model.model_fields.items():
+        choices = get_args(field.annotation)
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+            changed[key] = _with_none(field.annotation, values.get(key))
+        elif values.get(key) == "none" and type(None) in choices:
+            changed[key] = None
+        elif values.get(key) is None and "none" in choices:
+            changed[key] = "none"
+    return values | {key: value for key, value in changed.items() if key in values}
 
 
 def shipped_recipes() -> list[str]:

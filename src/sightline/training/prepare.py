@@ -15,10 +15,9 @@ from lightning_fabric.strategies.strategy import Strategy
 from numpy.typing import NDArray
 from torch import nn
 
-from sightline.config import Recipe, SamplerSection
 from sightline.data.images import check_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
-from sightline.data.samplers import Sampler, create_sampler, unusable_classes
+from sightline.data.samplers import Sampler, SamplerSection, create_sampler, unusable_classes
 from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import metric_names
 from sightline.evaluation.tables import has_role
@@ -30,6 +29,7 @@ from sightline.training.distributed import process_number
 from sightline.training.large_batch import check_chunkable
 from sightline.training.loggers import check_loggers
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
+from sightline.training.recipe import Recipe
 from sightline.training.sharding import shard
 
 

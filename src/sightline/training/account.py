@@ -3,16 +3,17 @@
 import inspect
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sightline.config import Recipe
 from sightline.data.manifest import Manifest, label_columns
 from sightline.evaluation.result import Interval, Result
 from sightline.evaluation.uncertainty import bootstrap_interval
 from sightline.losses import LOSSES
 from sightline.models.card import Account, DataFacts, EvaluationFacts, Measure, TrainingFacts
+from sightline.training.recipe import Recipe
 
 LEVEL = 0.95
 
@@ -57,7 +58,20 @@ def account_of_run(
 ) -> Account:
     """The account of an encoder at the end of an epoch, counted from 1; without validation it has no metrics."""
     data = DataFacts.of(train_part)
-    training = TrainingFacts.of(recipe, loss_settings(recipe.loss.name, recipe.loss.options()), epoch)
+    weights = recipe.model.weights
+    training = TrainingFacts(
+        loss=recipe.loss.name,
+        loss_options=loss_settings(recipe.loss.name, recipe.loss.options()),
+        weights=None if weights is None else Path(weights).name,
+        adaptation=recipe.model.adaptation,
+        epoch=epoch,
+        epochs=recipe.schedule.epochs,
+        batch_size=recipe.sampler.batch_size,
+        optimizer=recipe.optimizer.name,
+        lr=recipe.optimizer.lr,
+        precision=recipe.precision,
+        seed=recipe.seed,
+    )
     if val_part is None or validation is None:
         return Account(data=data, training=training)
     classes, trained = ({*part.table.select(label_columns(part.n_levels)).rows()} for part in (val_part, train_part))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sightline.config import Recipe, read_recipe, shipped_recipes
 from sightline.errors import InputError
+from sightline.training.recipe import Recipe, read_recipe, shipped_recipes
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_file_is_read_and_the_rest_are_defaults(recipe_file):
 
 def test_a_recipe_is_utf_8_whatever_the_computer_speaks(recipe_file):
     file = recipe_file('[data]\nmanifest = "Äpfel"')
-    code = "import sys; from sightline.config import read_recipe; print(ascii(read_recipe(sys.argv[1])))"
+    code = "import sys; from sightline.training.recipe import read_recipe; print(ascii(read_recipe(sys.argv[1])))"
     speaks_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     told = subprocess.run([sys.executable, "-c", code, file], env=os.environ | speaks_ascii, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
