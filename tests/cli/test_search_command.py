@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 
@@ -312,3 +313,41 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, encoder, gallery, i
     assert "no rejector is saved in this gallery" in sightline(*words)[2]
     (answer,) = json.loads(sightline(*words, "--rejector", tmp_path / "rejector", "--json")[1])
     assert (answer["verdict"]["matched"], answer["policy"]) == (True, "reject")
+
+
+@pytest.fixture
+def outlier_added(sightline, judged, outlier, images):
+    """A gallery with an item that its rejector, fitted before, does not take; what was printed, and the item's id."""
+    shutil.copy(outlier, images / "super0/class00/new.png")
+    status, out, _ = sightline("index", "add", judged, images, "--workers", 0)
+    assert (status, "1 added" in out) == (0, True)
+    return judged, out, "super0/class00/new.png"
+
+
+def test_what_is_in_the_gallery_is_never_withheld(sightline, outlier_added, outlier, tmp_path):
+    gallery, _, id_ = outlier_added
+    smaller = Image.open(outlier).convert("P", palette=Image.Palette.ADAPTIVE)  # the same picture in another file
+    smaller.save(tmp_path / "copy.png", optimize=True)
+    words = [outlier, tmp_path / "copy.png", id_, "--gallery", gallery, "-k", 2, "--reject", "--json"]
+    for answer in json.loads(sightline("search", *words)[1]):
+        assert answer["policy"] == "reject"
+        assert answer["verdict"]["energy"] > answer["verdict"]["threshold"]  # by its kind alone it would be
+        assert (answer["verdict"]["belongs"], len(answer["results"])) == (True, 2)
+
+
+def test_a_rejector_that_is_older_than_items_is_said_to_be(sightline, judged, outlier_added, images):
+    gallery, told, _ = outlier_added
+    note = f"older than the newest items; `sightline ood fit --gallery {gallery}`"
+    assert note in told
+    status, out, _ = sightline("index", "verify", gallery)
+    assert (status, note in out, "no fault" in out) == (0, True, True)
+    sightline("index", "compact", gallery)
+    assert note in sightline("index", "verify", gallery)[1]
+    assert sightline("ood", "fit", "--gallery", gallery, "--scorer", "knn", "--option", "k=3")[0] == 0
+    os.utime(images / "super0/class00/0.png", (1, 1))  # written again with the same vector
+    out = sightline("index", "add", gallery, images, "--workers", 0)[1]
+    assert ("1 relabelled" in out, note in out) == (True, False)
+    sightline("index", "remove", gallery, "super0/class00/0.png")
+    assert note not in sightline("index", "verify", gallery)[1]
+    Image.new("RGB", (40, 40), "red").save(images / "super0/class00/1.png")
+    assert note in sightline("index", "add", gallery, images, "--workers", 0)[1]

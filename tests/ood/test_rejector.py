@@ -10,6 +10,7 @@ import pytest
 from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
 from sightline.evaluation.detection import identification_rates
 from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_threshold
+from sightline.search.answers import withholds
 
 PRINT, OTHER = "a" * 32, "b" * 32
 
@@ -147,11 +148,10 @@ def test_policies():
     rejector = fit_rejector(table(300), "gmm")
     inside, outside = rejector.judge(np.stack([table(1).vectors[0], -table(1).vectors[0]]))
     assert (inside.belongs, outside.belongs) == (True, False)
-    kept = {}
+    withheld = {}
     for policy in ("reject", "flag", "ignore"):
-        rejector.policy = policy
-        kept[policy] = (rejector.keeps(inside), rejector.keeps(outside))
-    assert kept == {"reject": (True, False), "flag": (True, True), "ignore": (True, True)}
+        withheld[policy] = (withholds(policy, inside), withholds(policy, outside))
+    assert withheld == {"reject": (False, True), "flag": (False, False), "ignore": (False, False)}
     with pytest.raises(InputError, match="unknown policy 'refuse'"):
         fit_rejector(table(300), "gmm", policy="refuse")
 

@@ -6,7 +6,9 @@ import torch
 
 from sightline.errors import InputError
 from sightline.search.expand import expand_queries
-from sightline.search.refine import Refinement, refined_search
+from sightline.search.gallery import Gallery
+from sightline.search.items import EncoderIdentity
+from sightline.search.refine import Refinement, best_matches, refined_search
 from sightline.search.rerank import kreciprocal_scores
 
 
@@ -127,3 +129,19 @@ def test_queries_that_do_not_fit(shelf, queries):
         refined_search(shelf, queries[0])
     with pytest.raises(InputError, match="one id for each of 4 queries is needed, found 1"):
         refined_search(shelf, queries, own=["item 1"])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+def test_a_query_is_an_item_by_its_id_or_by_its_direction(tmp_path, metric):
+    vectors = np.array([[4, 0, 0], [0, 0.5, 0]], np.float32)
+    queries = np.array([[2, 0.01, 0], [1, 1, 0], [0, 0.5, 0]], np.float32)
+    with Gallery.create(tmp_path / "g", EncoderIdentity("f", 3, "by hand"), metric=metric) as gallery:
+        assert [side.tolist() for side in best_matches(gallery, queries, [None, None, "x"])] == [
+            [-1, -1, -1],
+            [False, False, True],
+        ]
+        gallery.add(["a", "b"], vectors)
+        scores, is_item = best_matches(gallery, queries, [None, None, "b"])
+    assert is_item.tolist() == [True, False, True]
+    expected = [8, 4, 0] if metric == "dot" else [2 / np.hypot(2, 0.01), np.sqrt(0.5), 0]
+    np.testing.assert_allclose(scores, expected, atol=1e-6)

@@ -212,6 +212,20 @@ def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery
     assert expected.belongs is False  # of the one outside: otherwise nothing was shown
 
 
+def test_an_item_that_was_added_after_the_rejector_was_fitted_is_found(serving, own_gallery, image_tree):
+    client = serving(own_gallery)
+    with Gallery.open(own_gallery, read_only=True) as gallery:
+        fit_rejector(embed_manifest(gallery.encoder(), read_manifest(image_tree)), "knn").save(own_gallery / FOLDER)
+    outside = encoded(Image.new("RGB", (40, 36), (255, 0, 255)))
+    assert ask(client, outside, k=1)["results"] == []
+    assert client.post("/v1/items", files={"image": ("x", outside)}, data={"id": "new"}).status_code == 201
+    answer = ask(client, outside, k=1)
+    assert answer["verdict"]["belongs"]
+    assert [hit["id"] for hit in answer["results"]] == ["new"]
+    by_id = client.post("/v1/search/id", json={"id": "new", "k": 1}).json()
+    assert (by_id["verdict"]["belongs"], len(by_id["results"])) == (True, 1)
+
+
 def test_the_only_item_is_like_no_other(serving, own_gallery, image_tree):
     with Gallery.open(own_gallery) as gallery:
         table = embed_manifest(gallery.encoder(), read_manifest(image_tree))

@@ -86,6 +86,7 @@ def build(
         _build_index(gallery, index, recall)
         if rejector is not None and not (gallery.folder / FOLDER).exists():
             typer.echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
+        _print_age(gallery)
 
 
 @app.command()
@@ -127,6 +128,7 @@ def add(
             return
         if stats["items"] + stats["removed"] - stats["index_covers"] > 0.1 * stats["items"]:
             _build_index(opened, None, None)
+        _print_age(opened)
 
 
 @app.command()
@@ -177,6 +179,7 @@ def verify(gallery: GalleryFolder) -> None:
         for repair in opened.repairs:
             typer.echo(f"repaired: {repair}")
         typer.echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
+        _print_age(opened)
 
 
 @app.command()
@@ -236,6 +239,17 @@ def _rejector(folder: Path | str, fingerprint: str) -> "Rejector | None":
 
     own = Path(folder) / FOLDER
     return Rejector.load(own, fingerprint) if own.is_dir() else None
+
+
+def _print_age(gallery: "Gallery") -> None:
+    """Say so if items were added since the gallery's rejector was fitted on it."""
+    if not isinstance(gallery.folder, Path):  # Milvus, which keeps none
+        return
+    rejector = _rejector(gallery.folder, gallery.identity.fingerprint)
+    if rejector is not None and rejector.generation is not None and (gallery.newest or 0) > rejector.generation:
+        typer.echo(
+            f"note: the rejector is older than the newest items; `sightline ood fit --gallery {gallery.folder}` fits it again"
+        )
 
 
 def _described(rejector: "Rejector") -> str:

@@ -48,8 +48,9 @@ def fit(
     if gallery is not None and gallery_table is not None:
         raise InputError("--gallery is what queries are matched with; --gallery-table goes with a table")
     if gallery is not None:
-        embedded, matched, out = _gallery(gallery, out)
+        embedded, matched, generation, out = _gallery(gallery, out)
     else:
+        generation = None
         embedded = EmbeddingTable.read(Path(str(table)))
         matched = None if gallery_table is None else EmbeddingTable.read(gallery_table)
     if out is None:
@@ -67,6 +68,7 @@ def fit(
         show_progress=True,
         **_options(option or []),
     )
+    rejector.generation = generation
     typer.echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
     if rejector.similarity_threshold is not None:
         typer.echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
@@ -124,8 +126,10 @@ def evaluate(
         draw_detection(result, plot, threshold)
 
 
-def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, EmbeddingTable | None, Path]":
-    """The items of a gallery, once more if some share a label and can match, and where its rejector goes."""
+def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, EmbeddingTable | None, int | None, Path]":
+    """The items of a gallery, once more if some share a label and can match; its generation if it is to keep its rejector;
+    and where that goes.
+    """
     from sightline.errors import InputError
     from sightline.search.gallery import REJECTOR_FOLDER, Gallery
     from sightline.search.gallery_table import gallery_table
@@ -133,10 +137,11 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
     with Gallery.open(address, read_only=True) as opened:
         if out is None and not isinstance(opened.folder, Path):
             raise InputError(f"{opened.folder}: Milvus keeps no rejector: --out is needed")
+        generation = opened.generation if out is None else None  # before the items: they may be newer
         table = gallery_table(opened)
         folder = Path(opened.folder) / REJECTOR_FOLDER if out is None else out
     can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())
-    return table, table if can_match else None, folder
+    return table, table if can_match else None, generation, folder
 
 
 def _options(words: list[str]) -> dict[str, object]:

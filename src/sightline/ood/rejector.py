@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
-from sightline.files import check_folder, replaced_folder
+from sightline.files import check_folder, read_json, recovered_folder, replaced_folder
 from sightline.ood import create, load, scorer_options
 from sightline.ood.scorer import Scorer, check_tpr
 from sightline.ranking.similarity import score_blocks
@@ -30,7 +30,8 @@ class Verdict(NamedTuple):
     """What is said of one query.
 
     Attributes:
-        belongs: is it the kind of image the collection is of? True where ``energy`` is at most ``threshold``.
+        belongs: is it the kind of image the collection is of? True where ``energy`` is at most ``threshold``, and for what
+            is an item of the gallery.
         energy: how far out it is.
         threshold: at which the stated share of images that belong is accepted.
         matched: does the gallery hold its match? True where ``similarity`` is at least ``similarity_threshold``; None
@@ -58,6 +59,7 @@ class Rejector:
             not ask.
         similarity_threshold: below which the best item is no match; None where no gallery was given.
         similarity_acceptance: the share of queries with a match above it.
+        generation: of the gallery that it lies in and was fitted on; None for one that was fitted on a table.
     """
 
     scorer: Scorer
@@ -65,6 +67,7 @@ class Rejector:
     policy: Policy = "reject"
     similarity_threshold: float | None = None
     similarity_acceptance: float | None = None
+    generation: int | None = None
 
     def __post_init__(self) -> None:
         if self.scorer.needs != ("vectors",):
@@ -75,12 +78,16 @@ class Rejector:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold yet: calibrate it on held-out items")
         choose(POLICIES, self.policy, "policy")
 
-    def judge(self, vectors: ArrayLike, best_scores: ArrayLike | None = None) -> list[Verdict]:
+    def judge(
+        self, vectors: ArrayLike, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
+    ) -> list[Verdict]:
         """One verdict for each query.
 
         Args:
             vectors: (Q, D) of the encoder it belongs to.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
+            is_item: (Q,) bool, the queries that are items of the gallery, as
+                :func:`~sightline.search.refine.best_matches` finds: they belong, however late they were added.
         """
         energies = self.scorer.score(np.asarray(vectors))
         best: list[float | None] = [None] * len(energies)
@@ -89,24 +96,21 @@ class Rejector:
             if given.shape != energies.shape:
                 raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {given.shape}")
             best = given.tolist()
+        items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
         threshold, limit = self.scorer.threshold, self.similarity_threshold
         if threshold is None:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold")
         return [
             Verdict(
-                energy <= threshold,
+                energy <= threshold or item,
                 energy,
                 threshold,
                 None if score is None or limit is None else score >= limit,
                 score,
                 limit,
             )
-            for energy, score in zip(energies.tolist(), best, strict=True)
+            for energy, score, item in zip(energies.tolist(), best, items, strict=True)
         ]
-
-    def keeps(self, verdict: Verdict) -> bool:
-        """Are results given to a query of this verdict? Only ``reject`` withholds them, from what does not belong."""
-        return self.policy != "reject" or verdict.belongs
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
         """Refuse an encoder, gallery or table of another fingerprint."""
@@ -127,6 +131,7 @@ class Rejector:
                 "policy": self.policy,
                 "similarity_threshold": self.similarity_threshold,
                 "similarity_acceptance": self.similarity_acceptance,
+                "generation": self.generation,
             }
             (scratch / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         return folder
@@ -139,13 +144,13 @@ class Rejector:
             folder: its own, or that of an encoder or gallery that holds one.
             fingerprint: of the encoder in use; a rejector of another one is refused.
         """
-        folder = Path(folder)
-        if not (folder / SETTINGS_FILE).is_file() and (folder / FOLDER / SETTINGS_FILE).is_file():
+        folder = recovered_folder(Path(folder))
+        if not (folder / SETTINGS_FILE).is_file() and (recovered_folder(folder / FOLDER) / SETTINGS_FILE).is_file():
             folder = folder / FOLDER
         if not (folder / SETTINGS_FILE).is_file():
             raise InputError(f"{folder}: not a rejector: it has no {SETTINGS_FILE}")
         try:
-            described = dict(json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8")))
+            described = dict(read_json(folder / SETTINGS_FILE, folder))
             found = described.pop("format", None)
             if found != FORMAT:
                 raise InputError(f"{folder}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -23,10 +23,10 @@ from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery
 from sightline.search.image_paths import image_path
 from sightline.search.items import Value
-from sightline.search.refine import NOTHING, Refinement, refined_search
+from sightline.search.refine import NOTHING, Refinement, best_matches, refined_search
 
 Said = tuple[bool, float, float, bool | None, float | None, float | None]  # the fields of Judged
-Judge = Callable[[NDArray[np.float32], NDArray[np.floating[Any]]], Sequence[Said]]
+Judge = Callable[[NDArray[np.float32], NDArray[np.floating[Any]], NDArray[np.bool_]], Sequence[Said]]
 THUMBNAIL = 160
 PAGE = """<!doctype html>
 <html lang="en">
@@ -97,6 +97,19 @@ class Judged:
     similarity_threshold: float | None
 
 
+class Belonging(Protocol):
+    """What a verdict says at least."""
+
+    @property
+    def belongs(self) -> bool:
+        """Whether the query is of the kind that the gallery holds."""
+
+
+def withholds(policy: str | None, verdict: Belonging | None) -> bool:
+    """Whether a query gets no results: under the policy ``reject``, if a rejector says that it does not belong."""
+    return policy == "reject" and verdict is not None and not verdict.belongs
+
+
 @dataclass(frozen=True)
 class Answer:
     """What was found for one query.
@@ -152,7 +165,8 @@ def ask(
         encoder: the gallery's; None for the one saved in it. Ids need none.
         where: a condition that results meet.
         refinement: what to do after the first ranking.
-        judge: says of the queries' vectors and their best similarities whether they belong, and have a match.
+        judge: says of the queries' vectors, their best similarities and whether they are items if they belong, and have a
+            match.
         policy: what to do then: ``reject`` gives no results to a query that does not belong, ``flag`` says so, ``ignore``
             does not.
         root: where to look for images that lay beside the gallery; see :func:`image_path`. Results have full paths.
@@ -180,8 +194,11 @@ def ask(
     answers = []
     for place, name in enumerate([*map(str, images), *ids]):
         verdict, file = verdicts[place], files[place]
-        withheld = policy == "reject" and verdict is not None and not verdict.belongs
-        hits = [] if withheld else [(id_, s) for id_, s in zip(found[place], scores[place], strict=True) if id_ is not None]
+        hits = (
+            []
+            if withholds(policy, verdict)
+            else [(id_, s) for id_, s in zip(found[place], scores[place], strict=True) if id_ is not None]
+        )
         results = [Result(id_, float(score), told[id_]) for id_, score in hits]
         answers.append(Answer(name, None if file is None else str(file), results, policy, verdict, unknown))
     return answers
@@ -193,10 +210,7 @@ def _verdicts(
     """One for each query, by its own vector and its best item of all: neither filtered, expanded nor re-ranked."""
     if judge is None:
         return [None] * len(vectors)
-    nearest, _ = refined_search(gallery, vectors, 1, own=own)
-    best = nearest[:, 0] if nearest.shape[1] else np.full(len(vectors), -np.inf)
-    best = np.where(np.isfinite(best), best, -1.0)  # there is no item: it is like nothing
-    return [Judged(*verdict) for verdict in judge(vectors, best)]
+    return [Judged(*verdict) for verdict in judge(vectors, *best_matches(gallery, vectors, own))]
 
 
 def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -31,7 +31,7 @@ from sightline.search.items import (
     some,
 )
 from sightline.search.snapshot import Snapshot, refreshed, table_faults
-from sightline.search.store import DATABASE, Store
+from sightline.search.store import DATABASE, NEWEST, Store
 
 if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
@@ -140,6 +140,13 @@ class Gallery:
         """A number that changes with every committed write, of whichever process."""
         return self._store.state().generation
 
+    @property
+    def newest(self) -> int | None:
+        """The generation in which an item was last added, or got another vector; None where an old version added all."""
+        with self._store.reading():
+            found = self._store.described().get(NEWEST)
+        return None if found is None else int(found)
+
     def encoder(self) -> "Encoder":
         """The encoder saved in the gallery."""
         folder = self.folder / ENCODER_FOLDER
@@ -203,10 +210,22 @@ class Gallery:
             there = self._store.rows_of(listed)
             if there and not replace:
                 raise InputError(f"{self.folder}: {len(there)} ids are there already: {some(list(there))}")
+            if self._has_news(listed, table, there):
+                self._store.describe(NEWEST, str(self._store.state().generation + 1))
             if there:
                 self._store.remove(list(there.values()))
             self._store.append(listed, table, rows)
             self._store.readmit(listed)
+
+    def _has_news(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
+        """Whether one of some items is new, or has another vector than before."""
+        if len(there) < len(ids):
+            return True
+        try:
+            before = self._store.vectors_of([there[id_] for id_ in ids])
+            return not np.allclose(before, vectors, rtol=1e-5, atol=1e-6)  # lengths are made 1 again at each write
+        except InputError:  # damaged: this write is what makes it good
+            return True
 
     def writing(self) -> AbstractContextManager[None]:
         """A block in which nobody else writes: what is read there and then written is kept together or not at all."""

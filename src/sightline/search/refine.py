@@ -14,11 +14,14 @@ from sightline.ranking.similarity import unit
 from sightline.search.expand import weighted_sum
 from sightline.search.rerank import RERANKERS
 
+SAME = 0.999  # cosine from which on two vectors are of one image, as that of another encoding of its file
 Ids = NDArray[np.object_]
 
 
 class Searchable(Protocol):
     """What is needed of a gallery."""
+
+    metric: str
 
     def search(
         self, queries: NDArray[np.float32], k: int = 10, *, where: str | None = None
@@ -114,6 +117,32 @@ def refined_search(
         scores[rows, :length] = rerank(some, candidates[rows, :length], refinement.reciprocal).numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def best_matches(
+    gallery: Searchable, queries: NDArray[np.floating[Any]], own: Sequence[str | None]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """How near the best item of all is to each query, as it is and itself left out, and whether the query is an item.
+
+    Args:
+        gallery: any that can search and give vectors.
+        queries: (Q, D).
+        own: the id of each query in the gallery; None for one that is not there by id.
+
+    Returns:
+        (Q,) scores of the gallery's measure, -1 where there is no item; and (Q,) bool, True for a query that has an id or
+        whose cosine to its best item is at least ``SAME``.
+    """
+    vectors = np.ascontiguousarray(queries, np.float32)
+    scores, ids = refined_search(gallery, vectors, 1, own=own)
+    if not ids.shape[1]:
+        return np.full(len(vectors), -1.0), np.array([id_ is not None for id_ in own], bool)
+    cosines = scores[:, 0]
+    if gallery.metric != "cosine":
+        best = unit(_vectors(gallery, ids, vectors.shape[1])[:, 0])
+        cosines = (unit(torch.from_numpy(vectors)) * best).sum(1).numpy()
+    is_item = (cosines >= SAME) | np.array([id_ is not None for id_ in own], bool)
+    return np.where(np.isfinite(scores[:, 0]), scores[:, 0], -1.0).astype(np.float64), is_item
 
 
 def _search(

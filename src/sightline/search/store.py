@@ -36,6 +36,7 @@ CREATE TABLE blocks (start INTEGER PRIMARY KEY, n INTEGER NOT NULL, checksum INT
 CREATE TABLE removed (row INTEGER PRIMARY KEY, generation INTEGER NOT NULL);
 INSERT INTO state VALUES (0, 0, 0, 0, 0);
 """
+NEWEST = "newest"  # what is described: the generation that wrote the last new vector
 DISMISSED = "CREATE TABLE IF NOT EXISTS dismissed (id TEXT PRIMARY KEY, root TEXT NOT NULL) WITHOUT ROWID"
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -195,9 +196,8 @@ class Store:
         return found
 
     def describe(self, key: str, value: str) -> None:
-        """Change what is described; inside :meth:`writing`."""
-        statement = "UPDATE described SET value = ?, checksum = ? WHERE key = ?"
-        self._connection.execute(statement, (value, _checksum(key, value), key))
+        """Note what is described, in place of what was; inside :meth:`writing`."""
+        self._connection.execute("INSERT OR REPLACE INTO described VALUES (?, ?, ?)", (key, value, _checksum(key, value)))
 
     def append(self, ids: Sequence[str], vectors: NDArray[np.float32], metadata: Sequence[dict[str, Value]]) -> None:
         """Add new items; inside :meth:`writing`."""
@@ -331,6 +331,18 @@ class Store:
         if row is None or len(row[0]) != 4 * block.n * self.identity.dim or fault_of(block, row[0]):
             raise InputError(f"{self.folder}: the database is damaged: {fault_of(block, row[0] if row else b'')}")
         return np.frombuffer(row[0], "<f4").reshape(block.n, self.identity.dim)
+
+    def vectors_of(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """(N, D) the vectors of some rows, by their blocks in the database."""
+        found = np.empty((len(rows), self.identity.dim), np.float32)
+        block, vectors = Block(0, 0, 0), found
+        for place in np.argsort(rows):
+            if not block.start <= (row := rows[place]) < block.start + block.n:
+                statement = "SELECT start, n, checksum FROM blocks WHERE start <= ? ORDER BY start DESC LIMIT 1"
+                block = Block(*self._connection.execute(statement, (row,)).fetchone() or (row, 0, 0))
+                vectors = self.block_vectors(block)
+            found[place] = vectors[row - block.start]
+        return found
 
     def backup(self, file: Path) -> None:
         """Write a copy of the database as it is at one moment, while others read and write."""

@@ -18,10 +18,11 @@ from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
+from sightline.search.answers import withholds
 from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery
 from sightline.search.items import EncoderIdentity, Value
-from sightline.search.refine import NOTHING, Refinement, refined_search
+from sightline.search.refine import NOTHING, Refinement, best_matches, refined_search
 from sightline.search.store import DATABASE
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE
@@ -239,7 +240,7 @@ class Collection:
         verdicts, policy = self._judged(gallery, jobs, queries, own)
         answers = []
         for row_scores, row_ids, verdict in zip(scores, ids, verdicts, strict=True):
-            withheld = policy == "reject" and verdict is not None and not verdict.belongs
+            withheld = withholds(policy, verdict)
             kept = [
                 (str(id_), float(score))
                 for id_, score in zip(row_ids, row_scores, strict=True)
@@ -256,10 +257,7 @@ class Collection:
         policy = jobs[0].policy or (rejector.policy if rejector else "ignore")
         if rejector is None or policy not in POLICIES or policy == "ignore":
             return [None] * len(jobs), None
-        nearest, _ = refined_search(gallery, queries, 1, own=own)
-        best = nearest[:, 0] if nearest.shape[1] else np.full(len(jobs), -np.inf)
-        best = np.where(np.isfinite(best), best, -1.0)  # there is no other item: it is like nothing
-        return rejector.judge(queries, best), policy
+        return rejector.judge(queries, *best_matches(gallery, queries, own)), policy
 
     def known(self, id_: str) -> dict[str, Value]:
         """What is known of an item."""
