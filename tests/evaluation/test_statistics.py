@@ -9,10 +9,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sklearn.metrics import average_precision_score
 
-from sightline.evaluation import counting, streaming
+from sightline.evaluation import streaming
 from sightline.evaluation.catalogue import read_name, value
 from sightline.evaluation.graded import Relevance, ap_of, h_ap_of, ndcg_of
 from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
+from sightline.kernels import counting
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 KS = (1, 2, 5, 20)

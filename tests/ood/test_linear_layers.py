@@ -57,13 +57,13 @@ def test_weights_in_bfloat16_are_read_as_what_they_stand_for(n_rows, monkeypatch
 @pytest.fixture
 def calls(monkeypatch):
     """How many parts the compiled code works in, at each of its calls."""
-    made, compiled = [], layers._through_layers
+    made, compiled = [], layers.through_layers
 
     def through_layers(*given):
         made.append(given[-1])
         return compiled(*given)
 
-    monkeypatch.setattr(layers, "_through_layers", through_layers)
+    monkeypatch.setattr(layers, "through_layers", through_layers)
     return made
 
 

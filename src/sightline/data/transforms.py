@@ -8,13 +8,13 @@ from functools import cached_property
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import sightline.torchvision_operators  # noqa: F401  (before torchvision)
 from sightline.data.images import Box
+from sightline.kernels.row_loops import look_up
 
 from torchvision.transforms import v2  # isort: skip
 
@@ -52,7 +52,7 @@ class Preprocessing(BaseModel):
         if pixels.device.type == "cpu":
             # NumPy asks for large pages: a batch in small ones takes longer to come by than to compute.
             found = np.empty(pixels.shape, np.float32)
-            _look_up(pixels.contiguous().numpy().reshape(-1, 3), self._values.numpy(), found.reshape(-1, 3))
+            look_up(pixels.contiguous().numpy().reshape(-1, 3), self._values.numpy(), found.reshape(-1, 3))
             return torch.from_numpy(found).permute(0, 3, 1, 2)
         mean, std = (255 * torch.tensor(colour, device=pixels.device) for colour in (self.mean, self.std))
         return ((pixels - mean) / std).permute(0, 3, 1, 2)
@@ -61,13 +61,6 @@ class Preprocessing(BaseModel):
     def _values(self) -> Tensor:
         """(256, 3) what each byte becomes in each channel."""
         return (torch.arange(256.0)[:, None] - 255 * torch.tensor(self.mean)) / (255 * torch.tensor(self.std))
-
-
-@njit(cache=True, nogil=True)
-def _look_up(pixels, values, found):  # type: ignore[no-untyped-def]
-    for i in range(len(pixels)):
-        for channel in range(3):
-            found[i, channel] = values[pixels[i, channel], channel]
 
 
 def eval_transform(preprocessing: Preprocessing) -> Transform:

@@ -1,7 +1,7 @@
 """From vectors to the statistics of every query's list, in blocks: never all scores at once.
 
 On a CPU each worker thread multiplies a block of queries with the gallery, in slices that stay in the cache, and counts its
-own rows (:mod:`sightline.evaluation.counting`). On other devices whole rows are sorted. Processes share the queries.
+own rows (:mod:`sightline.kernels.counting`). On other devices whole rows are sorted. Processes share the queries.
 """
 
 import threading
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.evaluation import bucket_sort, counting
 from sightline.evaluation.statistics import Counts, Floats, Statistics, joined, score_statistics
+from sightline.kernels import bucket_sort, counting
 from sightline.ranking.similarity import unit
 
 QUERY_ROWS = 256
@@ -261,7 +261,7 @@ class _Outputs:
 
 
 class _State:
-    """One worker's memory: see :mod:`sightline.evaluation.counting`."""
+    """One worker's memory: see :mod:`sightline.kernels.counting`."""
 
     def __init__(self, n_rows: int, n_most: int, n_columns: int, n_ranked: int, dtype: torch.dtype) -> None:
         kind: Any = np.float64 if dtype == torch.float64 else np.float32

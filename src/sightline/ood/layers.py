@@ -6,43 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic
 from torch import Tensor
 
-from sightline.ranking.levels import n_chunks, torch_threads
+from sightline.kernels.perceptron import through_layers
+from sightline.kernels.threads import n_chunks, torch_threads
 
 LARGE = 1 << 20  # weights; with fewer, starting threads costs what they save
-
-
-@intrinsic
-def _widened(typing: Any, number: Any) -> Any:
-    """A float32 as it is, or of the bits of a bfloat16, which are its upper half."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if number == types.float32:
-            return arguments[0]
-        word = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.zext(arguments[0], word), ir.Constant(word, 16)), ir.FloatType())
-
-    return types.float32(number), generate
-
-
-@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
-def _through_layers(row, weights, biases, slope, n_parts):  # type: ignore[no-untyped-def]
-    for layer in range(len(weights)):
-        weight, bias, before = weights[layer], biases[layer], row
-        n_outputs, dim = weight.shape
-        row = np.empty(n_outputs, np.float32)
-        for part in prange(n_parts):
-            for i in range(part * n_outputs // n_parts, (part + 1) * n_outputs // n_parts):
-                total = np.float32(0.0)
-                for d in range(dim):
-                    total += _widened(weight[i, d]) * before[d]  # type: ignore[call-arg]
-                total += _widened(bias[i])  # type: ignore[call-arg]
-                row[i] = total if total > 0 else slope * total
-    return row
 
 
 def linear_layers(
@@ -71,7 +40,7 @@ def linear_layers(
         added = biases or [weight.new_zeros(len(weight)) for weight in weights]
         tables, offsets = (tuple(map(_as_array, tensors)) for tensors in (weights, added))
         with torch_threads():
-            found = _through_layers(features[0].numpy(), tables, offsets, np.float32(slope), n_chunks(len(weights[-1])))
+            found = through_layers(features[0].numpy(), tables, offsets, np.float32(slope), n_chunks(len(weights[-1])))
         return torch.from_numpy(found)[None]
     for place, weight in enumerate(weights):
         features = F.linear(features, weight.to(features.dtype), biases[place].to(features.dtype) if biases else None)

@@ -1,8 +1,8 @@
 """Smooth counts on any device without the cubic cost, in whole-tensor operations.
 
-What :mod:`~sightline.ranking.sorted_counts` walks item by item is done here block by block. Each row is sorted and cut into
+What :mod:`~sightline.kernels.sorted_rows` walks item by item is done here block by block. Each row is sorted and cut into
 N blocks of C items. A target (an item whose rank is wanted) meets the items of its own block one by one, and those of the
-other blocks through the sums of :mod:`~sightline.ranking.lane_sums`: with ``z = exp(-gap / tau)`` the sigmoid of a negative
+other blocks through the sums of :mod:`~sightline.kernels.lane_sums`: with ``z = exp(-gap / tau)`` the sigmoid of a negative
 gap and its slope are polynomials in z, so a block is known by its moments, the sums of ``z, z**2 ... z**8`` to a place of
 reference, here the lowest score of each block. Moments move from one reference to the next by a factor.
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sightline.ranking.lane_sums import DEGREE, SLOPE, VALUE
+from sightline.kernels.lane_sums import DEGREE, SLOPE, VALUE
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets
 
 BLOCK = 16  # items

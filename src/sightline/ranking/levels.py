@@ -1,58 +1,14 @@
 """Levels of relevance: 0 irrelevant, up to the highest, -1 not in the query's list. int8 tables of (Q, G)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import numba
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.kernels.row_loops import fill_level_counts, fill_shared_levels
+from sightline.kernels.threads import n_chunks, torch_threads
 
 MOST_LEVELS = 126  # of int8, one of whose values a compiled kernel needs
-
-
-@njit(cache=True, error_model="numpy", parallel=True)
-def _fill_shared(labels, ref_labels, n_chunks, shared):  # type: ignore[no-untyped-def]
-    n_levels, n_queries = labels.shape
-    for chunk in prange(n_chunks):
-        for i in range(chunk * n_queries // n_chunks, (chunk + 1) * n_queries // n_chunks):
-            row = shared[i]
-            row[:] = 0
-            for depth in range(n_levels):
-                own, others = labels[n_levels - 1 - depth, i], ref_labels[n_levels - 1 - depth]
-                for j in range(len(row)):
-                    row[j] += np.int8(row[j] == depth) & np.int8(others[j] == own)
-
-
-@njit(cache=True, error_model="numpy", parallel=True)
-def _fill_counts(levels, n_chunks, counts):  # type: ignore[no-untyped-def]
-    n_rows, n_levels = counts.shape
-    for chunk in prange(n_chunks):
-        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
-            row = levels[i]
-            for level in range(n_levels):
-                n = np.int32(0)
-                for j in range(len(row)):
-                    n += np.int32(row[j] == level)
-                counts[i, level] = n
-
-
-@contextmanager
-def torch_threads() -> Iterator[None]:
-    """Compiled kernels use as many threads as torch does; numba's start would set the pool they share to all cores."""
-    n_threads = torch.get_num_threads()
-    numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-    torch.set_num_threads(n_threads)
-    yield
-
-
-def n_chunks(n_rows: int) -> int:
-    """Parts in which a compiled kernel works on so many rows."""
-    return max(1, min(n_rows, torch.get_num_threads()))
 
 
 def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
@@ -78,7 +34,7 @@ def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
         columns = labels.T.contiguous().numpy()
         ref_columns = columns if ref_labels is labels else ref_labels.T.contiguous().numpy()
         with torch_threads():
-            _fill_shared(columns, ref_columns, n_chunks(len(labels)), shared.numpy())
+            fill_shared_levels(columns, ref_columns, n_chunks(len(labels)), shared.numpy())
         return shared
     matching = torch.ones_like(shared, dtype=torch.bool)
     shared.zero_()
@@ -112,7 +68,7 @@ def level_counts(levels: Tensor, n_levels: int) -> Tensor:
     counts = torch.empty(len(levels), n_levels + 1, dtype=torch.int64, device=levels.device)
     if levels.device.type == "cpu":
         with torch_threads():
-            _fill_counts(levels.contiguous().numpy(), n_chunks(len(levels)), counts.numpy())
+            fill_level_counts(levels.contiguous().numpy(), n_chunks(len(levels)), counts.numpy())
         return counts
     for level in range(n_levels + 1):
         counts[:, level] = (levels == level).sum(1)

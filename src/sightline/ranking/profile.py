@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
+from sightline.kernels.row_layout import MOST_ITEMS, room
+from sightline.kernels.sorted_rows import smooth_count_gradient, smooth_count_rows
+from sightline.kernels.threads import n_chunks, torch_threads
 from sightline.ranking.block_counts import block_rank_loss
-from sightline.ranking.levels import MOST_LEVELS, n_chunks, torch_threads
+from sightline.ranking.levels import MOST_LEVELS
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
-from sightline.ranking.row_layout import MOST_ITEMS, room
-from sightline.ranking.sorted_counts import smooth_count_gradient, smooth_count_rows
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
 FEW_TARGETS = 4  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
@@ -81,7 +82,7 @@ def rank_loss(
     """A formula on the ranks of a query's relevant items, mean over the queries that have any.
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
-    more matrix of the scores' size is kept; see :mod:`sightline.ranking.sorted_counts`. On other devices in float32 it is
+    more matrix of the scores' size is kept; see :mod:`sightline.kernels.sorted_rows`. On other devices in float32 it is
     more passes of the same kind: :mod:`sightline.ranking.block_counts`. In float64, and for few relevant items, every pair
     of a relevant item and another is evaluated, in blocks.
 

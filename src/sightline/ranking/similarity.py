@@ -4,15 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.ranking.levels import n_chunks, torch_threads
+from sightline.kernels.row_loops import fill_across
+from sightline.kernels.threads import n_chunks, torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
 EVEN_COLUMNS, EVEN_DOUBLES = 16, 48  # multiples of what a matrix product of float32 and of float64 computes side by side
@@ -49,19 +48,6 @@ def both_in_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[
     return wide, wide if ref_emb is embeddings else ref_emb
 
 
-@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
-def _fill_across(gradients, scaled, scale, n_parts, across):  # type: ignore[no-untyped-def]
-    """What of each gradient is at a right angle to its vector, times the scale."""
-    n_rows, dim = gradients.shape
-    for part in prange(n_parts):
-        for i in range(part * n_rows // n_parts, (part + 1) * n_rows // n_parts):
-            along = np.float32(0.0)
-            for d in range(dim):
-                along += gradients[i, d] * scaled[i, d]
-            for d in range(dim):
-                across[i, d] = (gradients[i, d] - along * scaled[i, d]) * scale[i, 0]
-
-
 class _Unit(torch.autograd.Function):
     """F.normalize with one pass over the vectors backwards; it takes ten, at a batch of 256 as long as a product."""
 
@@ -86,7 +72,7 @@ class _Unit(torch.autograd.Function):
         if scaled.device.type == "cpu" and scaled.dtype == torch.float32:
             across = torch.empty_like(scaled)
             with torch_threads():
-                _fill_across(
+                fill_across(
                     gradients[0].contiguous().numpy(), scaled.numpy(), scale.numpy(), n_chunks(len(scaled)), across.numpy()
                 )
             return across

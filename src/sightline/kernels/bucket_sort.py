@@ -1,4 +1,4 @@
-"""The relevant items of a row in order, by buckets that :mod:`~sightline.evaluation.counting` uses again; compiled."""
+"""The relevant items of a row in order, by buckets that :mod:`~sightline.kernels.counting` uses again; compiled."""
 
 import numpy as np
 from numba import njit

@@ -108,7 +108,7 @@ class Vectors:
 
     def variable(self, value: Any) -> Any:
         """A place in a register whose value changes from one turn of a loop to the next."""
-        place = cgutils.alloca_once(self.builder, FLOATS)  # type: ignore[no-untyped-call]
+        place = cgutils.alloca_once(self.builder, FLOATS)
         self.builder.store(value, place)
         return place
 
@@ -122,9 +122,9 @@ def vector_kernel(describe: Callable[..., Any], returns_float: bool = False) -> 
     """
 
     @intrinsic
-    def kernel(typing_context, *kinds):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-            parts = cgutils.unpack_tuple(builder, values[0])  # type: ignore[no-untyped-call]
+    def kernel(typing_context, *kinds):
+        def generate(context, builder, signature, values):
+            parts = cgutils.unpack_tuple(builder, values[0])
             operands = [
                 context.make_array(kind)(context, builder, part).data if isinstance(kind, types.Array) else part
                 for kind, part in zip(kinds, parts, strict=True)
@@ -132,7 +132,7 @@ def vector_kernel(describe: Callable[..., Any], returns_float: bool = False) -> 
             result = describe(Vectors(builder), *operands)
             return result if returns_float else context.get_dummy_value()
 
-        together = types.StarArgTuple.from_types(kinds)  # type: ignore[no-untyped-call]
+        together = types.StarArgTuple.from_types(kinds)
         return (types.float32 if returns_float else types.void)(together), generate
 
     return kernel

@@ -20,7 +20,7 @@ the columns from ``first`` on. Each row of the state belongs to one query:
 import numpy as np
 from numba import njit
 
-from sightline.evaluation.bucket_sort import FEW, bucket, sort_rows
+from sightline.kernels.bucket_sort import FEW, bucket, sort_rows
 
 CHUNK = 1024
 FAR_BELOW = -(1 << 30)

@@ -5,8 +5,8 @@ For each target k of a row: how many items of each level score at least as much 
 levels count, one number a target (R = 1); with the sigmoid there is a number for each level (R = M). Two ways, chosen row
 by row:
 
-* few targets: every pair is evaluated, a vector at a time (:mod:`~sightline.ranking.pair_counts`);
-* many: one sort of the row, then sums that move along it (:mod:`~sightline.ranking.lane_sums`). What lies beyond ``delta``
+* few targets: every pair is evaluated, a vector at a time (:mod:`~sightline.kernels.pairs`);
+* many: one sort of the row, then sums that move along it (:mod:`~sightline.kernels.lane_sums`). What lies beyond ``delta``
   is taken out of these sums, exactly where it lies, and counted as a line: each target has a second place in the list,
   ``delta`` above it, that holds no item. Cost: one sort and O(levels) an item, whatever the number of targets, the width of
   the sigmoid and the range of the scores.
@@ -17,7 +17,7 @@ The gradient needs the same sums with targets and items exchanged.
 import numpy as np
 from numba import njit, prange
 
-from sightline.ranking.lane_sums import (
+from sightline.kernels.lane_sums import (
     DEGREE,
     carry,
     end_downwards,
@@ -33,9 +33,9 @@ from sightline.ranking.lane_sums import (
     read_slope_and_line,
     read_slope_below,
 )
-from sightline.ranking.pair_counts import NEGLIGIBLE, counts_by_pairs, gradient_by_pairs
-from sightline.ranking.row_layout import lay_out, room, sort_row
-from sightline.ranking.vectors import LANES
+from sightline.kernels.pairs import NEGLIGIBLE, counts_by_pairs, gradient_by_pairs
+from sightline.kernels.row_layout import lay_out, room, sort_row
+from sightline.kernels.vectors import LANES
 
 FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
 

@@ -1,10 +1,10 @@
-"""A row of scores sorted and laid out for :mod:`~sightline.ranking.lane_sums`, with what is counted exactly; compiled."""
+"""A row of scores sorted and laid out for :mod:`~sightline.kernels.lane_sums`, with what is counted exactly; compiled."""
 
 import numpy as np
 from numba import njit
 
-from sightline.ranking.lane_sums import NOT_AN_ITEM
-from sightline.ranking.vectors import LANES
+from sightline.kernels.lane_sums import NOT_AN_ITEM
+from sightline.kernels.vectors import LANES
 
 LONGEST_PIECE = 32
 SHORT_ROW = 1500  # items; fewer are sorted by digits of 8 bits

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
-from sightline.ranking.vectors import LANES, Vectors, vector_kernel
+from sightline.kernels.vectors import LANES, Vectors, vector_kernel
 
 NEGLIGIBLE = np.float32(1e-30)  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
@@ -165,7 +165,7 @@ def counts_by_pairs(
     scores, levels, n_targets, n_levels, sup, tau, rho, delta, jump, top, strict, spare, spare_levels, smooth, steep, worth,
     place, own, ranks, graded, values, slopes,
 ):  # fmt: skip
-    """As :func:`~sightline.ranking.sorted_counts.smooth_count_rows`, for one row."""
+    """As :func:`~sightline.kernels.sorted_rows.smooth_count_rows`, for one row."""
     x, kinds = _whole_vectors(scores, levels, spare, spare_levels)
     n_vectors, sharpness, edge = len(x) // LANES, np.float32(1.0) / tau, np.float32(delta)
     sums = np.zeros(4, np.float32)
@@ -216,7 +216,7 @@ def gradient_by_pairs(
     slopes,
     gradient,
 ):
-    """As :func:`~sightline.ranking.sorted_counts.smooth_count_gradient`, for one row."""
+    """As :func:`~sightline.kernels.sorted_rows.smooth_count_gradient`, for one row."""
     x, kinds = _whole_vectors(scores, levels, spare, spare_levels)
     n_vectors, sharpness = len(x) // LANES, np.float32(1.0) / tau
     moved[: len(x)] = 0.0

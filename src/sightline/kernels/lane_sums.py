@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
-from sightline.ranking.vectors import LANES, Vectors, vector_kernel
+from sightline.kernels.vectors import LANES, Vectors, vector_kernel
 
 DEGREE = 8
 # z / (1 + z) = z * (VALUE[0] + VALUE[1] z + ...), the least relative error on [0, 1] among those exact at z = 1: a step
@@ -154,7 +154,7 @@ fill_lower, fill_equal = _describe_chosen(lower=True), _describe_chosen(lower=Fa
 
 
 @njit(cache=True, error_model="numpy", fastmath={"contract"})
-def carry(states, wholes, n_lanes, upwards, dropping):  # type: ignore[no-untyped-def]
+def carry(states, wholes, n_lanes, upwards, dropping):
     """What reaches each piece's end to what each begins with; ``wholes`` is the decay over a piece."""
     zero = np.float32(0.0)
     tiny = np.float32(TINY)

@@ -1,0 +1,1 @@
+"""Every compiled loop and nothing else: arrays in, arrays out. `docs/kernels.md` explains them."""

@@ -1,0 +1,53 @@
+"""Loops that go once over a table, row by row."""
+
+import numpy as np
+from numba import njit, prange
+
+
+@njit(cache=True, error_model="numpy", parallel=True)
+def fill_shared_levels(labels, ref_labels, n_chunks, shared):
+    """(Q, G) int8 levels that (L, Q) and (L, G) labels share, from the coarsest, the last, for as long as they match."""
+    n_levels, n_queries = labels.shape
+    for chunk in prange(n_chunks):
+        for i in range(chunk * n_queries // n_chunks, (chunk + 1) * n_queries // n_chunks):
+            row = shared[i]
+            row[:] = 0
+            for depth in range(n_levels):
+                own, others = labels[n_levels - 1 - depth, i], ref_labels[n_levels - 1 - depth]
+                for j in range(len(row)):
+                    row[j] += np.int8(row[j] == depth) & np.int8(others[j] == own)
+
+
+@njit(cache=True, error_model="numpy", parallel=True)
+def fill_level_counts(levels, n_chunks, counts):
+    """(Q, M) items of each level 0 to M - 1 in the rows of (Q, G) int8 levels."""
+    n_rows, n_levels = counts.shape
+    for chunk in prange(n_chunks):
+        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
+            row = levels[i]
+            for level in range(n_levels):
+                n = np.int32(0)
+                for j in range(len(row)):
+                    n += np.int32(row[j] == level)
+                counts[i, level] = n
+
+
+@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
+def fill_across(gradients, scaled, scale, n_chunks, across):
+    """(B, D) what of each gradient is at a right angle to its unit vector, times the (B, 1) scale."""
+    n_rows, dim = gradients.shape
+    for chunk in prange(n_chunks):
+        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
+            along = np.float32(0.0)
+            for d in range(dim):
+                along += gradients[i, d] * scaled[i, d]
+            for d in range(dim):
+                across[i, d] = (gradients[i, d] - along * scaled[i, d]) * scale[i, 0]
+
+
+@njit(cache=True, nogil=True)
+def look_up(pixels, values, found):
+    """(N, 3) the entry of (256, 3) values for each byte of (N, 3) pixels."""
+    for i in range(len(pixels)):
+        for channel in range(3):
+            found[i, channel] = values[pixels[i, channel], channel]
