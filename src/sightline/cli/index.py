@@ -247,9 +247,8 @@ def _print_age(gallery: "Gallery") -> None:
         return
     rejector = _rejector(gallery.folder, gallery.identity.fingerprint)
     if rejector is not None and rejector.generation is not None and (gallery.newest or 0) > rejector.generation:
-        typer.echo(
-            f"note: the rejector is older than the newest items; `sightline ood fit --gallery {gallery.folder}` fits it again"
-        )
+        again = f"`sightline ood fit --gallery {gallery.folder}`"
+        typer.echo(f"note: the rejector is older than the newest items; {again} fits it to them")
 
 
 def _described(rejector: "Rejector") -> str:
