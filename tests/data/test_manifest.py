@@ -467,6 +467,19 @@ def test_linked_folders_are_followed(tmp_path):
     assert read_manifest(tmp_path / "root").table["path"].to_list() == ["cat/a.png"]
 
 
+def test_each_folder_is_read_once_however_many_links_lead_to_it(tmp_path):
+    root = tree(tmp_path / "root", "b/cat/a.png", "b/dog/b.png")
+    tree(tmp_path / "elsewhere", "c.png")
+    (root / "b" / "cat" / "up").symlink_to(root)
+    (root / "b" / "dog" / "up").symlink_to(root / "b", target_is_directory=True)
+    (root / "a").symlink_to(root / "b")  # comes first by name: the folder's own name counts
+    (root / "b" / "owl").symlink_to(tmp_path / "elsewhere")
+    (root / "b" / "yak").symlink_to(tmp_path / "elsewhere")
+    (root / "b" / "self").symlink_to("self")
+    paths = read_manifest(root).table["path"].to_list()
+    assert paths == ["b/cat/a.png", "b/dog/b.png", "b/owl/c.png"]
+
+
 @pytest.mark.parametrize(("closed", "is_error"), [("dog", True), (".dog", False)])
 def test_a_folder_that_may_not_be_read_is_an_error_unless_it_is_hidden(tmp_path, monkeypatch, closed, is_error):
     tree(tmp_path, "cat/a.png", f"{closed}/b.png")

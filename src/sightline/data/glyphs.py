@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import re
-import tempfile
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
 from sightline.errors import InputError, choose
+from sightline.files import read_json, replaced_folder
 from sightline.progress import tracked
 
 VERSION = 1  # of pictures and manifest: what another version wrote is not taken for this one
@@ -273,17 +273,17 @@ def write_glyphs(folder: Path, size: str = "small", seed: int = 0, show_progress
     if _is_finished(folder, record):
         return folder / "manifest.csv"
     manifest = glyph_manifest(size, seed)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        draft = Path(scratch, "glyphs")
-        rows = manifest.select("path", "label_0", "typeface").rows()
-        for path, label, typeface in tracked(rows, "Drawing glyphs", len(rows), show_progress):
-            (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            draw_glyph(chr(int(label[2:], 16)), typeface, seed).save(draft / path)
-        (draft / "glyphs.json").write_text(json.dumps(record | {"n_images": len(rows)}, indent=2) + "\n")
-        manifest.write_csv(draft / "manifest.csv")
+    try:
+        with replaced_folder(folder) as draft:
+            rows = manifest.select("path", "label_0", "typeface").rows()
+            for path, label, typeface in tracked(rows, "Drawing glyphs", len(rows), show_progress):
+                (draft / path).parent.mkdir(parents=True, exist_ok=True)
+                draw_glyph(chr(int(label[2:], 16)), typeface, seed).save(draft / path)
+            (draft / "glyphs.json").write_text(json.dumps(record | {"n_images": len(rows)}, indent=2) + "\n")
+            manifest.write_csv(draft / "manifest.csv")
+    except InputError:
         if not _is_finished(folder, record):  # another process may have been faster
-            draft.replace(folder)
+            raise
     return folder / "manifest.csv"
 
 
@@ -292,7 +292,7 @@ def _is_finished(folder: Path, record: dict[str, str | int]) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
-        found = json.loads((folder / "glyphs.json").read_text())
+        found = read_json(folder / "glyphs.json", folder)
         if (folder / "manifest.csv").is_file() and record.items() <= found.items():
             return True
     wanted = f"size {record['size']!r} and seed {record['seed']}"

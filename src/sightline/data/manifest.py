@@ -253,19 +253,28 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
 
 
 def _image_files(root: Path) -> Iterator[Path]:
-    """The images below a folder, as seen from it, without those of galleries; a folder that cannot be read is an error."""
+    """The images below a folder, as seen from it, without those of galleries; a folder that cannot be read is an error.
+
+    Links are followed, and each folder is read once: by its own name if it has one below the root, else by the first link.
+    """
 
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
-    for folder, below, found in os.walk(root, onerror=refuse, followlinks=True):
-        if GALLERY_MARK in found and Path(folder) != root:
-            below.clear()
-            continue
-        below[:] = [name for name in below if not name.startswith(".")]  # the walk goes where this list says
-        for name in found:
-            if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
-                yield Path(folder, name).relative_to(root)
+    known: set[tuple[int, int]] = set()
+    links = [root]
+    while links:
+        for folder, below, found in os.walk(links.pop(0), onerror=refuse):
+            place = os.stat(folder)
+            if (place.st_dev, place.st_ino) in known or (GALLERY_MARK in found and Path(folder) != root):
+                below.clear()
+                continue
+            known.add((place.st_dev, place.st_ino))
+            below[:] = sorted(name for name in below if not name.startswith("."))  # the walk goes where this list says
+            links += [Path(folder, name) for name in below if Path(folder, name).is_symlink()]
+            for name in found:
+                if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                    yield Path(folder, name).relative_to(root)
 
 
 def _is_utf8(name: str) -> bool:

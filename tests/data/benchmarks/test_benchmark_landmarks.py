@@ -272,3 +272,23 @@ def test_judgements_that_do_not_fit(tmp_path):
 def test_judgements_of_another_shape_are_refused(tree, truth):
     put_oxford(tree, truth)
     assert "gnd_roxford5k.pkl: " in tree.complaint(ROXFORD)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "7",
+        '{"q": []}',
+        '{"q": {"easy": 1}}',
+        '{"q": {"easy": [[]], "hard": [], "junk": []}}',
+        "[" * 100_000,
+        '{"q": null}',
+    ],
+)
+def test_files_of_judgements_of_another_shape_are_refused(tmp_path, content):
+    file = tmp_path / "a.judgements.json"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"a\.judgements\.json: "):
+        read_judgements(file, ["q"], ["a"])

@@ -149,9 +149,14 @@ def test_fashion_mnist_keeps_pixels_labels_and_the_published_parts(tmp_path):
             gzip.compress(gzip.decompress(fashion()["t10k-labels-idx1-ubyte.gz"])[:-3]),
             "t10k-labels-idx1-ubyte.gz: 17 values, its header says 20",
         ),
+        (
+            "t10k-labels-idx1-ubyte.gz",
+            gzip.compress(gzip.decompress(fashion()["t10k-labels-idx1-ubyte.gz"]) + bytes(40 << 20)),
+            "t10k-labels-idx1-ubyte.gz: more values, its header says 20",
+        ),
         ("t10k-labels-idx1-ubyte.gz", idx(np.arange(20, dtype=np.uint8)), "class 19, known are 0 to 9"),
     ],
-    ids=["missing", "not packed", "cut short", "too few images", "too few labels", "unknown class"],
+    ids=["missing", "not packed", "cut short", "too few images", "too few labels", "zeros behind", "unknown class"],
 )
 def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, content, message):
     files = fashion() | {file: content}

@@ -1,12 +1,15 @@
 import os
 import subprocess
 import sys
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import polars as pl
 import pytest
 from package_archives import contents, write_npm
 
+from sightline.data import archives
 from sightline.data.collections.folder import write_collection
 from sightline.data.collections.packages import (
     DebianPackage,
@@ -137,20 +140,51 @@ def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
+from sightline.data import archives
 from sightline.data.collections.folder import write_collection
 def fill(draft):
     (draft / "a.png").write_text("half")
     print("writing", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 write_collection(Path(sys.argv[1]), {"data": "things"}, fill)
 """
 
 
 def test_a_process_killed_in_the_middle_leaves_no_folder(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path / "set"], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", KILLED, tmp_path / "set"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"writing\n"
     process.kill()
     process.communicate()
-    time.sleep(0.1)
     assert not (tmp_path / "set").exists()
-    assert all(part.name.startswith(".set-") for part in tmp_path.iterdir())  # hidden: no reader takes it for a set
+    assert all(part.name.startswith(".set") for part in tmp_path.iterdir())  # hidden: no reader takes it for a set
+    write_collection(tmp_path / "set", {"data": "things"}, lambda draft: (pl.DataFrame({"path": ["a"]}), "text"))
+    assert [part.name for part in tmp_path.iterdir()] == ["set"]
+
+
+def test_of_two_that_write_the_same_the_slower_one_takes_what_the_other_wrote(tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+    filled = []
+
+    def fill(draft):
+        filled.append(draft)
+        begun.set()
+        assert go_on.wait(120)
+        return pl.DataFrame({"path": ["a"]}), "text"
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(write_collection, tmp_path / "set", {"data": "things"}, fill)]
+        assert begun.wait(120)
+        both.append(pool.submit(write_collection, tmp_path / "set", {"data": "things"}, fill))
+        go_on.set()
+        assert [one.result(120) for one in both] == [tmp_path / "set" / "manifest.csv"] * 2
+    assert len(filled) == 1
+    assert [part.name for part in tmp_path.iterdir()] == ["set"]
+
+
+@needs_dpkg
+def test_a_small_debian_archive_of_many_bytes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "SPARE", 1 << 20)
+    deb = write_deb(tmp_path, content="a" * (40 << 20))
+    with pytest.raises(InputError, match=r"things_2.5-1_all.deb: cannot be unpacked: more than .* bytes come out of it"):
+        debian_files(THINGS, deb.parent).__enter__()

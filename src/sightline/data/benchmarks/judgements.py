@@ -1,11 +1,10 @@
 """Which items answer which query, where labels do not say it: a JSON file beside the manifest."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline.data.benchmarks.source import Judgements
 from sightline.errors import InputError, raise_faults
+from sightline.files import read_json
 
 
 def judgements_file(manifest: Path) -> Path:
@@ -33,17 +32,19 @@ def read_judgements(
         For each kind, a list for each query.
     """
     try:
-        judged: Judgements = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        judged = read_json(Path(file))
+    except OSError as error:
         raise InputError(f"{file}: not a file of judgements: {error}") from error
+    if not isinstance(judged, dict) or not all(isinstance(lists, dict) for lists in judged.values()):
+        raise InputError(f"{file}: not a file of judgements: a table of lists for each query is needed")
     place = {name: number for number, name in enumerate(gallery_ids)}
     faults = []
     for query in query_ids:
         for kind in kinds:
-            if kind not in judged.get(query, {}):
+            if not isinstance(judged.get(query, {}).get(kind), list):
                 faults.append(f"query {query!r}: no list {kind!r}")
             else:
-                strange = [item for item in judged[query][kind] if item not in place]
+                strange = [item for item in judged[query][kind] if not isinstance(item, str) or item not in place]
                 faults += [f"query {query!r}: {item!r} is not in the gallery" for item in strange]
     raise_faults(file, faults)
     return [[[place[item] for item in judged[query][kind]] for query in query_ids] for kind in kinds]

@@ -2,9 +2,9 @@
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +13,7 @@ from sightline.data.benchmarks.judgements import judgements_file
 from sightline.data.benchmarks.source import Draft, Judgements, Part, Reader, Source
 from sightline.data.manifest import label_columns
 from sightline.errors import InputError, names, raise_faults
-from sightline.files import replaced
+from sightline.files import replaced, replaced_folder
 from sightline.progress import tracked
 
 SHOWN_PATHS = 5
@@ -51,16 +51,20 @@ def prepare_benchmark(
         found = "it is a file; give the folder it lies in" if root.exists() else "no such folder"
         raise InputError(f"{root}: {found}; needed is a folder with {reader.needs}")
     images = out.with_name(f"{out.stem}_images")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.stem}-", dir=out.parent) as scratch:
-        made = Path(scratch).resolve() / "images"
-        made.mkdir()
-        draft = reader.read(Source(root.resolve(), made, images, show_progress))
+    made: list[Path] = []
+    with ExitStack() as at_the_end:
+
+        def room() -> Path:
+            if images.exists():
+                raise InputError(f"{images}: already there, and images would go there: remove it or choose another name")
+            made.append(at_the_end.enter_context(replaced_folder(images)).resolve())
+            return made[0]
+
+        draft = reader.read(Source(root.resolve(), room, show_progress))
         table = _checked(reader, root, draft, reader.counts if counts is None else counts, subset, show_progress)
         # What was made comes last: its folder may lie below the root.
-        table = _relative(table, {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve()), made: images.name})
-        if any(made.iterdir()):
-            made.rename(images)
+        places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
+        table = _relative(table, places | dict.fromkeys(made, images.name))
     if draft.judgements is not None:
         with replaced(judgements_file(out)) as draft_file:
             draft_file.write_text(json.dumps(_judged(draft.judgements, table["id"])), encoding="utf-8")

@@ -1,7 +1,6 @@
 """CIFAR-10, CIFAR-100 and SVHN: images that come in arrays and are written as PNG beside the manifest."""
 
 import os
-import tarfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,10 @@ import polars as pl
 from numpy.typing import NDArray
 from PIL import Image
 
+from sightline.data.archives import archive_faults, tar_files, tar_stream
 from sightline.data.benchmarks.matlab import read_matlab
 from sightline.data.benchmarks.pickles import as_text, read_pickle
-from sightline.data.benchmarks.source import Draft, Part, Reader, Source, archive_faults, rows_of
+from sightline.data.benchmarks.source import Draft, Part, Reader, Source, rows_of
 from sightline.errors import InputError, names, raise_faults
 from sightline.progress import tracked
 
@@ -60,14 +60,17 @@ CIFAR_100_FILES = Cifar(
 
 def read_cifar(source: Source, files: Cifar) -> Draft:
     """The Python or the binary version, as archive or unpacked."""
-    source.room()
+    made = source.room()
     where, load, binary = _opened(source, files)
-    if binary:
-        tables = [load(name).decode().split("\n") for name in files.text_names]
-        class_names = [[line.strip() for line in table if line.strip()] for table in tables]
-    else:
-        meta = as_text(read_pickle(load(files.meta), where / files.meta))
-        class_names = [_entry(meta, key, where / files.meta) for key in files.meta_keys]
+    try:
+        if binary:
+            tables = [load(name).decode().split("\n") for name in files.text_names]
+            class_names = [[line.strip() for line in table if line.strip()] for table in tables]
+        else:
+            meta = as_text(read_pickle(load(files.meta), where / files.meta))
+            class_names = [_entry(meta, key, where / files.meta) for key in files.meta_keys]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: class names that are not UTF-8: {error}") from error
     drafts, listed = [], {}
     for split, parts in (("train", files.train), ("test", (files.test,))):
         stacks, numbers = [], []
@@ -78,7 +81,7 @@ def read_cifar(source: Source, files: Cifar) -> Draft:
             numbers.append(found)
         images = np.concatenate(stacks).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
         labels = _named(np.concatenate(numbers), class_names, where)
-        drafts.append(rows_of(_written(source, images, split, labels[0]), split, labels))
+        drafts.append(rows_of(_written(made, images, split, labels[0], source.show_progress), split, labels))
         listed[split] = where
     return Draft(pl.concat(drafts), listed)
 
@@ -92,9 +95,8 @@ def _opened(source: Source, files: Cifar) -> tuple[Path, Callable[[str], bytes],
             return unpacked.parent, partial(_loaded, unpacked.parent), bool(suffix)
         packed = source.find([archive], Path.is_file)
         if packed is not None:
-            with archive_faults(packed), tarfile.open(packed) as tar:
-                files_in = ((member, tar.extractfile(member)) for member in tar)  # read in order: the archive is a stream
-                loaded = {Path(member.name).name: file.read() for member, file in files_in if file is not None}
+            with archive_faults(packed), tar_stream(packed) as stream:
+                loaded = {Path(name).name: file.read() for name, file in tar_files(stream)}
             return packed, partial(_member, loaded, packed), bool(suffix)
     sought = source.file(*files.archives, *(f"{folder}/{files.test}" for folder in files.folders))  # says what is missing
     raise InputError(f"{sought}: not a file of this data set")
@@ -162,20 +164,20 @@ def _names_a_folder(name: object) -> bool:
     return isinstance(name, str) and 0 < len(name) <= 200 and not name.startswith(".") and not set("/\\\0") & set(name)
 
 
-def _written(source: Source, images: Bytes, split: str, labels: Sequence[str]) -> list[Path]:
+def _written(made: Path, images: Bytes, split: str, labels: Sequence[str], show_progress: bool) -> list[Path]:
     """Write (N, 32, 32, 3) as ``<split>/<label>/<number>.png``."""
-    paths = [source.made / split / label / f"{number:05d}.png" for number, label in enumerate(labels)]
+    paths = [made / split / label / f"{number:05d}.png" for number, label in enumerate(labels)]
     for folder in {path.parent for path in paths}:
         folder.mkdir(parents=True)
     pairs = zip(paths, images, strict=True)
-    for path, image in tracked(pairs, f"Writing {split} images", len(paths), source.show_progress):
+    for path, image in tracked(pairs, f"Writing {split} images", len(paths), show_progress):
         Image.fromarray(np.ascontiguousarray(image)).save(path)
     return paths
 
 
 def read_svhn(source: Source) -> Draft:
     """``{train,test}_32x32.mat`` with ``X`` (32, 32, 3, N) and ``y``, in which 10 stands for the digit 0."""
-    source.room()
+    made = source.room()
     drafts, listed = [], {}
     for split in ("train", "test"):
         listed[split] = file = source.file(f"{split}_32x32.mat")
@@ -187,7 +189,7 @@ def read_svhn(source: Source) -> Draft:
             raise InputError(f"{file}: X of shape ({SIDE}, {SIDE}, 3, {len(digits)}) is needed, found {pixels.shape}")
         labels = [str(digit) for digit in digits.tolist()]
         images = pixels.astype(np.uint8).transpose(3, 0, 1, 2)
-        drafts.append(rows_of(_written(source, images, split, labels), split, [labels]))
+        drafts.append(rows_of(_written(made, images, split, labels, source.show_progress), split, [labels]))
     return Draft(pl.concat(drafts), listed)
 
 

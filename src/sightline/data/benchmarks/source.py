@@ -1,18 +1,14 @@
 """What the readers of public data sets share: finding files, reading lines of text, and the shape of what they give."""
 
-import gzip
 import os
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from sightline.data.archives import unpack
 from sightline.data.manifest import label_columns
 from sightline.errors import InputError, names, raise_faults
 
@@ -48,15 +44,13 @@ class Source:
 
     Attributes:
         root: the folder that the user named.
-        made: a folder for the images that a reader unpacks or writes.
-        goes_to: the folder beside the manifest that it becomes.
+        room: makes a folder for the images that a reader unpacks or writes; called once, and refused if its place is taken.
         show_progress: draw bars.
         bases: where files are looked for.
     """
 
     root: Path
-    made: Path
-    goes_to: Path
+    room: Callable[[], Path]
     show_progress: bool = False
     bases: tuple[Path, ...] = field(default=())
 
@@ -82,36 +76,14 @@ class Source:
         has = f"it has {names(found[:SHOWN])}{more}" if found else "it is empty"
         raise InputError(f"{self.root}: no {what} {' or '.join(map(repr, choices))} in this folder; {has}")
 
-    def room(self) -> Path:
-        """The folder for images that are unpacked or written; refused if its place is taken."""
-        if self.goes_to.exists():
-            raise InputError(
-                f"{self.goes_to}: already there, and the images would go there: remove it or choose another name"
-            )
-        return self.made
-
     def unpacked(self, archives: Sequence[str], unless: Sequence[str]) -> "Source":
         """Where none of the folders ``unless`` is there but an archive is: a source that also looks into the archive."""
         archive = self.find(archives, Path.is_file)
         if archive is None or self.find(unless, Path.is_dir):
             return self
-        with archive_faults(archive):
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as zipped:
-                    zipped.extractall(self.room())
-            else:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(self.room(), filter="data")
-        return replace(self, bases=(*self.bases, self.made))
-
-
-@contextmanager
-def archive_faults(file: Path) -> Iterator[None]:
-    """One error that names the file, for what a truncated archive raises."""
-    try:
-        yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(f"{file}: truncated, or not an archive: {str(error) or type(error).__name__}") from error
+        made = self.room()
+        unpack(archive, made)
+        return replace(self, bases=(*self.bases, made))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import math
 import zlib
 from pathlib import Path
 
@@ -89,16 +90,18 @@ def _read_part(root: Path, start: str, n_images: int) -> tuple[NDArray[np.uint8]
 
 def _read_idx(file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """The bytes of an IDX file of the given shape: two zeros, 8 for bytes, the number of sides, each side, the values."""
+    start = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
     try:
-        content = gzip.decompress(file.read_bytes())
+        with gzip.open(file) as opened:
+            content = opened.read(len(start) + math.prod(shape) + 1)
     except FileNotFoundError as error:
         raise InputError(f"{file}: no such file") from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file.name}: cannot be unpacked: {error}") from error
-    start = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
     if content[: len(start)] != start:
         raise InputError(f"{file.name}: not an IDX file of {' x '.join(map(str, shape))} bytes")
     values = np.frombuffer(content, np.uint8, offset=len(start))
-    if len(values) != np.prod(shape):
-        raise InputError(f"{file.name}: {len(values):,} values, its header says {np.prod(shape):,}")
+    if len(values) != math.prod(shape):
+        found = f"{len(values):,}" if len(values) < math.prod(shape) else "more"
+        raise InputError(f"{file.name}: {found} values, its header says {math.prod(shape):,}")
     return values.reshape(shape)

@@ -3,13 +3,13 @@
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from sightline.errors import InputError
+from sightline.files import read_json, replaced_folder
 
 MANIFEST = "manifest.csv"
 RECORD = "collection.json"
@@ -42,16 +42,16 @@ def write_collection(folder: Path, record: Record, fill: Callable[[Path], tuple[
     """
     if _is_finished(folder, record):
         return folder / MANIFEST
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        draft = Path(scratch, "draft")
-        draft.mkdir()
-        manifest, sources = fill(draft)
-        manifest.write_csv(draft / MANIFEST)
-        (draft / "SOURCES.md").write_text(sources, encoding="utf-8")
-        (draft / RECORD).write_text(json.dumps(record | {"n_images": len(manifest)}, indent=2) + "\n", encoding="utf-8")
+    try:
+        with replaced_folder(folder) as draft:
+            manifest, sources = fill(draft)
+            manifest.write_csv(draft / MANIFEST)
+            (draft / "SOURCES.md").write_text(sources, encoding="utf-8")
+            text = json.dumps(record | {"n_images": len(manifest)}, indent=2) + "\n"
+            (draft / RECORD).write_text(text, encoding="utf-8")
+    except InputError:
         if not _is_finished(folder, record):  # another process may have been faster
-            draft.replace(folder)
+            raise
     return folder / MANIFEST
 
 
@@ -62,7 +62,7 @@ def _is_finished(folder: Path, record: Record) -> bool:
     if not folder.exists():
         return False
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = read_json(folder / RECORD, folder)
         if (folder / MANIFEST).is_file() and record.items() <= found.items():
             return True
     raise InputError(f"{folder}: not empty, and not {record['data']!r} as this version makes it; choose another folder")

@@ -3,22 +3,20 @@
 import base64
 import hashlib
 import json
-import lzma
 import os
 import shutil
 import subprocess
-import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from subprocess import PIPE
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, cast
 
+from sightline.data.archives import Bounded, archive_faults, most_unpacked, tar_files, tar_stream, unpack_tar
 from sightline.errors import InputError, names, raise_faults
 from sightline.progress import tracked
-
-BROKEN_ARCHIVE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,11 @@ def _fault(file: Path, package: NpmPackage) -> str | None:
 def read_archive(archive: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of an archive, by their path in it without the first folder."""
     found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                path = member.name.partition("/")[2]
-                if member.isfile() and wanted(path) and (file := opened.extractfile(member)):
-                    found[path] = file.read()
-    except BROKEN_ARCHIVE as error:
-        raise InputError(f"{archive.name}: cannot be unpacked: {str(error) or type(error).__name__}") from error
+    with archive_faults(archive), tar_stream(archive) as stream:
+        for name, file in tar_files(stream):
+            path = name.partition("/")[2]
+            if wanted(path):
+                found[path] = file.read()
     return found
 
 
@@ -161,21 +156,44 @@ def debian_files(package: DebianPackage, archives: Path | None) -> Iterator[tupl
         if len(found) != 1:
             has = f"{names(file.name for file in found)} are there" if found else "there is none"
             raise InputError(f"{archives or 'fetched by apt-get'}: one {package.name}_*.deb is needed; {has}")
-        result = _run(["dpkg-deb", "-x", str(found[0].resolve()), "files"], Path(scratch), f"to unpack {found[0].name}")
-        if result.returncode:
-            raise InputError(f"{found[0].name}: cannot be unpacked: {_last_line(result.stderr)}")
+        _unpack_debian(found[0], Path(scratch, "files"))
         root = Path(scratch, "files", package.root.lstrip("/"))
         if not root.is_dir():
             raise InputError(f"{found[0].name}: has no folder {package.root}")
         yield root, found[0].name.split("_")[1]
 
 
+def _unpack_debian(archive: Path, folder: Path) -> None:
+    """Have ``dpkg-deb`` give the package's files as a tar stream, and write that below a folder."""
+    _need("dpkg-deb", f"to unpack {archive.name}")
+    command = ["dpkg-deb", "--fsys-tarfile", str(archive.resolve())]
+    with TemporaryFile() as said, subprocess.Popen(command, stdout=PIPE, stderr=said, env=_english()) as process:
+        stream = Bounded(cast(IO[bytes], process.stdout), most_unpacked(archive))
+        try:
+            with archive_faults(archive):
+                unpack_tar(stream, folder)
+        except InputError:
+            cast(IO[bytes], process.stdout).close()
+            process.wait()
+            said.seek(0)
+            reason = said.read().decode(errors="replace").strip()
+            if reason and stream.left >= 0:  # else it complains of the pipe
+                raise InputError(f"{archive}: cannot be unpacked: {_last_line(reason)}") from None
+            raise
+
+
+def _need(program: str, purpose: str) -> None:
+    if not shutil.which(program):
+        raise InputError(f"{program} is needed {purpose} and is not installed; or give a folder with the archive")
+
+
 def _run(command: list[str], folder: Path, purpose: str) -> subprocess.CompletedProcess[str]:
-    if not shutil.which(command[0]):
-        raise InputError(f"{command[0]} is needed {purpose} and is not installed; or give a folder with the archive")
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, errors="replace", env=os.environ | {"LC_ALL": "C"}
-    )
+    _need(command[0], purpose)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", env=_english())
+
+
+def _english() -> dict[str, str]:
+    return os.environ | {"LC_ALL": "C"}
 
 
 def _last_line(text: str) -> str:
