@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         evaluate_revisited,
     )
     from sightline.evaluation.decomposability import decomposability_gap
-    from sightline.evaluation.graded import Relevance
+    from sightline.evaluation.metrics import Metric, Relevance, list_metrics
     from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
@@ -47,9 +47,10 @@ _MODULES = {
     "InputError": "errors",
     "Item": "search.items",
     "Manifest": "data.manifest",
+    "Metric": "evaluation.metrics",
     "Recipe": "training.recipe",
     "Refinement": "search.refine",
-    "Relevance": "evaluation.graded",
+    "Relevance": "evaluation.metrics",
     "Result": "evaluation.result",
     "RetrievalSet": "evaluation.benchmark_protocols",
     "Whitening": "models.heads",
@@ -66,6 +67,7 @@ _MODULES = {
     "evaluate_table": "evaluation.tables",
     "export_onnx": "models.onnx_export",
     "list_losses": "losses",
+    "list_metrics": "evaluation.metrics",
     "losses": "losses",
     "ood": "ood",
     "read_card": "models.card",
@@ -97,6 +99,7 @@ __all__ = [
     "InputError",
     "Item",
     "Manifest",
+    "Metric",
     "Recipe",
     "Refinement",
     "Relevance",
@@ -117,6 +120,7 @@ __all__ = [
     "evaluate_table",
     "export_onnx",
     "list_losses",
+    "list_metrics",
     "losses",
     "ood",
     "read_card",

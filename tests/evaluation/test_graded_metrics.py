@@ -11,19 +11,7 @@ from torch.testing import assert_close
 
 import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
 from sightline.errors import InputError
-from sightline.evaluation import graded
-from sightline.evaluation.graded import (
-    Relevance,
-    asi,
-    h_ap,
-    h_curves,
-    hierarchical_distance,
-    level_average_precision,
-    ndcg,
-    pooled_severity,
-    severity,
-    weighted_ap,
-)
+from sightline.evaluation.metrics import Ranking, Relevance, h_curves, list_metric, pooled_severity, severity
 from sightline.evaluation.statistics import list_statistics
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
@@ -34,8 +22,8 @@ M1 = [1, 0, 1, 1, 0, 0, 1, 0, 0, 1]
 WEIGHT = Relevance("weight")
 
 
-def of_one(metric, levels, n_levels=3, **options):
-    found = metric(torch.tensor([levels]), n_levels, **options)
+def of_one(name, levels, n_levels=3, **options):
+    found = list_metric(name, torch.tensor([levels]), n_levels, **options)
     assert (found.shape, found.dtype) == ((1,), torch.float64)
     return found.item()
 
@@ -45,14 +33,14 @@ def assert_near(found, expected):
 
 
 def test_hierarchical_ap_of_the_papers_examples():
-    assert_near(of_one(h_ap, A, relevance=WEIGHT), 0.7833333)  # 0.78 in the paper
-    assert_near(of_one(h_ap, B, relevance=WEIGHT), 0.6722222)  # 0.67
-    assert [round(of_one(h_ap, levels, relevance=WEIGHT), 2) for levels in (A, B)] == [0.78, 0.67]
+    assert_near(of_one("h_ap", A, relevance=WEIGHT), 0.7833333)  # 0.78 in the paper
+    assert_near(of_one("h_ap", B, relevance=WEIGHT), 0.6722222)  # 0.67
+    assert [round(of_one("h_ap", levels, relevance=WEIGHT), 2) for levels in (A, B)] == [0.78, 0.67]
 
 
 @pytest.mark.parametrize(("levels", "expected"), [(A, [0.45, 0.8666667, 0.8875]), (B, [0.45, 0.5333333, 0.8875])])
 def test_ap_of_each_level_of_the_papers_examples(levels, expected):
-    assert_near([of_one(level_average_precision, levels, level=level) for level in (3, 2, 1)], expected)
+    assert_near([of_one(f"map_label_{3 - level}" if level < 3 else "map", levels) for level in (3, 2, 1)], expected)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +71,22 @@ def test_hierarchical_curves_of_the_papers_examples(levels, recall, precision):
 def test_relevances_of_the_specification(relevance, expected):
     for levels, value in zip((A, B, BEST), expected, strict=True):
         if value is not None:
-            assert_near(of_one(h_ap, levels, relevance=relevance), value)
+            assert_near(of_one("h_ap", levels, relevance=relevance), value)
 
 
 def test_ndcg_of_the_specification():
-    assert_near([of_one(ndcg, A), of_one(ndcg, B), of_one(ndcg, A, k=3)], [0.7908150, 0.7055051, 0.5741883])
+    assert_near([of_one("ndcg", A), of_one("ndcg", B), of_one("ndcg@3", A)], [0.7908150, 0.7055051, 0.5741883])
     stats = [list_statistics(torch.tensor([levels]), 3) for levels in (A, BEST)]
     assert_near([(one.discount * [1, 3, 7]).sum() for one in stats], [10.5551545, 13.3471848])
 
 
 def test_asi_of_the_specification():
-    assert_near([of_one(asi, A), of_one(asi, B), of_one(asi, M1, n_levels=1)], [0.4791667, 0.3958333, 0.7033333])
+    assert_near([of_one("asi", A), of_one("asi", B), of_one("asi", M1, n_levels=1)], [0.4791667, 0.3958333, 0.7033333])
 
 
 def test_severity_of_the_specification():
-    assert [of_one(severity, A, k=1), of_one(severity, A, k=5), of_one(hierarchical_distance, A, k=5)] == [1, 2, 6 / 5]
-    assert [of_one(severity, B, k=1), of_one(severity, B, k=5), of_one(hierarchical_distance, B, k=5)] == [2, 2, 6 / 5]
+    assert [of_one("severity@1", A), of_one("severity@5", A), of_one("distance@5", A)] == [1, 2, 6 / 5]
+    assert [of_one("severity@1", B), of_one("severity@5", B), of_one("distance@5", B)] == [2, 2, 6 / 5]
 
 
 def test_severity_is_pooled_over_mistakes_and_nan_without_one():
@@ -106,16 +94,16 @@ def test_severity_is_pooled_over_mistakes_and_nan_without_one():
     assert pooled_severity(stats, 2) == ((2 + 3 + 3) / 3, 3)  # the query without a relevant item is left out
     assert pooled_severity(stats, 1) == (3, 1)
     assert np.isnan(pooled_severity(list_statistics(torch.tensor([[3]]), 3, [1]), 1)[0])
-    assert np.isnan(graded.severity_of(stats, 1)).tolist() == [True, False, True, True]
+    assert np.isnan(severity(Ranking(stats, 3), 1)).tolist() == [True, False, True, True]
 
 
 @reproducible
 @given(lists)
 def test_every_metric_by_definition(levels):
     gains = definitions.worth_of_levels(levels, 3, "exponential")
-    assert_close(of_one(ndcg, levels), definitions.ndcg(levels, gains))
-    assert_close(of_one(ndcg, levels, k=4), definitions.ndcg(levels, gains, 4))
-    assert_close(of_one(asi, levels), definitions.asi(levels))
+    assert_close(of_one("ndcg", levels), definitions.ndcg(levels, gains))
+    assert_close(of_one("ndcg@4", levels), definitions.ndcg(levels, gains, 4))
+    assert_close(of_one("asi", levels), definitions.asi(levels))
     for options in (
         {},
         {"name": "weight", "alpha": 2.0},
@@ -124,8 +112,8 @@ def test_every_metric_by_definition(levels):
         {"name": "sum_wap", "weights": (0.2, 0.3, 0.5)},
     ):
         worth = definitions.worth_of_levels(levels, 3, **options)
-        assert_close(of_one(h_ap, levels, relevance=Relevance(**options)), definitions.h_ap(levels, worth))
-        gain = of_one(ndcg, levels, gain=Relevance(**options))  # gains that do not rise with the level among them
+        assert_close(of_one("h_ap", levels, relevance=Relevance(**options)), definitions.h_ap(levels, worth))
+        gain = of_one("ndcg", levels, gain=Relevance(**options))  # gains that do not rise with the level among them
         assert_close(gain, definitions.ndcg(levels, worth))
 
 
@@ -134,7 +122,7 @@ def test_every_metric_by_definition(levels):
 def test_the_curves_give_hierarchical_ap(levels):
     recall, precision = (side[0] for side in h_curves(torch.tensor([levels]), 3))
     steps = torch.diff(recall, prepend=torch.zeros(1))
-    assert_close((steps * precision.nan_to_num()).sum().item(), of_one(h_ap, levels))
+    assert_close((steps * precision.nan_to_num()).sum().item(), of_one("h_ap", levels))
 
 
 @reproducible
@@ -142,7 +130,7 @@ def test_the_curves_give_hierarchical_ap(levels):
 def test_hierarchical_ap_is_1_for_the_best_order_alone(levels):
     worth = definitions.worth_of_levels(levels, 3)
     values = [worth[level] for level in levels]
-    found = of_one(h_ap, levels)
+    found = of_one("h_ap", levels)
     assert 0 < found <= 1 + 1e-12
     assert (found > 1 - 1e-9) == (values == sorted(values, reverse=True))
 
@@ -153,17 +141,17 @@ def test_the_best_order_scores_1(levels):
     best = sorted(levels, reverse=True)
     monotone = Relevance(monotone=True)
     found = [
-        of_one(h_ap, best, relevance=WEIGHT),
-        of_one(h_ap, best, relevance=monotone),
-        of_one(ndcg, best),
-        of_one(asi, best),
+        of_one("h_ap", best, relevance=WEIGHT),
+        of_one("h_ap", best, relevance=monotone),
+        of_one("ndcg", best),
+        of_one("asi", best),
     ]
     assert_close(found, [1.0] * 4)
 
 
-@pytest.mark.parametrize("metric", [h_ap, ndcg, asi])
+@pytest.mark.parametrize("metric", ["h_ap", "ndcg", "asi"])
 def test_the_best_order_backwards_is_the_worst(metric):
-    options = {"relevance": WEIGHT} if metric is h_ap else {}
+    options = {"relevance": WEIGHT} if metric == "h_ap" else {}
     values = [of_one(metric, list(order), **options) for order in set(permutations([3, 2, 1, 1, 0, 0]))]
     assert_close(of_one(metric, [0, 0, 1, 1, 2, 3], **options), min(values))
     assert_close(max(values), 1.0)
@@ -172,7 +160,7 @@ def test_the_best_order_backwards_is_the_worst(metric):
 @reproducible
 @given(lists)
 def test_one_more_irrelevant_item_at_the_end_changes_nothing(levels):
-    for metric in (h_ap, ndcg, asi):
+    for metric in ("h_ap", "ndcg", "asi"):
         assert_close(of_one(metric, [*levels, 0]), of_one(metric, levels))
         assert_close(of_one(metric, [*levels, -1]), of_one(metric, levels))
 
@@ -183,30 +171,30 @@ def test_weights_on_one_level_give_its_ap(levels):
     for level in (1, 2, 3):
         if max(levels) >= level:
             weights = tuple(float(other == level) for other in (1, 2, 3))
-            expected = of_one(level_average_precision, levels, level=level)
-            assert_close(of_one(h_ap, levels, relevance=Relevance("sum_wap", weights=weights)), expected)
+            expected = of_one(f"map_label_{3 - level}" if level < 3 else "map", levels)
+            assert_close(of_one("h_ap", levels, relevance=Relevance("sum_wap", weights=weights)), expected)
 
 
 @reproducible
 @given(lists.filter(lambda levels: 3 in levels))
 def test_the_weighted_sum_of_level_aps_is_hierarchical_ap(levels):
     weights = (0.2, 0.3, 0.5)
-    aps = [of_one(level_average_precision, levels, level=level) for level in (1, 2, 3)]
+    aps = [of_one(f"map_label_{3 - level}" if level < 3 else "map", levels) for level in (1, 2, 3)]
     expected = sum(weight * ap for weight, ap in zip(weights, aps, strict=True))
-    assert_close(of_one(h_ap, levels, relevance=Relevance("sum_wap", weights=weights)), expected, rtol=0, atol=1e-12)
-    assert_close(of_one(weighted_ap, levels, weights=weights), expected, rtol=0, atol=1e-12)
-    assert_close(of_one(weighted_ap, levels), sum(aps) / 3, rtol=0, atol=1e-12)
+    assert_close(of_one("h_ap", levels, relevance=Relevance("sum_wap", weights=weights)), expected, rtol=0, atol=1e-12)
+    assert_close(of_one("weighted_ap", levels, relevance=Relevance(weights=weights)), expected, rtol=0, atol=1e-12)
+    assert_close(of_one("weighted_ap", levels), sum(aps) / 3, rtol=0, atol=1e-12)
 
 
 def test_levels_of_equal_worth_are_not_counted_twice():
-    assert of_one(h_ap, [1, 2, 2, 0], n_levels=2, relevance=Relevance(values=(0.5, 0.5))) == 1
+    assert of_one("h_ap", [1, 2, 2, 0], n_levels=2, relevance=Relevance(values=(0.5, 0.5))) == 1
 
 
 def test_a_constant_factor_of_relevance_changes_nothing():
     values = (0.5, 1.25, 4.0)
     twice = tuple(2 * value for value in values)
-    expected = of_one(h_ap, A, relevance=Relevance(values=values))
-    assert_close(of_one(h_ap, A, relevance=Relevance(values=twice)), expected)
+    expected = of_one("h_ap", A, relevance=Relevance(values=values))
+    assert_close(of_one("h_ap", A, relevance=Relevance(values=twice)), expected)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -217,46 +205,39 @@ def test_ndcg_is_that_of_scikit_learn_and_torchmetrics_where_nothing_ties(seed):
     levels, scores = rng.integers(0, 4, (1, 20)), rng.normal(size=(1, 20))
     ranked = np.take_along_axis(levels, (-scores).argsort(1), 1)
     gains = 2.0**levels - 1
-    assert_close(of_one(ndcg, ranked[0].tolist()), ndcg_score(gains, scores))
-    assert_close(of_one(ndcg, ranked[0].tolist(), k=5), ndcg_score(gains, scores, k=5))
-    raw = of_one(ndcg, ranked[0].tolist(), gain=Relevance(values=(1, 2, 3)))
+    assert_close(of_one("ndcg", ranked[0].tolist()), ndcg_score(gains, scores))
+    assert_close(of_one("ndcg@5", ranked[0].tolist()), ndcg_score(gains, scores, k=5))
+    raw = of_one("ndcg", ranked[0].tolist(), gain=Relevance(values=(1, 2, 3)))
     assert_close(raw, ndcg_score(levels, scores))
     theirs = torch.from_numpy(scores[0]), torch.from_numpy(levels[0])  # gains as they are given
     assert_close(raw, retrieval_normalized_dcg(*theirs).item(), rtol=1e-5, atol=0)
 
 
-def test_a_list_without_a_relevant_item_is_nan_and_spoils_no_other():
-    ranked = torch.tensor([A, [0] * 5])
-    for metric in (h_ap, ndcg, asi, severity, hierarchical_distance):
-        assert metric(ranked, 3).isnan().tolist() == [False, True]
+@pytest.mark.parametrize(
+    ("relevance", "facts"),
+    [
+        (Relevance("populatoin"), ["populatoin", "population"]),
+        (Relevance("sum_wap", weights=(0.5, 0.5)), ["2 weights", "3 levels"]),
+        (Relevance(values=(0.5, 0.5)), ["2 values", "3 levels"]),
+        (Relevance(values=(0.5, -1.0, 1.0)), ["values", "-1.0"]),
+        (Relevance("weight", alpha=np.nan), ["alpha", "nan"]),
+        (Relevance("sum_wap", weights=(np.inf, 1.0, 1.0)), ["weights", "inf"]),
+    ],
+)
+def test_a_relevance_that_means_nothing_is_refused(relevance, facts):
+    with pytest.raises(InputError) as refused:
+        of_one("h_ap", A, relevance=relevance)
+    assert all(fact in str(refused.value) for fact in facts)
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(InputError, match="unknown relevance 'populatoin': did you mean 'population'"):
-        h_ap(torch.tensor([A]), 3, Relevance("populatoin"))
-    with pytest.raises(InputError, match="2 weights for 3 levels"):
-        h_ap(torch.tensor([A]), 3, Relevance("sum_wap", weights=(0.5, 0.5)))
-    with pytest.raises(InputError, match="2 values for 3 levels"):
-        h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, 0.5)))
-    for wrong in (-1.0, np.nan, np.inf):
-        with pytest.raises(InputError, match=r"values are \[0\.5, .*, 1\.0\]; finite numbers from 0 on are needed"):
-            h_ap(torch.tensor([A]), 3, Relevance(values=(0.5, wrong, 1.0)))
-    for wrong in (-3.0, np.nan, np.inf):
-        with pytest.raises(InputError, match=r"alpha is .*; a finite number from 0 on is needed"):
-            h_ap(torch.tensor([A]), 3, Relevance("weight", alpha=wrong))
-        with pytest.raises(InputError, match=r"weights are \[.*, 1\.0, 1\.0\]; finite numbers from 0 on are needed"):
-            h_ap(torch.tensor([A]), 3, Relevance("sum_wap", weights=(wrong, 1.0, 1.0)))
-    for metric in (h_ap, h_curves, ndcg, asi, severity):
-        with pytest.raises(InputError, match="ranked: levels up to 2 are needed, found 3"):
-            metric(torch.tensor([A]), 2)
-    for level in (0, 4):
-        with pytest.raises(InputError, match=f"level is {level}; from 1, the coarsest, to 3 is needed"):
-            level_average_precision(torch.tensor([A]), 3, level)
-    for metric in (ndcg, severity, hierarchical_distance):
-        with pytest.raises(InputError, match="k is 0; at least 1 is needed"):
-            metric(torch.tensor([A]), 3, k=0)
+def test_levels_beyond_the_finest_are_refused():
+    for call in (lambda: list_metric("asi", torch.tensor([A]), 2), lambda: h_curves(torch.tensor([A]), 2)):
+        with pytest.raises(InputError, match=r"2.*3"):
+            call()
 
 
-@pytest.mark.parametrize("metric", [h_ap, h_curves, ndcg])
-def test_a_relevance_may_be_given_by_its_name(metric):
-    assert_close(metric(torch.tensor([A]), 3, "weight"), metric(torch.tensor([A]), 3, Relevance("weight")), equal_nan=True)
+def test_a_relevance_may_be_given_by_its_name():
+    ranked = torch.tensor([A])
+    assert_close(list_metric("h_ap", ranked, 3, "weight"), list_metric("h_ap", ranked, 3, WEIGHT))
+    assert_close(list_metric("ndcg", ranked, 3, gain="weight"), list_metric("ndcg", ranked, 3, gain=WEIGHT))
+    assert_close(h_curves(ranked, 3, "weight"), h_curves(ranked, 3, WEIGHT), equal_nan=True)

@@ -18,7 +18,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.evaluation import streaming
-from sightline.evaluation.metrics import average_precision
+from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate, metric_names, rank_lists
 from sightline.evaluation.tables import evaluate_table
 
@@ -150,7 +150,7 @@ def test_ranked_lists_by_definition_with_many_ties(data):
 def test_tied_lists_of_the_specification():
     for scores, relevant in (([0.5, 0.5, 0.5], [True, True, False]), ([0.9, 0.9, 0.5], [True, False, True])):
         lists = rank_lists(torch.tensor([scores]), torch.tensor([relevant]), torch.tensor([-1]))
-        assert_close(average_precision(*lists).item(), 0.5833333, rtol=0, atol=1e-6)
+        assert_close(list_metric("map", lists[0].byte()).item(), 0.5833333, rtol=0, atol=1e-6)
 
 
 def test_ranking_changes_none_of_its_arguments():
@@ -201,7 +201,7 @@ def test_average_precision_is_scikit_learns_where_nothing_ties(seed):
     relevant[:, 0] = True
     lists = rank_lists(torch.from_numpy(scores), torch.from_numpy(relevant), torch.full((5,), -1))
     expected = [average_precision_score(*row) for row in zip(relevant, scores, strict=True)]
-    assert_close(average_precision(*lists), torch.tensor(expected, dtype=torch.float64))
+    assert_close(list_metric("map", lists[0].byte()), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("seed", range(5))

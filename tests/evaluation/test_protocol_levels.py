@@ -25,8 +25,8 @@ from sightline.evaluation.benchmark_protocols import (
     evaluate_gldv2,
     evaluate_revisited,
 )
-from sightline.evaluation.graded import Relevance
 from sightline.evaluation.judged import judged_levels
+from sightline.evaluation.metrics import Relevance
 from sightline.evaluation.protocol import evaluate, metric_names
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table

@@ -10,8 +10,7 @@ from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sklearn.metrics import average_precision_score
 
 from sightline.evaluation import streaming
-from sightline.evaluation.catalogue import read_name, value
-from sightline.evaluation.graded import Relevance, ap_of, h_ap_of, ndcg_of
+from sightline.evaluation.metrics import Ranking, Relevance, average_precision, h_ap, ndcg, read_metric_name
 from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
 from sightline.kernels import counting
 
@@ -48,7 +47,8 @@ def assert_metrics(stats, scores, levels, n_levels, ks=KS, **relevance):
     ]
     assert len(expected[0]) > 30
     for name in expected[0]:
-        found = value(read_name(name, n_levels), stats, Relevance(**relevance), Relevance("exponential"), n_levels)
+        metric, k, label = read_metric_name(name, n_levels)
+        found = metric(Ranking(stats, n_levels - label, Relevance(**relevance)), k)
         assert_allclose(found, [row[name] for row in expected], rtol=1e-12, atol=1e-13, err_msg=name)
 
 
@@ -99,7 +99,8 @@ def test_counted_ties_by_definition(kind, way):
     stats = way(scores, levels, 3, by_counting=True)
     expected = [counting_metrics(*row, 3) for row in zip(scores.tolist(), levels.tolist(), strict=True)]
     for name in expected[0]:
-        found = value(read_name(name, 3), stats, Relevance(), Relevance("exponential"), 3)
+        metric, k, label = read_metric_name(name, 3)
+        found = metric(Ranking(stats, 3 - label), k)
         assert_allclose(found, [row[name] for row in expected], rtol=1e-12, err_msg=name)
 
 
@@ -130,7 +131,7 @@ def test_counted_ties_are_those_of_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     scores, levels = np.round(rng.normal(size=(1, 50)), 1), (rng.random((1, 50)) < 0.3).astype(int)
     stats = counted(scores, levels, 1, by_counting=True)
-    assert_allclose(ap_of(stats, 1), average_precision_score(levels[0], scores[0]))
+    assert_allclose(average_precision(Ranking(stats, 1)), average_precision_score(levels[0], scores[0]))
 
 
 @pytest.mark.parametrize("scores", [[0.5, 0.5, 0.5], [0.9, 0.9, 0.5]])
@@ -149,16 +150,16 @@ def test_counted_ties_are_never_below_the_worst_order_but_in_ndcg_never_above(da
     scores = np.array([data.draw(st.lists(st.integers(0, 2), min_size=n_items, max_size=n_items))], np.float32)
     levels = np.array([data.draw(st.lists(st.integers(0, 2), min_size=n_items, max_size=n_items).filter(any))])
     worst, counting_ties = (by_sorting(scores, levels, 2, by_counting=ties) for ties in (False, True))
-    assert ap_of(worst, 1) <= ap_of(counting_ties, 1) + 1e-12
-    assert h_ap_of(worst, Relevance("weight")) <= h_ap_of(counting_ties, Relevance("weight")) + 1e-12
-    assert ndcg_of(worst) >= ndcg_of(counting_ties) - 1e-12
+    assert average_precision(Ranking(worst, 1)) <= average_precision(Ranking(counting_ties, 1)) + 1e-12
+    assert h_ap(Ranking(worst, 2, Relevance("weight"))) <= h_ap(Ranking(counting_ties, 2, Relevance("weight"))) + 1e-12
+    assert ndcg(Ranking(worst, 1)) >= ndcg(Ranking(counting_ties, 1)) - 1e-12
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_tied_items_alone_both_take_the_second_place_where_ties_are_counted(way):
     stats = way([[0.5, 0.5]], [[1, 1]], 1, by_counting=True)
-    assert_allclose(ndcg_of(stats), 2 / np.log2(3) / (1 + 1 / np.log2(3)))
-    assert_allclose(ap_of(stats, 1), 1)
+    assert_allclose(ndcg(Ranking(stats, 1)), 2 / np.log2(3) / (1 + 1 / np.log2(3)))
+    assert_allclose(average_precision(Ranking(stats, 1)), 1)
 
 
 def test_parts_are_joined_in_the_order_asked_for():

@@ -13,7 +13,7 @@ from sightline.benchmark.grid import Cell, slug
 from sightline.benchmark.layout import Picture
 from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.suite import Suite, Sweep
-from sightline.evaluation.result import IN_LEVELS
+from sightline.evaluation.metrics import shown_scale
 from sightline.files import replaced
 
 # Okabe and Ito's colours, with another marker and line each: readable to colour-blind people and in grey.
@@ -56,7 +56,7 @@ def _line(sweep: Sweep, done: Mapping[Cell, Outcome]) -> dict[float, list[float]
 
 def _draw(lines: Mapping[Sweep, dict[float, list[float]]], file: Path) -> None:
     first = next(iter(lines))
-    scale = 1 if first.metric.startswith(IN_LEVELS) else 100
+    scale = shown_scale(first.metric)
     with rc_context(SETTINGS):
         figure = Figure(figsize=(6, 3.8), layout="constrained")
         FigureCanvasAgg(figure)

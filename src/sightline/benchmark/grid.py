@@ -13,7 +13,7 @@ from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.sources import Images, check_once, find_manifest, read_images
 from sightline.benchmark.suite import DataSet, Row, Suite, only_rows
 from sightline.errors import InputError, names, nearest
-from sightline.evaluation.catalogue import metric_names, read_name
+from sightline.evaluation.metrics import metric_names, read_metric_name
 from sightline.losses import loss_options
 from sightline.training.account import loss_settings
 from sightline.training.recipe import LossSection, Recipe, read_recipe
@@ -133,7 +133,7 @@ def cells_of(
             for without in sorted({row.train_without_queries for row in rows})
         }
         for metric in suite.all_metrics:
-            read_name(metric, next(iter(images.values())).n_levels)
+            read_metric_name(metric, next(iter(images.values())).n_levels)
         for seed in suite.seeds:
             wanted = [row for row in rows if row.trained or seed == suite.seeds[0]]
             if not seeds or seed in seeds:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.errors import InputError, names, nearest, raise_faults
-from sightline.evaluation.catalogue import read_name
+from sightline.evaluation.metrics import read_metric_name
 from sightline.papers import published_value
 
 MOST_LEVELS = 127  # of labels; the manifest says later how many there are
@@ -194,7 +194,7 @@ def _faults(suite: Suite) -> list[str]:
     if suite.baseline not in rows:
         faults.append(f"baseline: unknown row {suite.baseline!r}: {nearest(suite.baseline, rows)}")
     for metric in suite.all_metrics:
-        faults += _refused(read_name, metric, MOST_LEVELS)
+        faults += _refused(read_metric_name, metric, MOST_LEVELS)
     for table in suite.published:
         faults += [
             f"published {table.table}: unknown row {row!r}: {nearest(row, rows)}" for row in table.rows if row not in rows

@@ -12,7 +12,7 @@ from sightline.benchmark.grid import Cell
 from sightline.benchmark.outcome import Outcome
 from sightline.benchmark.suite import PublishedTable, Suite
 from sightline.errors import InputError
-from sightline.evaluation.result import IN_LEVELS
+from sightline.evaluation.metrics import metric_of
 from sightline.evaluation.uncertainty import holm, permutation_p
 from sightline.papers import published_value
 
@@ -58,7 +58,8 @@ class Table:
 
 def lower_is_better(metric: str) -> bool:
     """Severity and distance count levels by which results miss."""
-    return metric.startswith(IN_LEVELS)
+    found = metric_of(metric)
+    return found is not None and not found.higher_is_better
 
 
 def tables_of(suite: Suite, done: Mapping[Cell, Outcome]) -> list[Table]:

@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.evaluation.graded import ap_of
 from sightline.evaluation.judged import as_numpy, as_table
-from sightline.evaluation.metrics import revisited_precision_at_k, trapezoid_average_precision
+from sightline.evaluation.metrics import Ranking, average_precision
 from sightline.evaluation.protocol import NEVER, TIES, by_labels, check_dimensions, check_places, evaluate
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
@@ -124,14 +123,44 @@ def evaluate_revisited(
                 for row, places in enumerate(lists[name][block]):
                     levels[row, torch.from_numpy(places)] = level
             ranked = ranked_levels(scores, levels.to(scores.device)) > 0
-            n_relevant = ranked.sum(1)
-            columns[setup]["map"].append(trapezoid_average_precision(ranked, n_relevant))
+            columns[setup]["map"].append(trapezoid_average_precision(ranked))
             for k in ks:
-                columns[setup][f"mp@{k}"].append(revisited_precision_at_k(ranked, n_relevant, k))
+                columns[setup][f"mp@{k}"].append(revisited_precision_at_k(ranked, k))
     return {
         setup: Result({name: torch.cat(parts).cpu().numpy() for name, parts in found.items()})
         for setup, found in columns.items()
     }
+
+
+def trapezoid_average_precision(ranked: Tensor) -> Tensor:
+    """(Q,) average precision as the revisited sets take it: the area below straight lines, not steps.
+
+    Each relevant item counts the mean of the precision at its place and just before it, which is 1 before the first place.
+
+    Args:
+        ranked: (Q, K) bool, True where the item at that place is relevant, best place first.
+
+    Example:
+        >>> trapezoid_average_precision(torch.tensor([[True, False, True, True]]))
+        tensor([0.7639], dtype=torch.float64)
+    """
+    before = torch.arange(ranked.shape[1], dtype=torch.float64, device=ranked.device)
+    n_found = ranked.cumsum(1)
+    earlier = ((n_found - ranked.long()) / before.clamp(min=1)).where(before > 0, 1.0)
+    n_relevant = ranked.sum(1).double()
+    return ((n_found / (before + 1) + earlier) * ranked).sum(1) / 2 / n_relevant.where(n_relevant > 0, torch.nan)
+
+
+def revisited_precision_at_k(ranked: Tensor, k: int) -> Tensor:
+    """(Q,) precision at k, or at the place of the last relevant item where that comes first: mP@k of the revisited sets.
+
+    Example:
+        >>> revisited_precision_at_k(torch.tensor([[True, True, False]]), k=3)
+        tensor([1.], dtype=torch.float64)
+    """
+    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+    last = F.pad(place * ranked, (1, 0)).amax(1).clamp(min=1, max=k)
+    return (ranked[:, :k].sum(1) / last).double().where(ranked.any(1), torch.nan)
 
 
 def _score_blocks(queries: Vectors, items: Vectors) -> Iterator[tuple[slice, Tensor]]:
@@ -241,7 +270,7 @@ def evaluate_each_label(
         relevant = np.where(item_sets[:, label], 0, NEVER)[:, None]
         own = rows if gallery is None else np.full(len(rows), -1)
         lists = by_labels(Vectors(table[rows], "vectors"), items, np.zeros((len(rows), 1), np.int64), relevant, own)
-        ap = ap_of(statistics(lists, (), by_counting), 1)
+        ap = average_precision(Ranking(statistics(lists, (), by_counting), level=1))
         total[rows] += np.nan_to_num(ap)
         n_labels[rows] += ~np.isnan(ap)
     if not n_labels.any():

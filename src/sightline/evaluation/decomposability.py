@@ -1,7 +1,7 @@
 """The decomposability gap: how much better a metric looks inside batches than over the whole set, and bounds of it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.evaluation.metrics import average_precision
+from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
@@ -20,7 +20,6 @@ BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes 
 MOST_STEPS = 1 << 15  # of the search over batch orders, 10 microseconds each: any 11 batches, or more that are alike
 
 Counts = NDArray[np.int64]
-Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 class Gap(NamedTuple):
@@ -46,7 +45,7 @@ def decomposability_gap(
     labels: ArrayLike | Tensor,
     batch_size: int,
     *,
-    metric: Metric = average_precision,
+    metric: str = "map",
     per_class: int = 4,
     seeds: Sequence[int] = range(5),
     whole: ArrayLike | None = None,
@@ -61,8 +60,7 @@ def decomposability_gap(
         vectors: (N, D), of any length; scores are cosines, equal ones count against the query.
         labels: (N,) or (N, L) whole numbers; an item is relevant if it shares them all. -1 is shared by none.
         batch_size: items in a batch; the last of a partition may be smaller.
-        metric: (Q, K) bool relevance in ranked order and (Q,) number of relevant items to (Q,) values, as those of
-            :mod:`sightline.evaluation.metrics`.
+        metric: by name, such as ``map@r``; see :data:`sightline.evaluation.metrics.METRICS`.
         per_class: items of a class that stay together.
         seeds: one partition each.
         whole: (N,) the metric over the whole set where it is known, such as ``evaluate(...).per_query["map"]``.
@@ -95,7 +93,7 @@ def decomposability_gap(
         values = np.asarray(whole, np.float64)
         if values.shape != classes.shape:
             raise InputError(f"whole: one value for each of the {len(table)} items is needed, found {values.shape}")
-    elif metric is average_precision and batch_size < len(table):
+    elif metric == "map" and batch_size < len(table):
         values = evaluate(table, checked).per_query["map"]
     else:
         values, _ = _batch_means(table, classes, [np.arange(len(table))], metric)
@@ -108,6 +106,13 @@ def decomposability_gap(
         n_pairs += n_queries * len(batches)
     deviation = float(np.std(gaps, ddof=1)) if len(gaps) > 1 else 0.0
     return Gap(float(np.mean(gaps)), deviation, tuple(gaps), n_counted, n_pairs - n_counted)
+
+
+def _average_precision(ranked: Tensor) -> Tensor:
+    """(Q,) of (Q, K) relevance in ranked order: :func:`list_metric` without the sums that other metrics read."""
+    place = torch.arange(1, ranked.shape[1] + 1, dtype=torch.float64, device=ranked.device)
+    n_relevant = ranked.sum(1).double()
+    return (ranked.cumsum(1) / place * ranked).sum(1) / n_relevant.where(n_relevant > 0, torch.nan)
 
 
 def class_balanced_partition(classes: Counts, batch_size: int, per_class: int, seed: int) -> list[Counts]:
@@ -140,7 +145,7 @@ def class_balanced_partition(classes: Counts, batch_size: int, per_class: int, s
 
 
 def _batch_means(
-    vectors: Tensor, classes: Counts, batches: Sequence[Counts], metric: Metric
+    vectors: Tensor, classes: Counts, batches: Sequence[Counts], metric: str
 ) -> tuple[NDArray[np.float64], Counts]:
     """(N,) mean of the metric over the batches that hold a positive of the query, NaN where none does; and their number."""
     sums, n_batches = np.zeros(len(classes)), np.zeros(len(classes), np.int64)
@@ -152,7 +157,8 @@ def _batch_means(
             asked = queries[rows]
             itself = torch.from_numpy(asked[:, None] == items).to(scores.device)
             relevant = torch.from_numpy(classes[asked][:, None] == classes[items]).to(scores.device) & ~itself
-            values = metric(_ranked(scores.masked_fill(itself, -torch.inf), relevant), relevant.sum(1)).cpu().numpy()
+            ranked = _ranked(scores.masked_fill(itself, -torch.inf), relevant)
+            values = (_average_precision(ranked) if metric == "map" else list_metric(metric, ranked.byte())).cpu().numpy()
             sums[asked] += np.nan_to_num(values)
             n_batches[asked] += ~np.isnan(values)
     return np.divide(sums, n_batches, out=np.full(len(sums), np.nan), where=n_batches > 0), n_batches

@@ -10,10 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.evaluation.catalogue import metric_names, places, read_name, value
-from sightline.evaluation.graded import Relevance, as_relevance
 from sightline.evaluation.judged import Judgements, Levels, as_numpy, as_table, judged_levels, shared_sets
-from sightline.evaluation.result import PARTLY, Result
+from sightline.evaluation.metrics import Ranking, Relevance, as_relevance, metric_names, metric_of, read_metric_name
+from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
 from sightline.ranking.relevance import check_labels
@@ -43,6 +42,7 @@ def evaluate(
     gain: str | Relevance = "exponential",
     ties: Literal["worst", "counting"] = "worst",
     empty: Literal["skip", "zero"] = "skip",
+    trust: bool = False,
 ) -> Result:
     """Rank the gallery for every query by cosine and measure the rankings.
 
@@ -71,6 +71,7 @@ def evaluate(
         ties: ``worst``, or ``counting``: in ``map``, ``h_ap`` and ``ndcg`` items of equal score all take the last place.
         empty: ``zero`` counts a query without a relevant item as 0, as some public code does, in every metric but those
             that others lack as well: ``severity@k`` and ``h_precision@k``.
+        trust: import metrics that are named by a path, ``package.module:NAME``.
 
     Returns:
         ``recall@k`` for each k, ``map@r`` and ``map`` of the finest level; with several, also ``map_label_1`` and so on,
@@ -96,10 +97,10 @@ def evaluate(
         if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
             judgements = shared_sets(label_table, item_table, len(queries), len(items))
     if judgements is not None:
-        found = _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties)
+        found = _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties, trust)
     else:
         tables = _label_tables(label_table, item_table, len(queries), len(items))
-        found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties)
+        found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties, trust=trust)
         found = replace(found, labels=classes_of(tables[0]))
     found = replace(found, ids=None if ids is None else [str(name) for name in ids])
     return _with_zeros(found) if is_zero else found
@@ -113,8 +114,10 @@ def classes_of(labels: Counts) -> Counts:
 
 
 def _with_zeros(result: Result) -> Result:
+    metrics = {name: metric_of(name) for name in result.per_query}
     columns = {
-        name: column if name.startswith(PARTLY) else np.nan_to_num(column) for name, column in result.per_query.items()
+        name: np.nan_to_num(column) if metric is None or metric.is_total else column
+        for (name, column), metric in zip(result.per_query.items(), metrics.values(), strict=True)
     }
     return replace(result, per_query=columns)
 
@@ -130,6 +133,7 @@ def _of_judgements(
     relevance: str | Relevance,
     gain: str | Relevance,
     ties: str,
+    trust: bool,
 ) -> Result:
     rows, values, are_levels = judged_levels(judgements, len(queries), len(items))
     lists = by_levels(queries, items, rows, len(values), own, groups)
@@ -137,7 +141,7 @@ def _of_judgements(
     wanted = metrics
     if wanted is None:
         wanted = metric_names(ks) if len(values) == 1 else [*metric_names(ks), "h_ap", "ndcg", "asi"]
-    return measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1)
+    return measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1, trust=trust)
 
 
 def check_places(ks: Sequence[int]) -> None:
@@ -160,6 +164,7 @@ def measured(
     gain: str | Relevance,
     ties: str,
     relevant: int | None = None,
+    trust: bool = False,
 ) -> Result:
     """The metrics of some lists; see :func:`evaluate`. An item is relevant from level ``relevant`` on, None: the finest."""
     check_dimensions(lists.queries, lists.gallery)
@@ -170,13 +175,16 @@ def measured(
     if not names:
         raise InputError("metrics: at least one is needed, found none")
     relevant = relevant or lists.n_levels
-    asked = [read_name(name, relevant) for name in names]
+    asked = {name: read_metric_name(name, relevant, trust) for name in names}
     worth, gains = as_relevance(relevance), as_relevance(gain)
-    stats = statistics(lists, places(asked), choose(TIES, ties, "tie rule"))
+    places = {place for metric, k, _ in asked.values() if k is not None for place in metric.places(k)}
+    stats = statistics(lists, sorted(places), choose(TIES, ties, "tie rule"))
     if not stats.counts[:, relevant - 1 :].any():
         why = ": no two labels agree" if lists.levels is None and not len(lists.by_group) else " in its list"
         raise InputError(f"none of the {len(lists.queries)} queries has a relevant item{why}")
-    columns = {name: value(one, stats, worth, gains, relevant) for name, one in zip(names, asked, strict=True)}
+    columns = {
+        name: metric(Ranking(stats, relevant - label, worth, gains), k) for name, (metric, k, label) in asked.items()
+    }
     return Result(columns, notes=_notes(stats.counts, worth) if "h_ap" in names else ())
 
 

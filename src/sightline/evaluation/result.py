@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError, choose, names
+from sightline.evaluation.metrics import metric_of, shown_scale
 from sightline.evaluation.uncertainty import bootstrap_interval, holm, permutation_p, t_test_p
 from sightline.files import replaced
 
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
-IN_LEVELS = ("severity", "distance")  # metrics whose names begin so count label levels; the others are shares
-PARTLY = ("severity", "h_precision")  # undefined for queries that have a relevant item, too
 
 
 class Interval(NamedTuple):
@@ -81,7 +80,7 @@ class Result:
 
         Severity is undefined where nothing is wrong, too: by itself it cannot tell.
         """
-        columns = [column for name, column in self.per_query.items() if not name.startswith(PARTLY)]
+        columns = [column for name, column in self.per_query.items() if _is_total(name)]
         return int(np.isnan((columns or list(self.per_query.values()))[0]).sum())
 
     def interval(self, name: str, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Interval:
@@ -148,12 +147,12 @@ class Result:
         )
 
     def _counts(self, level: float | None, by: Unit) -> str:
-        is_told = self.n_skipped and not all(name.startswith(PARTLY) for name in self.per_query)
+        is_told = self.n_skipped and any(map(_is_total, self.per_query))
         skipped = f", {self.n_skipped} without a relevant item left out" if is_told else ""
         partly = [
             f"; {name} of {np.count_nonzero(~np.isnan(column))}"
             for name, column in self.per_query.items()
-            if name.startswith(PARTLY)
+            if not _is_total(name)
         ]
         intervals = "" if level is None else f"; {100 * level:g} % intervals over {by}"
         return f"{self.n_queries} queries{skipped}{''.join(partly)}{intervals}"
@@ -295,7 +294,14 @@ def shown(name: str, value: float, sign: str = "-") -> str:
         >>> shown("map", 0.254), shown("map", 0.254, sign="+"), shown("severity@1", 1.254)
         ('25.4', '+25.4', '1.25')
     """
-    return f"{value:{sign}.2f}" if name.startswith(IN_LEVELS) else f"{100 * value:{sign}.1f}"
+    scale = shown_scale(name)
+    return f"{scale * value:{sign}.{1 if scale == 100 else 2}f}"
+
+
+def _is_total(name: str) -> bool:
+    """Whether a metric is defined for every query that has a relevant item."""
+    metric = metric_of(name)
+    return metric is None or metric.is_total
 
 
 def _check_same_queries(a: Result, b: Result) -> None:

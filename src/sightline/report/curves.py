@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from sightline.evaluation.decomposability import Gap
-from sightline.evaluation.result import IN_LEVELS
+from sightline.evaluation.metrics import shown_scale
 from sightline.report.rankings import EDGES, GRID, Curves
 from sightline.report.style import INK, MODELS, drawing, dress, level_colours, level_lines, level_names
 from sightline.report.subject import LogRow
@@ -49,7 +49,7 @@ def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Pane
         logs: rows of each model's ``log.csv``; those without rows are left out.
         metric: the metric to draw, such as ``map@r``.
     """
-    factor = 1 if metric.startswith(IN_LEVELS) else 100
+    factor = shown_scale(metric)
     rows = {
         "loss": {name: [(step, value) for step, _, what, value in log if what == "loss"] for name, log in logs.items()},
         metric: {

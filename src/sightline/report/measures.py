@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.evaluation.catalogue import metric_names
 from sightline.evaluation.decomposability import Gap, decomposability_gap
+from sightline.evaluation.metrics import metric_names, metric_of
 from sightline.evaluation.protocol import DEFAULT_KS, evaluate
-from sightline.evaluation.result import IN_LEVELS, Result, Unit, compare, shown
+from sightline.evaluation.result import Result, Unit, compare, shown
 from sightline.evaluation.tables import evaluate_table
 from sightline.evaluation.uncertainty import bootstrap_interval
 from sightline.report.subject import Subject
@@ -16,16 +16,6 @@ from sightline.report.subject import Subject
 LEVEL = 0.95
 BATCH_SIZES = (32, 64, 128, 256, 512, 1024)
 GAP_IMAGES = 4000  # of whole classes drawn by lot, where there are more
-MEANINGS = {
-    "recall": "queries with an image of their class among the first k",
-    "map@r": "precision summed over the first R places, R the images of the class",
-    "map": "average precision",
-    "h_ap": "average precision on the label tree: a near miss counts in part",
-    "ndcg": "discounted gain on the label tree",
-    "asi": "overlap with the ideal list at every place",
-    "severity": "levels up to the common ancestor of a wrong first result; lower is better",
-    "distance": "levels up to the common ancestor of the first results, right ones too; lower is better",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,8 @@ def metric_rows(results: dict[str, Result], told: list[str]) -> tuple[list[Metri
             continue
         found = compared.differences[name]
         gain = found.b - found.a
-        better = (gain > 0) != name.startswith(IN_LEVELS)
+        metric = metric_of(name)
+        better = (gain > 0) == (metric is None or metric.higher_is_better)
         verdict = ("better" if better else "worse") if compared.is_real(name) else "may be chance"
         interval = " to ".join(shown(name, end, "+") for end in found.interval)
         rows.append(MetricRow(name, _meaning(name), cells, Cell(shown(name, gain, "+"), interval), verdict))
@@ -108,8 +99,8 @@ def metric_rows(results: dict[str, Result], told: list[str]) -> tuple[list[Metri
 
 
 def _meaning(name: str) -> str:
-    base, _, label = name.partition("_label_")
-    meaning = MEANINGS.get(base) or MEANINGS[base.partition("@")[0]]
+    metric, (_, _, label) = metric_of(name), name.partition("_label_")
+    meaning = "" if metric is None else metric.meaning
     return f"{meaning}, by label_{label}" if label else meaning
 
 

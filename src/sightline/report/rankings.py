@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.evaluation.graded import h_curves
+from sightline.evaluation.metrics import h_curves
 from sightline.evaluation.statistics import ranked_levels
 from sightline.ranking.similarity import score_blocks
 from sightline.report.subject import Subject
