@@ -26,7 +26,6 @@ from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import Manifest, label_columns, read_manifest
 from sightline.evaluation.result import Result, compare
 from sightline.files import replaced
-from sightline.hierarchy.agreement import tree_agreement
 from sightline.hierarchy.apply import apply_groups, label_groups, with_groups
 from sightline.hierarchy.clean import CleanRules, clean
 from sightline.hierarchy.cluster import ClusterOptions, cluster
@@ -35,6 +34,8 @@ from sightline.hierarchy.embed import embed_terms
 from sightline.hierarchy.review import Review
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
+
+from tree_agreement import tree_agreement  # isort: skip  (beside this file)
 
 WAYS = {
     "k-means, 100 < 10": ClusterOptions("kmeans", (100, 10)),

@@ -31,6 +31,10 @@ def evaluate(
     rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
     depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100,
     reciprocal: Annotated[int, typer.Option(min=1, help="Neighbours it looks at: about the images of a class.")] = 20,
+    trec: Annotated[
+        Path | None, typer.Option(help="Also write run.trec and qrels.trec, which trec_eval and ranx read, to this folder.")
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Import metrics named as package.module:NAME.")] = False,
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
@@ -41,6 +45,7 @@ def evaluate(
     from sightline.evaluation.refined import Steps
     from sightline.evaluation.result import UNITS
     from sightline.evaluation.tables import evaluate_table
+    from sightline.evaluation.trec import write_trec
     from sightline.models.heads import Whitening
     from sightline.search.refine import Refinement
 
@@ -52,8 +57,10 @@ def evaluate(
     steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth, reciprocal))
     with joined_processes() as is_first:
         for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
-            result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude)
+            result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
             if is_first:
                 typer.echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
         if json is not None and is_first:
             result.write_json(json)
+        if trec is not None and is_first:
+            typer.echo(write_trec(trec, embedded, other))

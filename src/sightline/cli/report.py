@@ -9,13 +9,9 @@ import typer
 def report(
     subject: Annotated[
         str,
-        typer.Argument(
-            help="A run folder or an embedding table; or the word `figures`: the pictures that explain the method."
-        ),
+        typer.Argument(help="A run folder or an embedding table."),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="The page to write, report.html if not given; for `figures` a folder, figures.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     against: Annotated[
         str | None, typer.Option(help="Another run or table of the same images, or `untrained`: the run's own backbone.")
     ] = None,
@@ -52,14 +48,6 @@ def report(
         "--against-name": against_name,
     }
     given = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    if subject == "figures":
-        from sightline.report.concepts import write_concepts
-
-        if given:
-            raise InputError(f"{given[0]}: `sightline report figures` reads --out alone, for it shows no model")
-        for file in write_concepts(out or Path("figures")):
-            typer.echo(file)
-        return
     from sightline.report.outliers import held_rejector, read_outliers
 
     detector = detector or held_rejector(Path(subject))
@@ -70,7 +58,6 @@ def report(
     from sightline.report.page import command_line, write_report
     from sightline.report.subject import UNTRAINED, read_subject, read_untrained
 
-    page = out or Path("report.html")
     shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
     if against is None:
         other = None
@@ -79,9 +66,9 @@ def report(
     else:
         other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
     outliers = None if detector is None else read_outliers(detector, shown.table, strangers)
-    command = ["sightline", "report", subject, *given, "-k", k, "--seed", seed, "--out", page]
+    command = ["sightline", "report", subject, *given, "-k", k, "--seed", seed, "--out", out]
     written = write_report(
-        page,
+        out,
         shown,
         other,
         summary=[f"Made by: {command_line(command)}"],

@@ -25,19 +25,17 @@ def evaluate_table(
     metrics: Sequence[str] | None = None,
     steps: Steps | None = None,
     exclude: str | None = None,
+    trust: bool = False,
 ) -> Result:
     """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
 
     Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
     rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list. ``exclude``
     names a column, such as the camera: images with the query's own value in it are in no list; an empty one is no value.
+    ``trust`` imports metrics that are named by a path.
     """
-    if gallery is not None and gallery.fingerprint != table.fingerprint:
-        raise InputError(
-            f"{table.manifest.source} and {gallery.manifest.source}: vectors of two different encoders, "
-            f"{table.fingerprint} and {gallery.fingerprint}, cannot be compared"
-        )
     other = gallery or table
+    check_same_encoder(table, other)
     for one in (table, other):
         _check_one_set(one.manifest)
         if not one.manifest.n_levels:
@@ -45,7 +43,7 @@ def evaluate_table(
     is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
     queries = Vectors(table.vectors, str(table.manifest.source))
     items = queries if gallery is None else Vectors(other.vectors, str(other.manifest.source))
-    labels, item_labels = _table_labels(table, gallery)
+    labels, item_labels = table_labels(table, gallery)
     ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
     queries, items = Vectors(queries.table[is_query], "queries"), Vectors(items.table[is_gallery], "gallery")
     own, rescored = places_of(ids, item_ids), None
@@ -57,8 +55,17 @@ def evaluate_table(
         groups = sources[is_query], item_sources[is_gallery]
     lists = by_labels(queries, items, labels[is_query], item_labels[is_gallery], own, groups)
     lists = replace(lists, rescored=rescored)
-    result = measured(lists, ks, metrics, "population", "exponential", "worst")
+    result = measured(lists, ks, metrics, "population", "exponential", "worst", trust=trust)
     return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
+
+
+def check_same_encoder(table: EmbeddingTable, other: EmbeddingTable) -> None:
+    """Refuse vectors of two encoders."""
+    if other.fingerprint != table.fingerprint:
+        raise InputError(
+            f"{table.manifest.source} and {other.manifest.source}: vectors of two different encoders, "
+            f"{table.fingerprint} and {other.fingerprint}, cannot be compared"
+        )
 
 
 def _check_one_set(manifest: Manifest) -> None:
@@ -88,7 +95,7 @@ def _groups(table: EmbeddingTable, other: EmbeddingTable, column: str) -> tuple[
     return numbers[: len(table)], numbers[len(table) :]
 
 
-def _table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
+def table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
     """The labels of both, numbered alike."""
     if gallery is None:
         return (table.manifest.labels(),) * 2

@@ -1,4 +1,4 @@
-"""The pictures that explain the method, drawn by the losses themselves: ``sightline report figures``."""
+"""The pictures that explain the method, drawn by the losses themselves: ``python docs/make_concepts.py``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sightline.errors import InputError
 from sightline.losses import blackbox_ap_loss, fast_ap_loss, smooth_ap_loss, softbin_ap_loss, sup_ap_loss
 from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.blackbox import blackbox_ranks
@@ -40,8 +39,6 @@ class Section(NamedTuple):
 
 def write_concepts(folder: Path) -> list[Path]:
     """Write every picture to the folder as PNG and SVG."""
-    if Path(folder).is_file():
-        raise InputError(f"{folder}: a file, and these pictures go into a folder, such as --out figures")
     drawn = {
         "rank-surrogates": surrogates_figure(),
         "toy-gradients": toy_figure(),
@@ -255,3 +252,7 @@ def _surface(axes: Axes, values: Tensor, title: str) -> None:
     axes.grid(visible=False)
     axes.set_xticks([-0.2, 0, 0.2])
     axes.set_yticks([-0.2, 0, 0.2])
+
+
+if __name__ == "__main__":
+    write_concepts(Path(__file__).parent / "figures")

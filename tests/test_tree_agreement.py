@@ -1,13 +1,17 @@
 """Agreement of trees: all triplets, one at a time."""
 
+import runpy
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from sightline.errors import InputError
-from sightline.hierarchy.agreement import tree_agreement
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "tree_agreement.py"
+tree_agreement = runpy.run_path(str(SCRIPT))["tree_agreement"]
 
 
 def draw_columns(seed, n_labels=14):

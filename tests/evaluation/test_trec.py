@@ -5,23 +5,17 @@ import subprocess
 import sys
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.evaluation import interchange
-from sightline.evaluation.interchange import (
-    judgements,
-    rankings,
-    ranx_qrels,
-    ranx_run,
-    read_qrels,
-    read_run,
-    write_qrels,
-    write_run,
-)
+from sightline.evaluation import trec
 from sightline.evaluation.protocol import evaluate
+from sightline.evaluation.trec import judgements, rankings, write_qrels, write_run
 
 RUN = {"q1": {"x": 0.1 + 0.2, "y": -1e-17, "z": 0.25}, "q2": {"z": 1.0}}
 JUDGED = {"q1": {"x": 2, "z": 1}, "q2": {"y": 1}}
@@ -44,14 +38,11 @@ def ndcg_by_definition(items, judged, gain):  # one place at a time
 
 BY_RANX = """
 import json, ranx, sys
-from sightline.evaluation.interchange import ranx_qrels, ranx_run
 run, binary, graded, run_file, qrels_file = json.load(sys.stdin)
-found = ranx.evaluate(ranx_qrels(binary), ranx_run(run), ["map", "ndcg"])
-found["graded"] = ranx.evaluate(ranx_qrels(graded), ranx_run(run), "ndcg_burges")
+found = ranx.evaluate(ranx.Qrels(binary), ranx.Run(run), ["map", "ndcg"])
+found["graded"] = ranx.evaluate(ranx.Qrels(graded), ranx.Run(run), "ndcg_burges")
 files = ranx.Qrels.from_file(qrels_file, kind="trec"), ranx.Run.from_file(run_file, kind="trec")
 found["from files"] = ranx.evaluate(*files, "map")
-assert ranx_run(run).to_dict() == run and ranx_qrels(graded).to_dict() == graded
-assert ranx_run(run, name="mine").name == "mine"
 print(json.dumps(found))
 """
 
@@ -81,13 +72,6 @@ def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path):
     assert_allclose(found["graded"], sum(expected) / len(expected))
 
 
-def test_without_ranx_the_message_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ranx", None)
-    for make in (ranx_run, ranx_qrels):
-        with pytest.raises(InputError, match=r"ranx is not installed: pip install ranx"):
-            make({})
-
-
 @pytest.mark.parametrize("k", [None, 1, 7, 100])
 @pytest.mark.parametrize("seed", range(3))
 def test_rankings_are_the_sorted_scores_without_the_query(seed, k):
@@ -106,7 +90,7 @@ def test_judgements_are_the_shared_levels_in_blocks_as_in_one(monkeypatch):
     whole = judgements(labels, labels, ids, ids)
     assert whole["image0"] == {f"image{i}": 2 if i % 6 == 0 else 1 for i in range(2, 30, 2)}
     assert "image29" not in whole
-    monkeypatch.setattr(interchange, "BLOCK_ELEMENTS", 70)
+    monkeypatch.setattr(trec, "BLOCK_ELEMENTS", 70)
     assert judgements(labels, labels, ids, ids) == whole
 
 
@@ -130,9 +114,9 @@ def test_arrays_are_taken_as_tensors_are():
     assert judgements(labels, labels, ids, ids) == {"a": {"b": 1, "c": 2}, "b": {"a": 1, "c": 1}, "c": {"a": 2, "b": 1}}
 
 
-def test_trec_files_bring_back_what_was_written(tmp_path):
-    assert read_run(write_run(tmp_path / "new" / "run.txt", RUN)) == RUN
-    assert read_qrels(write_qrels(tmp_path / "qrels.txt", JUDGED)) == JUDGED
+def test_trec_files_hold_what_other_tools_read(tmp_path):
+    write_run(tmp_path / "new" / "run.txt", RUN)
+    write_qrels(tmp_path / "qrels.txt", JUDGED)
     assert (tmp_path / "new" / "run.txt").read_text().splitlines() == [
         "q1 Q0 x 1 0.30000000000000004 sightline",
         "q1 Q0 z 2 0.25 sightline",
@@ -140,7 +124,21 @@ def test_trec_files_bring_back_what_was_written(tmp_path):
         "q2 Q0 z 1 1.0 sightline",
     ]
     assert (tmp_path / "qrels.txt").read_text() == "q1 0 x 2\nq1 0 z 1\nq2 0 y 1\n"
-    assert read_run(write_run(tmp_path / "empty.txt", {})) == {}
+    assert write_run(tmp_path / "empty.txt", {}).read_text() == ""
+
+
+def test_the_command_writes_both_files(tmp_path, sightline):
+    vectors, labels, ids = draw(0)
+    rows = {"id": ids, "path": ids, "split": "test", "label_0": labels[:, 0].tolist(), "label_1": labels[:, 1].tolist()}
+    manifest = Manifest(tmp_path, tmp_path, pl.DataFrame(rows).with_columns(pl.col("^label_.*$").cast(pl.String)), 2)
+    table = EmbeddingTable(manifest, vectors.float().numpy(), "f").write(tmp_path / "table.parquet")
+    status, _, err = sightline("evaluate", table, "--trec", tmp_path / "trec")
+    assert status == 0, err
+    run = [line.split() for line in (tmp_path / "trec" / "run.trec").read_text().splitlines()]
+    assert len(run) == 30 * 29
+    qrels = (tmp_path / "trec" / "qrels.trec").read_text().splitlines()
+    assert "image0 0 image6 2" in qrels
+    assert len(qrels) == sum(map(len, judgements(labels, labels, ids, ids).values()))
 
 
 def test_names_that_a_trec_file_cannot_hold_are_refused(tmp_path):
@@ -154,28 +152,6 @@ def test_names_that_a_trec_file_cannot_hold_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"found 'my run'"):
         write_run(tmp_path / "run.txt", RUN, name="my run")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_all_faults_of_a_trec_file_at_once(tmp_path):
-    file = tmp_path / "run.txt"
-    file.write_text("q Q0 x 1 0.5 a\n\nq Q0 y 2 high a\nq Q0 x 3 0.1 a\nq Q0\nq Q0 z 4 nan a\n")
-    with pytest.raises(InputError) as raised:
-        read_run(file)
-    assert str(raised.value).splitlines() == [
-        f"{file}: 4 faults",
-        "  line 3: score is 'high', not a number",
-        "  line 4: query 'q' has item 'x' twice",
-        "  line 5: 2 columns, not 'query Q0 item rank score name'",
-        "  line 6: score is 'nan', not a number",
-    ]
-    file.write_text("q 0 x 0.5\n")
-    with pytest.raises(InputError, match=r"line 1: level is '0\.5', not a number"):
-        read_qrels(file)
-    with pytest.raises(InputError, match=r"none\.txt: not a TREC file: .*No such file"):
-        read_qrels(tmp_path / "none.txt")
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"run\.txt: not a TREC file"):
-        read_run(file)
 
 
 def test_ids_that_do_not_fit_are_refused():

@@ -1,19 +1,23 @@
-"""Rankings and judgements for other tools: TREC's run and qrels files, and ranx objects.
+"""Rankings and judgements for other tools: TREC's run and qrels files.
 
 A run is ``{query id: {item id: score}}``, higher is better; judgements are ``{query id: {item id: level}}``, without the
 irrelevant items. Both are what ranx, pytrec_eval and ir_measures take. Other tools order equal scores as they please, where
 ours count against the query.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.errors import InputError, names, raise_faults
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.errors import InputError, names
+from sightline.evaluation.tables import check_same_encoder, has_role, table_labels
 from sightline.files import replaced
 from sightline.ranking.levels import shared_known_levels
 from sightline.ranking.relevance import check_labels
@@ -21,9 +25,28 @@ from sightline.search.exact import top_k
 
 Run = dict[str, dict[str, float]]
 Judgements = dict[str, dict[str, int]]
-Number = TypeVar("Number", int, float)
 
 BLOCK_ELEMENTS = 1 << 22  # pairs judged at once
+
+
+def write_trec(folder: Path, table: EmbeddingTable, gallery: EmbeddingTable | None = None, k: int | None = 1000) -> Path:
+    """Write ``run.trec`` and ``qrels.trec`` of the queries of a table, which rank it or another; see :func:`rankings`.
+
+    Args:
+        folder: made if it is not there.
+        table: the queries, where a column ``is_query`` says which; otherwise all.
+        gallery: of the same encoder; None for the table itself.
+        k: items to keep for each query; None for all.
+    """
+    other = gallery or table
+    check_same_encoder(table, other)
+    labels, item_labels = table_labels(table, gallery)
+    is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
+    ids, item_ids = np.array(table.ids)[is_query].tolist(), np.array(other.ids)[is_gallery].tolist()
+    run = rankings(table.vectors[is_query], other.vectors[is_gallery], ids, item_ids, k)
+    write_run(folder / "run.trec", run)
+    write_qrels(folder / "qrels.trec", judgements(labels[is_query], item_labels[is_gallery], ids, item_ids))
+    return folder
 
 
 def rankings(
@@ -125,40 +148,10 @@ def write_qrels(file: Path, judged: Mapping[str, Mapping[str, int]]) -> Path:
     return _write(file, (f"{query} 0 {item} {level}" for query, items in judged.items() for item, level in items.items()))
 
 
-def read_run(file: Path) -> Run:
-    """The run in a TREC file; its scores count, not its ranks. All faults are told at once."""
-    return _read(file, "query Q0 item rank score name", 4, float)
-
-
-def read_qrels(file: Path) -> Judgements:
-    """The judgements in a TREC file. All faults are told at once."""
-    return _read(file, "query 0 item level", 3, int)
-
-
-def ranx_run(run: Mapping[str, Mapping[str, float]], name: str = "sightline") -> Any:
-    """The run as a ``ranx.Run``; ranx is installed apart."""
-    return _ranx().Run({query: dict(items) for query, items in run.items()}, name=name)
-
-
-def ranx_qrels(judged: Mapping[str, Mapping[str, int]]) -> Any:
-    """The judgements as a ``ranx.Qrels``; ranx is installed apart."""
-    return _ranx().Qrels({query: dict(items) for query, items in judged.items()})
-
-
-def _ranx() -> Any:
-    try:
-        import ranx
-    except ImportError as error:
-        raise InputError("ranx is not installed: pip install ranx") from error
-    return ranx
-
-
 def _check_ids(ids: Sequence[str], n: int, name: str) -> None:
     if len(ids) != n:
         raise InputError(f"{name}: one for each of {n} is needed, found {len(ids)}")
-    if len(set(ids)) < n:
-        seen: set[str] = set()
-        twice = list(dict.fromkeys(i for i in ids if i in seen or seen.add(i)))  # type: ignore[func-returns-value]
+    if twice := [one for one, count in Counter(ids).items() if count > 1]:
         raise InputError(f"{name}: {len(twice)} occur more than once, such as {names(twice[:3])}")
 
 
@@ -175,27 +168,3 @@ def _write(file: Path, lines: Iterable[str]) -> Path:
     with replaced(Path(file)) as scratch, scratch.open("w", encoding="utf-8") as text:
         text.writelines(f"{line}\n" for line in lines)
     return Path(file)
-
-
-def _read(file: Path, columns: str, place: int, number: Callable[[str], Number]) -> dict[str, dict[str, Number]]:
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: not a TREC file: {error}") from error
-    found: dict[str, dict[str, Number]] = {}
-    faults = []
-    for line, words in ((line, text.split()) for line, text in enumerate(lines, start=1) if text.strip()):
-        if len(words) != len(columns.split()):
-            faults.append(f"line {line}: {len(words)} columns, not {columns!r}")
-        elif words[2] in found.get(words[0], {}):
-            faults.append(f"line {line}: query {words[0]!r} has item {words[2]!r} twice")
-        else:
-            try:
-                value = number(words[place])
-                if value != value:
-                    raise ValueError
-                found.setdefault(words[0], {})[words[2]] = value
-            except ValueError:
-                faults.append(f"line {line}: {columns.split()[place]} is {words[place]!r}, not a number")
-    raise_faults(file, faults)
-    return found

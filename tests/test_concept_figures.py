@@ -1,17 +1,19 @@
+import importlib.util
 from pathlib import Path
 
-import pytest
 import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from sightline.errors import InputError
 from sightline.losses.blackbox import blackbox_ranks
-from sightline.report.concepts import followed, interpolation, landscape_section, toy_gradients, toy_losses, write_concepts
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "make_concepts.py"
+script = importlib.util.module_from_spec(importlib.util.spec_from_file_location("make_concepts", SCRIPT))
+script.__spec__.loader.exec_module(script)
 
 
 def test_the_toy_example_is_that_of_the_papers():
-    found = list(toy_gradients().values())
+    found = list(script.toy_gradients().values())
     expected = [
         [-0.591562, 0.591525, 3.75e-5],
         [-9.2e-6, -2.8e-5, 3.7e-5],
@@ -21,18 +23,18 @@ def test_the_toy_example_is_that_of_the_papers():
 
 
 def test_only_sup_ap_ends_in_the_right_order():
-    ends = {name: followed(loss, 100)[-1] for name, loss in toy_losses().items()}
+    ends = {name: script.followed(loss, 100)[-1] for name, loss in script.toy_losses().items()}
     assert min(ends["sup_ap"][:2]) > ends["sup_ap"][2]
     assert max(ends["smooth_ap"][:2]) < ends["smooth_ap"][2]
 
 
 def test_the_interpolations_slope_is_the_blackbox_gradient():
-    section, _ = landscape_section()
+    section, _ = script.landscape_section()
     weights = torch.randn(20, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     scores, strength, width = section.centre[None], 0.05, 1e-7
     moved = scores + width * torch.eye(20, dtype=torch.float64)
     back = scores - width * torch.eye(20, dtype=torch.float64)
-    numeric = (interpolation(moved, weights, strength) - interpolation(back, weights, strength)) / (2 * width)
+    numeric = (script.interpolation(moved, weights, strength) - script.interpolation(back, weights, strength)) / (2 * width)
     leaf = scores.clone().requires_grad_()
     ranks = 20 * blackbox_ranks(leaf, torch.zeros(1, 20, dtype=torch.bool), strength=strength / 20)
     (ranks @ weights).sum().backward()
@@ -41,20 +43,16 @@ def test_the_interpolations_slope_is_the_blackbox_gradient():
 
 
 def test_the_section_is_a_plane_of_unit_directions():
-    section, relevant = landscape_section()
+    section, relevant = script.landscape_section()
     assert_close(section.across @ section.up, torch.tensor(0.0).double(), atol=1e-12, rtol=0)
     assert_close(section.at(torch.tensor([0.1]), torch.tensor([0.2])).sub(section.centre).norm().item(), 0.05**0.5)
     assert int(relevant.sum()) == 6
 
 
-def test_every_picture_is_written(tmp_path, monkeypatch, sightline):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sightline.report.concepts.SIDE", 21)
-    monkeypatch.setattr("sightline.report.concepts.ARROWS", 4)
-    status, out, _ = sightline("report", "figures")
-    assert status == 0
-    files = [Path(line) for line in out.splitlines()]
-    assert {file.parent for file in files} == {Path("figures")}
+def test_every_picture_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "SIDE", 21)
+    monkeypatch.setattr(script, "ARROWS", 4)
+    files = script.write_concepts(tmp_path)
     names = ["rank-surrogates", "toy-gradients", "loss-landscapes", "rank-landscapes"]
     assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     for picture, drawing in zip(files[::2], files[1::2], strict=True):
@@ -62,16 +60,3 @@ def test_every_picture_is_written(tmp_path, monkeypatch, sightline):
             assert image.width > 700
         assert drawing.stat().st_size < 1_000_000
         assert "slope" in drawing.read_text() or picture.stem != "rank-surrogates"
-
-
-def test_pictures_of_the_method_take_no_option_of_a_report(sightline):
-    status, _, told = sightline("report", "figures", "--against", "old.parquet")
-    assert status == 2
-    assert "--against: `sightline report figures` reads --out alone" in told
-
-
-def test_pictures_do_not_go_into_a_file(tmp_path):
-    (tmp_path / "report.html").write_text("a page")
-    with pytest.raises(InputError, match=r"report\.html: a file, and these pictures go into a folder"):
-        write_concepts(tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == "a page"
