@@ -31,8 +31,8 @@ def create_app(settings: ServeSettings) -> FastAPI:
     service = Service(settings)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        yield {"end_arrivals": service.arrivals.end}
         service.close()
 
     problems: dict[int | str, dict[str, Any]] = {

@@ -1,5 +1,6 @@
 """What stands before every route: who asks, by which name, how often, how much; and the headers of every answer."""
 
+import asyncio
 import ipaddress
 import time
 import uuid
@@ -10,8 +11,10 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sightline.serve.arrivals import Arrival
 from sightline.serve.measures import LOG
 from sightline.serve.problems import Problem, TooBusy, problem_response
 from sightline.serve.service import Service
@@ -22,6 +25,7 @@ COOKIE = "sightline_session"
 JSON_BYTES = 1_000_000
 MOST_CALLERS = 10_000
 READ_COST = 0.1
+CLIENT_LEFT = 499  # in logs and metrics alone, as nginx has it
 PROBES = frozenset({"/v1/health", "/v1/ready"})
 OPEN = frozenset({"/", "/favicon.ico", "/openapi.json", "/v1/session", *PROBES})
 CSP = (
@@ -99,11 +103,13 @@ class Guard:
             return
         since, status, has_begun = time.perf_counter(), 500, False
         request_id = uuid.uuid4().hex
+        arrival = Arrival()
 
         async def sent(message: Message) -> None:
             nonlocal status, has_begun
             if message["type"] == "http.response.start":
                 status, has_begun = message["status"], True
+                self.service.arrivals.release(arrival)  # a client that does not listen holds no bytes of its request
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -117,14 +123,21 @@ class Guard:
         scope.setdefault("state", {})
         try:
             self._check(scope)
-            await self.app(scope, self._bounded(scope, receive), sent)
+            await self.app(scope, self._bounded(scope, receive, arrival), sent)
         except Problem as problem:
             await problem_response(problem.status_code, problem.detail, problem.headers)(scope, receive, sent)
+        except ClientDisconnect:
+            status = CLIENT_LEFT
+        except asyncio.CancelledError:  # by the server, which has waited for as long as it may
+            status = 503
+            if not has_begun:
+                await problem_response(503, "the service shuts down", {"Connection": "close"})(scope, receive, sent)
         except Exception:
             LOG.exception("failed", extra={"told": {"request": request_id}})
             if not has_begun:
                 await problem_response(500, f"an error of the service, noted as {request_id}")(scope, receive, sent)
         finally:
+            self.service.arrivals.release(arrival)
             self._note(scope, status, time.perf_counter() - since, request_id)
 
     def _check(self, scope: Scope) -> None:
@@ -150,8 +163,8 @@ class Guard:
                 )
             raise Problem(401, f"a token that may {scope_needed} is needed", {"WWW-Authenticate": challenge})
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """Receive that ends a request as soon as it has grown too long."""
+    def _bounded(self, scope: Scope, receive: Receive, arrival: Arrival) -> Receive:
+        """Receive that ends a request as soon as it has grown too long or takes too long."""
         headers = Headers(scope=scope)
         is_form = headers.get("content-type", "").lower().startswith("multipart/")
         limit = self.settings.upload_bytes if is_form else JSON_BYTES
@@ -168,7 +181,7 @@ class Guard:
             while True:
                 if int(length) > most or n_bytes > most:
                     raise too_long
-                message = await receive()
+                message = await self.service.arrivals.message(arrival, receive)
                 n_bytes += len(message.get("body", b""))
                 if max(n_bytes, int(length)) <= limit:
                     return message

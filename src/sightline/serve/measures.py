@@ -11,6 +11,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_MESSAGES = 100  # that are told apart
 LOG = logging.getLogger("sightline.serve")
 
 
@@ -57,13 +58,42 @@ class JsonLines(logging.Formatter):
         return json.dumps(said, ensure_ascii=True, default=str)
 
 
+class Sparse(logging.Filter):
+    """Lets each message pass a few times a minute; the next one to pass says how many did not.
+
+    Without it, whoever exhausts the process's files or sends what is no HTTP also fills the disk with logs.
+    """
+
+    def __init__(self, most: int = 5, seconds: float = 60.0) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it passes."""
+        key, now = str(record.msg).partition("\n")[0], time.monotonic()
+        since, n_seen = self._seen.get(key, (now, 0))
+        if now - since >= self._seconds:
+            if n_seen > self._most:
+                record.told = {"left_out": n_seen - self._most}
+            since, n_seen = now, 0
+        if len(self._seen) >= MOST_MESSAGES:
+            self._seen.clear()
+        self._seen[key] = since, n_seen + 1
+        return n_seen < self._most
+
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"json": {"()": "sightline.serve.measures.JsonLines"}},
+    "filters": {"sparse": {"()": "sightline.serve.measures.Sparse"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
     "loggers": {
         "uvicorn": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "uvicorn.error": {"filters": ["sparse"]},
+        "asyncio": {"handlers": ["stderr"], "filters": ["sparse"], "level": "WARNING", "propagate": False},
         "uvicorn.access": {"handlers": [], "propagate": False},  # would log ids and searches
         "sightline.serve": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },

@@ -63,8 +63,9 @@ def checked_id(id_: str) -> str:
 @router.post("", status_code=201, openapi_extra=form_body(NewItem, ["image", "id"]))
 async def add_item(request: Request, service: ServiceOf) -> Written:
     """Add an item; 409 if its id is there already. Once this is answered, the item survives whatever happens."""
+    service.check_waiting()
+    data, fields = await read_form(request)
     with service.accepted():
-        data, fields = await read_form(request, service.settings)
         if unknown := sorted(fields.keys() - NewItem.model_fields.keys()):
             raise Problem(422, f"unknown fields: {', '.join(name[:100] for name in unknown)}")
         served = service.served(fields.get("gallery") or None)
@@ -102,8 +103,9 @@ async def replace_item(
     id: ItemId, request: Request, response: Response, service: ServiceOf, gallery: GalleryName = None
 ) -> Written:
     """Replace an item's image, metadata or both, or add it; 201 where it is new."""
+    service.check_waiting()
+    data, fields = await read_form(request)
     with service.accepted():
-        data, fields = await read_form(request, service.settings)
         if unknown := sorted(fields.keys() - ChangedItem.model_fields.keys()):
             raise Problem(422, f"unknown fields: {', '.join(name[:100] for name in unknown)}")
         served, name = service.served(gallery), plain_id(id)

@@ -48,8 +48,9 @@ def checked_form(model: type[UploadOptions], fields: dict[str, str]) -> UploadOp
 @router.post("", openapi_extra=form_body(UploadOptions, ["image"]))
 async def search_by_image(request: Request, service: ServiceOf) -> Answer:
     """The items that resemble an uploaded image, or a part of it."""
+    service.check_waiting()
+    data, fields = await read_form(request)
     with service.accepted():
-        data, fields = await read_form(request, service.settings)
         options = checked_form(UploadOptions, fields)
         served, crop = service.served(options.gallery), options.part()
         if data is None:

@@ -6,6 +6,7 @@ import shlex
 import socket
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -14,12 +15,13 @@ from uvicorn.supervisors import Multiprocess
 
 from sightline.errors import InputError
 from sightline.search.gallery import Gallery
+from sightline.serve.connections import HEAD_SECONDS, BoundedProtocol, Limits, most_connections
 from sightline.serve.measures import LOGGING, MULTIPROCESS
 from sightline.serve.pictures import hidden_folders
 from sightline.serve.settings import ServeSettings
 
 HANDED_ON = "SIGHTLINE_SERVE__SETTINGS"
-BACKLOG = 2048
+BACKLOG = 128
 
 
 def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
@@ -87,6 +89,8 @@ def handed_on() -> FastAPI:
 
 
 def _configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
+    seconds = settings.upload_seconds
+    limits = Limits(most_connections(settings.connections), min(HEAD_SECONDS, seconds), seconds)
     return uvicorn.Config(
         app,
         factory=isinstance(app, str),
@@ -98,6 +102,10 @@ def _configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
         forwarded_allow_ips=list(settings.trusted_proxies),
         timeout_graceful_shutdown=settings.shutdown_seconds,
         h11_max_incomplete_event_size=65_536,
+        http=partial(BoundedProtocol, limits=limits),  # type: ignore[arg-type]
+        ws="none",
+        # uvicorn accepts up to so many connections at once, each of which has a file before another is closed.
+        backlog=min(BACKLOG, max(1, limits.connections // 2)),
     )
 
 

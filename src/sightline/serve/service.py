@@ -17,8 +17,10 @@ from torch import Tensor
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
 from sightline.models.encoder import Encoder
+from sightline.serve.arrivals import Arrivals
 from sightline.serve.batching import Batcher
 from sightline.serve.collection import Collection, Found, SearchJob
+from sightline.serve.connections import most_connections
 from sightline.serve.fields import Fields
 from sightline.serve.measures import Measures
 from sightline.serve.pictures import Pictures
@@ -76,6 +78,8 @@ class Service:
         self.settings = settings
         self.measures = Measures()
         self.tokens = Tokens(settings.token_file, settings.session_key, settings.session_seconds)
+        most_arrivals = max(1, most_connections(settings.connections) // 2)
+        self.arrivals = Arrivals(settings.upload_budget_bytes, most_arrivals, settings.upload_seconds)
         self.pictures = Pictures(settings.image_roots, settings.pixels, settings.cache_bytes)
         # Decoding threads compute on one core each; the encoder's own thread uses all.
         n_threads = torch.get_num_threads()
@@ -119,12 +123,19 @@ class Service:
             return False
         return served.collection.is_there() and served.searcher.is_alive() and encoding.batcher.is_alive()
 
-    @contextmanager
-    def accepted(self) -> Iterator[None]:
-        """A place among the requests that are taken at once, or 429. Called in the event loop's thread alone."""
+    def check_waiting(self) -> None:
+        """429 where as many requests wait as may; worth asking before a long request is read."""
         if self._n_accepted >= self.settings.waiting:
             self.measures.refused.labels("queue").inc()
             raise TooBusy(f"{self._n_accepted} requests are waiting; ask again later", 1)
+
+    @contextmanager
+    def accepted(self) -> Iterator[None]:
+        """A place among the requests that are taken at once, or 429; for those that have arrived.
+
+        Called in the event loop's thread alone.
+        """
+        self.check_waiting()
         self._n_accepted += 1
         self.measures.accepted.inc()
         try:

@@ -32,7 +32,10 @@ class ServeSettings(BaseModel):
         trusted_proxies: addresses whose ``X-Forwarded-For`` and ``-Proto`` are believed.
         image_roots: folders whose images are shown, besides those in a gallery's own folder.
         upload_bytes: largest request.
-        upload_seconds: longest time for a request to arrive.
+        upload_seconds: longest time for a request to arrive, and for a client not to listen to its answer.
+        upload_budget_bytes: of all requests that are not answered yet; beyond, the next ones are read when there is room.
+        connections: open at once, at most a quarter of the files that the process may open; for one more, the one that has
+            been idle the longest is closed.
         pixels: largest image, width times height.
         formats: of images that are taken.
         batch: images in one pass through the encoder, at most.
@@ -62,6 +65,8 @@ class ServeSettings(BaseModel):
     image_roots: tuple[Path, ...] = ()
     upload_bytes: int = Field(default=20_000_000, ge=1000)
     upload_seconds: float = Field(default=30.0, gt=0)
+    upload_budget_bytes: int = Field(default=200_000_000, ge=1000)
+    connections: int = Field(default=256, ge=2)
     pixels: int = Field(default=25_000_000, ge=1)
     formats: tuple[Format, ...] = FORMATS
     batch: int = Field(default=32, ge=1)

@@ -1,6 +1,5 @@
 """Images that strangers send: what is too large, not an image or not only an image is refused before it is decoded."""
 
-import asyncio
 import io
 
 from PIL import Image
@@ -20,22 +19,18 @@ ACTIVE = (b"<script", b"<html", b"<!doctype html", b"<?php", b"<iframe", b"javas
 Crop = tuple[float, float, float, float]
 
 
-async def read_form(request: Request, settings: ServeSettings) -> tuple[bytes | None, dict[str, str]]:
+async def read_form(request: Request) -> tuple[bytes | None, dict[str, str]]:
     """The image of a multipart request, if it has one, and its other fields.
 
-    The guard has bounded its bytes already; here its time, parts and fields are.
+    The guard has bounded its bytes and its time already; here its parts and fields are.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise Problem(415, "a request of type multipart/form-data is needed")
+    form = await _form(request)
     try:
-        async with asyncio.timeout(settings.upload_seconds):
-            form = await _form(request)
-            try:
-                return await _parts(form.multi_items())
-            finally:
-                await form.close()
-    except TimeoutError as error:
-        raise Problem(408, f"the request did not arrive within {settings.upload_seconds:g} s") from error
+        return await _parts(form.multi_items())
+    finally:
+        await form.close()
 
 
 async def _form(request: Request) -> FormData:
