@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from sightline.errors import InputError
 FAILING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 MANY = 100  # files from which on one call for the file system is quicker than one for each, by far
 LARGEST_JSON = 64 << 20  # bytes
+LARGEST_TOML = 1 << 20
 AT_WORKING_FOLDER, EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -319,6 +321,27 @@ def check_seal(described: dict[str, Any], where: Path, *files: Path) -> dict[str
     if "checksum" in described and sealed(plain, *files)["checksum"] != described["checksum"]:
         raise InputError(f"{where}: damaged: the checksum of it and what belongs to it is wrong")
     return plain
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """What a TOML file that the user named holds; refused if it is damaged, too large, or no regular file.
+
+    Args:
+        file: up to 1 MB of UTF-8; may be a link.
+    """
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{file}: not a regular file")
+        if found.st_size > LARGEST_TOML:
+            raise InputError(f"{file}: {found.st_size} bytes of TOML; at most {LARGEST_TOML} are read")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: no such file") from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{file}: not TOML: {error}") from error
 
 
 def folder_bytes(folder: Path) -> int:

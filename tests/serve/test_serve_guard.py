@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -339,8 +340,56 @@ def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
             read_tokens(file)
 
 
-def test_files_that_cannot_be_read_are_one_message(tmp_path):  # a folder: root may read any file
-    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
-        read_tokens(tmp_path)
-    with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
-        read_settings(tmp_path, {"galleries": ["a"]}, {})
+def odd_files(folder):
+    """Files that are no TOML, by name."""
+    for name, data in {
+        "binary": bytes(range(256)),
+        "huge": b"# " + bytes(2_000_000),
+        "deep": b"a = " + b"[" * 50_000,
+    }.items():
+        (folder / name).write_bytes(data)
+    os.mkfifo(folder / "pipe")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "gone").symlink_to(folder / "nowhere")
+    (folder / "folder").mkdir()
+    return [folder / name for name in ("binary", "huge", "deep", "pipe", "zero", "circle", "gone", "folder", "missing")]
+
+
+@pytest.mark.parametrize("option", ["--token-file", "--config"])
+def test_odd_files_are_one_message_that_names_them(tmp_path, shared_gallery, option):
+    for file in odd_files(tmp_path):
+        run = CliRunner().invoke(command_line, ["serve", str(shared_gallery), "--port", "0", option, str(file)])
+        assert isinstance(run.exception, InputError), file
+        assert str(file) in str(run.exception)
+        assert len(str(run.exception)) < 500
+
+
+TOKEN = {"name": '"a"', "scope": '"read"', "sha256": f'"{"0" * 64}"'}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "1"},
+        {"scope": "[]"},
+        {"scope": '"all"'},
+        {"sha256": "5"},
+        {"sha256": '"00"'},
+        {"other": '"x"'},
+        {"name": None},
+    ],
+)
+def test_entries_that_are_no_tokens_name_the_file(tmp_path, wrong):
+    said = {name: text for name, text in (TOKEN | wrong).items() if text is not None}
+    file = tmp_path / "tokens.toml"
+    file.write_text("[[token]]\n" + "\n".join(f"{name} = {text}" for name, text in said.items()))
+    with pytest.raises(InputError, match=r"tokens\.toml"):
+        read_tokens(file)
+
+
+@pytest.mark.parametrize("text", ["token = 1", 'token = ["x"]', "[token]\nname = 'a'", "token = [1, {}]"])
+def test_tables_that_are_no_tokens_name_the_file(tmp_path, text):
+    (tmp_path / "tokens.toml").write_text(text)
+    with pytest.raises(InputError, match=r"tokens\.toml"):
+        read_tokens(tmp_path / "tokens.toml")

@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import secrets
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sightline.errors import InputError
+from sightline.files import read_toml
 
 PREFIX = "SIGHTLINE_SERVE_"
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
@@ -128,14 +128,7 @@ def read_settings(
     """
     values: dict[str, Any] = {}
     if file is not None:
-        try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise InputError(f"{file}: no such file") from error
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"{file}: not TOML: {error}") from error
+        values = read_toml(file)
     environ = os.environ if environ is None else environ
     for name in ServeSettings.model_fields:
         if (value := environ.get(f"{PREFIX}{name.upper()}")) is not None:

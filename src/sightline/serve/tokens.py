@@ -6,12 +6,11 @@ import os
 import secrets
 import shutil
 import time
-import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from sightline.errors import InputError, choose
-from sightline.files import replaced
+from sightline.errors import InputError, choose, names
+from sightline.files import read_toml, replaced
 
 SCOPES = {"read": frozenset({"read"}), "write": frozenset({"read", "write"})}
 LONGEST = 512
@@ -57,26 +56,28 @@ def add_token(file: Path, name: str, scope: str) -> str:
 
 def read_tokens(file: Path) -> list[Token]:
     """The entries of a token file."""
-    try:
-        read = tomllib.loads(file.read_text(encoding="utf-8"))
-        tokens = [Token(**entry) for entry in read.pop("token", [])]
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: no such file; `sightline token` makes one") from error
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be read: {error.strerror}; it must be readable by who runs the service"
-        ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: not a token file: {error}") from error
+    if not os.path.lexists(file):
+        raise InputError(f"{file}: no such file; `sightline token` makes one")
+    read = read_toml(file)
+    entries = read.pop("token", [])
     if read:
-        raise InputError(f"{file}: unknown keys {sorted(read)}; only [[token]] tables fit")
-    for token in tokens:
-        choose(SCOPES, token.scope, f"scope of token {token.name!r} in {file}")
-        if len(token.sha256) != 64 or set(token.sha256) - set("0123456789abcdef"):
-            raise InputError(f"{file}: token {token.name!r}: sha256 is not 64 hexadecimal digits")
+        raise InputError(f"{file}: unknown keys {names(sorted(read)[:10])}; only [[token]] tables fit")
+    tokens = [_checked(entry, file) for entry in entries] if isinstance(entries, list) else []
     if not tokens:
         raise InputError(f"{file}: has no token; `sightline token` adds one")
     return tokens
+
+
+def _checked(entry: object, file: Path) -> Token:
+    """The entry, if it has the three texts of a token and nothing else."""
+    keys = [field.name for field in fields(Token)]
+    if not isinstance(entry, dict) or entry.keys() != {*keys} or not all(isinstance(text, str) for text in entry.values()):
+        raise InputError(f"{file}: each [[token]] needs the texts {names(keys)} and nothing else")
+    token = Token(**entry)
+    choose(SCOPES, token.scope, f"scope of token {token.name!r} in {file}")
+    if len(token.sha256) != 64 or set(token.sha256) - set("0123456789abcdef"):
+        raise InputError(f"{file}: token {token.name!r}: sha256 is not 64 hexadecimal digits")
+    return token
 
 
 class Tokens:
