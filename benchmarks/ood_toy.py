@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from sightline import ood
-from sightline.ood.residual_energy import ResidualEnergy
+from sightline.ood.heat import ResidualEnergy
 
 # With T = 1 and chains that sample the hybrid itself, exp(-energy) is a density: its ratio to the prior's can be measured.
 SETTINGS: dict[str, object] = {

@@ -146,15 +146,19 @@ def check_options(maker: Callable[..., object], options: Mapping[str, object], w
         faults = error.errors()
         if missing := [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]:
             raise InputError(f"{what} needs {' and '.join(missing)}") from error
+        alternatives: dict[str, list[str]] = {}
+        for fault in faults:  # one for each type that was allowed
+            alternatives.setdefault(str(fault["loc"][0]), []).append(fault["msg"].removeprefix("Input should be "))
         sentences = [
-            f"{fault['loc'][0]} {fault['msg'].replace('Input should be', 'must be')}, got {fault['input']!r}"
-            for fault in faults
+            f"{option} must be {' or '.join(dict.fromkeys(wanted))}, got {options[option]!r}"
+            for option, wanted in alternatives.items()
         ]
-        raise InputError(f"{what}: {'; '.join(dict.fromkeys(sentences))}") from error
+        raise InputError(f"{what}: {'; '.join(sentences)}") from error
 
 
 def _options_model(maker: Callable[..., object], parameters: Mapping[str, inspect.Parameter]) -> type[BaseModel]:
-    hints = _type_hints(maker)
+    hints = {key: one.annotation for key, one in parameters.items() if one.annotation is not inspect.Parameter.empty}
+    hints = {key: hint for key, hint in hints.items() if not isinstance(hint, str)} | _type_hints(maker)
     fields: dict[str, Any] = {
         key: (hints.get(key, Any), ... if one.default is inspect.Parameter.empty else one.default)
         for key, one in parameters.items()

@@ -13,9 +13,8 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from sightline import InputError, ood
-from sightline.ood import residual_energy
-from sightline.ood.langevin import Langevin, scheduled
-from sightline.ood.residual_energy import energy_network, residual_loss
+from sightline.ood import heat as residual_energy
+from sightline.ood.heat import Langevin, energy_network, residual_loss, scheduled
 
 energies = st.lists(st.floats(-50, 50, allow_nan=False), min_size=1, max_size=6)
 betas = st.floats(-200, 200, allow_nan=False)

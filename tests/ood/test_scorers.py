@@ -14,9 +14,7 @@ from torch.testing import assert_close
 import sightline.torchvision_operators  # noqa: F401  (before pytorch_ood, which imports torchvision)
 from sightline import ood
 from sightline.ood.classifier import class_means, classifier_of_proxies
-from sightline.ood.directions import mixture_on_sphere
-from sightline.ood.logits import kl_to_nearest
-from sightline.ood.odin import odin_energy
+from sightline.ood.logits import kl_to_nearest, mixture_on_sphere, odin_energy
 
 from pytorch_ood import detector as other  # isort: skip
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, names
 from sightline.ood.classifier import Classifier
-from sightline.ood.scorer import BLOCK, Scorer
+from sightline.ood.scorer import BLOCK, Described, Scorer, create_described
 
 NEAR_MEAN = 1e-4  # of |beta| times the spread: below it the mean and its first correction are exact to 1e-9 of the spread
 
@@ -117,3 +117,18 @@ class Composed(Scorer):
             prefix = f"{place}."
             member.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
             member.width = int(tensors[f"{place}.width"])
+
+
+class Composition(Composed):
+    """Any scorers, each brought to mean 0 and deviation 1 on the fit set, composed.
+
+    Args:
+        scorers: names, or mappings with a name and options.
+        beta: 0 for the mean, -1 for the mixture of their densities, infinite for the furthest out.
+    """
+
+    name = "composition"
+
+    def __init__(self, scorers: Sequence[Described] = ("gmm", "energy"), beta: float = 0.0) -> None:
+        self.scorers = scorers
+        self._take(create_described(scorers, "scorers"), beta)

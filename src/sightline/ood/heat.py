@@ -1,26 +1,105 @@
-"""HEAT: prior energies, each corrected by a residual, composed into one."""
+"""HEAT: prior energies, each corrected by a network that is trained against samples of the hybrid, composed into one."""
 
-from collections.abc import Sequence
-from typing import Literal
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
 
-from sightline.errors import InputError
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.errors import InputError, choose, names
+from sightline.ood.classifier import Classifier
 from sightline.ood.composition import Composed
-from sightline.ood.langevin import Langevin
-from sightline.ood.plain import PLAIN, Described, create_described
-from sightline.ood.residual_energy import ResidualEnergy, ResidualSettings
+from sightline.ood.layers import linear_layers
+from sightline.ood.mixture import GMM
+from sightline.ood.scorer import BLOCK, Described, Scorer, create_described
+from sightline.progress import tracked
+
+DECAYS = {"linear": 1, "quadratic": 2}
 
 
-class Heat(Composed):
-    """Prior energies, each with a residual that is trained to tell data from samples of the hybrid.
+def scheduled(first: float, last: float, place: int, n_steps: int, decay: str = "linear") -> float:
+    """A value that falls from ``first`` towards ``last``: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
 
-    ``E_k = prior_k / T_k + E_theta_k``; each brought to mean 0 and deviation 1 on the fit set; then composed.
+    Example:
+        >>> round(scheduled(1e-4, 1e-5, 10, 20, "quadratic"), 9)
+        3.25e-05
+    """
+    return (first - last) * (1 - place / n_steps) ** choose(DECAYS, decay, "decay") + last
 
-    The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
-    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for some thousands of vectors and a minute or two. The network
-    sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant.
-    Fitted on float32, its weights are rounded to bfloat16 once they are trained: a query then reads half as much.
 
-    Args:
+@dataclass(frozen=True)
+class Langevin:
+    """How chains move.
+
+    Attributes:
+        n_steps: of each chain; 0 leaves the start as it is.
+        step: at the first step and towards the last one.
+        noise: likewise; not used where both are coupled.
+        decay: ``linear`` or ``quadratic``.
+        coupled: ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``; otherwise ``z - step * slope + noise
+            * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as the papers use.
+    """
+
+    n_steps: int = 20
+    step: tuple[float, float] = (1e-4, 1e-5)
+    noise: tuple[float, float] = (5e-3, 5e-4)
+    decay: str = "linear"
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        choose(DECAYS, self.decay, "decay")
+        if self.n_steps < 0 or not all(end >= 0 for end in (*self.step, *self.noise)):
+            raise InputError(f"n_steps is {self.n_steps}, step {self.step} and noise {self.noise}; 0 or more is needed")
+
+    def chains(
+        self,
+        energy: Callable[[Tensor], Tensor],
+        start: Tensor,
+        generator: torch.Generator,
+        project: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Where chains end.
+
+        Args:
+            energy: (N, D) to (N,), with a gradient.
+            start: (N, D).
+            generator: of the noise, on the CPU.
+            project: back to where features can lie, after every step.
+
+        Returns:
+            (N, D) without a gradient.
+        """
+        state = start.detach()
+        for place in range(self.n_steps):
+            with torch.enable_grad():
+                state.requires_grad_()
+                (slope,) = torch.autograd.grad(energy(state).sum(), state)
+            step = scheduled(*self.step, place, self.n_steps, self.decay)
+            noise = scheduled(*self.noise, place, self.n_steps, self.decay)
+            if self.coupled:
+                step, noise = step / 2, step**0.5
+            drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
+            state = state.detach() - step * slope + noise * drawn
+            state = state if project is None else project(state)
+        return state.detach()
+
+
+N_HIDDEN = 5  # layers of ``width`` units: 6 linear layers with the one that gives the energy
+SLOPE = 0.2
+BUFFER_SIZE, RESTARTS = 40_000, 0.1
+STARTS = ("auto", "prior", "gmm", "normal", "data", "buffer")
+NEGATIVES = {"chain+init": "chain+init", "chain": "chain"}
+
+
+@dataclass(frozen=True)
+class HeatSettings:
+    """What :class:`Heat` is made and trained with.
+
+    Attributes:
         priors: names, or mappings with a name and options: ``["gmm"]`` is HEAT-GMM, ``["energy"]`` HEAT-EL,
             ``["gmm", "gmm_std", "energy"]`` what the papers call HEAT.
         beta: of the composition; 0 for the mean.
@@ -45,69 +124,277 @@ class Heat(Composed):
         seed: of weights, batches and chains.
     """
 
-    name = "heat"
+    priors: Sequence[Described] = ("gmm",)
+    beta: float = 0.0
+    weight: float = 10.0
+    temperature: float | Literal["auto"] = "auto"
+    spread: float = 2.0
+    hidden: int = 1024
+    tie_hidden: bool = False
+    epochs: int = 10
+    batch_size: int = 256
+    lr: float = 1e-4
+    n_chains: int = 128
+    negatives: str = "chain+init"
+    start: str = "auto"
+    n_steps: int = 10
+    step: Sequence[float] = (1e-4, 1e-5)
+    noise: Sequence[float] = (5e-3, 5e-4)
+    decay: str = "linear"
+    coupled: bool = False
+    input_noise: float = 1e-4
+    seed: int = 0
 
-    def __init__(
-        self,
-        priors: Sequence[Described] = ("gmm",),
-        beta: float = 0.0,
-        weight: float = 10.0,
-        temperature: float | Literal["auto"] = "auto",
-        spread: float = 2.0,
-        hidden: int = 1024,
-        tie_hidden: bool = False,
-        epochs: int = 10,
-        batch_size: int = 256,
-        lr: float = 1e-4,
-        n_chains: int = 128,
-        negatives: str = "chain+init",
-        start: str = "auto",
-        n_steps: int = 10,
-        step: Sequence[float] = (1e-4, 1e-5),
-        noise: Sequence[float] = (5e-3, 5e-4),
-        decay: str = "linear",
-        coupled: bool = False,
-        input_noise: float = 1e-4,
-        seed: int = 0,
-    ) -> None:
-        self.priors, self.weight, self.temperature, self.spread = priors, weight, temperature, spread
-        self.hidden, self.tie_hidden, self.epochs, self.batch_size, self.lr = hidden, tie_hidden, epochs, batch_size, lr
-        self.n_chains, self.negatives, self.start, self.n_steps = n_chains, negatives, start, n_steps
-        self.step, self.noise, self.decay, self.coupled = step, noise, decay, coupled
-        self.input_noise, self.seed = input_noise, seed
-        settings = ResidualSettings(
-            weight=weight,
-            temperature=temperature,
-            spread=spread,
-            hidden=hidden,
-            tie_hidden=tie_hidden,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            n_chains=n_chains,
-            negatives=negatives,
-            start=start,
-            input_noise=input_noise,
-            langevin=Langevin(n_steps, _pair(step, "step"), _pair(noise, "noise"), decay, coupled),
-            seed=seed,
-        )
-        made = create_described(PLAIN, priors, "priors")
-        self._take([ResidualEnergy(prior, settings) for prior in made], beta)
+    def __post_init__(self) -> None:
+        above_zero = ("weight", "spread", "hidden", "batch_size", "lr", "n_chains")
+        if wrong := [name for name in above_zero if not getattr(self, name) > 0]:
+            raise InputError(f"{wrong[0]} is {getattr(self, wrong[0])}; above 0 is needed")
+        if self.temperature != "auto" and (isinstance(self.temperature, str) or not self.temperature > 0):
+            raise InputError(f"temperature is {self.temperature!r}; above 0 is needed, or 'auto'")
+        if self.epochs < 0 or not self.input_noise >= 0:
+            raise InputError(f"epochs is {self.epochs} and input_noise {self.input_noise}; 0 or more is needed")
+        choose(NEGATIVES, self.negatives, "negatives")
+        choose(dict.fromkeys(STARTS), self.start, "start")
+        self.langevin()
+
+    def langevin(self) -> Langevin:
+        """How its chains move."""
+        return Langevin(self.n_steps, _pair(self.step, "step"), _pair(self.noise, "noise"), self.decay, self.coupled)
 
 
-class Composition(Composed):
-    """Any scorers, each brought to mean 0 and deviation 1 on the fit set, composed.
+def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Sequential:
+    """D to one number in 6 linear layers; it starts as 0 everywhere, so that a hybrid starts as its prior.
 
     Args:
-        scorers: names, or mappings with a name and options.
-        beta: 0 for the mean, -1 for the mixture of their densities, infinite for the furthest out.
+        dim: D.
+        hidden: units of each layer between.
+        tie_hidden: the four layers from ``hidden`` to ``hidden`` are one, as in the authors' released code.
+        seed: of the weights.
+
+    Example:
+        >>> sum(weight.numel() for weight in energy_network(512, 1024, False, 0).parameters())
+        4724737
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        between: list[nn.Module] = [nn.Linear(before, after) for before, after in pairwise([dim, *[hidden] * N_HIDDEN])]
+        last = nn.Linear(hidden, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    if tie_hidden:
+        between[2:] = [between[1]] * (N_HIDDEN - 2)
+    layers = [layer for linear in between for layer in (linear, nn.LeakyReLU(SLOPE))]
+    return nn.Sequential(*layers, last)
+
+
+def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
+    """``mean(real) - mean(generated) + weight * (mean(real^2) + mean(generated^2))``.
+
+    Where samples are of density p_gen and data of p, it is least for ``(p_gen - p) / (2 weight (p_gen + p))``: never more
+    than ``1 / (2 weight)`` from 0.
+
+    Args:
+        real: (N,) residuals of data.
+        generated: (M,) residuals of samples.
+        weight: of the squares.
+
+    Example:
+        >>> residual_loss(torch.tensor([0.2, -0.1, 0.3]), torch.tensor([0.5, 0.1, -0.2, 0.4]), 10.0)
+        tensor(1.5500)
+    """
+    return real.mean() - generated.mean() + weight * (real.square().mean() + generated.square().mean())
+
+
+class ResidualEnergy(Scorer):
+    """``E_prior / T + E_theta``: any scorer with a gradient, and the network that corrects it.
+
+    Args:
+        prior: not fitted yet.
+        settings: of the training.
     """
 
-    name = "composition"
+    name = "residual_energy"
+    state: ClassVar[tuple[str, ...]] = ("temperature", "scale")
+    temperature: Tensor
+    scale: Tensor  # of what the network sees: unit vectors of many dimensions would leave it nearly constant
+    network: nn.Sequential
 
-    def __init__(self, scorers: Sequence[Described] = ("gmm", "energy"), beta: float = 0.0) -> None:
-        self.scorers = scorers
-        self._take(create_described(PLAIN | {Heat.name: Heat}, scorers, "scorers"), beta)
+    def __init__(self, prior: Scorer, settings: HeatSettings) -> None:
+        if not prior.differentiable:
+            raise InputError(f"prior {prior.name!r} has no gradient for chains to follow; take another one")
+        self.prior, self.settings, self.needs = prior, settings, prior.needs
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.prior.features(inputs)
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.prior.energy(features) / self.temperature + self.residual(features)
+
+    def residual(self, features: Tensor) -> Tensor:
+        """(N,) what the network adds."""
+        *between, last = [layer for layer in self.network if isinstance(layer, nn.Linear)]
+        hidden = linear_layers(
+            self.scale * features, [layer.weight for layer in between], [layer.bias for layer in between], SLOPE
+        )
+        return linear_layers(hidden, [last.weight], [last.bias]).squeeze(1)
+
+    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
+        self.prior._fit_given(given, labels, classifier)
+        super()._fit_given(given, labels, classifier)
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        settings = self.settings
+        with torch.no_grad():
+            blocks = range(0, len(inputs), BLOCK)
+            data = torch.cat([self.prior.features(inputs[start : start + BLOCK]) for start in blocks])
+            energies = torch.cat([self.prior.energy(data[start : start + BLOCK]) for start in blocks]).double()
+        deviation = float(energies.std(correction=0))
+        if not deviation > 1e-12 * float(energies.abs().max()):
+            raise InputError(f"prior {self.prior.name!r} gives all items of the fit set one energy")
+        # The residual is at most 1 / (2 weight) from 0: the prior is brought to that order.
+        asked = (
+            deviation * 2 * settings.weight / settings.spread if settings.temperature == "auto" else settings.temperature
+        )
+        self.temperature = torch.tensor(asked, dtype=torch.float64)
+        self.scale = data.square().mean().rsqrt()
+        self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
+        self._train(data, labels)
+        if data.dtype == torch.float32:  # half the bytes to save, and to read for a query
+            self.network.bfloat16()
+
+    def _train(self, data: Tensor, labels: Tensor | None) -> None:
+        settings = self.settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        starts = _Starts(self.prior, data, labels, settings, generator)
+        project = _projection(data)
+        optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, betas=(0.0, 0.999))
+        n_batches = -(-len(data) // settings.batch_size)
+        for place in tracked(
+            range(settings.epochs * n_batches), "Fitting HEAT", settings.epochs * n_batches, self.shows_progress
+        ):
+            epoch, batch = divmod(place, n_batches)
+            if batch == 0:
+                order = torch.randperm(len(data), generator=generator)
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.lr * (1.0 if 2 * epoch < settings.epochs else 0.1)
+            real = data[order[batch * settings.batch_size : (batch + 1) * settings.batch_size].to(data.device)]
+            first = project(starts.draw(settings.n_chains))
+            last = settings.langevin().chains(self.energy, first, generator, project)
+            starts.keep(last)
+            samples = torch.cat([last, first]) if settings.negatives == "chain+init" else last
+            both = torch.cat([real, samples])
+            noise = torch.randn(both.shape, generator=generator, dtype=both.dtype).to(both.device)
+            with torch.enable_grad():
+                residuals = self.residual(both + settings.input_noise * noise)
+                loss = residual_loss(residuals[: len(real)], residuals[len(real) :], settings.weight)
+                if not loss.isfinite():
+                    raise InputError(f"the residual of prior {self.prior.name!r} diverges; lower lr ({settings.lr})")
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+        self.network.requires_grad_(False)
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = super().tensors() | {f"prior.{name}": tensor for name, tensor in self.prior.tensors().items()}
+        return own | {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        super().restore(tensors)
+        self.prior.restore(_below("prior.", tensors))
+        weights = _below("network.", tensors)
+        if "0.weight" not in weights:
+            raise InputError(f"scorer 'heat': no tensor {names(['network.0.weight'])}")
+        hidden, dim = weights["0.weight"].shape
+        self.network = energy_network(dim, hidden, self.settings.tie_hidden, 0).to(weights["0.weight"].dtype)
+        try:
+            self.network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise InputError(f"scorer 'heat': not the weights of its network: {error}") from error
+        self.network.requires_grad_(False)
+
+
+class _Starts:
+    """Where chains begin."""
+
+    def __init__(
+        self, prior: Scorer, data: Tensor, labels: Tensor | None, settings: HeatSettings, generator: torch.Generator
+    ) -> None:
+        self.kind, self.data, self.generator = settings.start, data, generator
+        self.buffer = data[:0]
+        self.source: Scorer | None = prior
+        if self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is None:
+            if self.kind == "prior":
+                raise InputError(
+                    f"start is 'prior', but scorer {prior.name!r} has no samples to draw; take 'gmm' or 'data'"
+                )
+            self.kind = "buffer" if self.kind == "buffer" else "gmm"
+            self.source = None
+        if self.kind == "gmm" or self.source is None:
+            normalise = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+            self.source = GMM(normalise=normalise, seed=settings.seed).fit(data, labels)
+
+    def draw(self, n: int) -> Tensor:
+        if self.kind == "normal":
+            return torch.randn(n, self.data.shape[1], generator=self.generator, dtype=self.data.dtype).to(self.data.device)
+        if self.kind == "data":
+            return self.data[torch.randint(len(self.data), (n,), generator=self.generator).to(self.data.device)]
+        fresh = None if self.source is None else self.source.sample(n, self.generator)
+        if fresh is None:
+            raise InputError("no samples to start chains from")
+        fresh = fresh.to(self.data)
+        if self.kind != "buffer" or 2 * len(self.buffer) < BUFFER_SIZE:
+            return fresh
+        kept = self.buffer[torch.randint(len(self.buffer), (n,), generator=self.generator).to(self.data.device)]
+        restarts = torch.rand(n, 1, generator=self.generator).to(self.data.device) < RESTARTS
+        return torch.where(restarts, fresh, kept)
+
+    def keep(self, last: Tensor) -> None:
+        if self.kind == "buffer":
+            self.buffer = torch.cat([self.buffer, last])[-BUFFER_SIZE:]
+
+
+def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
+    """Back to where the data lies: no negative entry if it has none, at length 1 if it is."""
+    rectify = bool((data >= 0).all())
+    unit = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+
+    def project(features: Tensor) -> Tensor:
+        features = features.relu() if rectify else features
+        return F.normalize(features, dim=1) if unit else features
+
+    return project
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class Heat(Composed):
+    """Prior energies, each with a residual that is trained to tell data from samples of the hybrid.
+
+    ``E_k = prior_k / T_k + E_theta_k``; each brought to mean 0 and deviation 1 on the fit set; then composed.
+
+    The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
+    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for some thousands of vectors and a minute or two. The network
+    sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant.
+    Fitted on float32, its weights are rounded to bfloat16 once they are trained: a query then reads half as much.
+
+    Options are those of :class:`HeatSettings`.
+    """
+
+    name = "heat"
+    __signature__ = inspect.signature(HeatSettings)  # what create() checks and help shows
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.settings = HeatSettings(*args, **options)
+        priors = create_described(self.settings.priors, "priors")
+        if several := [prior.name for prior in priors if isinstance(prior, Composed)]:
+            raise InputError(f"priors: {names(several)} cannot be one, for it is composed of several")
+        self._take([ResidualEnergy(prior, self.settings) for prior in priors], self.settings.beta)
+
+    def options(self) -> dict[str, object]:
+        """The settings it was created with."""
+        return asdict(self.settings)
 
 
 def _pair(ends: Sequence[float], what: str) -> tuple[float, float]:

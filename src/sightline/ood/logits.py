@@ -1,5 +1,6 @@
 """Scorers of a classifier's logits; for encoders without one, prototypes or centroids stand in for its weights."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.ood.classifier import STAND_INS, Classifier, check_scale, stand_in_classifier
-from sightline.ood.directions import mixture_on_sphere
 from sightline.ood.scorer import Scorer
 
 INPUTS = {"vectors": "vectors", "logits": "logits"}
@@ -226,3 +226,92 @@ class DICE(LogitScorer):
 
     def energy_of_logits(self, logits: Tensor) -> Tensor:
         return energy_of_logits(logits)
+
+
+class ODIN(Scorer):
+    """``-max_c softmax(f(x') / T)_c`` with ``x' = x + epsilon * sign(gradient of log softmax(f(x) / T) at its largest)``.
+
+    Needs images and the model; the model is not saved with it and is given again to ``load``.
+
+    Args:
+        model: (N, 3, H, W) normalised images to (N, C) logits.
+        temperature: T.
+        epsilon: step, in units of normalised pixels.
+    """
+
+    name = "odin"
+    needs = ("images",)
+    differentiable = False
+
+    def __init__(
+        self, model: Callable[[Tensor], Tensor] | None = None, temperature: float = 1000.0, epsilon: float = 0.0014
+    ) -> None:
+        if model is None:
+            raise InputError("scorer 'odin' needs model: a function of images to logits")
+        if not temperature > 0:
+            raise InputError(f"temperature is {temperature}; above 0 is needed")
+        self.model, self.temperature, self.epsilon = model, temperature, epsilon
+
+    def options(self) -> dict[str, object]:
+        """The settings, without the model."""
+        return {"temperature": self.temperature, "epsilon": self.epsilon}
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        """Nothing is learnt."""
+
+    def energy(self, features: Tensor) -> Tensor:
+        return odin_energy(self.model, features, self.temperature, self.epsilon)
+
+
+def odin_energy(model: Callable[[Tensor], Tensor], images: Tensor, temperature: float, epsilon: float) -> Tensor:
+    """(N,) ODIN's energy of (N, ...) inputs of the model."""
+    with torch.enable_grad():
+        moved = images.detach().clone().requires_grad_()
+        logits = model(moved)
+        if logits.ndim != 2:
+            raise InputError(f"scorer 'odin': the model gives shape {tuple(logits.shape)}; logits (N, C) are needed")
+        (slope,) = torch.autograd.grad((logits / temperature).log_softmax(1).amax(1).sum(), moved)
+    with torch.no_grad():
+        return -(model(images + epsilon * slope.sign()) / temperature).softmax(1).amax(1)
+
+
+def mixture_on_sphere(directions: Tensor, concentration: float, n: int, generator: torch.Generator) -> Tensor:
+    """Draw from a mixture, in equal parts, of von Mises-Fisher densities ``exp(concentration * cos)`` (Wood, 1994).
+
+    Args:
+        directions: (C, D) unit vectors, the middle of each density; D at least 2.
+        concentration: 0 for the whole sphere evenly.
+        n: how many.
+        generator: of the draws, on the CPU.
+
+    Returns:
+        (n, D) unit vectors of the directions' type.
+
+    Example:
+        >>> drawn = mixture_on_sphere(torch.eye(3)[:1], 1000.0, 500, torch.Generator().manual_seed(0))
+        >>> bool((drawn[:, 0] > 0.97).all()), bool((drawn.norm(dim=1) - 1).abs().max() < 1e-5)
+        (True, True)
+    """
+    middle = directions[torch.randint(len(directions), (n,), generator=generator).to(directions.device)]
+    dim = directions.shape[1]
+    cosine = _cosines(dim, concentration, n, generator).to(directions)
+    noise = torch.randn(n, dim, generator=generator, dtype=torch.float64).to(directions)
+    tangent = F.normalize(noise - (noise * middle).sum(1, keepdim=True) * middle, dim=1)
+    return cosine[:, None] * middle + (1 - cosine**2).clamp(min=0).sqrt()[:, None] * tangent
+
+
+def _cosines(dim: int, concentration: float, n: int, generator: torch.Generator) -> Tensor:
+    """(n,) float64 cosines to the middle, by rejection; a draw is kept with a probability above one half."""
+    m = dim - 1
+    b = m / (2 * concentration + (4 * concentration**2 + m**2) ** 0.5)
+    x = (1 - b) / (1 + b)
+    c = concentration * x + m * torch.log(torch.tensor(1 - x**2, dtype=torch.float64))
+    kept = torch.empty(0, dtype=torch.float64)
+    while len(kept) < n:
+        gammas = torch._standard_gamma(torch.full((2, 2 * n), m / 2, dtype=torch.float64), generator=generator)
+        z = gammas[0] / gammas.sum(0)  # beta(m / 2, m / 2)
+        w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
+        uniform = torch.rand(2 * n, generator=generator, dtype=torch.float64)
+        accepted = concentration * w + m * torch.log(1 - x * w) - c >= torch.log(uniform)
+        kept = torch.cat([kept, w[accepted]])
+    return kept[:n]

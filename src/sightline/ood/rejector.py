@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json, recovered_folder, replaced_folder
-from sightline.ood import create, load, scorer_options
-from sightline.ood.scorer import Scorer, check_tpr
+from sightline.ood.scorer import SCORERS, Scorer, check_tpr, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
@@ -197,7 +196,7 @@ def fit_rejector(
     """
     check_tpr(tpr)  # before minutes of fitting, as all that can be refused
     policy = choose(POLICIES, policy, "policy")
-    made = create(scorer, **({"seed": seed} if "seed" in scorer_options(scorer) else {}) | options)
+    made = SCORERS.create(scorer, options, seed=seed)
     if made.needs != ("vectors",):
         raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
     table.check_finite()

@@ -1,10 +1,9 @@
 """What all scorers share: what they are given, how they are calibrated, saved and loaded."""
 
-import inspect
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from sightline.errors import InputError, choose, names
 from sightline.files import check_seal, read_json_object, regular_file, replaced_folder, sealed
 from sightline.ood.classifier import Classifier
+from sightline.registry import Registry, option_parameters
 
 FORMAT = 1
 SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"
@@ -45,7 +45,7 @@ class Scorer(ABC):
         acceptance: the share of held-out items below that threshold.
     """
 
-    name: ClassVar[str]
+    name: str
     needs: tuple[str, ...] = ("vectors",)
     differentiable: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting makes, all tensors
@@ -170,11 +170,7 @@ class Scorer(ABC):
 
     def options(self) -> dict[str, object]:
         """The settings it was created with."""
-        return {
-            option: getattr(self, option)
-            for option in inspect.signature(type(self).__init__).parameters
-            if option != "self"
-        }
+        return {option: getattr(self, option) for option in option_parameters(type(self))}
 
     def tensors(self) -> dict[str, Tensor]:
         """What fitting made."""
@@ -235,14 +231,97 @@ def check_tpr(tpr: float) -> None:
         raise InputError(f"tpr is {tpr}; between 0 and 1 is needed")
 
 
-def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: object) -> Scorer:
-    """The scorer whose two files are in the folder.
+SCORERS: Registry[Scorer] = Registry(
+    "scorer",
+    {
+        "composition": "sightline.ood.composition:Composition",
+        "dice": "sightline.ood.logits:DICE",
+        "energy": "sightline.ood.logits:Energy",
+        "gmm": "sightline.ood.mixture:GMM",
+        "gmm_std": "sightline.ood.mixture:GMMStd",
+        "heat": "sightline.ood.heat:Heat",
+        "kl_matching": "sightline.ood.logits:KLMatching",
+        "knn": "sightline.ood.distance:KNN",
+        "mahalanobis": "sightline.ood.mixture:Mahalanobis",
+        "maxlogit": "sightline.ood.logits:MaxLogit",
+        "msp": "sightline.ood.logits:MSP",
+        "odin": "sightline.ood.logits:ODIN",
+        "react": "sightline.ood.logits:ReAct",
+        "residual": "sightline.ood.distance:Residual",
+        "soft_knn": "sightline.ood.distance:SoftKNN",
+        "ssd": "sightline.ood.mixture:SSD",
+        "vim": "sightline.ood.distance:ViM",
+    },
+    "sightline.scorers",
+    lambda found: isinstance(found, type) and issubclass(found, Scorer),
+    "a class derived from sightline.ood.Scorer",
+)
+Described = str | Mapping[str, object]
+
+
+def list_scorers() -> list[str]:
+    """The names :func:`create` knows, in alphabetical order.
+
+    Example:
+        >>> [name for name in list_scorers() if name.startswith("gmm")]
+        ['gmm', 'gmm_std']
+    """
+    return SCORERS.names()
+
+
+def scorer_options(name: str) -> list[str]:
+    """The options the named scorer takes.
+
+    Example:
+        >>> scorer_options("knn")
+        ['k', 'bank_size', 'seed']
+    """
+    return list(SCORERS.options(name))
+
+
+def create(name: str, *, trust: bool = False, **options: object) -> Scorer:
+    """The named scorer, to be fitted.
+
+    Args:
+        name: one of :func:`list_scorers`, or ``package.module:Name``.
+        trust: import such a path.
+        options: the scorer's own settings; one it does not have is refused.
+
+    Example:
+        >>> vectors = np.random.default_rng(0).normal([5, 0, 0, 0], 1, (300, 4))
+        >>> scorer = create("gmm").fit(vectors[:200])
+        >>> threshold = scorer.calibrate(vectors[200:], tpr=0.95)
+        >>> scorer.is_outlier(np.array([[5.0, 0, 0, 0], [-5.0, 0, 0, 0]]))
+        array([False,  True])
+    """
+    made = SCORERS.create(name, options, trust=trust)
+    made.name = name  # by which it is loaded again
+    return made
+
+
+def create_described(described: Sequence[Described], what: str) -> list[Scorer]:
+    """Scorers of names, or of mappings with a name and options."""
+    if isinstance(described, str) or not isinstance(described, Sequence) or not described:
+        raise InputError(f"{what} is {described!r}; a list of names, or of mappings with a name and options, is needed")
+    made = []
+    for one in described:
+        options = {"name": one} if isinstance(one, str) else dict(one) if isinstance(one, Mapping) else {}
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise InputError(f"{what}: {one!r} has no name")
+        made.append(SCORERS.create(name, options))
+    return made
+
+
+def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Scorer:
+    """The scorer that :meth:`Scorer.save` wrote there.
 
     Args:
         folder: with ``scorer.json`` and ``scorer.safetensors``.
-        table: the scorers by name.
-        not_stored: options that cannot be saved, such as the model of ODIN.
+        trust: import a scorer that is named by its path.
+        not_stored: options that cannot be saved: the ``model`` of ``odin``.
     """
+    folder = Path(folder)
     for file in (SETTINGS_FILE, TENSORS_FILE):
         if not (folder / file).exists():
             raise InputError(f"{folder}: not a scorer: it has no {file}")
@@ -252,7 +331,7 @@ def read_scorer(folder: Path, table: Mapping[str, type[Scorer]], **not_stored: o
         raise InputError(f"{folder}: a scorer of format {stored.get('format')!r}; this version reads {FORMAT}")
     described = check_seal(stored, folder / SETTINGS_FILE, folder / TENSORS_FILE)
     try:
-        scorer = choose(table, described["name"], "scorer")(**described["options"] | not_stored)
+        scorer = create(described["name"], trust=trust, **described["options"] | not_stored)
         scorer.width = described["width"]
         scorer.restore(load_file(folder / TENSORS_FILE))
         scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
