@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -143,6 +144,40 @@ def test_csv_of_the_means_and_of_every_query(full, tmp_path):
     assert full.write_csv(tmp_path / "q.csv").read_text() == (
         'id,label,map,severity@1\na,7,1.0,\nb,7,0.25,1.0\n"c, d",8,,2.0\ne,8,0.5,1.0\n'
     )
+
+
+def test_text_that_a_spreadsheet_would_take_for_a_formula(tmp_path):
+    ids = ['=HYPERLINK("http://a.example")', "+1", "-1", "@SUM(1)", "\tx", "plain", "a=b"]
+    result = Result({"map": -np.arange(7.0)}, ids=ids)
+    exact = pl.read_csv(result.write_csv(tmp_path / "a.csv"))
+    assert exact["id"].to_list() == ids
+    safe = pl.read_csv(result.write_csv(tmp_path / "b.csv", spreadsheet_safe=True))
+    assert safe["id"].to_list() == [*(f"'{name}" for name in ids[:5]), *ids[5:]]
+    assert safe["map"].to_list() == exact["map"].to_list()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"per_query": []}',
+        '{"per_query": {}}',
+        '{"per_query": {"map": "abc"}}',
+        '{"per_query": {"map": [1, "a"]}}',
+        '{"per_query": {"map": [1, [2]]}}',
+        '{"per_query": {"map": [1]}, "ids": 7}',
+        '{"per_query": {"map": [1]}, "ids": ["a", "b"]}',
+        '{"per_query": {"map": [1]}, "labels": [[1], [2]]}',
+        '{"per_query": {"map": [1]}, "labels": [[1, 2], 3]}',
+        '{"per_query": {"map": [1]}, "notes": 7}',
+        '{"per_query": {"map": [' + "9" * 400 + "]}}",
+    ],
+)
+def test_results_of_another_shape_are_refused(tmp_path, content):
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(InputError, match=r"r\.json: "):
+        Result.read_json(tmp_path / "r.json")
 
 
 def test_intervals_in_text_and_markdown_where_asked():

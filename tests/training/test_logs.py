@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sightline.errors import InputError
 from sightline.training.checkpoint import Position
 from sightline.training.logs import RunLog, RunProgress, read_log
 
@@ -82,3 +83,12 @@ def test_progress_goes_to_standard_error_and_only_if_wanted(capsys):
         assert ("validation [map@r] 12.0" in err) == shown
         if not shown:
             assert err == ""
+
+
+@pytest.mark.parametrize(
+    "row", ["1,0,loss", "1,0,loss,0.5,7", "a,0,loss,0.5", "1,0,loss,much", "", "1" * 5000 + ",0,loss,1", '"', "\0", "\xff"]
+)
+def test_a_row_that_is_none_is_named_by_its_line(tmp_path, row):
+    (tmp_path / "log.csv").write_bytes(b"step,epoch,name,value\r\n1,0,loss,0.5\r\n" + row.encode("latin-1") + b"\r\n")
+    with pytest.raises(InputError, match=r"log\.csv: line 3: step, epoch, name and value are needed"):
+        read_log(tmp_path / "log.csv")

@@ -197,3 +197,24 @@ def test_a_recipe_cannot_be_changed():
     recipe = read_recipe("images", ["loss.tau=0.5"])
     recipe.loss.options()["tau"] = 5
     assert recipe.loss.options() == {"tau": 0.5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x = " + "[" * 5000,
+        "seed = " + "9" * 5000,
+        "[data]\nmanifest = 'x'\n[optimizer]\nlr = [0x" + "f" * 9000 + "]",
+        "[data]\nmanifest = 'x'\n[optimizer]\nlr = ['" + "a" * 100_000 + "']",
+        "extends = 'x/../odd.toml'",
+        "data = []",
+        "#" + " " * (1 << 20),
+    ],
+    ids=["deep", "digits", "hexadecimal", "long", "extends itself in other words", "list", "large"],
+)
+def test_odd_recipes_are_one_short_message(tmp_path, content):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "odd.toml").write_text(content)
+    with pytest.raises(InputError, match=r"odd\.toml: ") as caught:
+        read_recipe(str(tmp_path / "odd.toml"))
+    assert len(str(caught.value)) < 2000

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def backup(
     gallery: Annotated[Path, typer.Argument(help="Gallery folder; it may be served and written to meanwhile.")],
@@ -13,7 +15,7 @@ def backup(
     """Copy a gallery as it is at one moment, with its encoder, rejector and uploaded images."""
     from sightline.serve.backup import backup_gallery
 
-    typer.echo(f"{copy}: {backup_gallery(gallery, copy)} items")
+    echo(f"{copy}: {backup_gallery(gallery, copy)} items")
 
 
 def restore(
@@ -23,4 +25,4 @@ def restore(
     """Put a copy in the place of a gallery; what was written since the copy is lost."""
     from sightline.serve.backup import restore_gallery
 
-    typer.echo(f"{gallery}: {restore_gallery(copy, gallery)} items")
+    echo(f"{gallery}: {restore_gallery(copy, gallery)} items")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def benchmark(
     suite: Annotated[Path, typer.Argument(help="A suite (.toml): rows, data, seeds and one budget.")],
@@ -33,7 +35,7 @@ def benchmark(
     from sightline.errors import InputError, names
 
     def say(line: str) -> None:
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
     asked = {"--background": background, "--status": status, "--tables": tables, "--repeat": repeat}
     if len(together := [option for option, is_given in asked.items() if is_given]) > 1:
@@ -46,7 +48,7 @@ def benchmark(
         read, given, out / "data", only or [], seed or [], check=runs_something, show_progress=sys.stderr.isatty()
     )
     if status:
-        typer.echo(status_of(out, cells).as_text(jobs))
+        echo(status_of(out, cells).as_text(jobs))
         return
     if background:
         words = [str(suite), "--out", str(out), "--jobs", str(jobs), *(["--keep"] if keep else [])]
@@ -54,7 +56,7 @@ def benchmark(
         for option, values in lists.items():
             words += [word for value in values or [] for word in (option, str(value))]
         process = start_in_background(out, words)
-        typer.echo(f"process {process} runs {len(cells)} cells; its lines go to {out / 'log.txt'}")
+        echo(f"process {process} runs {len(cells)} cells; its lines go to {out / 'log.txt'}")
         return
     if repeat:
         faults = {cell: found for cell, found in repeated(out, cells).items() if found}
@@ -62,12 +64,12 @@ def benchmark(
             raise InputError(
                 "\n  ".join(["not as before:", *(f"{cell.title}: {'; '.join(f)}" for cell, f in faults.items())])
             )
-        typer.echo(f"{len(cells)} runs repeated: every value of every query is the same")
+        echo(f"{len(cells)} runs repeated: every value of every query is the same")
         return
     if not tables:
         run_cells(out, cells, jobs, keep, say, reuse or [])
     everything = cells_of(read, given, out / "data", check=False)
     for file in write_pages(read, suite, everything, out):
-        typer.echo(file)
+        echo(file)
     if page is not None:
-        typer.echo(update_page(page, read, suite, everything, out))
+        echo(update_page(page, read, suite, everything, out))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def compare(
     a: Annotated[Path, typer.Argument(help="Written by `sightline evaluate --json`.")],
@@ -20,4 +22,4 @@ def compare(
     from sightline.evaluation.result import compare as compare_results
 
     unit = choose(UNITS, by, "unit")
-    typer.echo(compare_results(Result.read_json(a), Result.read_json(b), level, unit).as_text())
+    echo(compare_results(Result.read_json(a), Result.read_json(b), level, unit).as_text())

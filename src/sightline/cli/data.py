@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 if TYPE_CHECKING:
     from sightline.data.collections import WriteCollection
     from sightline.data.manifest import Manifest
@@ -35,15 +37,15 @@ def check(
     manifest = read_manifest(source, labelled)
     check_images(manifest, show_progress=True)
     counts = manifest.table.group_by("split").len().sort("split").rows()
-    typer.echo(f"{source}: {len(manifest)} images, {manifest.n_levels} label levels, no fault")
+    echo(f"{source}: {len(manifest)} images, {manifest.n_levels} label levels, no fault")
     for split, n_images in counts:
         part = manifest.split(split)
         sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T) if manifest.n_levels else ""
-        typer.echo(f"  {split:<5} {n_images:>8} images" + (f"  {sizes} classes" if sizes else ""))
+        echo(f"  {split:<5} {n_images:>8} images" + (f"  {sizes} classes" if sizes else ""))
     if shared := classes_in_several_splits(manifest):
         more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
         count = "1 class" if len(shared) == 1 else f"{len(shared)} classes"
-        typer.echo(f"  in more than one split: {count} of label_0: {names(shared[:SHOWN])}{more}")
+        echo(f"  in more than one split: {count} of label_0: {names(shared[:SHOWN])}{more}")
 
 
 @app.command()
@@ -52,9 +54,9 @@ def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manife
     from sightline.data.manifest import read_manifest
 
     manifest = read_manifest(source, labelled=False)
-    typer.echo(f"{source}: {len(manifest):,} images, {manifest.n_levels} label levels")
+    echo(f"{source}: {len(manifest):,} images, {manifest.n_levels} label levels")
     for line in _statistics(manifest):
-        typer.echo(line)
+        echo(line)
 
 
 def _statistics(manifest: "Manifest") -> list[str]:
@@ -73,12 +75,12 @@ def list_sets() -> None:
     """The data sets that `prepare` knows: what each is, and what it needs."""
     from sightline.data.benchmarks import READERS
 
-    typer.echo("Made or fetched: sightline data prepare NAME")
+    echo("Made or fetched: sightline data prepare NAME")
     for name in (GLYPHS, *_collections()):
-        typer.echo(f"  {name:<17} {MADE[name]}")
-    typer.echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
+        echo(f"  {name:<17} {MADE[name]}")
+    echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
     for name, reader in READERS.items():
-        typer.echo(f"  {name:<17} {reader.about}; needs {reader.needs}")
+        echo(f"  {name:<17} {reader.about}; needs {reader.needs}")
 
 
 @app.command()
@@ -116,13 +118,13 @@ def prepare(
     if out is None:
         out = Path("data", f"{name}.parquet" if name in READERS else name)
     if name == GLYPHS:
-        typer.echo(write_glyphs(out, size or "small", seed or 0, show_progress=True))
+        echo(write_glyphs(out, size or "small", seed or 0, show_progress=True))
     elif name in READERS:
         if root is None:
             raise InputError(f"{name}: --root is needed: a folder with {READERS[name].needs}")
-        typer.echo(prepare_benchmark(READERS[name], root, out, subset=subset, show_progress=True))
+        echo(prepare_benchmark(READERS[name], root, out, subset=subset, show_progress=True))
     else:
-        typer.echo(_collections()[name](out, show_progress=True, archives=root))
+        echo(_collections()[name](out, show_progress=True, archives=root))
 
 
 def _collections() -> "dict[str, WriteCollection]":

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="Values of the recipe `glyphs` to change.")] = None,
@@ -22,16 +24,16 @@ def demo(
     keep_freed_memory()
     since = time.monotonic()
     outcome = run_demo(out, overrides, show_progress=True)
-    typer.echo(f"Test metrics on unseen characters, shares in percent ({outcome.after.n_queries} queries):")
-    typer.echo(f"{'':<12}{'before':>8}{'after':>8}{'change':>8}")
+    echo(f"Test metrics on unseen characters, shares in percent ({outcome.after.n_queries} queries):")
+    echo(f"{'':<12}{'before':>8}{'after':>8}{'change':>8}")
     for name, after in outcome.after.means.items():
         before = outcome.before[name]
         cells = shown(name, before), shown(name, after), shown(name, after - before, sign="+")
-        typer.echo(f"{name:<12}" + "".join(f"{cell:>8}" for cell in cells))
+        echo(f"{name:<12}" + "".join(f"{cell:>8}" for cell in cells))
     table, encoder = EmbeddingTable.read(outcome.table), Encoder.from_pretrained(outcome.encoder)
     queries = outcome.queries[:3]
     for query, hits in zip(queries, search_images(encoder, table, queries, k=6), strict=True):
-        typer.echo(f"nearest to {query}:")
+        echo(f"nearest to {query}:")
         for hit in [hit for hit in hits if hit.path.resolve() != query.resolve()][:5]:
-            typer.echo(f"  {hit.score:.3f}  {hit.id}  {hit.labels[0]}")
-    typer.echo(f"Report: {outcome.report} (took {time.monotonic() - since:.0f} s)")
+            echo(f"  {hit.score:.3f}  {hit.id}  {hit.labels[0]}")
+    echo(f"Report: {outcome.report} (took {time.monotonic() - since:.0f} s)")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def embed(
     encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder.")],
@@ -23,4 +25,4 @@ def embed(
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
     model = Encoder.from_pretrained(encoder).to(own_device())
     table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
-    typer.echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
+    echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
@@ -59,8 +61,8 @@ def evaluate(
         for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
             result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
             if is_first:
-                typer.echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
+                echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
         if json is not None and is_first:
             result.write_json(json)
         if trec is not None and is_first:
-            typer.echo(write_trec(trec, embedded, other))
+            echo(write_trec(trec, embedded, other))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 app = typer.Typer(no_args_is_help=True, help="Take an encoder elsewhere: model card, ONNX, hub.")
 EncoderFolder = Annotated[Path, typer.Argument(help="Encoder folder, or a run folder that has one.")]
 
@@ -20,7 +22,7 @@ def onnx(
 
     loaded = Encoder.from_pretrained(_encoder_in(encoder))
     written = export_onnx(loaded, out)
-    typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, opset {OPSET}, {loaded.dim} dimensions")
+    echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, opset {OPSET}, {loaded.dim} dimensions")
 
 
 @app.command()
@@ -54,7 +56,7 @@ def card(
         changed["license"] = licence
     if notes is not None:
         changed["notes"] = read_text(notes)
-    typer.echo(write_card(folder, told.model_copy(update=changed)))
+    echo(write_card(folder, told.model_copy(update=changed)))
 
 
 @app.command()
@@ -67,7 +69,7 @@ def hub(
     """Upload an encoder with its card; HF_TOKEN says who you are."""
     from sightline.models.encoder import Encoder
 
-    typer.echo(Encoder.from_pretrained(_encoder_in(encoder)).push_to_hub(name, private, revision))
+    echo(Encoder.from_pretrained(_encoder_in(encoder)).push_to_hub(name, private, revision))
 
 
 def _encoder_in(folder: Path) -> Path:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 app = typer.Typer(no_args_is_help=True, help="Make a label tree from names or images, step by step, and look after it.")
 Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
 
@@ -38,7 +40,7 @@ def collect(
         labels = with_categories(labels, client.instance_of(labels["label"].to_list(), show_progress=True))
     file = write_labels(folder, labels)
     known = labels.filter(pl.col("category") != "").height, labels.filter(pl.col("description") != "").height
-    typer.echo(f"{file}: {len(labels)} labels, {known[0]} with a category, {known[1]} with a description")
+    echo(f"{file}: {len(labels)} labels, {known[0]} with a category, {known[1]} with a description")
 
 
 @app.command()
@@ -55,9 +57,9 @@ def clean(
 
     rules = CleanRules(text, META if meta is None else meta, ambiguous, min_images)
     n_kept, dropped = clean_folder(folder, rules)
-    typer.echo(f"{folder / 'clean.csv'}: {n_kept} labels kept, {len(dropped)} dropped")
+    echo(f"{folder / 'clean.csv'}: {n_kept} labels kept, {len(dropped)} dropped")
     for reason, n in dropped["reason"].str.split(":").list.first().value_counts(sort=True).rows():
-        typer.echo(f"  {n:>7} {reason}")
+        echo(f"  {n:>7} {reason}")
 
 
 @app.command()
@@ -75,7 +77,7 @@ def embed(
     table = None if images is None else EmbeddingTable.read(images)
     given = None if table is None else (table.manifest, table.vectors)
     n, dim = embed_terms(folder, given, text_weight, image_weight, batch_size, show_progress=True)
-    typer.echo(f"{folder / 'vectors.safetensors'}: {n} vectors of {dim}")
+    echo(f"{folder / 'vectors.safetensors'}: {n} vectors of {dim}")
 
 
 @app.command()
@@ -93,9 +95,9 @@ def cluster(
     from sightline.hierarchy.cluster import cluster as cluster_folder
 
     sizes = cluster_folder(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
-    typer.echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
+    echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
     if not k and len(sizes) < levels:
-        typer.echo(f"only {len(sizes)} of {levels} levels: too few groups are suggested for more; give them by -k")
+        echo(f"only {len(sizes)} of {levels} levels: too few groups are suggested for more; give them by -k")
 
 
 @app.command()
@@ -113,8 +115,8 @@ def review(
 
     state = Review(folder)
     if not csv:
-        serve_review(state, host, port, open_page, lambda address: typer.echo(f"{address} (Ctrl-C ends)"))
-    typer.echo(write_step(folder, REVIEW, state.table()))
+        serve_review(state, host, port, open_page, lambda address: echo(f"{address} (Ctrl-C ends)"))
+    echo(write_step(folder, REVIEW, state.table()))
 
 
 @app.command()
@@ -142,10 +144,10 @@ def apply(
             )
     state = read_review(review[0]) if review else Review(folder).state
     found, homeless = apply_groups(folder, state, read_manifest(manifest), out, unplaced)
-    typer.echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
+    echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
     if homeless:
-        typer.echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
-    typer.echo(report_text(level_reports(found)))
+        echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
+    echo(report_text(level_reports(found)))
 
 
 @app.command()
@@ -186,9 +188,7 @@ def attach(
         found_tree = read_tree(tree, kind, several_parents, fill)
     groups = tree_groups(found_tree)
     found, homeless = with_groups(images, groups, unplaced)
-    typer.echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
+    echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
     if homeless:
-        typer.echo(
-            f"{len(homeless)} labels are not in the tree: {', '.join(homeless[:10])}{', ...' * (len(homeless) > 10)}"
-        )
-    typer.echo(report_text(level_reports(found)))
+        echo(f"{len(homeless)} labels are not in the tree: {', '.join(homeless[:10])}{', ...' * (len(homeless) > 10)}")
+    echo(report_text(level_reports(found)))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 if TYPE_CHECKING:
     from sightline.data.manifest import Manifest
     from sightline.ood.rejector import Rejector
@@ -85,7 +87,7 @@ def build(
         _print_indexed(gallery, done)
         _build_index(gallery, index, recall)
         if rejector is not None and not (gallery.folder / FOLDER).exists():
-            typer.echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
+            echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
         _print_age(gallery)
 
 
@@ -146,7 +148,7 @@ def remove(
     with Gallery.open(gallery) as opened:
         gone = opened.filter(where) if where else ids or []
         opened.remove(gone)
-        typer.echo(f"{opened.folder}: {len(gone)} removed, {len(opened)} left")
+        echo(f"{opened.folder}: {len(gone)} removed, {len(opened)} left")
 
 
 @app.command()
@@ -177,8 +179,8 @@ def verify(gallery: GalleryFolder) -> None:
                 faults.append(str(error))
         raise_faults(opened.folder, faults)
         for repair in opened.repairs:
-            typer.echo(f"repaired: {repair}")
-        typer.echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
+            echo(f"repaired: {repair}")
+        echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
         _print_age(opened)
 
 
@@ -194,7 +196,7 @@ def stats(
     with Gallery.open(gallery, read_only=True) as opened:
         rejector = _rejector(opened.folder, opened.identity.fingerprint)
         found = opened.stats() | {"rejector": None if rejector is None else _described(rejector)}
-    typer.echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
+    echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
 
 
 @app.command()
@@ -207,9 +209,9 @@ def compact(gallery: GalleryFolder) -> None:
         opened.compact()
         after = opened.stats().get("folder_bytes")
         if before is None or after is None:
-            typer.echo(f"{opened.folder}: {len(opened)} items; Milvus goes on with it")
+            echo(f"{opened.folder}: {len(opened)} items; Milvus goes on with it")
         else:
-            typer.echo(f"{gallery}: {len(opened)} items, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
+            echo(f"{gallery}: {len(opened)} items, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
 
 
 @app.command()
@@ -228,7 +230,7 @@ def augment(
 
     with Gallery.open(gallery, read_only=True) as opened:
         n_items = write_augmented(opened, out, neighbours, alpha, index)
-    typer.echo(f"{out}: {n_items} items, each with {neighbours} neighbours")
+    echo(f"{out}: {n_items} items, each with {neighbours} neighbours")
     with Gallery.open(out) as written:
         _build_index(written, None, None)
 
@@ -248,7 +250,7 @@ def _print_age(gallery: "Gallery") -> None:
     rejector = _rejector(gallery.folder, gallery.identity.fingerprint)
     if rejector is not None and rejector.generation is not None and (gallery.newest or 0) > rejector.generation:
         again = f"`sightline ood fit --gallery {gallery.folder}`"
-        typer.echo(f"note: the rejector is older than the newest items; {again} fits it to them")
+        echo(f"note: the rejector is older than the newest items; {again} fits it to them")
 
 
 def _described(rejector: "Rejector") -> str:
@@ -265,8 +267,8 @@ def _manifest(source: Path, split: str | None) -> "Manifest":
 
 def _print_indexed(gallery: "Gallery", done: "Indexed") -> None:
     for fault in done.broken:
-        typer.echo(f"skipped: {fault}", err=True)
-    typer.echo(f"{gallery.folder}: {len(gallery)} items: {done}")
+        echo(f"skipped: {fault}", err=True)
+    echo(f"{gallery.folder}: {len(gallery)} items: {done}")
 
 
 def _build_index(gallery: "Gallery", index: str | None, recall: float | None) -> None:
@@ -275,7 +277,7 @@ def _build_index(gallery: "Gallery", index: str | None, recall: float | None) ->
         stats = gallery.stats()
         asked, built = stats["index"], stats.get("index_built", stats["index"])
         why = "" if asked in ("auto", built) else f"; {stats['items']} items are too few for {asked}"
-        typer.echo(f"index: {built}{why}")
+        echo(f"index: {built}{why}")
     else:
         effort = "".join(f", {name} {value}" for name, value in header.effort.items())
-        typer.echo(f"index: {header.factory}, recall@10 {header.recall:.4f} against exact{effort}")
+        echo(f"index: {header.factory}, recall@10 {header.recall:.4f} against exact{effort}")

@@ -14,6 +14,7 @@ from sightline.cli.compare import compare
 from sightline.cli.demo import demo
 from sightline.cli.embed import embed
 from sightline.cli.evaluate import evaluate
+from sightline.cli.printing import echo
 from sightline.cli.report import report
 from sightline.cli.search import search
 from sightline.cli.serve import serve, token
@@ -35,7 +36,7 @@ for command in (train, embed, whiten, evaluate, compare, search, serve, token, r
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sightline {__version__}")
+        echo(f"sightline {__version__}")
         raise typer.Exit
 
 
@@ -74,9 +75,9 @@ def _warn(
 ) -> None:
     """A word of caution to the user, without the line of code it comes from."""
     if category is UserWarning:
-        typer.echo(f"sightline: {message}", err=True)
+        echo(f"sightline: {message}", err=True)
 
 
 def _complain(message: str) -> int:
-    typer.echo(f"sightline: {message}", err=True)
+    echo(f"sightline: {message}", err=True)
     return 2

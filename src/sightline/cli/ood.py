@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
 
@@ -69,11 +71,11 @@ def fit(
         **_options(option or []),
     )
     rejector.generation = generation
-    typer.echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
+    echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
     if rejector.similarity_threshold is not None:
-        typer.echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
+        echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
     elif gallery is not None:
-        typer.echo("no two items share a label: from which similarity on there is a match is not known")
+        echo("no two items share a label: from which similarity on there is a match is not known")
 
 
 @app.command()
@@ -111,13 +113,13 @@ def evaluate(
     energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
     result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
-    typer.echo(result.as_text(interval))
+    echo(result.as_text(interval))
     threshold = loaded.scorer.threshold or 0.0
     refused = {"those that belong": result.inside, **energies}
-    typer.echo("refused: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in refused.items()))
+    echo("refused: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in refused.items()))
     if gallery is not None:
         shares = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
-        typer.echo(f"identified where {100 * far:g} % of a set may be matched: {shares}")
+        echo(f"identified where {100 * far:g} % of a set may be matched: {shares}")
     if json is not None:
         result.write_json(json, interval or 0.95)
     if plot is not None:

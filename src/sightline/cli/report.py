@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def report(
     subject: Annotated[
@@ -80,4 +82,4 @@ def report(
     )
     missing = f"; {written.n_missing} images shown cannot be read" if written.n_missing else ""
     drawn = f"; {len(written.figures)} figures in {figures}" if figures else ""
-    typer.echo(f"{written.file}: {written.file.stat().st_size / 1e6:.1f} MB{drawn}{missing}")
+    echo(f"{written.file}: {written.file.stat().st_size / 1e6:.1f} MB{drawn}{missing}")

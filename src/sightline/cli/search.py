@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 if TYPE_CHECKING:
     from sightline.ood.rejector import Rejector
     from sightline.search.gallery import Gallery
@@ -79,11 +81,11 @@ def search(
             root=root,
         )
     for repair in opened.repairs:
-        typer.echo(f"sightline: {opened.folder}: {repair}", err=True)
+        echo(f"sightline: {opened.folder}: {repair}", err=True)
     if html is not None:
-        typer.echo(answers.write_contact_sheet(html, found, f"Found in {opened.folder}"))
+        echo(answers.write_contact_sheet(html, found, f"Found in {opened.folder}"))
     else:
-        typer.echo(answers.as_json(found) if json else answers.as_text(found))
+        echo(answers.as_json(found) if json else answers.as_text(found))
 
 
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":
@@ -112,6 +114,6 @@ def _search_table(images: list[str], table: Path, encoder: Path, k: int) -> None
 
     found = search_images(Encoder.from_pretrained(encoder), EmbeddingTable.read(table), images, k)
     for image, hits in zip(images, found, strict=True):
-        typer.echo(f"{image}")
+        echo(f"{image}")
         for place, hit in enumerate(hits, start=1):
-            typer.echo(f"{place:>4}  {hit.score:.4f}  {hit.path}  {' < '.join(hit.labels)}".rstrip())
+            echo(f"{place:>4}  {hit.score:.4f}  {hit.path}  {' < '.join(hit.labels)}".rstrip())

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def serve(
     galleries: Annotated[
@@ -42,7 +44,7 @@ def serve(
         "read_only": read_only,
         "workers": workers,
     }
-    run(read_settings(config, given), typer.echo)
+    run(read_settings(config, given), echo)
 
 
 def token(
@@ -53,4 +55,4 @@ def token(
     """Make a token for the service, and print it: this once, as the file holds only its hash."""
     from sightline.serve.tokens import add_token
 
-    typer.echo(add_token(file, name, scope))
+    echo(add_token(file, name, scope))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file (.toml), or the name of a shipped recipe.")],
@@ -25,4 +27,4 @@ def train(
     read = read_recipe(recipe, overrides)
     done = plan_run(read) if dry_run else train_run(read, out, resume, show_progress=True, max_minutes=max_minutes)
     if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before it was validated
-        typer.echo(done)
+        echo(done)

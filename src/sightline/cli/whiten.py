@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.cli.printing import echo
+
 
 def whiten(
     encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder.")],
@@ -41,4 +43,4 @@ def whiten(
     whitened = plain.whitened(whitening)
     written = whitening.save(out) if out.suffix == ".safetensors" else whitened.save_pretrained(out)
     n_kept, n_given = whitening.weight.shape
-    typer.echo(f"{written}: fitted on {len(table)} vectors, {n_given} dimensions to {n_kept}, power {power:g}")
+    echo(f"{written}: fitted on {len(table)} vectors, {n_given} dimensions to {n_kept}, power {power:g}")

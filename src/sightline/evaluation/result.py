@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sightline.errors import InputError, choose, names
 from sightline.evaluation.metrics import metric_of, shown_scale
 from sightline.evaluation.uncertainty import bootstrap_interval, holm, permutation_p, t_test_p
-from sightline.files import replaced
+from sightline.files import read_json, replaced
 
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
@@ -131,11 +131,19 @@ class Result:
         ]
         return _csv([header, *lines])
 
-    def write_csv(self, file: Path) -> Path:
-        """Write one line a query: its id and class where they are known, and its metrics, empty where undefined."""
+    def write_csv(self, file: Path, spreadsheet_safe: bool = False) -> Path:
+        """Write one line a query: its id and class where they are known, and its metrics, empty where undefined.
+
+        Args:
+            file: where to.
+            spreadsheet_safe: put an apostrophe before text that a spreadsheet would take for a formula, such as an id that
+                begins with ``=``; False keeps every id as it is.
+        """
         told = {name: column for name, column in (("id", self.ids), ("label", self.labels)) if column is not None}
         values = {name: ["" if np.isnan(value) else float(value) for value in c] for name, c in self.per_query.items()}
-        columns = {**told, **values}
+        columns: dict[str, Iterable[object]] = {**told, **values}
+        if spreadsheet_safe:
+            columns = {name: [_no_formula(value) for value in column] for name, column in columns.items()}
         with replaced(Path(file)) as scratch:
             scratch.write_text(_csv([list(columns), *zip(*columns.values(), strict=True)]), encoding="utf-8")
         return Path(file)
@@ -178,14 +186,15 @@ class Result:
     def read_json(cls, file: Path) -> "Result":
         """The result that :meth:`write_json` wrote."""
         try:
-            stored = json.loads(Path(file).read_text())
+            stored = read_json(Path(file))
             columns = {name: np.array(column, np.float64) for name, column in stored["per_query"].items()}
             if {column.ndim for column in columns.values()} != {1} or len({len(column) for column in columns.values()}) > 1:
                 raise ValueError("a list of values for each metric, all of one length, is needed")
             labels = stored.get("labels")
-            classes, notes = None if labels is None else np.array(labels), tuple(stored.get("notes", ()))
-            return cls(columns, stored.get("ids"), classes, stored.get("fingerprint"), notes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            classes, notes = None if labels is None else np.array(labels), tuple(map(str, stored.get("notes", ())))
+            ids = None if stored.get("ids") is None else list(map(str, stored["ids"]))
+            return cls(columns, ids, classes, stored.get("fingerprint"), notes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"{file}: not a result of sightline evaluate: {error}") from error
 
 
@@ -327,6 +336,10 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
+
+
+def _no_formula(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

@@ -1,17 +1,16 @@
 """What a report is about: a run folder or an embedding table, read, with what is known of how it was made."""
 
 import inspect
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
 from sightline.errors import InputError, names
+from sightline.files import read_json
 from sightline.losses import LOSSES
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
@@ -149,8 +148,8 @@ def _recipe(folder: Path) -> Recipe:
             f"found {names(there) or 'nothing'}"
         )
     try:
-        return Recipe.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, ValidationError) as error:
+        return Recipe.model_validate(read_json(file, folder))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not a recipe: {str(error).splitlines()[0]}") from error
 
 

@@ -8,7 +8,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sightline.errors import InputError
 from sightline.files import replaced
+from sightline.progress import printable
 from sightline.training.checkpoint import Position
 from sightline.training.loggers import open_loggers
 
@@ -47,13 +49,22 @@ class RunLog:
 
 
 def read_log(file: Path) -> list[tuple[int, int, str, float]]:
-    """The whole rows of ``log.csv``; none where the file is not there. A row cut off by a crash is left out."""
+    """The whole rows of ``log.csv``; none where the file is not there. A row cut off by a crash is left out.
+
+    A row of other than step, epoch, name and value is refused.
+    """
     if not file.is_file():
         return []
-    with file.open(newline="") as stream:
+    with file.open(newline="", encoding="utf-8", errors="replace") as stream:
         text = stream.read()
-    whole = text[: text.rfind("\n") + 1].splitlines()[1:]
-    return [(int(step), int(epoch), name, float(value)) for step, epoch, name, value in csv.reader(whole)]
+    rows = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[1:-1], start=2):
+        try:
+            ((step, epoch, name, value),) = csv.reader([line])
+            rows.append((int(step), int(epoch), name, float(value)))
+        except (ValueError, csv.Error) as error:
+            raise InputError(f"{file}: line {number}: step, epoch, name and value are needed: {line[:80]!r}") from error
+    return rows
 
 
 class RunProgress:
@@ -94,4 +105,4 @@ class RunProgress:
     def say(self, line: str) -> None:
         """A line above the bar."""
         if not self.progress.disable:
-            self.progress.console.print(line, highlight=False, markup=False)
+            self.progress.console.print(printable(line), highlight=False, markup=False)

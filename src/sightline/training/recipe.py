@@ -12,6 +12,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from sightline.data.samplers import SamplerSection
 from sightline.errors import InputError, nearest
 
+LARGEST = 1 << 20  # bytes of a recipe
+DEEPEST = 20  # recipes that extend each other
+LONGEST_SHOWN = 200  # characters of a value in a message
+
 
 class RecipeSection(BaseModel):
     """A part of a recipe."""
@@ -136,7 +140,7 @@ class Recipe(RecipeSection):
         'roadmap'
     """
 
-    seed: int = Field(default=0, ge=0)  # of every random choice
+    seed: int = Field(default=0, ge=0, lt=2**63)  # of every random choice
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are computed in float32 in any case
     checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
     keep_every: int | None = Field(default=None, ge=1)  # epochs after which a checkpoint is kept for good
@@ -204,9 +208,13 @@ def _values(source: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a recipe file says, over what the one that it extends says."""
     if source in extended_by:
         raise InputError(f"{source}: extends itself, by way of {', '.join(extended_by)}")
+    if len(extended_by) > DEEPEST:
+        raise InputError(f"{extended_by[0]}: extends more than {DEEPEST} recipes, one by way of the other")
     if Path(source).suffix == ".toml":
         if not Path(source).is_file():
             raise InputError(f"{source}: no such recipe file")
+        if (n_bytes := Path(source).stat().st_size) > LARGEST:
+            raise InputError(f"{source}: {n_bytes} bytes; a recipe has at most {LARGEST}")
         stored = Path(source).read_bytes()
     elif source in shipped_recipes():
         stored = (resources.files("sightline") / "recipes" / f"{source}.toml").read_bytes()
@@ -214,7 +222,7 @@ def _values(source: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{source!r} is neither a .toml file nor a shipped recipe: {nearest(source, shipped_recipes())}")
     try:
         values = tomllib.loads(stored.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InputError(f"{source}: not TOML: {error}") from error
     if "extends" not in values:
         return values
@@ -234,7 +242,7 @@ def _lay_over(values: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: a dotted key and a value are needed, such as loss.name=sup_ap")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = None if text == "none" else _number(text)
     *sections, last = key.split(".")
     for section in sections:
@@ -268,4 +276,12 @@ def _sentence(fault: ErrorDetails) -> str:
         return f"unknown key {where!r}: {nearest(key, model.model_fields)}"
     if fault["type"] == "missing":
         return f"{where!r} is missing"
-    return f"{where!r} is {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+    return f"{where!r} is {_short(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        return f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
