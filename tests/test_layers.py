@@ -12,9 +12,9 @@ BANDS = {
     "foundations": ("errors", "files", "registry", "progress", "torchvision_operators", "kernels"),
     "domain": (
         "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
-        "hierarchy", "search",
+        "search",
     ),
-    "applications": ("studies", "report", "serve", "cli", "__main__", "papers", "benchmark", "demo"),
+    "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__", "papers", "benchmark", "demo"),
 }  # fmt: skip
 BAND_OF = {part: height for height, parts in enumerate(BANDS.values()) for part in parts}
 ROOT = "sightline"

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
         evaluate_revisited,
     )
     from sightline.evaluation.decomposability import decomposability_gap
-    from sightline.evaluation.metrics import Metric, Relevance, list_metrics
+    from sightline.evaluation.metrics import Metric, list_metrics
     from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
-    from sightline.hierarchy.multilabel import CodeRelevance
-    from sightline.hierarchy.tree import Tree
+    from sightline.labels.codes import CodeRelevance
+    from sightline.labels.relevance import Relevance
+    from sightline.labels.tree import Tree
     from sightline.losses import create_loss, list_losses
     from sightline.models.card import read_card
     from sightline.models.embed import embed_manifest
@@ -39,7 +40,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {
-    "CodeRelevance": "hierarchy.multilabel",
+    "CodeRelevance": "labels.codes",
     "EmbeddingTable": "data.embedding_table",
     "Encoder": "models.encoder",
     "EncoderIdentity": "search.items",
@@ -50,11 +51,11 @@ _MODULES = {
     "Metric": "evaluation.metrics",
     "Recipe": "training.recipe",
     "Refinement": "search.refine",
-    "Relevance": "evaluation.metrics",
+    "Relevance": "labels.relevance",
     "Result": "evaluation.result",
     "RetrievalSet": "evaluation.benchmark_protocols",
     "Whitening": "models.heads",
-    "Tree": "hierarchy.tree",
+    "Tree": "labels.tree",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",

@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
 from sightline.errors import InputError
-from sightline.evaluation.metrics import Ranking, Relevance, h_curves, list_metric, pooled_severity, severity
+from sightline.evaluation.metrics import Ranking, h_curves, list_metric, pooled_severity, severity
 from sightline.evaluation.statistics import list_statistics
+from sightline.labels.relevance import Relevance
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 lists = st.lists(st.integers(0, 3), min_size=1, max_size=10).filter(any)

@@ -26,10 +26,10 @@ from sightline.evaluation.benchmark_protocols import (
     evaluate_revisited,
 )
 from sightline.evaluation.judged import judged_levels
-from sightline.evaluation.metrics import Relevance
 from sightline.evaluation.protocol import evaluate, metric_names
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
+from sightline.labels.relevance import Relevance
 
 KS = (1, 3, 20)
 NAMES = [

@@ -10,9 +10,10 @@ from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sklearn.metrics import average_precision_score
 
 from sightline.evaluation import streaming
-from sightline.evaluation.metrics import Ranking, Relevance, average_precision, h_ap, ndcg, read_metric_name
+from sightline.evaluation.metrics import Ranking, average_precision, h_ap, ndcg, read_metric_name
 from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
 from sightline.kernels import counting
+from sightline.labels.relevance import Relevance
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 KS = (1, 2, 5, 20)

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.hierarchy.relevance import population_relevance, sum_wap_relevance, weight_relevance
+from sightline.labels.relevance import population_relevance, sum_wap_relevance, weight_relevance
 from sightline.losses.average_precision import smooth_ap_loss, sup_ap_loss
 from sightline.losses.graded import (
     SmoothHAPLoss,

@@ -174,7 +174,8 @@ def attach(
         with_normal_codes,
         write_manifest,
     )
-    from sightline.hierarchy.sources import read_tree, tree_of_codes
+    from sightline.labels.codes import tree_of_codes
+    from sightline.labels.tree import read_tree
 
     if (tree is None) != codes:
         raise InputError("either --tree or --codes is needed, not both")

@@ -15,70 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.errors import InputError, choose, nearest
+from sightline.errors import InputError, nearest
 from sightline.evaluation.statistics import Counts, Floats, Statistics, list_statistics
-from sightline.hierarchy.relevance import RELEVANCES
+from sightline.labels.relevance import EXPONENTIAL, POPULATION, Relevance, as_relevance
 from sightline.registry import Registry
 
 OF_LEVELS = ("h_ap", "ndcg", "asi", "severity@1")  # measured by default where labels have levels
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """How much an item of each level is worth.
-
-    Attributes:
-        name: of ``sightline.hierarchy.relevance.RELEVANCES``: ``population`` divides ``(l / L) ** alpha`` by the items of
-            that level, ``weight`` does not, ``sum_wap`` makes hierarchical AP the weighted sum of each level's AP,
-            ``exponential`` is ``2 ** l - 1``.
-        alpha: for ``population`` and ``weight``.
-        weights: of the levels from the coarsest on, with sum 1, for ``sum_wap``; None for equal ones.
-        values: worth of the levels 1..L themselves, whatever the name.
-        count_self: count the query among the items of its own class, as the public code of the papers does.
-        monotone: let no level be worth less than a coarser one.
-
-    Example:
-        >>> Relevance("weight").of(np.array([[1, 1, 2]]))
-        array([[0.33333333, 0.66666667, 1.        ]])
-    """
-
-    name: str = "population"
-    alpha: float = 1.0
-    weights: tuple[float, ...] | None = None
-    values: tuple[float, ...] | None = None
-    count_self: bool = False
-    monotone: bool = False
-
-    def of(self, counts: Counts) -> Floats:
-        """(Q, L) the worth of an item of each level, in lists with (Q, L) items of each."""
-        for name, given in (("alpha", (self.alpha,)), ("weights", self.weights), ("values", self.values)):
-            if given is not None and not all(0 <= value < np.inf for value in given):
-                raise InputError(f"{name} must be finite and at least 0, got {list(given)}")
-        if self.values is not None:
-            if len(self.values) != counts.shape[1]:
-                raise InputError(f"{len(self.values)} values for {counts.shape[1]} levels")
-            return np.broadcast_to(np.array(self.values, np.float64), counts.shape)
-        function = choose(RELEVANCES, self.name, "relevance")
-        table = torch.from_numpy(np.pad(counts, ((0, 0), (1, 0))))
-        if self.count_self:
-            table[:, -1] += 1
-        options: dict[str, object] = {}
-        if self.name in ("population", "weight"):
-            options["alpha"] = self.alpha
-        elif self.name == "sum_wap":
-            options["weights"] = self.weights
-        worth: Floats = function(table, **options).numpy()[:, 1:]
-        return np.maximum.accumulate(worth, 1) if self.monotone else worth
-
-
-POPULATION, EXPONENTIAL = Relevance(), Relevance("exponential")
-
-
-def as_relevance(relevance: "str | Relevance") -> Relevance:
-    """The relevance of that name with its default options, or the one given; an unknown name is refused."""
-    found = Relevance(relevance) if isinstance(relevance, str) else relevance
-    choose(RELEVANCES, found.name, "relevance")
-    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.evaluation.judged import Judgements, Levels, as_numpy, as_table, judged_levels, shared_sets
-from sightline.evaluation.metrics import Ranking, Relevance, as_relevance, metric_names, metric_of, read_metric_name
+from sightline.evaluation.metrics import Ranking, metric_names, metric_of, read_metric_name
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
+from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.relevance import check_labels
 
 __all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]

@@ -11,9 +11,9 @@ from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, choose, raise_faults
 from sightline.files import replaced
 from sightline.hierarchy.review import State
-from sightline.hierarchy.sources import normal_codes
 from sightline.hierarchy.steps import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
-from sightline.hierarchy.tree import Tree
+from sightline.labels.codes import normal_codes
+from sightline.labels.tree import Tree
 
 RULES = {"alone": True, "drop": False}
 LARGEST = 7  # classes that the report names

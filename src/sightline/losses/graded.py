@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import choose
-from sightline.hierarchy.relevance import RELEVANCES, exponential_relevance
+from sightline.labels.relevance import RELEVANCES, exponential_relevance
 from sightline.losses.core import batch_pairs, level_counts, rank_loss
 from sightline.losses.presets import preset_named, sup_step
 from sightline.ranking.levels import graded_levels
@@ -247,7 +247,7 @@ class SupHAPLoss(nn.Module):
 
     Args:
         relevance: ``population`` (the papers'), ``weight``, ``sum_wap`` or ``exponential``; see
-            :mod:`sightline.hierarchy.relevance`.
+            :mod:`sightline.labels.relevance`.
         alpha: exponent of ``population`` and ``weight``: above 1 favours the finest level.
         tau: as in the function, like ``rho``, ``delta`` and ``preset``.
         rho: slope for far mistakes.

@@ -11,7 +11,7 @@ from sightline.data.samplers import ClassBalancedSampler
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_each_label
 from sightline.evaluation.protocol import evaluate
-from sightline.hierarchy.multilabel import CodeRelevance, graded, read_code_sets, sampling_classes, sampling_labels
+from sightline.labels.codes import CodeRelevance, graded, read_code_sets, sampling_classes, sampling_labels
 from sightline.losses import create_loss
 
 QUERY, ITEM = ["3.6.3", "26.1.15", "29.1.1"], ["3.6.1", "26.1.15"]

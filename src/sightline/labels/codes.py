@@ -5,6 +5,7 @@ ancestors; all pairs are then one sparse product, and only the rows asked for ar
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, choose, names, raise_faults
-from sightline.hierarchy.sources import normal_codes
+from sightline.labels.tree import Tree
 
 Floats = NDArray[np.float64]
 CodeSets = Sequence[Sequence[str]]
@@ -30,6 +31,7 @@ SYMMETRIES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "mean": lambda to, back: (to + back) / 2,
     "query": lambda to, back: to,
 }
+CODE = re.compile(r"\d+(\.\d+)*")
 
 
 @dataclass(frozen=True)
@@ -321,3 +323,43 @@ def _incidence(sets: CodeSets, paths: Callable[[str], list[tuple[str, float]]], 
         rows += [row] * len(nodes)
         columns += [number.setdefault(node, len(number)) for node in nodes]
     return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(sets), max(len(number), 1)), dtype=np.float64)
+
+
+def normal_code(code: str) -> str:
+    """A dotted code without spaces and leading zeros.
+
+    Example:
+        >>> normal_code(" 26.01.15 ")
+        '26.1.15'
+    """
+    text = code.strip().rstrip(".")
+    if not CODE.fullmatch(text):
+        raise InputError(f"{code!r} is no dotted code such as 26.1.15")
+    return ".".join(str(int(part)) for part in text.split("."))
+
+
+def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
+    """Each code as :func:`normal_code` gives it; all that are none are listed at once."""
+    found, faults = [], []
+    for code in codes:
+        try:
+            found.append(normal_code(code))
+        except InputError as error:
+            faults.append(str(error))
+    raise_faults(source, faults)
+    return found
+
+
+def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
+    """The tree of dotted codes such as the Vienna classification's; each beginning of a code is a node above it.
+
+    Example:
+        >>> tree_of_codes(["26.1.15", "26.01.03", "3.9"]).level_sizes()
+        [2, 2, 2]
+    """
+    edges: dict[str, str] = {}
+    for code in normal_codes(codes, source):
+        parts = code.split(".")
+        for depth in range(len(parts), 0, -1):
+            edges[".".join(parts[:depth])] = ".".join(parts[: depth - 1])
+    return Tree.from_edges(edges.items(), source)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.hierarchy.sources import read_edges
-from sightline.hierarchy.tree import NOTHING, Tree
+from sightline.labels.tree import NOTHING, Tree, read_edges
 
 EDGES = [
     ("cat", "mammal"),

@@ -6,15 +6,8 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.hierarchy.sources import (
-    normal_codes,
-    read_edges,
-    read_taxonomy,
-    read_tree,
-    tree_of_codes,
-    tree_of_folders,
-    tree_of_manifest,
-)
+from sightline.labels.codes import normal_codes, tree_of_codes
+from sightline.labels.tree import read_edges, read_taxonomy, read_tree, tree_of_folders, tree_of_manifest
 
 
 def written(file, text):
