@@ -262,6 +262,17 @@ def regular_file(file: Path, root: Path) -> Path:
     return file
 
 
+def own_file(file: Path) -> Path:
+    """``file``, if it is a regular file by itself; a link is refused wherever it leads, and so is anything else.
+
+    A missing file raises ``FileNotFoundError``.
+    """
+    kind = file.lstat().st_mode
+    if not stat.S_ISREG(kind):
+        raise InputError(f"{file}: {'a link; it is not followed' if stat.S_ISLNK(kind) else 'not a regular file'}")
+    return file
+
+
 def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder of regular files and folders; links, pipes and devices are refused before anything is written."""
     found = sorted(source.rglob("*"))

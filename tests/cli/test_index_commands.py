@@ -183,7 +183,7 @@ def test_a_long_id_is_no_file(sightline, built):
     assert (status, out.splitlines()[0]) == (0, "x" * 300)
 
 
-def test_a_damaged_index_is_told_by_search_and_built_anew_by_verify(sightline, encoder, images, tmp_path):
+def test_a_damaged_index_is_told_by_search_and_verify_and_built_anew_by_repair(sightline, encoder, images, tmp_path):
     words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0, "--index", "HNSW8"]
     assert sightline(*words)[0] == 0
     (file,) = (tmp_path / "g").glob("index-*.faiss")
@@ -196,7 +196,9 @@ def test_a_damaged_index_is_told_by_search_and_built_anew_by_verify(sightline, e
     status, out, err = sightline(*query)
     told = f"{file.name}: damaged or missing; "
     assert (status, out, err) == (*expected[:2], f"sightline: {tmp_path / 'g'}: {told}searched by brute force\n")
-    assert sightline("index", "verify", tmp_path / "g")[:2] == (
+    status, out, err = sightline("index", "verify", tmp_path / "g")
+    assert (status, out, file.name in err, "--repair" in err) == (2, "", True, True)
+    assert sightline("index", "verify", tmp_path / "g", "--repair")[:2] == (
         0,
         f"repaired: {told}built anew\n{tmp_path / 'g'}: 72 items, no fault\n",
     )

@@ -169,10 +169,10 @@ def test_readers_take_a_new_index_when_it_is_there(tmp_path, queries):
 def test_an_index_that_is_replaced_while_it_is_read_is_not_taken_for_a_damaged_one(tmp_path, queries, monkeypatch):
     load = faiss_index.load
 
-    def late(folder, header):
+    def late(folder, header, dim):
         monkeypatch.setattr(faiss_index, "load", load)
         gallery.build_index("HNSW16")  # as another process would, between the header's reading and its file's
-        return load(folder, header)
+        return load(folder, header, dim)
 
     with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
         gallery.build_index()

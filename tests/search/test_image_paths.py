@@ -55,9 +55,10 @@ def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):
     def found(path, *roots):
         return Pictures(roots, 1000, 1000).file_of(gallery, {"path": path})
 
-    assert found("../images/a.png") == old  # not there, and said so later
+    assert found("../images/a.png") is None  # without roots, only what lies in the gallery
+    assert found("../images/a.png", tmp_path / "copy") == old  # not there, and said so later
     assert found("../images/a.png", tmp_path / "other", tmp_path / "new") == new
     assert found("images/upload.png", tmp_path / "new") == gallery / "images/upload.png"
     for path in ("../../secret.png", "../../../secret.png", str(tmp_path / "secret.png"), "../images/../../secret.png"):
         assert found(path, tmp_path / "new") is None
-    assert found("../../secret.png") == tmp_path / "secret.png"  # without roots, wherever the gallery says
+    assert found("../../secret.png") is None

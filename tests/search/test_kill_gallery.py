@@ -127,7 +127,8 @@ def assert_holds(folder, items, least=1.0):
         shared = [len({*ids} & {*best}) for ids, best in zip(found.tolist(), true, strict=True)]
         assert found.tolist() == true if least == 1 else sum(shared) >= least * len(true) * 10
         assert not [repair for repair in gallery.repairs if "index" in repair]
-        assert len(list(folder.glob("vectors-*"))) == 1
+        tables = [int(file.name[8:-4]) for file in folder.glob("vectors-*")]  # a compaction may have been killed
+        assert min(tables) == gallery._store.state().epoch
 
 
 def holds(folder, items, least):
@@ -252,7 +253,7 @@ def test_a_disk_that_fills_up_is_one_error_and_nothing_is_lost(tmp_path):
     done = subprocess.run([sys.executable, "-c", FILLING, folder], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     message = f"{folder}: cannot be read or written"
-    assert [line.startswith(message) and "Nothing of this call was kept" in line for line in done.stdout.splitlines()] == [
+    assert [line.startswith(message) and "is the disk full" in line for line in done.stdout.splitlines()] == [
         True,
         True,
     ]

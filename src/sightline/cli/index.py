@@ -152,22 +152,21 @@ def remove(
 
 
 @app.command()
-def verify(gallery: GalleryFolder) -> None:
-    """Hold all against checksums and encoder: a damaged index is built anew, status 2 if something else is wrong."""
+def verify(
+    gallery: GalleryFolder,
+    repair: Annotated[bool, typer.Option("--repair", help="Make damaged indexes and tables of vectors again.")] = False,
+) -> None:
+    """Hold all against checksums and encoder, and change nothing; status 2 if something is wrong."""
     import numpy as np
 
     from sightline.errors import InputError, raise_faults
     from sightline.search.gallery import ENCODER_FOLDER, Gallery
 
-    try:
-        opened = Gallery.open(gallery)
-    except InputError:  # may not be written: nothing is built then
-        opened = Gallery.open(gallery, read_only=True)
-    with opened:
-        if faults := opened.verify():
+    with Gallery.open(gallery, read_only=not repair) as opened:
+        if repair:
             with suppress(InputError):
                 opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files anew
-            faults = opened.verify()
+        faults = opened.verify()
         try:
             rejector = _rejector(opened.folder, opened.identity.fingerprint)
         except InputError as error:
@@ -178,8 +177,8 @@ def verify(gallery: GalleryFolder) -> None:
             except InputError as error:
                 faults.append(str(error))
         raise_faults(opened.folder, faults)
-        for repair in opened.repairs:
-            echo(f"repaired: {repair}")
+        for sentence in opened.repairs:
+            echo(f"repaired: {sentence}")
         echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
         _print_age(opened)
 
@@ -238,9 +237,10 @@ def augment(
 def _rejector(folder: Path | str, fingerprint: str) -> "Rejector | None":
     """The rejector in an encoder's or gallery's folder, if there is one; refused if damaged or of another encoder."""
     from sightline.ood.rejector import FOLDER, Rejector
+    from sightline.search.gallery import own_folder
 
-    own = Path(folder) / FOLDER
-    return Rejector.load(own, fingerprint) if own.is_dir() else None
+    own = own_folder(Path(folder), FOLDER)
+    return None if own is None else Rejector.load(own, fingerprint)
 
 
 def _print_age(gallery: "Gallery") -> None:

@@ -92,11 +92,11 @@ def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "R
     """The rejector that was given or lies in the gallery, with the policy that is asked for."""
     from sightline.errors import InputError, choose
     from sightline.ood.rejector import POLICIES, Rejector
-    from sightline.search.gallery import REJECTOR_FOLDER
+    from sightline.search.gallery import REJECTOR_FOLDER, own_folder
 
     if folder is None:
-        folder = Path(gallery.folder) / REJECTOR_FOLDER
-        if not folder.is_dir():
+        folder = own_folder(Path(gallery.folder), REJECTOR_FOLDER)
+        if folder is None:
             raise InputError(
                 f"{gallery.folder}: no rejector is saved in this gallery: give one by --rejector, or make it with "
                 f"`sightline ood fit --gallery {gallery.folder}`"

@@ -4,14 +4,13 @@ An index covers the rows of a gallery from 0 to some row, in order, removed ones
 Rows that were added later are searched by brute force, so an index is never wrong, only slower, until it is built anew.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.files import replaced
+from sightline.files import locked, own_file, read_json, replaced
 from sightline.progress import tracked
 
 HEADER = "index.json"
 LOCK = "index.lock"
+FILE_NAME = re.compile(r"index-[0-9]+-[0-9]+-[0-9a-f]{1,32}\.faiss")
 EXACT, AUTO = "exact", "auto"
 RECALL_AT, N_MEASURED = 10, 256
 EFFORTS = {"nprobe": [2**power for power in range(13)], "efSearch": [16, 32, 64, 128, 256, 512, 1024]}
@@ -328,9 +328,24 @@ def save(folder: Path, index: Any, header: Header) -> Header:
 def read_header(folder: Path) -> Header | None:
     """What the present index is of; None if there is none, or what is there is damaged."""
     try:
-        return Header(**json.loads((folder / HEADER).read_text()))
-    except (OSError, ValueError, TypeError):
+        header = Header(**read_json(own_file(folder / HEADER)))
+        return header if _is_sensible(header) else None
+    except (OSError, ValueError, TypeError):  # InputError is a ValueError
         return None
+
+
+def _is_sensible(header: Header) -> bool:
+    """Whether the values of a header, which anybody may have written, are of the kinds that :func:`save` writes."""
+    numbers = (header.epoch, header.n_rows)
+    texts = (header.factory, header.token, header.file, header.checksum)
+    return (
+        all(type(number) is int and number >= 0 for number in numbers)
+        and all(isinstance(text, str) for text in texts)
+        and FILE_NAME.fullmatch(header.file) is not None
+        and isinstance(header.recall, int | float)
+        and isinstance(header.effort, dict)
+        and all(name in EFFORTS and type(value) is int and value > 0 for name, value in header.effort.items())
+    )
 
 
 def forget(folder: Path) -> None:
@@ -343,18 +358,19 @@ def forget(folder: Path) -> None:
 def is_whole(folder: Path, header: Header) -> bool:
     """Is the file that a header names as it was written?"""
     try:
-        return _checksum(folder / header.file) == header.checksum
-    except OSError:
+        return _checksum(own_file(folder / header.file)) == header.checksum
+    except (OSError, InputError):
         return False
 
 
-def load(folder: Path, header: Header) -> FaissIndex | None:
-    """The index of a header; None if its file is not there or not as it was written."""
+def load(folder: Path, header: Header, dim: int) -> FaissIndex | None:
+    """The index of a header; None if its file is not there, not as it was written or of other vectors."""
     if not is_whole(folder, header):
         return None
     try:
-        return FaissIndex(header, library().read_index(str(folder / header.file)))
-    except (OSError, RuntimeError):
+        index = library().read_index(str(folder / header.file))
+        return FaissIndex(header, index) if (index.ntotal, index.d) == (header.n_rows, dim) else None
+    except (OSError, RuntimeError, MemoryError):
         return None
 
 
@@ -363,13 +379,6 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
 
 
-@contextmanager
-def building(folder: Path) -> Iterator[bool]:
+def building(folder: Path) -> AbstractContextManager[bool]:
     """True for the one process that may build this folder's index."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    return locked(folder / LOCK, wait=False)

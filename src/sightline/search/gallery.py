@@ -1,6 +1,6 @@
 """The folder people keep: items, vectors and metadata; add, remove, search, verify."""
 
-import shutil
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
-from sightline.files import folder_bytes, replaced_folder
+from sightline.files import copy_folder, folder_bytes, recovered_folder, replaced_folder
 from sightline.search.faiss_index import Header, check_index, check_recall
 from sightline.search.filters import compile_filter
 from sightline.search.image_paths import noted_root
@@ -30,7 +30,7 @@ from sightline.search.items import (
     may_be_id,
     some,
 )
-from sightline.search.snapshot import Snapshot, refreshed, table_faults
+from sightline.search.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
 from sightline.search.store import DATABASE, NEWEST, Store
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Gallery:
             from sightline.search.milvus_connection import collection_is_at
 
             return collection_is_at(str(folder_or_uri))
-        return (Path(folder_or_uri) / DATABASE).exists()
+        return os.path.lexists(recovered_folder(Path(folder_or_uri)) / DATABASE)
 
     def close(self) -> None:
         """Let go of the files; may be called twice."""
@@ -145,12 +145,12 @@ class Gallery:
         """The generation in which an item was last added, or got another vector; None where an old version added all."""
         with self._store.reading():
             found = self._store.described().get(NEWEST)
-        return None if found is None else int(found)
+        return None if found is None else int(found)  # checked where it is read
 
     def encoder(self) -> "Encoder":
         """The encoder saved in the gallery."""
-        folder = self.folder / ENCODER_FOLDER
-        if not folder.is_dir():
+        folder = own_folder(self.folder, ENCODER_FOLDER)
+        if folder is None:
             raise InputError(f"{self.folder}: no encoder was saved in this gallery; it is of {self.identity.name!r}")
         from sightline.models.encoder import Encoder
 
@@ -214,8 +214,10 @@ class Gallery:
                 self._store.describe(NEWEST, str(self._store.state().generation + 1))
             if there:
                 self._store.remove(list(there.values()))
+            first = self._store.state().next_row
             self._store.append(listed, table, rows)
             self._store.readmit(listed)
+            extend_table(self._store, first)
 
     def _has_news(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
         """Whether one of some items is new, or has another vector than before."""
@@ -379,6 +381,8 @@ class Gallery:
         with self._store.writing():
             snapshot = self._refresh()
             self._store.compact(snapshot.table, snapshot.rows())
+            extend_table(self._store, 0)
+        remove_old_tables(self._store)
         self._store.shrink()
         self.build_index()
 
@@ -387,9 +391,9 @@ class Gallery:
         faults = self._store.faults()
         if not faults:
             with self._store.reading():
-                faults = table_faults(self._store, self._snapshot or self._refresh())
+                faults = table_faults(self._store)
             self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
-        return faults + self._indexes.faults()
+        return link_faults(self.folder) + faults + self._indexes.faults()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the gallery, by name."""
@@ -422,8 +426,26 @@ class Gallery:
         with replaced_folder(Path(folder)) as scratch:
             self._store.backup(scratch / DATABASE)
             for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
-                if (self.folder / name).is_dir():
-                    shutil.copytree(self.folder / name, scratch / name)
+                if (own := own_folder(self.folder, name)) is not None:
+                    copy_folder(own, scratch / name)
+
+
+def own_folder(folder: Path, name: str) -> Path | None:
+    """The folder of that name inside a gallery's, such as its encoder's; None if there is none, and a link is refused."""
+    found = recovered_folder(folder / name)
+    if found.is_symlink():
+        raise InputError(f"{found}: a link; it is not followed")
+    return found if found.is_dir() else None
+
+
+def link_faults(folder: Path) -> list[str]:
+    """What there is in a gallery's folder that is neither a file nor a folder of its own, one sentence each."""
+    return [
+        f"{path.relative_to(folder)}: {'a link, which is not followed' if path.is_symlink() else 'no file and no folder'}"
+        for above, folders, files in os.walk(folder)
+        for path in (Path(above, name) for name in sorted([*folders, *files]))
+        if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]
 
 
 def is_cluster(folder_or_uri: Path | str) -> bool:

@@ -1,6 +1,7 @@
 """Put the images of a manifest into a gallery, embedding only what is new or has changed."""
 
 import hashlib
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,11 +102,17 @@ def index_images(
         kept = [row for row in rows if row["id"] not in removed or not source.is_root(removed[row["id"]])]
         rows, done.left_out = kept, len(rows) - len(kept)
     starts = range(0, len(rows), CHUNK)
-    for start in tracked(starts, "Indexing", len(starts), show_progress):
-        part = rows[start : start + CHUNK]
-        before = [row["id"] for row in part if row["id"] in known]
-        old = dict(zip(before, gallery.metadata(before), strict=True))
-        _index_part(gallery, encoder, part, old, done, batch_size, n_workers)
+    try:
+        for start in tracked(starts, "Indexing", len(starts), show_progress):
+            part = rows[start : start + CHUNK]
+            before = [row["id"] for row in part if row["id"] in known]
+            old = dict(zip(before, gallery.metadata(before), strict=True))
+            _index_part(gallery, encoder, part, old, done, batch_size, n_workers)
+    except InputError as error:
+        if not isinstance(error.__cause__, sqlite3.Error):
+            raise
+        state = f"{len(gallery)} items are in, {done.added + done.changed} of them written just now"
+        raise InputError(f"{error}: {state}; the same command goes on from there") from error.__cause__
     return done
 
 

@@ -104,9 +104,9 @@ class Indexes:
         return found if fits else None
 
     def _load(self, header: Header, snapshot: Snapshot) -> FaissIndex | None:
-        if self._token(snapshot, header.n_rows) != header.token:
+        if header.n_rows > len(snapshot.ids) or self._token(snapshot, header.n_rows) != header.token:
             return None
-        return faiss_index.load(self._store.folder, header)
+        return faiss_index.load(self._store.folder, header, self._store.identity.dim)
 
     def _rebuild(self, snapshot: Snapshot) -> bool:
         """Replace a damaged index; where this process may not, or another is at it already, search goes on exactly."""
@@ -156,12 +156,15 @@ class Indexes:
 
     def faults(self) -> list[str]:
         """What is wrong with the index on disk, one sentence each."""
-        if not (self._store.folder / faiss_index.HEADER).exists():
+        if not os.path.lexists(self._store.folder / faiss_index.HEADER):
             return []
-        header = self.header()
+        header, repair = self.header(), "`sightline index verify --repair` builds it anew"
         if header is None:
-            return [f"{faiss_index.HEADER}: cannot be read"]
-        return [] if faiss_index.is_whole(self._store.folder, header) else [f"{header.file}: damaged or missing"]
+            return [f"{faiss_index.HEADER}: cannot be read; {repair}"]
+        state = self._store.state()
+        fits = header.epoch != state.epoch or header.n_rows <= state.next_row
+        whole = fits and faiss_index.is_whole(self._store.folder, header)
+        return [] if whole else [f"{header.file}: damaged or missing; {repair}"]
 
     def _token(self, snapshot: Snapshot, n_rows: int) -> str | None:
         """A checksum over the blocks of the first rows; None if the gallery was compacted since the snapshot."""
@@ -175,7 +178,7 @@ class Indexes:
 
 def _stamp_of(file: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(file)
+        found = os.lstat(file)
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino

@@ -20,6 +20,7 @@ Metadata = Sequence[Mapping[str, Value]] | pl.DataFrame
 METRICS = {"cosine": "angle between vectors, which are stored at length 1", "dot": "inner product of vectors as they are"}
 PLAIN = (str, bool, int, float, type(None))
 SHORTEST = 1e-12
+LARGEST_DIM = 1 << 20
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 SHOWN = 10
 
@@ -39,8 +40,10 @@ class EncoderIdentity:
     name: str
 
     def __post_init__(self) -> None:
-        if not self.fingerprint or self.dim < 1:
-            raise InputError(f"an encoder needs a fingerprint and at least 1 dimension: {self.fingerprint!r}, {self.dim}")
+        if not self.fingerprint or not 1 <= self.dim <= LARGEST_DIM:
+            raise InputError(
+                f"an encoder needs a fingerprint and from 1 to {LARGEST_DIM} dimensions: {self.fingerprint!r}, {self.dim}"
+            )
 
     @classmethod
     def of(cls, encoder: "Encoder | EncoderIdentity") -> "EncoderIdentity":
@@ -174,13 +177,14 @@ def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict
                 continue  # most are, and 60,000 items have many
             if isinstance(value, np.generic):
                 row[key] = value = value.item()
-            if fault := _value_fault(key, value):
+            if fault := value_fault(key, value):
                 faults.append(f"{id_!r}: {fault}")
     raise_faults("metadata", faults)
     return kept
 
 
-def _value_fault(key: object, value: object) -> str | None:
+def value_fault(key: object, value: object) -> str | None:
+    """A sentence if an item cannot have such a value."""
     if type(value) not in PLAIN:
         return f"{key} is of type {type(value).__name__}, not str, int, float, bool or None"
     if isinstance(value, float) and not math.isfinite(value):

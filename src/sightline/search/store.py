@@ -4,8 +4,11 @@ An item has a row number that is never given twice between two compactions; its 
 blocks, which are written once. Removing an item leaves its vector until :meth:`Store.compact`.
 """
 
+import functools
 import json
+import math
 import os
+import re
 import sqlite3
 import threading
 import zlib
@@ -19,8 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.search.connection import Still, configured, connected, mode_of, standing_still, translated
-from sightline.search.items import EncoderIdentity, Value, some
+from sightline.files import own_file, recovered_folder
+from sightline.search.connection import (
+    DamagedError,
+    Still,
+    configured,
+    connected,
+    connected_to_read,
+    mode_of,
+    standing_still,
+    translated,
+    written,
+)
+from sightline.search.items import METRICS, EncoderIdentity, Value, may_be_id, some, value_fault
 
 DATABASE = "gallery.db"
 FORMAT = 1
@@ -70,16 +84,21 @@ class Store:
         self._still = still  # None where the connection sees what others write
         self._lock = threading.RLock()
         self._is_writing = False
-        with self._translated():
-            described = self.described()
-        self.identity = EncoderIdentity(described["fingerprint"], int(described["dim"]), described["name"])
+        try:
+            with self._translated():
+                described = self.described()
+                self.state()
+            self.identity = EncoderIdentity(described["fingerprint"], int(described["dim"]), described["name"])
+        except InputError as error:
+            connection.close()
+            raise error if str(folder) in str(error) else DamagedError(f"{folder}: {error}") from error
         self.metric = described["metric"]
 
     @classmethod
     def create(cls, folder: Path, identity: EncoderIdentity, metric: str, index: str, recall: float) -> "Store":
         """A new database in a folder that has none."""
         folder.mkdir(parents=True, exist_ok=True)
-        with translated(folder):
+        with translated(folder), written(folder / DATABASE):
             connection = connected(folder / DATABASE)
             connection.execute("PRAGMA page_size = 16384")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -94,23 +113,26 @@ class Store:
     @classmethod
     def open(cls, folder: Path, read_only: bool = False) -> "Store":
         """The database of a gallery's folder."""
-        file = folder / DATABASE
+        file = recovered_folder(folder) / DATABASE
         if folder.is_file():
             raise InputError(f"{folder}: not a gallery: it is a file, and a gallery is a folder")
-        if not file.is_file():
+        if not os.path.lexists(file):
             raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
+        check_database(folder)
         with translated(folder):
-            writable = os.access(file, os.W_OK) and os.access(folder, os.W_OK)
-            if not writable and not read_only:
+            if not read_only and not (os.access(file, os.W_OK) and os.access(folder, os.W_OK)):
                 raise InputError(f"{folder}: cannot be written; open it with read_only=True")
-            still = None if writable else standing_still(file)
-            connection = connected(file, "rw" if writable else mode_of(still))
-            found = (_one(connection, "PRAGMA application_id"), _one(connection, "PRAGMA user_version"))
-            if found != (APPLICATION, FORMAT):
+            connection, still = connected_to_read(file) if read_only else (connected(file, "rw"), None)
+            try:
+                found = (_one(connection, "PRAGMA application_id"), _one(connection, "PRAGMA user_version"))
+                if found != (APPLICATION, FORMAT):
+                    raise InputError(
+                        f"{file}: not a gallery of format {FORMAT}: found application {found[0]}, format {found[1]}"
+                    )
+                _check_tables(connection, file)
+            except BaseException:
                 connection.close()
-                raise InputError(
-                    f"{file}: not a gallery of format {FORMAT}: found application {found[0]}, format {found[1]}"
-                )
+                raise
         return cls(folder, connection, read_only, still)
 
     def close(self) -> None:
@@ -182,17 +204,28 @@ class Store:
             self._look_again()
             row = self._connection.execute("SELECT generation, epoch, next_row, n_items FROM state").fetchone()
         if row is None:
-            raise InputError(f"{self.folder}: the database is damaged: it has no state")
-        return State(*row)
+            raise DamagedError(f"{self.folder}: the database is damaged: it has no state")
+        state = State(*row)
+        if not all(type(value) is int and value >= 0 for value in row) or state.n_items > state.next_row:
+            raise DamagedError(f"{self.folder}: the database is damaged: its state is {some(row)}")
+        return state
 
     def described(self) -> dict[str, str]:
         """Encoder, metric, and the index and recall asked for."""
         rows = self._connection.execute("SELECT key, value, checksum FROM described").fetchall()
         if wrong := [key for key, value, checksum in rows if checksum != _checksum(key, value)]:
-            raise InputError(f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}")
-        found = {key: value for key, value, _ in rows}
+            raise DamagedError(f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}")
+        found = {key: value for key, value, _ in rows if isinstance(value, str)}
         if missing := sorted({"fingerprint", "dim", "name", "metric", "index", "recall"} - found.keys()):
-            raise InputError(f"{self.folder}: the database is damaged: no {some(missing)}")
+            raise DamagedError(f"{self.folder}: the database is damaged: no {some(missing)}")
+        may_be = {
+            "dim": bool(re.fullmatch("[0-9]{1,9}", found["dim"])),
+            "metric": found["metric"] in METRICS,
+            "recall": 0 < _number(found["recall"]) <= 1,
+            NEWEST: bool(re.fullmatch("[0-9]{1,18}", found.get(NEWEST, "0"))),
+        }
+        if odd := [f"{key} is {found[key]!r}" for key, fits in may_be.items() if not fits]:
+            raise DamagedError(f"{self.folder}: the database is damaged: {', '.join(odd)}")
         return found
 
     def describe(self, key: str, value: str) -> None:
@@ -301,8 +334,13 @@ class Store:
     def _decoded(self, row: int, text: str) -> dict[str, Value]:
         try:
             metadata: dict[str, Value] = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{self.folder}: the database is damaged: metadata of row {row}; see index verify") from error
+            faults = [value_fault(key, value) for key, value in metadata.items()]
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedError(
+                f"{self.folder}: the database is damaged: metadata of row {row}; see index verify"
+            ) from error
+        if fault := next(filter(None, faults), None):
+            raise DamagedError(f"{self.folder}: the database is damaged: metadata of row {row}: {fault}")
         return metadata
 
     def rows_where(self, condition: str, values: Sequence[Value]) -> NDArray[np.int64]:
@@ -313,7 +351,10 @@ class Store:
 
     def ids_from(self, row: int) -> list[tuple[int, str]]:
         """Row and id of each item from a row on."""
-        return self._connection.execute("SELECT row, id FROM items WHERE row >= ? ORDER BY row", (row,)).fetchall()
+        found = self._connection.execute("SELECT row, id FROM items WHERE row >= ? ORDER BY row", (row,)).fetchall()
+        if odd := [number for number, id_ in found if not may_be_id(id_)]:
+            raise DamagedError(f"{self.folder}: the database is damaged: no id in row {some(odd)}")
+        return found
 
     def removed_since(self, generation: int) -> NDArray[np.int64]:
         """The rows taken out after a generation."""
@@ -322,14 +363,28 @@ class Store:
 
     def blocks_from(self, row: int) -> list[Block]:
         """The blocks that begin at a row or after it."""
-        rows = self._connection.execute("SELECT start, n, checksum FROM blocks WHERE start >= ? ORDER BY start", (row,))
-        return [Block(*row) for row in rows]
+        return self._blocks("start >= ? ORDER BY start", row)
+
+    def block_before(self, row: int) -> Block | None:
+        """The block that begins before a row and next to it."""
+        return next(iter(self._blocks("start < ? ORDER BY start DESC LIMIT 1", row)), None)
+
+    def _blocks(self, which: str, row: int) -> list[Block]:
+        statement = f"SELECT start, n, checksum, typeof(vectors), length(vectors) FROM blocks WHERE {which}"
+        found = []
+        for start, n, checksum, kind, n_bytes in self._connection.execute(statement, (row,)):
+            if type(n) is not int or n < 1 or (kind, n_bytes) != ("blob", 4 * n * self.identity.dim):
+                raise DamagedError(
+                    f"{self.folder}: the database is damaged: {n_bytes} bytes for {n!r} vectors from row {start!r} on"
+                )
+            found.append(Block(start, n, checksum))
+        return found
 
     def block_vectors(self, block: Block) -> NDArray[np.float32]:
         """(n, D) the vectors of a block; refused if they are not those that were written."""
         row = self._connection.execute("SELECT vectors FROM blocks WHERE start = ?", (block.start,)).fetchone()
         if row is None or len(row[0]) != 4 * block.n * self.identity.dim or fault_of(block, row[0]):
-            raise InputError(f"{self.folder}: the database is damaged: {fault_of(block, row[0] if row else b'')}")
+            raise DamagedError(f"{self.folder}: the database is damaged: {fault_of(block, row[0] if row else b'')}")
         return np.frombuffer(row[0], "<f4").reshape(block.n, self.identity.dim)
 
     def vectors_of(self, rows: Sequence[int]) -> NDArray[np.float32]:
@@ -338,8 +393,7 @@ class Store:
         block, vectors = Block(0, 0, 0), found
         for place in np.argsort(rows):
             if not block.start <= (row := rows[place]) < block.start + block.n:
-                statement = "SELECT start, n, checksum FROM blocks WHERE start <= ? ORDER BY start DESC LIMIT 1"
-                block = Block(*self._connection.execute(statement, (row,)).fetchone() or (row, 0, 0))
+                block = self.block_before(row + 1) or Block(row, 0, 0)
                 vectors = self.block_vectors(block)
             found[place] = vectors[row - block.start]
         return found
@@ -349,8 +403,9 @@ class Store:
         with self._translated():
             copy, source = sqlite3.connect(file), connected(self.folder / DATABASE, mode_of(self._still))
             try:
-                source.backup(copy)
-                copy.execute("PRAGMA journal_mode = WAL")
+                with written(file):
+                    source.backup(copy)
+                    copy.execute("PRAGMA journal_mode = WAL")
             finally:
                 source.close()
                 copy.close()
@@ -397,6 +452,42 @@ class Store:
         return first, second
 
 
+def check_database(folder: Path) -> None:
+    """Refuse a database that is a link, or has one beside it: SQLite would write where it leads."""
+    own_file(folder / DATABASE)
+    for ending in ("-wal", "-shm", "-journal"):
+        file = folder / f"{DATABASE}{ending}"
+        with suppress(FileNotFoundError):
+            if own_file(file).stat().st_nlink > 1:
+                raise InputError(f"{file}: a file that has another name too; it is not written to")
+
+
+def _check_tables(connection: sqlite3.Connection, file: Path) -> None:
+    """Refuse a database with other tables than a gallery has, with views or with triggers."""
+    expected = _tables()
+    found = {}
+    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind == "index" and sql is None and str(name).startswith("sqlite_autoindex_"):
+            continue
+        if kind != "table" or expected.get(name) != " ".join(str(sql).split()):
+            raise DamagedError(f"{file}: not a gallery: it has the {kind} {name!r}, which is none of a gallery's")
+        found[name] = sql
+    if missing := sorted(expected.keys() - found.keys() - {"dismissed"}):
+        raise DamagedError(f"{file}: the database is damaged: no table {some(missing)}")
+
+
+@functools.cache
+def _tables() -> dict[str, str]:
+    """The tables of a gallery by name, as SQLite writes them down."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(f"{SCHEMA};{DISMISSED}")
+        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    finally:
+        connection.close()
+    return {name: " ".join(sql.split()) for name, sql in rows}
+
+
 def block_checksum(start: int, vectors: object) -> int:
     """Of a block's place and bytes."""
     return zlib.crc32(vectors, start & 0xFFFFFFFF)  # type: ignore[arg-type]
@@ -415,6 +506,13 @@ def _item_checksum(row: int, id_: str, metadata: str) -> int:
 
 def _checksum(key: str, value: str) -> int:
     return zlib.crc32(f"{key}\0{value}".encode("utf-8", "replace"))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _one(connection: sqlite3.Connection, statement: str) -> int:

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sightline.errors import InputError
-from sightline.files import replaced_folder
-from sightline.search.gallery import Gallery
+from sightline.files import copy_folder, own_file, recovered_folder, replaced_folder
+from sightline.search.gallery import Gallery, own_folder
 from sightline.search.store import DATABASE
 from sightline.serve.collection import IMAGES
 
@@ -25,7 +25,7 @@ def backup_gallery(folder: Path, copy: Path) -> int:
     """
     if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
         raise InputError(f"{copy}: exists and is not empty; it is left as it is")
-    if not (folder / DATABASE).is_file():
+    if not (recovered_folder(folder) / DATABASE).is_file():
         raise InputError(f"{folder}: not a gallery: it has no {DATABASE}")
     if copy.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{copy}: lies inside the gallery, and would be lost with it; a folder elsewhere is needed")
@@ -54,7 +54,7 @@ def restore_gallery(copy: Path, folder: Path) -> int:
     Returns:
         The number of items restored.
     """
-    if not (copy / DATABASE).is_file():
+    if not (recovered_folder(copy) / DATABASE).is_file():
         raise InputError(f"{copy}: not a gallery: it has no {DATABASE}")
     if copy.resolve() == folder.resolve():
         raise InputError(f"{copy}: a gallery cannot be restored from itself")
@@ -65,8 +65,8 @@ def restore_gallery(copy: Path, folder: Path) -> int:
             if faults := gallery.verify():
                 raise InputError(f"{copy}: is damaged, nothing was restored: {'; '.join(faults[:3])}")
             gallery.backup(scratch)
-        if (copy / IMAGES).is_dir():
-            shutil.copytree(copy / IMAGES, scratch / IMAGES)
+        if (images := own_folder(copy, IMAGES)) is not None:
+            copy_folder(images, scratch / IMAGES)
         with Gallery.open(scratch) as restored:
             restored.build_index()
             return len(restored)
@@ -74,10 +74,11 @@ def restore_gallery(copy: Path, folder: Path) -> int:
 
 def _copy_images(folder: Path, to: Path) -> None:
     """Copy uploaded images that are not there yet; files appear whole under a name that is never used again."""
-    if not (folder / IMAGES).is_dir():
+    images = own_folder(folder, IMAGES)
+    if images is None:
         return
     to.mkdir(exist_ok=True)
-    for file in (folder / IMAGES).iterdir():
+    for file in images.iterdir():
         if not file.name.startswith(".") and not (to / file.name).exists():
             with suppress(FileNotFoundError):  # its item was removed meanwhile
-                shutil.copyfile(file, to / file.name)
+                shutil.copyfile(own_file(file), to / file.name, follow_symlinks=False)

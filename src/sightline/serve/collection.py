@@ -19,8 +19,9 @@ from sightline.files import replaced
 from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
 from sightline.search.answers import withholds
+from sightline.search.connection import DamagedError
 from sightline.search.filters import filter_names
-from sightline.search.gallery import Gallery
+from sightline.search.gallery import Gallery, own_folder
 from sightline.search.items import EncoderIdentity, Value
 from sightline.search.refine import NOTHING, Refinement, best_matches, refined_search
 from sightline.search.store import DATABASE
@@ -164,7 +165,8 @@ class Collection:
         with self._lock:
             if stamp != self._rejector_stamp:
                 try:
-                    self._rejector = Rejector.load(self.folder / REJECTOR, self._reader.gallery.identity.fingerprint)
+                    own = own_folder(self.folder, REJECTOR) or self.folder / REJECTOR
+                    self._rejector = Rejector.load(own, self._reader.gallery.identity.fingerprint)
                 except InputError as error:
                     message = str(error).replace(str(self.folder), self.name)
                     raise Problem(503, f"the rejector cannot be used: {message}", {"Retry-After": "1"}) from error
@@ -203,7 +205,7 @@ class Collection:
     def problem_of(self, error: InputError) -> Problem:
         """What is told of an error: the caller's, or one of the gallery, which may be over the next time."""
         message = str(error).replace(str(self.folder), self.name)
-        if isinstance(error.__cause__, DAMAGE):
+        if _is_damage(error):
             return Problem(503, message, {"Retry-After": "1"})
         return Problem(422, message)
 
@@ -275,7 +277,7 @@ class Collection:
         try:
             return gallery.metadata([id_])[0]
         except InputError as error:
-            if isinstance(error.__cause__, DAMAGE):
+            if _is_damage(error):
                 raise
             return None
 
@@ -360,6 +362,11 @@ class Collection:
                     os.unlink(name, dir_fd=images)
             finally:
                 os.close(images)
+
+
+def _is_damage(error: InputError) -> bool:
+    """Whether an error is the gallery's, and not that of who asked."""
+    return isinstance(error, DamagedError) or isinstance(error.__cause__, DAMAGE)
 
 
 def check_filter(where: str | None) -> None:

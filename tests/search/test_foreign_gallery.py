@@ -1,0 +1,323 @@
+"""Galleries that somebody else made: nothing outside them is written or read, and what is odd is one message."""
+
+import json
+import os
+import shutil
+import sqlite3
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.errors import InputError
+from sightline.search.gallery import Gallery
+from sightline.search.items import EncoderIdentity
+from sightline.serve.backup import backup_gallery, restore_gallery
+
+DIM = 8
+IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")
+
+
+def draw(n_rows, seed=0):
+    return np.random.default_rng(seed).standard_normal((n_rows, DIM)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A gallery of 50 items with an index, closed."""
+    with Gallery.create(tmp_path / "g", IDENTITY, index="Flat") as gallery:
+        gallery.add([f"item {n}" for n in range(50)], draw(50), [{"year": n} for n in range(50)])
+        gallery.remove(["item 7"])
+        gallery.build_index()
+    return tmp_path / "g"
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file outside the gallery."""
+    file = tmp_path / "secret.sh"
+    file.write_text("echo mine\n" * 1000)
+    return file
+
+
+def content(folder):
+    """Every file's bytes and time."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def search(folder, **options):
+    with Gallery.open(folder, **options) as gallery:
+        return gallery.search(draw(3, seed=1), 5)[1].tolist()
+
+
+def test_who_reads_changes_no_byte(sightline, folder, tmp_path):
+    before = content(folder)
+    expected = search(folder, read_only=True)
+    for words in (["search", "item 3"], ["search", "item 3", "--where", "year > 3"]):
+        assert sightline(*words, "--gallery", folder)[0] == 0
+    for words in (["index", "stats"], ["index", "verify"]):
+        assert sightline(*words, folder)[0] == 0
+    assert sightline("index", "backup", folder, tmp_path / "copy")[0] == 0
+    assert content(folder) == before
+    for name in ("vectors-0.f32", "index.json"):
+        (folder / name).unlink()
+        before = content(folder)
+        assert search(folder, read_only=True) == expected
+        assert content(folder) == before
+    (folder / "vectors-0.f32").write_bytes(b"x" * 4 * DIM * 64)
+    before = content(folder)
+    with Gallery.open(folder, read_only=True) as reader:
+        assert reader.search(draw(3, seed=1), 5)[1].tolist() == expected
+        assert len(reader.repairs) == len(reader.verify()) == 1
+        assert "vectors-0.f32" in reader.repairs[0]
+    assert content(folder) == before
+
+
+def test_a_reader_beside_a_writer_maps_the_table_and_never_copies_it(folder):
+    with Gallery.open(folder) as writer, Gallery.open(folder, read_only=True) as reader:
+        for number in range(20):
+            writer.upsert([f"new {number}", "item 3"], draw(2, seed=100 + number))
+            assert reader.search(draw(1, seed=100 + number), 1)[1].tolist() == [[f"new {number}"]]
+            assert reader._snapshot.is_mapped
+        writer.compact()
+        assert reader.search(draw(1, seed=109), 1)[1].tolist() == [["new 9"]]
+        assert reader._snapshot.is_mapped
+        assert [file.name for file in folder.glob("vectors-*")] == ["vectors-1.f32"]
+        writer.add(["last"], draw(1, seed=99))
+        assert reader.search(draw(1, seed=99), 1)[1].tolist() == [["last"]]
+        assert reader._snapshot.is_mapped
+        assert reader.repairs == reader.verify() == []
+
+
+def test_a_table_that_lacks_rows_is_made_whole_by_the_next_write(folder):
+    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(b"\0" * file.stat().st_size)):
+        damage(folder / "vectors-0.f32")
+        with Gallery.open(folder) as writer:
+            writer.upsert(["new"], draw(1, seed=3))
+        with Gallery.open(folder, read_only=True) as reader:
+            reader.search(draw(1))
+            assert reader._snapshot.is_mapped
+
+
+def test_what_a_write_that_was_taken_back_left_in_the_table_is_written_over(folder):
+    def add_and_fail(gallery):
+        with gallery.writing():
+            gallery.add(["never"], draw(1, seed=3))
+            gallery.remove(["nobody"])
+
+    with Gallery.open(folder) as writer:
+        with pytest.raises(InputError, match="nobody"):
+            add_and_fail(writer)
+        writer.add(["new"], draw(1, seed=4))
+    with Gallery.open(folder, read_only=True) as reader:
+        assert reader.search(draw(1, seed=4), 1)[1].tolist() == [["new"]]
+        assert reader._snapshot.is_mapped
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+@pytest.mark.parametrize("name", ["vectors-0.f32", "index.lock", "index.json", "INDEX"])
+def test_no_derived_file_is_followed_to_another(sightline, folder, secret, name, link):
+    expected = search(folder, read_only=True)
+    file = next(folder.glob("index-*.faiss")) if name == "INDEX" else folder / name
+    file.unlink(missing_ok=True)
+    (os.symlink if link == "symbolic" else os.link)(secret, file)
+    before = secret.read_text(), secret.stat().st_mtime_ns
+    assert search(folder, read_only=True) == expected
+    status, _, err = sightline("index", "verify", folder)
+    if link == "symbolic":
+        assert (status, f"{file.name}: a link" in err) == (2, True)
+    assert search(folder) == expected
+    with Gallery.open(folder) as writer:
+        writer.add(["new"], draw(1, seed=5))
+        if name != "index.lock" or link == "hard":
+            writer.build_index("HNSW8")
+    sightline("index", "verify", folder, "--repair")
+    assert (secret.read_text(), secret.stat().st_mtime_ns) == before
+    if name != "index.lock":
+        assert sightline("index", "verify", folder)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["gallery.db", "gallery.db-wal", "gallery.db-shm", "gallery.db-journal", "encoder", "rejector"]
+)
+def test_links_to_a_database_or_a_model_are_refused(sightline, folder, secret, tmp_path, name):
+    before = secret.read_text()
+    if name == "gallery.db":
+        (folder / name).rename(tmp_path / "real.db")
+        (folder / name).symlink_to(tmp_path / "real.db")
+    else:
+        target = tmp_path / "models" if name in ("encoder", "rejector") else secret
+        (tmp_path / "models").mkdir()
+        (folder / name).symlink_to(target)
+    search_words = ["search", "item 3", "--gallery", folder, *(["--reject"] if name == "rejector" else [])]
+    commands = [["index", "verify", folder], ["index", "backup", folder, tmp_path / "copy"]]
+    for words in commands if name == "encoder" else [search_words, *commands]:
+        status, out, err = sightline(*words)
+        assert (status, out) == (2, "")
+        assert name in err
+        assert "link" in err
+    assert secret.read_text() == before
+    assert not (tmp_path / "copy").exists()
+    if name == "encoder":
+        with Gallery.open(folder) as gallery, pytest.raises(InputError, match="encoder: a link"):
+            gallery.encoder()
+
+
+@pytest.mark.parametrize("make", [lambda file: file.symlink_to("/dev/zero"), os.mkfifo])
+@pytest.mark.parametrize("where", ["images", "encoder"])
+def test_links_and_pipes_are_neither_backed_up_nor_restored(folder, tmp_path, make, where):
+    backup_gallery(folder, tmp_path / "copy")
+    for gallery in (folder, tmp_path / "copy"):
+        (gallery / where).mkdir()
+        make(gallery / where / "one.png")
+    with pytest.raises(InputError, match=r"one\.png"):
+        backup_gallery(folder, tmp_path / "second")
+    with pytest.raises(InputError, match=r"one\.png"):
+        restore_gallery(tmp_path / "copy", tmp_path / "restored")
+    assert not (tmp_path / "second").exists()
+    assert not (tmp_path / "restored").exists()
+
+
+def checksum(key, value):
+    return zlib.crc32(f"{key}\0{value}".encode())
+
+
+def describe(key, value):
+    return f"UPDATE described SET value = '{value}', checksum = {checksum(key, value)} WHERE key = '{key}'"
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS {} FROM n"
+ODD = {
+    "view": "DROP TABLE state; CREATE VIEW state AS " + ENDLESS.format("generation"),
+    "another view": "CREATE VIEW more AS " + ENDLESS.format("x"),
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
+    "index of its own": "CREATE INDEX i ON items (metadata)",
+    "virtual table": "DROP TABLE removed; CREATE VIRTUAL TABLE removed USING fts5(row, generation)",
+    "other columns": "DROP TABLE removed; CREATE TABLE removed (row INTEGER PRIMARY KEY, generation AS (row * 2))",
+    "missing table": "DROP TABLE blocks",
+    "next_row": "UPDATE state SET next_row = 2000000000",
+    "next_row and items": "UPDATE state SET next_row = 2000000000, n_items = 1999999999",
+    "n_items": "UPDATE state SET n_items = 40",
+    "negative": "UPDATE state SET n_items = -1",
+    "text state": "UPDATE state SET next_row = 'many'",
+    "no state": "DELETE FROM state",
+    "dim": describe("dim", "900000000"),
+    "text dim": describe("dim", "eight"),
+    "huge dim": describe("dim", "9" * 5000),
+    "metric": describe("metric", "taxicab"),
+    "recall": describe("recall", "nan"),
+    "fingerprint": describe("fingerprint", ""),
+    "blob described": "UPDATE described SET value = x'00ff' WHERE key = 'name'",
+    "n of a block": "UPDATE blocks SET n = 2000000000",
+    "negative n": "UPDATE blocks SET n = -1",
+    "text block": "UPDATE blocks SET vectors = 'text'",
+    "block elsewhere": "UPDATE blocks SET start = 5",
+    "row beyond": "UPDATE items SET row = 4000 WHERE row = 3",
+    "removed beyond": "INSERT INTO removed VALUES (4000, 99)",
+    "blob id": "UPDATE items SET id = x'ff00' WHERE row = 3",
+    "empty id": "UPDATE items SET id = '' WHERE row = 3",
+}
+ODD_METADATA = ["[]", "3", '{"a": [1]}', '{"a": {"b": 1}}', '{"a": NaN}', "[" * 10**5, "1" * 5000, '{"a": "\\ud800"}', "{"]
+
+
+def execute(folder, script):
+    connection = sqlite3.connect(folder / "gallery.db")
+    connection.executescript(script)
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("has_table", [True, False])
+def test_an_odd_database_is_one_message(sightline, folder, kind, has_table):
+    execute(folder, ODD[kind])
+    if not has_table:
+        (folder / "vectors-0.f32").unlink()
+    for words in (["search", "item 3", "--gallery", folder], ["index", "verify", folder]):
+        status, out, err = sightline(*words)
+        assert (status, out) == (2, ""), words
+        assert str(folder) in err
+        assert "Traceback" not in err
+    with pytest.raises(InputError, match=str(folder)):
+        search(folder)
+
+
+@pytest.mark.parametrize("text", [*ODD_METADATA, None])
+def test_odd_metadata_is_one_message(sightline, folder, text):
+    connection = sqlite3.connect(folder / "gallery.db")
+    connection.execute("UPDATE items SET metadata = ? WHERE row = 3", (b"\xff" if text is None else text,))
+    connection.commit()
+    connection.close()
+    status, out, err = sightline("search", "item 3", "--gallery", folder)
+    assert (status, out) == (2, "")
+    assert "row 3" in err
+    assert sightline("index", "verify", folder)[0] == 2
+    with Gallery.open(folder) as gallery, pytest.raises(InputError, match="row 3"):
+        gallery.remove(["item 3"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: [header],
+        lambda header: {},
+        lambda header: 3,
+        lambda header: header | {"more": 1},
+        lambda header: header | {"n_rows": -1},
+        lambda header: header | {"n_rows": "many"},
+        lambda header: header | {"n_rows": 10**12},
+        lambda header: header | {"epoch": None},
+        lambda header: header | {"file": "../secret.sh"},
+        lambda header: header | {"file": "/etc/passwd"},
+        lambda header: header | {"file": 3},
+        lambda header: header | {"checksum": None},
+        lambda header: header | {"recall": "good"},
+        lambda header: header | {"effort": {"nprobe": "all"}},
+        lambda header: header | {"effort": {"colour": 3}},
+        lambda header: header | {"effort": [3]},
+    ],
+)
+def test_an_odd_header_is_a_damaged_index(sightline, folder, change):
+    expected = search(folder, read_only=True)
+    header = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(change(header)))
+    assert search(folder, read_only=True) == expected
+    assert sightline("index", "stats", folder)[0] == 0
+    assert sightline("index", "verify", folder)[0] == 2
+    assert sightline("index", "verify", folder, "--repair")[0] == 0
+    assert search(folder) == expected
+
+
+def test_an_index_of_other_vectors_is_a_damaged_one(folder, tmp_path):
+    expected = search(folder, read_only=True)
+    identity = EncoderIdentity("e", 3, "by hand")
+    with Gallery.create(tmp_path / "other", identity, index="Flat") as other:
+        other.add(["a", "b"], np.eye(3)[:2])
+        file = other.folder / other.build_index().file
+    header = json.loads((folder / "index.json").read_text())
+    shutil.copy(file, folder / header["file"])
+    header["checksum"] = json.loads((file.parent / "index.json").read_text())["checksum"]
+    (folder / "index.json").write_text(json.dumps(header))
+    assert search(folder, read_only=True) == expected
+
+
+def test_a_gallery_whose_replacement_was_killed_between_two_steps_is_put_back(folder):
+    saving = folder.with_name(".g.saving")
+    saving.mkdir()
+    expected = search(folder, read_only=True)
+    folder.rename(saving / "old")
+    assert Gallery.is_at(folder)
+    folder.rename(saving / "old")
+    assert search(folder, read_only=True) == expected
+    shutil.rmtree(saving)
+
+
+def test_a_rejector_whose_replacement_was_killed_between_two_steps_is_put_back(tmp_path):
+    from sightline.ood.rejector import Rejector
+
+    (tmp_path / ".rejector.saving" / "old").mkdir(parents=True)
+    (tmp_path / ".rejector.saving" / "old" / "rejector.json").write_text("{}")
+    with pytest.raises(InputError, match="a rejector of format None"):  # found, and read
+        Rejector.load(tmp_path / "rejector")
+    assert Path(tmp_path / "rejector").is_dir()
