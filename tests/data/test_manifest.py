@@ -361,11 +361,6 @@ def test_a_truncated_parquet_file(tmp_path, kept):
     assert complaint(file).startswith("cannot be read as a table: ")
 
 
-def test_a_parquet_column_of_lists_is_no_label(tmp_path):
-    pl.DataFrame({"path": ["a"], "split": ["train"], "label": [[1]]}).write_parquet(tmp_path / "m.parquet")
-    assert complaint(tmp_path / "m.parquet").startswith("cannot be read as a table: ")
-
-
 def test_a_source_that_is_not_there_or_of_another_kind(tmp_path):
     assert complaint(tmp_path / "m.csv") == "no such file or folder"
     assert complaint(write(tmp_path, "", "m.txt")) == "a .csv or .parquet file or a folder is needed"
@@ -651,3 +646,29 @@ def test_split_folders_beside_others_are_refused(tmp_path):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match="'test', 'train' look like splits, but other folders"):
         read_manifest(tmp_path)
+
+
+def test_a_header_of_more_columns_than_anybody_has_is_refused(tmp_path):
+    many = ",".join(f"c{number}" for number in range(5000))
+    assert "more than 4096 columns" in complaint_about(tmp_path, f"path,split,label,{many}\n")
+    assert "1048576 bytes" in complaint_about(tmp_path, "a" * (2 << 20))
+    assert len(complaint_about(tmp_path, ",".join(f"c{number}" for number in range(4000)) + "\n")) < 1000
+
+
+@pytest.mark.parametrize("column", ["label", "path", "is_query", "id"])
+def test_a_column_of_lists_or_structures_is_refused(tmp_path, column):
+    for value in ({"a": 1}, ["a"]):
+        rows = {"path": ["a"], "split": ["train"], "label": ["x"]} | {column: [value]}
+        pl.DataFrame(rows).write_parquet(tmp_path / "m.parquet")
+        assert f"{column!r}: text or numbers are needed, found" in complaint(tmp_path / "m.parquet").replace(
+            "label_0", "label"
+        )
+
+
+def test_damaged_bytes_of_a_table_are_one_message_even_where_its_reader_panics(tmp_path, monkeypatch):
+    def panic(*_, **__):
+        raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
+
+    pl.DataFrame({"path": ["a"], "split": ["train"], "label": ["x"]}).write_parquet(tmp_path / "m.parquet")
+    monkeypatch.setattr(pl, "read_parquet", panic)
+    assert "cannot be read as a table: called" in complaint(tmp_path / "m.parquet")

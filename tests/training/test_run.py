@@ -568,3 +568,13 @@ def test_an_image_that_a_batch_has_twice_is_seen_in_two_ways(image_tree, tiny_re
 def test_every_sampler_trains(sampler, image_tree, tiny_recipe, tmp_path):
     train(recipe_for(image_tree, tiny_recipe, f"sampler={sampler}", "schedule.epochs=1"), tmp_path / "run")
     assert any(row[2] == "loss" for row in read_log(tmp_path / "run/log.csv"))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_and_learning_rate(image_tree, tiny_recipe, tmp_path):
+    recipe = recipe_for(image_tree, tiny_recipe, "optimizer.lr=1e6", "optimizer.name=sgd", "schedule.epochs=24")
+    with pytest.raises(InputError, match=r"step \d+, learning rate [0-9e+]+: .*(NaN|nan|inf)"):
+        train(recipe, tmp_path / "run")
+    assert read_log(tmp_path / "run" / "log.csv")
+    assert (tmp_path / "run" / "recipe.json").is_file()
+    with pytest.raises(InputError, match=r"optimizer\.lr"):
+        recipe_for(image_tree, tiny_recipe, "optimizer.lr=1e38")

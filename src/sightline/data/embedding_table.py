@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.data.manifest import Manifest, label_columns
+from sightline.data.manifest import UNREADABLE, Manifest, label_columns
 from sightline.errors import InputError, names
 from sightline.files import replaced
 
@@ -78,7 +78,7 @@ class EmbeddingTable:
         """Whether the file is an embedding table of any format, and not a manifest or a folder."""
         try:
             return "sightline_format" in pl.read_parquet_metadata(Path(file))
-        except (pl.exceptions.PolarsError, OSError):
+        except (*UNREADABLE, OSError):
             return False
 
     @classmethod
@@ -90,7 +90,7 @@ class EmbeddingTable:
         try:
             described = pl.read_parquet_metadata(file)
             table = pl.read_parquet(file)
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except (*UNREADABLE, OSError) as error:
             raise InputError(f"{file}: not an embedding table: {str(error).splitlines()[0]}") from error
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
@@ -107,7 +107,7 @@ class EmbeddingTable:
             if checksum is not None and checksum != _checksum(rows, vectors, described):
                 raise ValueError("the file is damaged: its checksum is wrong")
             return cls(Manifest(file, root, rows, n_levels), vectors, described["fingerprint"])
-        except (ValueError, KeyError, OverflowError, pl.exceptions.PolarsError) as error:
+        except (ValueError, KeyError, OverflowError, *UNREADABLE) as error:
             raise InputError(f"{file}: not an embedding table that can be used: {error}") from error
 
 

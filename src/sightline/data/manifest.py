@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.errors import InputError, names, raise_faults
+from sightline.errors import SHOWN_NAMES, InputError, names, raise_faults
 
 SPLITS = ("train", "val", "test")
 SPLIT_ALIASES = {"validation": "val"}
@@ -18,6 +18,8 @@ BOX = ("x_1", "y_1", "x_2", "y_2")
 FLAGS = ("is_query", "is_gallery")
 NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # what broken bytes of a table lead to
+MOST_COLUMNS, LONGEST_HEADER, LONGEST_SHOWN = 4096, 1 << 20, 100
 GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 
@@ -214,12 +216,21 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
             table = pl.read_parquet(source)
             return _check_table(source, table, labelled, _places("row", pl.int_range(1, len(table) + 1, eager=True)))
         if source.suffix.lower() == ".csv":
+            _check_header(source)
             table = pl.read_csv(source, infer_schema=False)
             some = table.select(pl.any_horizontal(pl.all().is_not_null())).to_series()  # not an empty line
             return _check_table(source, table.filter(some), labelled, _places("line", _lines(table).filter(some)))
-    except pl.exceptions.PolarsError as error:
+    except UNREADABLE as error:
         raise InputError(f"{source}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
+
+
+def _check_header(source: Path) -> None:
+    """Refuse a file of more columns than anybody has: each one costs time in every step."""
+    with source.open("rb") as opened:
+        first = opened.readline(LONGEST_HEADER + 1)
+    if len(first) > LONGEST_HEADER or first.count(b",") >= MOST_COLUMNS:
+        raise InputError(f"{source}: its first line has more than {MOST_COLUMNS} columns or {LONGEST_HEADER} bytes")
 
 
 def _read_tree(root: Path, labelled: bool) -> Manifest:
@@ -295,6 +306,11 @@ def _places(word: str, numbers: pl.Series) -> pl.Series:
     return f"{word} " + numbers.rechunk().cast(pl.String)
 
 
+def _some(words: list[str]) -> str:
+    more = f" and {len(words) - SHOWN_NAMES} more" if len(words) > SHOWN_NAMES else ""
+    return names(word[:LONGEST_SHOWN] for word in words[:SHOWN_NAMES]) + more
+
+
 def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> Manifest:
     """Bring the columns to their types and order; raise all faults at once."""
     header = table.columns
@@ -313,7 +329,7 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
     missing += partial_box if len(partial_box) < len(BOX) else []
     if missing:
         noun = "column" if len(missing) == 1 else "columns"
-        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {names(header)}")
+        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {_some(header)}")
     if not len(table):
         raise InputError(f"{source}: the table has no row")
 
@@ -321,6 +337,8 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
     words = ["path", "split", *labels, *(["id"] if has_ids else [])]
     boxes = list(BOX) if BOX[0] in table.columns else []
     flags = [column for column in FLAGS if column in table.columns]
+    if nested := [column for column in (*words, *boxes, *flags) if table[column].dtype.is_nested()]:
+        raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
     table = table.with_columns(pl.col(column).cast(pl.String).str.strip_chars() for column in (*words, *boxes, *flags))
     table = table.with_columns(pl.when(pl.col(c) != "").then(pl.col(c)).alias(c) for c in (*words, *boxes, *flags))
     table = table.with_columns(pl.col("split").replace(SPLIT_ALIASES))

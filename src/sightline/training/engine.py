@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sightline.data.dataset import derived_seed
+from sightline.errors import InputError
 from sightline.training.checkpoint import Position
 from sightline.training.large_batch import Loss, as_they_are, back_propagate
 from sightline.training.sharding import clip_gradients
@@ -94,12 +95,18 @@ def fit(
             optimizer.zero_grad()
             images, labels, ids = fabric.to_device(batch)
             step_seed = derived_seed(seed, position.step)
-            value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size, finished)
+            rate = optimizer.param_groups[0]["lr"]
+            try:
+                value = back_propagate(fabric, encoder, loss, images, labels, ids, step_seed, chunk_size, finished)
+                if not math.isfinite(value.item()):
+                    raise InputError(f"the loss is {value.item()}")
+            except InputError as error:
+                raise InputError(f"step {position.step + 1}, learning rate {rate:g}: {error}") from error
             limit = math.inf if clip_norm is None else clip_norm
             norm = clip_gradients(fabric, encoder, optimizer, limit)
             optimizer.step()
             position = replace(position, batch=position.batch + 1, step=position.step + 1)
-            numbers = {"loss": value.item(), "grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
+            numbers = {"loss": value.item(), "grad_norm": norm.item(), "lr": rate}
             if between.after_step(position, n_batches, numbers):
                 return position
         position, ended = between.after_epoch(replace(position, epoch=number + 1, batch=0))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from sightline.data.archives import unpack
-from sightline.data.manifest import label_columns
+from sightline.data.manifest import UNREADABLE, label_columns
 from sightline.errors import InputError, names, raise_faults
 
 SHOWN = 12  # names of a folder in a message
@@ -158,7 +158,7 @@ def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
     """
     try:
         table = pl.read_csv(file, infer_schema=False)
-    except pl.exceptions.PolarsError as error:
+    except UNREADABLE as error:
         raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     for columns in choices:
         if set(columns) <= set(table.columns):
