@@ -1,4 +1,5 @@
 import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,11 @@ def test_a_file_that_is_no_table_is_refused(table, tmp_path):
         file.write_bytes(stored)
         with pytest.raises(InputError, match=r"table\.parquet: not an embedding table: ."):
             EmbeddingTable.read(file)
+
+
+def test_a_pipe_is_no_table_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    assert not EmbeddingTable.is_at(tmp_path / "pipe.parquet")
 
 
 def test_another_parquet_file_or_format_is_refused(table, tmp_path, monkeypatch):

@@ -201,6 +201,7 @@ def test_what_does_not_fit(tmp_path):
     for broken, message in (
         ({**stored, "format": 2}, "of format 2"),
         ({**stored, "extra": 1}, "not a rejector's settings"),
+        ({**stored, "similarity_threshold": {}}, "similarity_threshold"),
         ([1], "not a rejector's settings"),
     ):
         (folder / "rejector.json").write_text(json.dumps(broken))

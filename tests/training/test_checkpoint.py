@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.training import checkpoint
-from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from sightline.training.checkpoint import Position, load_checkpoint, naming_misfits, save_checkpoint
 
 STATE = {"encoder": {"weight": torch.arange(6.0).reshape(2, 3)}, "loss": {}, "optimizer": {"state": {0: {"step": 3}}}}
 POSITION = Position(epoch=2, batch=5, step=17, best=0.1 + 0.2)
@@ -144,3 +144,16 @@ def test_another_programs_file_or_format_is_refused(stored, tmp_path):
     found = 99 if isinstance(stored, dict) and "format" in stored else None
     with pytest.raises(InputError, match=rf"last\.pt: a checkpoint of format {found};"):
         load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("odd", [{"epoch": "a"}, {"step": None}, {"batch": -2}, {"best": "good"}, {"n_worse": 1.5}])
+def test_a_position_that_no_run_has_is_refused(odd, tmp_path):
+    torch.save({"format": 1, "position": {"epoch": 2} | odd, **STATE}, tmp_path / "last.pt")
+    with pytest.raises(InputError, match=r"last\.pt: "):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("stored", [{}, {"weight": torch.ones(2, 3)}, {"weight": "a", "bias": "b"}, ["odd"]])
+def test_what_does_not_fit_is_refused_by_the_checkpoints_name(stored, tmp_path):
+    with pytest.raises(InputError, match=r"last\.pt: does not fit"), naming_misfits(tmp_path / "last.pt"):
+        torch.nn.Linear(1, 1).load_state_dict(stored)

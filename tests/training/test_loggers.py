@@ -36,6 +36,12 @@ def test_an_unknown_logger_is_refused():
         check_loggers(("wanbd",))
 
 
+def test_a_file_where_tensorboard_writes_is_refused_by_name(tmp_path):
+    (tmp_path / "tensorboard").write_text("a")
+    with pytest.raises(InputError, match="tensorboard"):
+        RunLog(tmp_path, Position(), ("tensorboard",))
+
+
 def test_no_logger_leaves_the_table_alone(tmp_path):
     RunLog(tmp_path, Position()).close()
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]

@@ -77,7 +77,7 @@ class EmbeddingTable:
     def is_at(file: Path) -> bool:
         """Whether the file is an embedding table of any format, and not a manifest or a folder."""
         try:
-            return "sightline_format" in pl.read_parquet_metadata(Path(file))
+            return Path(file).is_file() and "sightline_format" in pl.read_parquet_metadata(Path(file))
         except (*UNREADABLE, OSError):
             return False
 

@@ -76,6 +76,9 @@ class Rejector:
         if self.scorer.threshold is None:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold yet: calibrate it on held-out items")
         choose(POLICIES, self.policy, "policy")
+        for name in ("similarity_threshold", "similarity_acceptance"):
+            if not isinstance(value := getattr(self, name), float | int | None):
+                raise InputError(f"{name} must be a number or None, got {value!r}")
 
     def judge(
         self, vectors: ArrayLike, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None

@@ -6,6 +6,8 @@ in a weight would otherwise be trained on.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,11 @@ class Position:
     best: float | None = None
     n_worse: int = 0
 
+    def __post_init__(self) -> None:
+        counts = (self.epoch, self.batch, self.step, self.n_worse)
+        if any(type(count) is not int or count < 0 for count in counts) or not isinstance(self.best, float | int | None):
+            raise InputError(f"a run cannot be at {self}: counts from 0 and a number, or None, are expected")
+
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
     """Write the position and the state to one file, which is the new one complete or the old one."""
@@ -65,8 +72,20 @@ def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
         )
     try:
         return Position(**stored.pop("position")), stored
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, InputError) as error:
         raise InputError(f"{file}: not a readable checkpoint: {error}") from error
+
+
+@contextmanager
+def naming_misfits(file: Path) -> Iterator[None]:
+    """Errors of modules and optimizers that are given what a checkpoint holds, as one that names the checkpoint."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise InputError(f"{file}: does not fit the run: {reason[0] if reason else type(error).__name__}") from error
 
 
 def _checksum(state: dict[str, Any]) -> str:

@@ -36,6 +36,8 @@ class TensorBoard:
     """Files in ``tensorboard/``; of steps made again the later ones are shown."""
 
     def __init__(self, folder: Path, step: int) -> None:
+        if (folder / "tensorboard").exists() and not (folder / "tensorboard").is_dir():
+            raise InputError(f"{folder / 'tensorboard'}: not a folder; TensorBoard's files go into one")
         self.logger = TensorBoardLogger(folder, name="tensorboard", version="", purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:

@@ -30,9 +30,9 @@ class RunLog:
         rows = [row for row in read_log(self.file) if row[0] <= position.step and position.step > 0]
         with replaced(self.file) as scratch, scratch.open("w", newline="") as stream:
             csv.writer(stream).writerows([COLUMNS, *rows])
+        self.loggers = open_loggers(loggers, folder, position.step)
         self.stream = self.file.open("a", newline="")
         self.writer = csv.writer(self.stream)
-        self.loggers = open_loggers(loggers, folder, position.step)
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Add the values of one step."""

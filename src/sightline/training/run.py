@@ -37,7 +37,7 @@ from sightline.models.card import DataFacts
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.training.account import account_of_run
-from sightline.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from sightline.training.checkpoint import Position, load_checkpoint, naming_misfits, save_checkpoint
 from sightline.training.distributed import agreed, gathered_objects, n_processes, own_part, process_number
 from sightline.training.engine import Between, Epoch, Examples, fit
 from sightline.training.environment import differences, environment, record_environment
@@ -178,11 +178,14 @@ def _run(
     optimizer_state = None
     if (out / LAST_FILE).is_file():
         position, state = load_checkpoint(out / LAST_FILE)
-        encoder.load_state_dict(state["encoder"])
-        listed.load_state_dict(state["loss"])
-        optimizer_state, chunk_size = state["optimizer"], state["chunk_size"]
-        if scaling := state.get("precision"):
-            fabric.strategy.precision.load_state_dict(scaling)
+        with naming_misfits(out / LAST_FILE):
+            encoder.load_state_dict(state["encoder"])
+            listed.load_state_dict(state["loss"])
+            optimizer_state, chunk_size = state["optimizer"], state["chunk_size"]
+            if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
+                raise ValueError(f"chunk_size is {chunk_size!r}")
+            if scaling := state.get("precision"):
+                fabric.strategy.precision.load_state_dict(scaling)
     seen: Tensor | None = None  # by a backbone that is frozen
     learner: nn.Module = encoder
     if recipe.model.adaptation == "frozen":
@@ -194,7 +197,8 @@ def _run(
     listed = listed.to(fabric.device)
     optimizer = create_optimizer(recipe.optimizer, encoder, loss)  # after: sharding makes new weights
     if optimizer_state is not None:
-        load_optimizer_state(optimizer, optimizer_state)
+        with naming_misfits(out / LAST_FILE):
+            load_optimizer_state(optimizer, optimizer_state)
     wrapped = cast(Optimizer, fabric.setup_optimizers(optimizer))
     all_labels = torch.from_numpy(labels)
     transform = train_transform(
