@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -28,8 +28,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half_written(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def half_written(file: Path | BinaryIO) -> None:
+    """Cut what was saved to a path or an open stream in half."""
+    if isinstance(file, Path):
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        file.truncate(file.tell() // 2)
 
 
 def arm(what: str, number: int) -> None:

@@ -15,7 +15,7 @@ from sightline.training.checkpoint import load_checkpoint
 SCRIPT = Path(__file__).with_name("killed_runs.py")
 PROXIES_AND_MEMORY = ["loss.decomposability=proxy", "memory.size=40", "memory.start_epoch=1", "checkpoint_every=2"]
 KEEP = 5  # epochs
-OTHERS = {"resumes.log", "environment.json", "tensorboard"}  # tell of the machine and of the kills
+OTHERS = {".lock", "resumes.log", "environment.json", "tensorboard"}  # tell of the machine, of the kills and of a process
 
 
 def assert_kills_change_nothing(image_tree, folder, overrides, moments, n_killed):
