@@ -12,19 +12,15 @@ PAGE = Path(__file__).parent / "losses.md"
 SECTIONS = ("Formula", "Use", "Cost", "Defaults", "Limit")
 FAMILIES = {
     "average_precision": "Average precision",
-    "each_label": "An average precision for each label",
     "recall": "Recall",
     "graded": "Grades and label trees",
-    "calibrated": "With a decomposability term",
-    "losses": "Sums",
+    "combined": "With a decomposability term",
+    "losses": "Weighted sums",
     "histogram": "Histograms",
     "blackbox": "Blackbox ranks",
-    "pairwise": "Calibration",
-    "baselines": "Pairs and triplets",
+    "pairs": "Pairs and triplets",
     "proxies": "Proxies",
-    "csl": "Proxies of every level",
-    "levels": "Sums over levels",
-    "detection": "Classes as queries",
+    "sums": "Sums over levels",
 }  # by module
 BESIDE = ("class_map", "all_classes_ap")  # no names of create_loss: they take class scores, not embeddings
 
@@ -44,7 +40,8 @@ loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)  # ranks the
 ```
 
 In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further keys. Every loss on pairs is also a function on
-`(scores, relevance, mask)`: `sl.losses.sup_ap_loss`.
+`(scores, relevance, mask)`: `sl.losses.sup_ap_loss`. A loss with a decomposability term is a module alone;
+`loss.of_pairs(...)` takes scores.
 
 ## What labels do you have?
 
@@ -63,8 +60,12 @@ In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further key
 Losses on pairs and ranks take all of the first five. Losses with proxies, sums over levels, `class_balanced` and
 distance-weighted mining need classes.
 
-Of pytorch-metric-learning the distance-weighted miner is wrapped. Its losses are not: under autocast they compute scores in
-half precision, and the gradient of its ArcFace is NaN on a proxy. Tests hold ours to equal them elsewhere.
+A loss of another package is named by its import path: `sl.create_loss("pytorch_metric_learning.losses:MultiSimilarityLoss",
+trust=True)`. It gets the finest labels, `(B,)`, unless it has an attribute `takes_levels = True`, and a reference set where
+its `forward` has `ref_emb` and `ref_labels`. A package adds names of its own by entry points of the group
+`sightline.losses`. A loss, or a part of it, with a method `start_epoch()` is called before each epoch. Those of
+pytorch-metric-learning compute scores in half precision under autocast, and the gradient of its ArcFace is NaN on a proxy;
+ours equal them elsewhere.
 
 ## What the core promises
 
@@ -115,14 +116,14 @@ def sections_of(docstring: str) -> dict[str, str]:
 def describing(name: str) -> Callable[..., object]:
     """What documents a loss: its function on tensors, or what makes it where it has none."""
     function = getattr(losses, f"{name}_loss", None)
-    return losses.LOSSES[name] if function is None else function
+    return losses.LOSSES.find(name) if function is None else function
 
 
 def call_of(name: str) -> str:
     """How the loss is made, with its defaults."""
     if name not in losses.LOSSES:
         return f"sl.losses.{name}_loss(logits, targets)"
-    options = inspect.signature(losses.LOSSES[name]).parameters.values()
+    options = losses.LOSSES.options(name).values()
     shown = [o.name if o.default is o.empty else f"{o.name}={_number(o.default)}" for o in options]
     return f"create_loss({', '.join([repr(name), *shown])})".replace("'", '"')
 

@@ -160,11 +160,17 @@ def _options_model(maker: Callable[..., object], parameters: Mapping[str, inspec
     hints = {key: one.annotation for key, one in parameters.items() if one.annotation is not inspect.Parameter.empty}
     hints = {key: hint for key, hint in hints.items() if not isinstance(hint, str)} | _type_hints(maker)
     fields: dict[str, Any] = {
-        key: (hints.get(key, Any), ... if one.default is inspect.Parameter.empty else one.default)
+        key: (hints.get(key, _annotation(one)), ... if one.default is inspect.Parameter.empty else one.default)
         for key, one in parameters.items()
     }
     config = ConfigDict(arbitrary_types_allowed=True, extra="allow", protected_namespaces=())
     return create_model("Options", __config__=config, **fields)
+
+
+def _annotation(parameter: inspect.Parameter) -> Any:
+    """The type of an option that only the signature names; Any where it has none, or one that is still a string."""
+    known = parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
+    return parameter.annotation if known else Any
 
 
 def _type_hints(maker: Callable[..., object]) -> dict[str, Any]:

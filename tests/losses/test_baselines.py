@@ -13,8 +13,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.baselines import (
-    MINING,
+from sightline.losses.pairs import (
     ContrastiveLoss,
     TripletLoss,
     XBMContrastiveLoss,
@@ -25,6 +24,7 @@ from sightline.losses.baselines import (
 from sightline.ranking import ranks
 from sightline.ranking.relevance import batch_pairs
 
+MINING = ("all", "hard", "semi-hard", "distance-weighted")
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]

@@ -13,13 +13,15 @@ from sightline.losses.blackbox import (
     PENALTIES,
     BlackBoxAPLoss,
     BlackBoxRecallLoss,
+    DetectionAPLoss,
+    all_classes_ap_loss,
     blackbox_ap_loss,
     blackbox_ranks,
     blackbox_recall_loss,
+    class_map_loss,
     with_margin,
 )
-from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
-from sightline.losses.recent import RecentBatches
+from sightline.losses.memory import RecentBatches, identify_batch, keeps_batches, start_epoch
 from sightline.ranking.similarity import cosine_scores
 from sightline.training.memory import BatchLoss
 
@@ -747,3 +749,21 @@ def test_shapes_that_do_not_fit_are_refused_as_they_were_given():
         class_map_loss(torch.zeros(2, 3), torch.zeros(3, 2))
     with pytest.raises(InputError, match=r"^relevance is \(3, 2\), scores are \(2, 3\)$"):
         DetectionAPLoss()(torch.zeros(2, 3), torch.zeros(3, 2))
+
+
+def test_parts_with_a_memory_hear_of_epochs_and_batches():
+    class Counts(torch.nn.Module):
+        n_epochs = 0
+
+        def start_epoch(self):
+            self.n_epochs += 1
+
+    loss = torch.nn.ModuleList([BlackBoxAPLoss(memory=1), Counts(), torch.nn.Identity()])
+    identify_batch(loss, torch.tensor([4, 2]))
+    loss[0](torch.eye(2), torch.tensor([5, 5]))
+    assert loss[0].recent.ids.tolist() == [4, 2]
+    start_epoch(loss)
+    assert len(loss[0].recent.rows) == 0
+    assert loss[1].n_epochs == 1
+    assert keeps_batches(loss)
+    assert not keeps_batches(BlackBoxAPLoss())

@@ -9,24 +9,33 @@ from sightline import losses
 from sightline.errors import InputError
 from sightline.losses import create_loss, weighted_sum
 from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
-from sightline.losses.calibrated import (
-    happier_f_loss,
-    happier_loss,
-    roadmap_loss,
-    rod_ndcg_loss,
-    rod_recall_loss,
-)
-from sightline.losses.combined import roadmap
+from sightline.losses.base import flat_pairs
+from sightline.losses.combined import RoadmapLoss
 from sightline.losses.graded import sup_h_ap_loss, sup_ndcg_loss
-from sightline.losses.pairwise import calibration_loss
+from sightline.losses.pairs import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import sup_recall_loss
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.relevance import batch_pairs, table_pairs
 from sightline.training.prepare import loss_of
 from sightline.training.recipe import read_recipe
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]
 E_RELEVANT = torch.tensor([[False, True, False, False, True]])
+
+
+def on_scores(name, scores, relevance, mask=None, n_levels=None, **options):
+    """The named loss with calibration, on scores at hand."""
+    flat = name in ("roadmap", "rod_recall")
+    pairs = flat_pairs(scores, relevance, mask) if flat else table_pairs(scores, relevance, mask, n_levels)
+    return create_loss(name, decomposability="calibration", **{"weight": 0.5} | options).of_pairs(pairs)
+
+
+def roadmap_loss(scores, relevance, mask=None, **options):
+    return on_scores("roadmap", scores, relevance, mask, **options)
+
+
+def happier_loss(scores, relevance, mask=None, n_levels=None, **options):
+    return on_scores("happier", scores, relevance, mask, n_levels, **options)
 
 
 def double(values):
@@ -78,18 +87,18 @@ def test_gradient_is_the_finite_difference(seed):
 
 def test_single_class_leaves_the_pair_term():
     embeddings = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    assert_close(roadmap()(embeddings, torch.tensor([4, 4])).item(), 0.5 * 0.3)
-    assert roadmap(weight=0.0)(embeddings, torch.tensor([4, 4])).item() == 0
+    assert_close(RoadmapLoss()(embeddings, torch.tensor([4, 4])).item(), 0.5 * 0.3)
+    assert RoadmapLoss(weight=0.0)(embeddings, torch.tensor([4, 4])).item() == 0
 
 
 def test_module_hands_every_option_on():
     embeddings = torch.randn(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
     pairs = batch_pairs(embeddings, labels)
-    default = roadmap()(embeddings, labels).item()
+    default = RoadmapLoss()(embeddings, labels).item()
     assert_close(default, roadmap_loss(pairs.scores, pairs.relevant, pairs.mask).item())
     for option in ({"weight": 0.9}, {"tau": 0.05}, {"rho": 20.0}, {"delta": 0.3}, {"alpha": 0.7}, {"beta": 0.1}):
-        found = roadmap(**option)(embeddings, labels).item()
+        found = RoadmapLoss(**option)(embeddings, labels).item()
         assert_close(found, roadmap_loss(pairs.scores, pairs.relevant, pairs.mask, **option).item())
         assert abs(found - default) > 1e-4
 
@@ -99,7 +108,7 @@ def test_module_with_a_reference_set():
     labels, ref_labels = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1, 0, 3])
     pairs = batch_pairs(embeddings, labels, references, ref_labels)
     expected = roadmap_loss(pairs.scores, labels[:, None] == ref_labels)
-    assert_close(roadmap()(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
+    assert_close(RoadmapLoss()(embeddings, labels, ref_emb=references, ref_labels=ref_labels), expected)
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan, math.inf])
@@ -107,7 +116,7 @@ def test_weight_outside_zero_to_one_is_refused(weight):
     with pytest.raises(InputError, match=rf"^weight is {weight}; a number from 0 to 1 is needed$"):
         roadmap_loss(double([E1]), E_RELEVANT, weight=weight)
     with pytest.raises(InputError, match=rf"^weight is {weight}; a number from 0 to 1 is needed$"):
-        roadmap(weight=weight)
+        RoadmapLoss(weight=weight)
 
 
 def test_options_of_both_terms_are_checked():
@@ -131,51 +140,50 @@ def draw_scores(seed=3):
     return torch.rand(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("function", "alpha"), [(happier_loss, 1.0), (happier_f_loss, 5.0)])
-def test_happier_on_shared_levels_is_its_weighted_sum(function, alpha):
+@pytest.mark.parametrize(("name", "alpha"), [("happier", 1.0), ("happier_f", 5.0)])
+def test_happier_on_shared_levels_is_its_weighted_sum(name, alpha):
     scores = draw_scores()
     worth = double([worth_by_hand(row, alpha) for row in SHARED.tolist()])
     parts = [sup_h_ap_loss(scores[i : i + 1], worth[i : i + 1]) for i in range(3)]
     expected = 0.7 * sum(parts) / 3 + 0.3 * calibration_loss(scores, SHARED == 2)
-    assert_close(function(scores, SHARED, weight=0.3), expected)
+    assert_close(on_scores(name, scores, SHARED, weight=0.3), expected)
 
 
 def test_rod_ndcg_on_shared_levels_is_its_weighted_sum():
     scores, gains = draw_scores(), double([[0, 1, 3][level] for level in SHARED.flatten()]).view(3, 6)
     expected = 0.7 * sup_ndcg_loss(scores, gains) + 0.3 * calibration_loss(scores, SHARED == 2)
-    assert_close(rod_ndcg_loss(scores, SHARED, weight=0.3), expected)
+    assert_close(on_scores("rod_ndcg", scores, SHARED, weight=0.3), expected)
     ready = 0.7 * sup_ndcg_loss(scores, gains) + 0.3 * calibration_loss(scores, gains)
-    assert_close(rod_ndcg_loss(scores, gains, weight=0.3), ready)
+    assert_close(on_scores("rod_ndcg", scores, gains, weight=0.3), ready)
 
 
 @pytest.mark.parametrize("relevance", [SHARED > 0, SHARED, SHARED.double()])
 def test_rod_recall_is_its_weighted_sum(relevance):
     scores = draw_scores()
     expected = 0.7 * sup_recall_loss(scores, SHARED > 0, ks=(1, 2)) + 0.3 * calibration_loss(scores, SHARED > 0)
-    assert_close(rod_recall_loss(scores, relevance, weight=0.3, ks=(1, 2)), expected)
+    assert_close(on_scores("rod_recall", scores, relevance, weight=0.3, ks=(1, 2)), expected)
 
 
 @pytest.mark.parametrize("preset", ["paper", "released-code"])
 @pytest.mark.parametrize("name", ["happier", "happier_f", "rod_ndcg", "rod_recall"])
-def test_functions_are_their_modules_against_a_reference_set(name, preset):
+def test_of_pairs_is_the_module_against_a_reference_set(name, preset):
     embeddings, references = draw_batch(), draw_batch(1)
     module = create_loss(name, decomposability="calibration", preset=preset)
     pairs = batch_pairs(embeddings, LABELS, references, LABELS)
-    function = getattr(losses, f"{name}_loss")
     relevance = pairs.relevant if name == "rod_recall" else pairs.levels
-    assert_close(function(pairs.scores, relevance, preset=preset), module(embeddings, LABELS, references, LABELS))
+    assert_close(on_scores(name, pairs.scores, relevance, preset=preset), module(embeddings, LABELS, references, LABELS))
 
 
-@pytest.mark.parametrize("function", [happier_loss, happier_f_loss, rod_ndcg_loss])
-def test_level_functions_have_the_gradient_of_differences_and_leave_masked_items_out(function):
+@pytest.mark.parametrize("name", ["happier", "happier_f", "rod_ndcg"])
+def test_level_functions_have_the_gradient_of_differences_and_leave_masked_items_out(name):
     scores, mask = draw_scores(), torch.ones(3, 6, dtype=torch.bool)
     mask[:, 3] = False
-    assert gradcheck(lambda scores: function(scores, SHARED, mask), scores.clone().requires_grad_(), rtol=1e-4)
+    assert gradcheck(lambda scores: on_scores(name, scores, SHARED, mask), scores.clone().requires_grad_(), rtol=1e-4)
     kept = [0, 1, 2, 4, 5]
-    assert_close(function(scores, SHARED, mask), function(scores[:, kept], SHARED[:, kept]))
+    assert_close(on_scores(name, scores, SHARED, mask), on_scores(name, scores[:, kept], SHARED[:, kept]))
 
 
-def test_a_list_without_finest_pairs_needs_to_be_told_the_levels():
+def test_a_list_without_finest_pairs_needs_the_number_of_levels():
     scores, shared = draw_scores()[:1], SHARED[1:2]
     alone = 0.5 * happier_loss(scores, shared, n_levels=2, weight=0.0) + 0.5 * calibration_loss(scores, shared == 2)
     assert_close(happier_loss(scores, shared, n_levels=2), alone)
@@ -217,7 +225,7 @@ def test_roadmap_is_a_weighted_sum(preset):
         {"name": "calibration", "weight": 0.3, "reduction": reduction},
     ]
     embeddings = draw_batch()
-    expected = roadmap(weight=0.3, preset=preset)(embeddings, LABELS)
+    expected = RoadmapLoss(weight=0.3, preset=preset)(embeddings, LABELS)
     assert_close(weighted_sum(terms)(embeddings, LABELS), expected)
 
 
@@ -267,8 +275,8 @@ def test_weighted_sum_by_recipe(tmp_path):
     ("terms", "message"),
     [
         ([], r"^terms is \[\]; a list of losses is needed, each with its name, weight and options$"),
-        ("sup_ap", r"^terms is 'sup_ap'; a list of losses is needed"),
-        (["sup_ap"], r"^term 1 is 'sup_ap'; a name and a weight are needed$"),
+        ("sup_ap", r"weighted_sum.* terms .*'sup_ap'"),
+        (["sup_ap"], r"weighted_sum.* terms .*'sup_ap'"),
         ([{"name": "sup_ap"}], r"^term 1 is \{'name': 'sup_ap'\}; a name and a weight are needed$"),
         ([*TERMS, {"name": "sup_pa", "weight": 1}], r"^term 3: unknown loss 'sup_pa': did you mean 'sup_ap'\?$"),
         ([{"name": "sup_ap", "weight": 1, "rh0": 3}], r"^term 1: loss 'sup_ap' has no option 'rh0': did you mean 'rho'"),
@@ -299,7 +307,7 @@ SIDES = {"calibration": "calibration", "proxy": "norm_softmax"}
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", RANKS)
-def test_both_terms_are_told_as_the_losses_that_they_are(name, side):
+def test_both_terms_are_named_as_the_losses_that_they_are(name, side):
     loss = create_loss(name, decomposability=side, weight=0.3, n_classes=4, embedding_dim=6)
     assert loss.terms == {}
     embeddings = draw_batch().requires_grad_()
@@ -315,7 +323,7 @@ def test_both_terms_are_told_as_the_losses_that_they_are(name, side):
 
 
 def test_terms_are_those_of_the_last_call_against_a_reference_set_too():
-    loss, references = roadmap(), draw_batch(1, 5)
+    loss, references = RoadmapLoss(), draw_batch(1, 5)
     loss(draw_batch(2), LABELS)
     loss(draw_batch(), LABELS, references, LABELS[:5])
     assert_close(loss.terms["sup_ap"], SupAPLoss()(draw_batch(), LABELS, references, LABELS[:5]))

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from sightline.losses import (
+    HappierFLoss,
     all_classes_ap_loss,
     arcface_loss,
     blackbox_ap_loss,
@@ -16,7 +17,6 @@ from sightline.losses import (
     contrastive_loss,
     create_loss,
     csl_loss,
-    happier_f,
     norm_softmax_loss,
     sup_ndcg_loss,
 )
@@ -45,7 +45,7 @@ def test_happier_of_one_level_is_roadmap(term):
 
 def test_happier_f_comes_near_roadmap_on_the_finest_level():
     roadmap = create_loss("roadmap", decomposability="proxy", **SIZES)(draw(0), LABELS)
-    far, near = (abs(happier_f(**SIZES, alpha=alpha)(draw(0), TREE) - roadmap).item() for alpha in (1.0, 60.0))
+    far, near = (abs(HappierFLoss(**SIZES, alpha=alpha)(draw(0), TREE) - roadmap).item() for alpha in (1.0, 60.0))
     assert near < 1e-6 < far
 
 

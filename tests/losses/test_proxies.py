@@ -9,12 +9,14 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.csl import CSLLoss, csl_loss, csl_margins
 from sightline.losses.proxies import (
     ArcFaceLoss,
+    CSLLoss,
     NormSoftmaxLoss,
     ProxyNCAPPLoss,
     arcface_loss,
+    csl_loss,
+    csl_margins,
     norm_softmax_loss,
     proxy_nca_pp_loss,
 )

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.losses import create_loss
-from sightline.losses.average_precision import flat_rank_loss
+from sightline.losses.base import flat_rank_loss
 from sightline.losses.recall import (
     SmoothRecallLoss,
     SupRecallLoss,
@@ -20,7 +20,7 @@ from sightline.losses.recall import (
 )
 from sightline.ranking.levels import flat_levels
 from sightline.ranking.ranks import SigmoidStep
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.relevance import Pairs, batch_pairs
 
 FINE = torch.tensor([[False, True, False, False, True]])
 E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
@@ -90,7 +90,7 @@ def mixed_loss(embeddings, weights, levels=None, include_query=False):
     scores, levels = mixed_pairs(embeddings, levels, weights)
     if include_query:
         levels.fill_diagonal_(0)
-    return flat_rank_loss(scores, levels, SigmoidStep(0.01), recall_objective(KS, 1.0, sup=False))
+    return flat_rank_loss(Pairs(scores, levels, 1, 1), SigmoidStep(0.01), recall_objective(KS, 1.0, sup=False))
 
 
 @both

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from sightline import losses
 from sightline.errors import InputError
 from sightline.losses import LOSSES, create_loss
+from sightline.losses.base import flat_pairs
 from sightline.ranking.similarity import cosine_scores
 
 RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
@@ -52,8 +53,12 @@ def value_and_gradient(loss, embeddings):
     return value.detach(), leaf.grad
 
 
+def roadmap_on_scores(scores, relevance, mask):
+    return create_loss("roadmap").of_pairs(flat_pairs(scores, relevance, mask))
+
+
 def assert_equal_to_the_function(name, module_call, relevance, mask, references, dtype):
-    function = partial(getattr(losses, f"{name}_loss"), **OPTIONS.get(name, {}))
+    function = partial(getattr(losses, f"{name}_loss", roadmap_on_scores), **OPTIONS.get(name, {}))
     embeddings = draw(0, 9, dtype)
     expected = value_and_gradient(
         lambda leaf: function(cosine_scores(leaf, leaf if references is None else references), relevance, mask), embeddings

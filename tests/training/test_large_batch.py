@@ -19,7 +19,7 @@ from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
 from sightline.errors import InputError
 from sightline.losses import create_loss, list_losses, loss_options
-from sightline.losses.combined import has_proxies_alone
+from sightline.losses.sums import takes_references
 from sightline.training.large_batch import back_propagate, chunk_bounds, fitting_chunk_size
 from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
 
@@ -69,7 +69,7 @@ def one_pass(encoder, loss, images, labels, ids, seed, chunk_size):
 
 
 ALL = list_losses()
-REMEMBERING = [name for name in ALL if not has_proxies_alone(new_loss(name).loss)]
+REMEMBERING = [name for name in ALL if takes_references(new_loss(name).loss)]
 
 
 @pytest.mark.parametrize("chunk_size", [4, 5])

@@ -8,42 +8,32 @@ items, n over the irrelevant ones, K over the places of a recall. A loss is the 
 - ``smooth(k)``: 1 plus the sum of ``sigmoid((s(j) - s(k)) / tau)`` over all other items; ``smooth+(k)`` over relevant ones.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
-from typing import get_args
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from sightline.errors import InputError, choose, nearest
-from sightline.losses.average_precision import SmoothAPLoss, SupAPLoss, smooth_ap_loss, sup_ap_loss
-from sightline.losses.baselines import (
-    ContrastiveLoss,
-    TripletLoss,
-    XBMContrastiveLoss,
-    contrastive_loss,
-    triplet_loss,
-    xbm_contrastive_loss,
+from sightline.errors import InputError
+from sightline.losses.average_precision import (
+    EachLabelAPLoss,
+    SmoothAPLoss,
+    SupAPLoss,
+    each_label_ap_loss,
+    smooth_ap_loss,
+    sup_ap_loss,
 )
+from sightline.losses.base import OutsideLoss, SupRank, makes_loss
 from sightline.losses.blackbox import (
     BlackBoxAPLoss,
     BlackBoxRecallLoss,
+    DetectionAPLoss,
+    all_classes_ap_loss,
     blackbox_ap_loss,
     blackbox_ranks,
     blackbox_recall_loss,
+    class_map_loss,
 )
-from sightline.losses.calibrated import (
-    happier_f_loss,
-    happier_loss,
-    roadmap_loss,
-    rod_ndcg_loss,
-    rod_recall_loss,
-)
-from sightline.losses.combined import Decomposed, WeightedSum, happier, happier_f, roadmap, rod_ndcg, rod_recall
-from sightline.losses.csl import CSLLoss, csl_loss
-from sightline.losses.detection import DetectionAPLoss, all_classes_ap_loss, class_map_loss
-from sightline.losses.each_label import EachLabelAPLoss, each_label_ap_loss
+from sightline.losses.combined import HappierFLoss, HappierLoss, RoadmapLoss, RODNDCGLoss, RODRecallLoss
 from sightline.losses.graded import (
     SmoothHAPLoss,
     SmoothNDCGLoss,
@@ -55,23 +45,36 @@ from sightline.losses.graded import (
     sup_ndcg_loss,
 )
 from sightline.losses.histogram import FastAPLoss, SoftBinAPLoss, fast_ap_loss, softbin_ap_loss
-from sightline.losses.levels import (
+from sightline.losses.pairs import (
+    CalibrationLoss,
+    ContrastiveLoss,
+    TripletLoss,
+    XBMContrastiveLoss,
+    calibration_loss,
+    contrastive_loss,
+    triplet_loss,
+    xbm_contrastive_loss,
+)
+from sightline.losses.proxies import (
+    ArcFaceLoss,
+    CSLLoss,
+    NormSoftmaxLoss,
+    ProxyNCAPPLoss,
+    arcface_loss,
+    csl_loss,
+    norm_softmax_loss,
+    proxy_nca_pp_loss,
+)
+from sightline.losses.recall import SmoothRecallLoss, SupRecallLoss, smooth_recall_loss, sup_recall_loss
+from sightline.losses.sums import (
     SumOverLevels,
+    WeightedSum,
     norm_softmax_over_levels,
     proxy_nca_pp_over_levels,
     sum_over_levels,
     triplet_over_levels,
 )
-from sightline.losses.pairwise import CalibrationLoss, calibration_loss
-from sightline.losses.proxies import (
-    ArcFaceLoss,
-    NormSoftmaxLoss,
-    ProxyNCAPPLoss,
-    arcface_loss,
-    norm_softmax_loss,
-    proxy_nca_pp_loss,
-)
-from sightline.losses.recall import SmoothRecallLoss, SupRecallLoss, smooth_recall_loss, sup_recall_loss
+from sightline.registry import Registry
 
 
 def weighted_sum(
@@ -110,14 +113,14 @@ def weighted_sum(
         >>> weighted_sum(terms, n_classes=3, embedding_dim=2).weights
         (0.9, 0.1)
     """
-    if isinstance(terms, str) or not isinstance(terms, Sequence) or not terms:
+    if isinstance(terms, str) or not terms:
         raise InputError(f"terms is {terms!r}; a list of losses is needed, each with its name, weight and options")
     known = {"n_classes": n_classes, "embedding_dim": embedding_dim, "n_levels": n_levels, "class_counts": class_counts}
     losses, weights = zip(*(_term(place, term, known) for place, term in enumerate(terms, start=1)), strict=True)
-    return WeightedSum(losses, weights, _told_apart([str(term["name"]) for term in terms]))
+    return WeightedSum(losses, weights, _numbered([str(term["name"]) for term in terms]))
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
+def _numbered(names: Sequence[str]) -> list[str]:
     """Names that come again with how often they have come."""
     counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
     return [name if count == 1 else f"{name}_{count}" for name, count in zip(names, counts, strict=True)]
@@ -132,44 +135,49 @@ def _term(place: int, term: Mapping[str, object], known: Mapping[str, object]) -
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise InputError(f"term {place}: weight is {weight!r}; a finite number of 0 or more is needed")
     try:
-        taken = {key: value for key, value in known.items() if value is not None and key in loss_options(name)}
-        return create_loss(name, **taken | options), float(weight)
+        return LOSSES.create(name, options, trust=False, **known), float(weight)
     except InputError as error:
         raise InputError(f"term {place}: {error}") from error
 
 
-LOSSES: dict[str, Callable[..., nn.Module]] = {
-    "arcface": ArcFaceLoss,
-    "blackbox_ap": BlackBoxAPLoss,
-    "blackbox_recall": BlackBoxRecallLoss,
-    "calibration": CalibrationLoss,
-    "contrastive": ContrastiveLoss,
-    "csl": CSLLoss,
-    "each_label_ap": EachLabelAPLoss,
-    "fast_ap": FastAPLoss,
-    "happier": happier,
-    "happier_f": happier_f,
-    "norm_softmax": NormSoftmaxLoss,
-    "proxy_nca_pp": ProxyNCAPPLoss,
-    "roadmap": roadmap,
-    "rod_ndcg": rod_ndcg,
-    "rod_recall": rod_recall,
-    "smooth_ap": SmoothAPLoss,
-    "smooth_h_ap": SmoothHAPLoss,
-    "smooth_ndcg": SmoothNDCGLoss,
-    "smooth_recall": SmoothRecallLoss,
-    "softbin_ap": SoftBinAPLoss,
-    "sum_norm_softmax": norm_softmax_over_levels,
-    "sum_proxy_nca_pp": proxy_nca_pp_over_levels,
-    "sum_triplet": triplet_over_levels,
-    "sup_ap": SupAPLoss,
-    "sup_h_ap": SupHAPLoss,
-    "sup_ndcg": SupNDCGLoss,
-    "sup_recall": SupRecallLoss,
-    "triplet": TripletLoss,
-    "weighted_sum": weighted_sum,
-    "xbm_contrastive": XBMContrastiveLoss,
-}
+LOSSES: Registry[nn.Module] = Registry(
+    "loss",
+    {
+        "arcface": ArcFaceLoss,
+        "blackbox_ap": BlackBoxAPLoss,
+        "blackbox_recall": BlackBoxRecallLoss,
+        "calibration": CalibrationLoss,
+        "contrastive": ContrastiveLoss,
+        "csl": CSLLoss,
+        "each_label_ap": EachLabelAPLoss,
+        "fast_ap": FastAPLoss,
+        "happier": HappierLoss,
+        "happier_f": HappierFLoss,
+        "norm_softmax": NormSoftmaxLoss,
+        "proxy_nca_pp": ProxyNCAPPLoss,
+        "roadmap": RoadmapLoss,
+        "rod_ndcg": RODNDCGLoss,
+        "rod_recall": RODRecallLoss,
+        "smooth_ap": SmoothAPLoss,
+        "smooth_h_ap": SmoothHAPLoss,
+        "smooth_ndcg": SmoothNDCGLoss,
+        "smooth_recall": SmoothRecallLoss,
+        "softbin_ap": SoftBinAPLoss,
+        "sum_norm_softmax": norm_softmax_over_levels,
+        "sum_proxy_nca_pp": proxy_nca_pp_over_levels,
+        "sum_triplet": triplet_over_levels,
+        "sup_ap": SupAPLoss,
+        "sup_h_ap": SupHAPLoss,
+        "sup_ndcg": SupNDCGLoss,
+        "sup_recall": SupRecallLoss,
+        "triplet": TripletLoss,
+        "weighted_sum": weighted_sum,
+        "xbm_contrastive": XBMContrastiveLoss,
+    },
+    "sightline.losses",
+    makes_loss,
+    "a torch.nn.Module, or a function that returns one",
+)
 
 
 def list_losses() -> list[str]:
@@ -179,24 +187,26 @@ def list_losses() -> list[str]:
         >>> [name for name in list_losses() if name.startswith("sup_")]
         ['sup_ap', 'sup_h_ap', 'sup_ndcg', 'sup_recall']
     """
-    return sorted(LOSSES)
+    return LOSSES.names()
 
 
-def loss_options(name: str) -> list[str]:
-    """The options the named loss takes.
+def loss_options(name: str, trust: bool = False) -> list[str]:
+    """The options the named loss takes; name and trust as in :func:`create_loss`.
 
     Example:
         >>> loss_options("smooth_ap")
         ['tau']
     """
-    return list(inspect.signature(choose(LOSSES, name, "loss")).parameters)
+    return list(LOSSES.options(name, trust=trust))
 
 
-def create_loss(name: str, **options: object) -> nn.Module:
+def create_loss(name: str, trust: bool = False, **options: object) -> nn.Module:
     """The named loss, ready to be called on ``(embeddings, labels)``.
 
     Args:
-        name: one of :func:`list_losses`.
+        name: one of :func:`list_losses`, or ``package.module:Name`` for a loss of another package, such as
+            ``pytorch_metric_learning.losses:MultiSimilarityLoss``; see :class:`OutsideLoss`.
+        trust: import such a path.
         options: the loss's own settings; one it does not have is refused.
 
     Example:
@@ -206,43 +216,8 @@ def create_loss(name: str, **options: object) -> nn.Module:
         >>> loss(embeddings, torch.tensor([0, 0, 1]))
         tensor(0.9270)
     """
-    known = loss_options(name)
-    if unknown := [option for option in options if option not in known]:
-        raise InputError(f"loss {name!r} has no option {unknown[0]!r}: {nearest(unknown[0], known)}")
-    parameters = inspect.signature(LOSSES[name]).parameters
-    required = [option for option, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
-    if missing := [option for option in required if option not in options]:
-        raise InputError(f"loss {name!r} needs {' and '.join(missing)}")
-    for option, value in options.items():
-        if kind := _kind_missed(value, parameters[option].annotation):
-            raise InputError(f"loss {name!r}: {option} is {value!r}; {kind} is needed")
-    return LOSSES[name](**options)
-
-
-KINDS: dict[object, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a name",
-    Sequence[int]: "a list of whole numbers",
-    Sequence[float]: "a list of numbers",
-}
-
-
-def _kind_missed(value: object, annotation: object) -> str | None:
-    """What a value should have been; None where it is that, or where something else than ``KINDS`` may be asked for."""
-    wanted = (annotation,) if annotation in KINDS else get_args(annotation)
-    kinds = [kind for kind in wanted if kind is not NoneType]
-    if not kinds or any(kind not in KINDS for kind in kinds) or (value is None and NoneType in wanted):
-        return None
-    return None if any(_fits(value, kind) for kind in kinds) else " or ".join(KINDS[kind] for kind in kinds)
-
-
-def _fits(value: object, kind: object) -> bool:
-    """Whether a value is of one of ``KINDS``; what is in a list is left to the loss."""
-    if not isinstance(kind, type):
-        return isinstance(value, Iterable) and not isinstance(value, str)
-    return isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    loss = LOSSES.create(name, options, trust=trust)
+    return loss if name in LOSSES.table else OutsideLoss(loss, name)
 
 
 __all__ = [
@@ -253,12 +228,17 @@ __all__ = [
     "CSLLoss",
     "CalibrationLoss",
     "ContrastiveLoss",
-    "Decomposed",
     "DetectionAPLoss",
     "EachLabelAPLoss",
     "FastAPLoss",
+    "HappierFLoss",
+    "HappierLoss",
     "NormSoftmaxLoss",
+    "OutsideLoss",
     "ProxyNCAPPLoss",
+    "RODNDCGLoss",
+    "RODRecallLoss",
+    "RoadmapLoss",
     "SmoothAPLoss",
     "SmoothHAPLoss",
     "SmoothNDCGLoss",
@@ -268,6 +248,7 @@ __all__ = [
     "SupAPLoss",
     "SupHAPLoss",
     "SupNDCGLoss",
+    "SupRank",
     "SupRecallLoss",
     "TripletLoss",
     "WeightedSum",
@@ -284,22 +265,12 @@ __all__ = [
     "csl_loss",
     "each_label_ap_loss",
     "fast_ap_loss",
-    "happier",
-    "happier_f",
-    "happier_f_loss",
-    "happier_loss",
     "list_losses",
     "loss_options",
     "norm_softmax_loss",
     "norm_softmax_over_levels",
     "proxy_nca_pp_loss",
     "proxy_nca_pp_over_levels",
-    "roadmap",
-    "roadmap_loss",
-    "rod_ndcg",
-    "rod_ndcg_loss",
-    "rod_recall",
-    "rod_recall_loss",
     "smooth_ap_loss",
     "smooth_h_ap_loss",
     "smooth_ndcg_loss",

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose, names
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.checks import check_margin
-from sightline.losses.draws import SeededDraws
-from sightline.losses.recent import RecentBatches, pairs_with_memory
+from sightline.losses.base import PairLoss, check_margin, on_scores
+from sightline.losses.memory import RecentBatches, SeededDraws, pairs_with_memory
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs, check_positive
+from sightline.ranking.relevance import Pairs
 
 
 def best_first(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:
@@ -56,7 +56,8 @@ def _ranks(scores: Tensor, relevant: Tensor, mask: Tensor, strength: float) -> T
     return ranks
 
 
-def blackbox_ranks(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, strength: float = 4.0) -> Tensor:
+@on_scores
+def blackbox_ranks(pairs: Pairs, strength: float = 4.0) -> Tensor:
     """The exact rank of each item, divided by the length of its list; the gradient is that of an interpolation.
 
     The ranks are a permutation: equal scores rank the irrelevant item first, then the earlier column. For ``g`` from the
@@ -83,8 +84,8 @@ def blackbox_ranks(scores: Tensor, relevance: Tensor, mask: Tensor | None = None
         >>> scores.grad
         tensor([[-0.7500,  0.2500,  0.2500,  0.2500]])
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    ranks = _ranks(scores, (relevance > 0) & mask, mask, strength)
+    mask = pairs.mask
+    ranks = _ranks(pairs.scores, pairs.relevant, mask, strength)
     return (ranks / mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, 0.0)
 
 
@@ -133,13 +134,9 @@ def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torc
     return scores + shift
 
 
+@on_scores
 def blackbox_ap_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
-    strength: float = 4.0,
-    margin: float = 0.02,
-    generator: torch.Generator | None = None,
+    pairs: Pairs, strength: float = 4.0, margin: float = 0.02, generator: torch.Generator | None = None
 ) -> Tensor:
     """One minus exact average precision after a margin, with the gradient of :func:`blackbox_ranks`.
 
@@ -180,9 +177,8 @@ def blackbox_ap_loss(
         >>> blackbox_ap_loss(scores, torch.tensor([[True, False, False, True, False]]), margin=0.1)
         tensor(0.5833)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    relevant = (relevance > 0) & mask
-    scores = with_margin(scores, relevant, margin, generator)
+    relevant, mask = pairs.relevant, pairs.mask
+    scores = with_margin(pairs.scores, relevant, margin, generator)
     among_relevant = _ranks_among(scores, relevant, mask)
     return _linear_above(
         lambda leaf: one_minus_ap(among_relevant, _ranks(leaf, relevant, mask, strength), relevant), scores
@@ -218,17 +214,9 @@ def _penalty(weights: str | Sequence[float]) -> Callable[[Tensor], Tensor]:
     return summed
 
 
-def check_recall(weights: str | Sequence[float], reduction: str) -> Callable[[Tensor], Tensor]:
-    """The penalty of the weights; refuses those and a reduction that do not exist."""
-    if reduction not in REDUCTIONS:
-        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
-    return _penalty(weights)
-
-
+@on_scores
 def blackbox_recall_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
+    pairs: Pairs,
     strength: float = 4.0,
     margin: float = 0.02,
     weights: str | Sequence[float] = "loglog",
@@ -274,11 +262,11 @@ def blackbox_recall_loss(
         >>> blackbox_recall_loss(scores, torch.tensor([[True, False, False, True, False]]), weights="log")
         tensor(1.0986)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    penalty = check_recall(weights, reduction)
-    relevant = (relevance > 0) & mask
+    if reduction not in REDUCTIONS:
+        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
+    penalty, relevant, mask = _penalty(weights), pairs.relevant, pairs.mask
     n_relevant = relevant.sum(1)
-    scores = with_margin(scores, relevant, margin)
+    scores = with_margin(pairs.scores, relevant, margin)
     among_relevant = _ranks_among(scores, relevant, mask)
 
     def loss_of(leaf: Tensor) -> Tensor:
@@ -291,7 +279,7 @@ def blackbox_recall_loss(
     return _linear_above(loss_of, scores)
 
 
-class BlackBoxAPLoss(nn.Module):
+class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
     """:func:`blackbox_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts. In evaluation mode there is neither margin nor memory. An image that comes again
@@ -300,8 +288,8 @@ class BlackBoxAPLoss(nn.Module):
     Args:
         strength: as in :func:`blackbox_ap_loss`, like ``margin``.
         margin: how far a relevant score must be above an irrelevant one.
-        memory: how many earlier batches lengthen the lists, without a gradient and without being queries; :meth:`reset`
-            forgets them. They are part of the ``state_dict``.
+        memory: how many earlier batches of the epoch lengthen the lists, without a gradient and without being queries. They
+            are part of the ``state_dict``; :meth:`reset` forgets them.
         margin_noise: True to multiply each item's margin by the size of a standard normal number.
         seed: of that noise.
 
@@ -315,12 +303,8 @@ class BlackBoxAPLoss(nn.Module):
     def __init__(
         self, strength: float = 4.0, margin: float = 0.02, memory: int = 0, margin_noise: bool = False, seed: int = 0
     ) -> None:
-        super().__init__()
-        check_positive(strength=strength)
-        check_margin(margin)
-        self.strength, self.margin, self.margin_noise = strength, margin, margin_noise
-        self.recent = RecentBatches(memory)
-        self.draws = SeededDraws(seed)
+        super().__init__(strength, margin)
+        self.margin_noise, self.recent, self.draws = margin_noise, RecentBatches(memory), SeededDraws(seed)
 
     def reset(self) -> None:
         """Empty the memory."""
@@ -330,13 +314,12 @@ class BlackBoxAPLoss(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
-        margin, generator = (self.margin if self.training else 0.0), None
-        if self.training and self.margin_noise:
-            generator = self.draws.next()
-        return blackbox_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.strength, margin, generator)
+        if not self.training:
+            return self.formula(pairs, **self.options | {"margin": 0.0})
+        return self.formula(pairs, **self.options | {"generator": self.draws.next() if self.margin_noise else None})
 
 
-class BlackBoxRecallLoss(nn.Module):
+class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
     """:func:`blackbox_recall_loss` over a batch in which each item queries all the others, or a reference set.
 
     Memory and evaluation mode are as in :class:`BlackBoxAPLoss`.
@@ -347,19 +330,8 @@ class BlackBoxRecallLoss(nn.Module):
         tensor(0.)
     """
 
-    def __init__(
-        self,
-        strength: float = 4.0,
-        margin: float = 0.02,
-        weights: str | Sequence[float] = "loglog",
-        reduction: str = "queries",
-        memory: int = 0,
-    ) -> None:
-        super().__init__()
-        check_positive(strength=strength)
-        check_margin(margin)
-        check_recall(weights, reduction)
-        self.strength, self.margin, self.weights, self.reduction = strength, margin, weights, reduction
+    def __init__(self, *args: Any, memory: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.recent = RecentBatches(memory)
 
     def reset(self) -> None:
@@ -370,5 +342,119 @@ class BlackBoxRecallLoss(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
-        options = (self.strength, self.margin if self.training else 0.0, self.weights, self.reduction)
-        return blackbox_recall_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
+        return self.formula(pairs, **self.options | ({} if self.training else {"margin": 0.0}))
+
+
+def class_map_loss(
+    logits: Tensor, targets: Tensor, mask: Tensor | None = None, strength: float = 0.5, margin: float = 0.15
+) -> Tensor:
+    """:func:`blackbox_ap_loss` with each class as a query, and the rows as its list: one minus mAP over classes.
+
+    Formula:
+        The mean over classes of blackbox_ap along a column.
+
+    Use:
+        Multi-label classifiers, and the classification head of a detector.
+
+    Cost:
+        A few sorts of each column.
+
+    Defaults:
+        strength and margin of the detection runs of Rolínek et al.
+
+    Limit:
+        One minus mAP over the rows at margin 0.
+
+    Args:
+        logits: (N, C) score of each row for each class.
+        targets: (N, C) bool, or numbers: above 0 where the row is of the class.
+        mask: (N, C) bool, True where the row is in the class's list; None for everywhere.
+        strength: as in :func:`blackbox_ap_loss`, like ``margin``.
+        margin: how far a relevant score must be above an irrelevant one.
+
+    Returns:
+        () mean over the classes that have a relevant row; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[0.9, 0.2], [0.3, 0.7], [0.4, 0.8]])
+        >>> class_map_loss(logits, torch.tensor([[True, False], [False, True], [False, False]]))
+        tensor(0.2500)
+    """
+    logits, mask = check_pairs(logits, targets, mask)
+    return blackbox_ap_loss(logits.T, targets.T, mask.T, strength, margin)
+
+
+def all_classes_ap_loss(
+    logits: Tensor, targets: Tensor, mask: Tensor | None = None, strength: float = 0.5, margin: float = 0.15
+) -> Tensor:
+    """:func:`blackbox_ap_loss` on one list of all rows for all classes: scores must compare from class to class.
+
+    Arguments are those of :func:`class_map_loss`.
+
+    Formula:
+        blackbox_ap of the N x C scores as one list.
+
+    Use:
+        Beside class_map_loss, where one threshold serves all classes.
+
+    Cost:
+        A few sorts of N x C scores.
+
+    Defaults:
+        As class_map_loss.
+
+    Limit:
+        Equal to class_map_loss for a single class.
+
+    Returns:
+        () the loss of the one list; 0 where nothing is relevant.
+    """
+    logits, mask = check_pairs(logits, targets, mask)
+    return blackbox_ap_loss(logits.reshape(1, -1), targets.reshape(1, -1), mask.reshape(1, -1), strength, margin)
+
+
+class DetectionAPLoss(nn.Module):
+    """``(1 - share) * class_map_loss + share * all_classes_ap_loss``, called on class scores instead of embeddings.
+
+    ``strength`` is that of the whole sum, as in RaMBO: each term has its part of it. Evaluation mode is without margin and
+    memory.
+
+    Args:
+        strength: as in :func:`class_map_loss`, like ``margin``.
+        margin: how far a relevant score must be above an irrelevant one.
+        share: of the list of all classes, in (0, 1).
+        memory: how many earlier batches lengthen each class's list; :meth:`reset` forgets them. The list of all classes is
+            of the batch alone.
+
+    Example:
+        >>> import torch
+        >>> DetectionAPLoss()(torch.tensor([[0.9, 0.2], [0.3, 0.7]]), torch.eye(2).bool())
+        tensor(0.)
+    """
+
+    def __init__(self, strength: float = 0.5, margin: float = 0.15, share: float = 1 / 3, memory: int = 7) -> None:
+        super().__init__()
+        check_positive(strength=strength)
+        check_margin(margin)
+        if not 0 < share < 1:
+            raise InputError(f"share is {share}; a number between 0 and 1 is needed")
+        self.strength, self.margin, self.share = strength, margin, share
+        self.recent = RecentBatches(memory)
+
+    def reset(self) -> None:
+        """Empty the memory."""
+        self.recent.reset()
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of (N, C) scores and targets; those of a batch are kept after its loss is computed."""
+        check_pairs(logits, targets, None)
+        targets = targets > 0
+        margin = self.margin if self.training else 0.0
+        kept_logits, kept_targets = self.recent.before(logits, targets)
+        longer = torch.cat([logits, kept_logits]), torch.cat([targets, kept_targets])
+        # The gradient of c times a loss, at strength s, is c times that of the loss at strength c s.
+        by_class = class_map_loss(*longer, None, self.strength * (1 - self.share), margin)
+        across = all_classes_ap_loss(logits, targets, None, self.strength * self.share, margin)
+        self.recent.push(logits, targets)
+        return (1 - self.share) * by_class + self.share * across

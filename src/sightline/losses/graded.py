@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.errors import choose
-from sightline.labels.relevance import RELEVANCES, exponential_relevance
-from sightline.losses.core import batch_pairs, level_counts, rank_loss
-from sightline.losses.presets import preset_named, sup_step
-from sightline.ranking.levels import graded_levels
+from sightline.labels.relevance import RELEVANCES, exponential_relevance, population_relevance
+from sightline.losses.base import PairLoss, SupRank, level_counts, on_graded_scores, rank_loss
 from sightline.ranking.profile import RankProfile
-from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs, check_positive
+from sightline.ranking.ranks import SigmoidStep, SupStep, check_positive
 from sightline.ranking.relevance import Pairs
 
 Relevance = Callable[[Tensor], Tensor]
@@ -58,6 +58,13 @@ def _ndcg(scores: Tensor, levels: Tensor, counts: Tensor, gains: Tensor, step: S
     return rank_loss(scores, levels, counts, step, objective)
 
 
+def _by_levels(formula: Callable[..., Tensor], pairs: Pairs, relevance: Relevance, step: SupStep | SigmoidStep) -> Tensor:
+    """The formula on pairs, with the relevance of their labels or, of a label tree, that of its levels."""
+    counts = level_counts(pairs.levels, pairs.n_levels)
+    worth = relevance(counts) if pairs.worth is None else pairs.worth
+    return formula(pairs.scores, pairs.levels, counts, worth, step)
+
+
 def _scaled(worth: Tensor, counts: Tensor) -> Tensor:
     """(Q, M) float64 worth with the highest that a row's items have brought to [0.5, 1); 0 for levels without an item.
 
@@ -69,23 +76,9 @@ def _scaled(worth: Tensor, counts: Tensor) -> Tensor:
     return present * scale.clamp(max=2.0**1000)
 
 
-def _by_relevance(
-    formula: Callable[..., Tensor], scores: Tensor, relevance: Tensor, mask: Tensor | None, step: SupStep | SigmoidStep
-) -> Tensor:
-    """The formula on a relevance table: its distinct values are the levels."""
-    scores, mask = check_pairs(scores, relevance, mask)
-    levels, worth = graded_levels(relevance, mask)
-    return formula(scores, levels, level_counts(levels, worth.shape[1] - 1), worth, step)
-
-
+@on_graded_scores
 def sup_h_ap_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
-    tau: float = 0.01,
-    rho: float = 100.0,
-    delta: float | None = 0.05,
-    preset: str = "paper",
+    pairs: Pairs, tau: float = 0.01, rho: float = 100.0, delta: float | None = 0.05, preset: str = "paper"
 ) -> Tensor:
     """One minus hierarchical AP with SupRank: an upper bound of ``1 - H-AP`` for relevance of any grades.
 
@@ -129,10 +122,11 @@ def sup_h_ap_loss(
         >>> sup_h_ap_loss(scores, torch.tensor([[2, 3, 0, 1, 3]]) / 3)
         tensor(0.6523)
     """
-    return _by_relevance(_h_ap, scores, relevance, mask, sup_step(tau, rho, delta, preset))
+    return _by_levels(_h_ap, pairs, population_relevance, SupRank(tau, rho, delta, preset).step)
 
 
-def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
+@on_graded_scores
+def smooth_h_ap_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
     """One minus hierarchical AP with a sigmoid for every step.
 
     Formula:
@@ -159,17 +153,12 @@ def smooth_h_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    return _by_relevance(_h_ap, scores, relevance, mask, SigmoidStep(tau))
+    return _by_levels(_h_ap, pairs, population_relevance, SigmoidStep(tau))
 
 
+@on_graded_scores
 def sup_ndcg_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
-    tau: float = 0.01,
-    rho: float = 100.0,
-    delta: float | None = 0.05,
-    preset: str = "paper",
+    pairs: Pairs, tau: float = 0.01, rho: float = 100.0, delta: float | None = 0.05, preset: str = "paper"
 ) -> Tensor:
     """One minus NDCG with SupRank: an upper bound of ``1 - NDCG``; relevance is the gain.
 
@@ -205,10 +194,11 @@ def sup_ndcg_loss(
         >>> sup_ndcg_loss(scores, 2.0 ** torch.tensor([[2, 3, 0, 1, 3]]) - 1)
         tensor(0.4953)
     """
-    return _by_relevance(_ndcg, scores, relevance, mask, sup_step(tau, rho, delta, preset))
+    return _by_levels(_ndcg, pairs, exponential_relevance, SupRank(tau, rho, delta, preset).step)
 
 
-def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, tau: float = 0.01) -> Tensor:
+@on_graded_scores
+def smooth_ndcg_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
     """One minus NDCG with a sigmoid for every step; relevance is the gain.
 
     Formula:
@@ -235,10 +225,10 @@ def smooth_ndcg_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = No
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    return _by_relevance(_ndcg, scores, relevance, mask, SigmoidStep(tau))
+    return _by_levels(_ndcg, pairs, exponential_relevance, SigmoidStep(tau))
 
 
-class SupHAPLoss(nn.Module):
+class SupHAPLoss(PairLoss, of=sup_h_ap_loss):
     """:func:`sup_h_ap_loss` over a batch, relevance from the label levels that query and item share.
 
     Which items count as better is decided by the level, what they are worth by the relevance, worked out on the list at
@@ -249,93 +239,40 @@ class SupHAPLoss(nn.Module):
         relevance: ``population`` (the papers'), ``weight``, ``sum_wap`` or ``exponential``; see
             :mod:`sightline.labels.relevance`.
         alpha: exponent of ``population`` and ``weight``: above 1 favours the finest level.
-        tau: as in the function, like ``rho``, ``delta`` and ``preset``.
-        rho: slope for far mistakes.
-        delta: where that slope starts.
-        preset: the paper's step or the released code's.
     """
 
-    def __init__(
-        self,
-        relevance: str = "population",
-        alpha: float = 1.0,
-        tau: float = 0.01,
-        rho: float = 100.0,
-        delta: float | None = 0.05,
-        preset: str = "paper",
-    ) -> None:
-        super().__init__()
+    def __init__(self, relevance: str = "population", alpha: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
         self.relevance = level_relevance(relevance, alpha)
-        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand."""
-        return _by_levels(_h_ap, pairs, self.relevance, self.step)
+        return _by_levels(_h_ap, pairs, self.relevance, SupRank(**self.options).step)
 
 
-class SmoothHAPLoss(nn.Module):
+class SmoothHAPLoss(PairLoss, of=smooth_h_ap_loss):
     """:func:`smooth_h_ap_loss` over a batch, relevance as in :class:`SupHAPLoss`."""
 
-    def __init__(self, relevance: str = "population", alpha: float = 1.0, tau: float = 0.01) -> None:
-        super().__init__()
-        self.relevance, self.step = level_relevance(relevance, alpha), SigmoidStep(tau)
+    def __init__(self, relevance: str = "population", alpha: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.relevance = level_relevance(relevance, alpha)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        return _by_levels(_h_ap, batch_pairs(embeddings, labels, ref_emb, ref_labels), self.relevance, self.step)
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        return _by_levels(_h_ap, pairs, self.relevance, SigmoidStep(**self.options))
 
 
-class SupNDCGLoss(nn.Module):
+class SupNDCGLoss(PairLoss, of=sup_ndcg_loss):
     """:func:`sup_ndcg_loss` over a batch, with the gain ``2 ** l - 1`` for l shared label levels.
 
     Of sets of labels and of a relevance matrix the gain is the relevance itself.
     """
 
-    def __init__(self, tau: float = 0.01, rho: float = 100.0, delta: float | None = 0.05, preset: str = "paper") -> None:
-        super().__init__()
-        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
-
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand."""
-        return _by_levels(_ndcg, pairs, exponential_relevance, self.step)
-
-
-class SmoothNDCGLoss(nn.Module):
+class SmoothNDCGLoss(PairLoss, of=smooth_ndcg_loss):
     """:func:`smooth_ndcg_loss` over a batch, gains as in :class:`SupNDCGLoss`."""
-
-    def __init__(self, tau: float = 0.01) -> None:
-        super().__init__()
-        self.step = SigmoidStep(tau)
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return _by_levels(_ndcg, pairs, exponential_relevance, self.step)
-
-
-def _by_levels(formula: Callable[..., Tensor], pairs: Pairs, relevance: Relevance, step: SupStep | SigmoidStep) -> Tensor:
-    """The formula on pairs, with the relevance of their labels or, of a label tree, that of its levels."""
-    counts = level_counts(pairs.levels, pairs.n_levels)
-    worth = relevance(counts) if pairs.worth is None else pairs.worth
-    return formula(pairs.scores, pairs.levels, counts, worth, step)
 
 
 def level_relevance(name: str, alpha: float) -> Relevance:
     """The named relevance of levels, with its exponent where it has one."""
     check_positive(alpha=alpha)
     function = choose(RELEVANCES, name, "relevance")
-    if name in ("population", "weight"):
-        return lambda counts: function(counts, alpha)
-    return function
+    return partial(function, alpha=alpha) if name in ("population", "weight") else function

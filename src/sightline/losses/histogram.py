@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Callable
+from inspect import unwrap
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.checks import check_counts
-from sightline.losses.core import batch_pairs
+from sightline.losses.base import PairLoss, batch_pairs, check_counts, on_scores
 from sightline.ranking.profile import mean_over_queries
-from sightline.ranking.ranks import check_pairs
-from sightline.ranking.relevance import check_labels
+from sightline.ranking.relevance import Pairs, check_labels
 
 
 def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float = -1.0, high: float = 1.0) -> Tensor:
@@ -75,19 +74,9 @@ TIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def check_bins(n_bins: int, low: float, high: float, ties: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The precision inside a bin; refuses a number or range of bins that makes none."""
-    if not isinstance(n_bins, int) or n_bins < 2:
-        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
-    if not -math.inf < low < high < math.inf:
-        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
-    return choose(TIES, ties, "ties")
-
-
+@on_scores
 def softbin_ap_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
+    pairs: Pairs,
     n_bins: int = 20,
     low: float = -1.0,
     high: float = 1.0,
@@ -136,12 +125,15 @@ def softbin_ap_loss(
         >>> softbin_ap_loss(scores, torch.tensor([[True, False, True, False, True]]))
         tensor(0.2883)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
-    precision_in = check_bins(n_bins, low, high, ties)
-    relevant = (relevance > 0) & mask
+    if not isinstance(n_bins, int) or n_bins < 2:
+        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
+    if not -math.inf < low < high < math.inf:
+        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+    precision_in = choose(TIES, ties, "ties")
+    scores, relevant = pairs.scores, pairs.relevant
     n_relevant = relevant.sum(1)
     positives = soft_histogram(scores, relevant.to(scores), n_bins, low, high)
-    everything = soft_histogram(scores, mask.to(scores), n_bins, low, high)
+    everything = soft_histogram(scores, pairs.mask.to(scores), n_bins, low, high)
     ap = (precision_in(positives, everything) * positives).sum(1) / n_relevant.clamp(min=1)
     if weights is None:
         return mean_over_queries(1 - ap, n_relevant)
@@ -180,7 +172,7 @@ def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
     return counted / (n_queries[classes].clamp(min=1) * n_classes)
 
 
-class SoftBinAPLoss(nn.Module):
+class SoftBinAPLoss(PairLoss, of=softbin_ap_loss):
     """:func:`softbin_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts.
@@ -209,23 +201,19 @@ class SoftBinAPLoss(nn.Module):
         class_balanced: bool = False,
         include_self: bool = False,
     ) -> None:
-        super().__init__()
-        check_bins(n_bins, low, high, ties)
-        self.n_bins, self.low, self.high, self.ties = n_bins, low, high, ties
+        super().__init__(n_bins, low, high, ties)
         self.class_balanced, self.include_self = class_balanced, include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
-        weights = None
-        if self.class_balanced:
-            weights = class_balanced_weights(labels, pairs.relevant.any(1))
-        options = (self.n_bins, self.low, self.high, self.ties, weights)
-        return softbin_ap_loss(pairs.scores, pairs.relevant, pairs.mask, *options)
+        weights = class_balanced_weights(labels, pairs.relevant.any(1)) if self.class_balanced else None
+        return self.formula(pairs, **self.options | {"weights": weights})
 
 
-def fast_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n_bins: int = 10) -> Tensor:
+@on_scores
+def fast_ap_loss(pairs: Pairs, n_bins: int = 10) -> Tensor:
     """One minus FastAP: average precision of a histogram of squared distances between unit vectors.
 
     Formula:
@@ -259,22 +247,12 @@ def fast_ap_loss(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, 
         tensor(0.6167)
     """
     check_counts(n_bins=n_bins)
-    return softbin_ap_loss(scores, relevance, mask, n_bins + 1)
+    loss: Tensor = unwrap(softbin_ap_loss)(pairs, n_bins + 1)
+    return loss
 
 
-class FastAPLoss(nn.Module):
+class FastAPLoss(PairLoss, of=fast_ap_loss):
     """:func:`fast_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as many bins.
     """
-
-    def __init__(self, n_bins: int = 10) -> None:
-        super().__init__()
-        check_counts(n_bins=n_bins)
-        self.n_bins = n_bins
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return fast_ap_loss(pairs.scores, pairs.relevant, pairs.mask, self.n_bins)

@@ -1,19 +1,16 @@
 """Losses that are one minus recall at several places, with the rank made smooth."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.average_precision import flat_rank_loss
-from sightline.losses.checks import check_finite
-from sightline.losses.core import batch_pairs
-from sightline.losses.draws import SeededDraws
-from sightline.losses.presets import preset_named, sup_step
-from sightline.ranking.levels import flat_levels
+from sightline.losses.base import PairLoss, SupRank, batch_pairs, check_finite, flat_rank_loss, on_scores
+from sightline.losses.memory import SeededDraws
 from sightline.ranking.profile import Objective, RankProfile
-from sightline.ranking.ranks import SigmoidStep, check_pairs, check_positive
+from sightline.ranking.ranks import SigmoidStep, check_positive
 from sightline.ranking.relevance import Pairs
 from sightline.ranking.similarity import unit
 
@@ -47,10 +44,9 @@ def recall_objective(
     return objective
 
 
+@on_scores
 def sup_recall_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
+    pairs: Pairs,
     ks: Sequence[int] = PLACES,
     rank_width: float = 1.0,
     tau: float = 0.01,
@@ -97,15 +93,13 @@ def sup_recall_loss(
         >>> sup_recall_loss(scores, torch.tensor([[True, False, False]]), ks=[1])
         tensor(0.9316)
     """
-    objective, step = recall_objective(ks, rank_width, sup=True), sup_step(tau, rho, delta, preset)
-    scores, mask = check_pairs(scores, relevance, mask)
-    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), step, objective)
+    objective = recall_objective(ks, rank_width, sup=True)
+    return flat_rank_loss(pairs, SupRank(tau, rho, delta, preset).step, objective)
 
 
+@on_scores
 def smooth_recall_loss(
-    scores: Tensor,
-    relevance: Tensor,
-    mask: Tensor | None = None,
+    pairs: Pairs,
     ks: Sequence[int] = PLACES,
     rank_width: float = 1.0,
     tau: float = 0.01,
@@ -145,38 +139,15 @@ def smooth_recall_loss(
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    objective, step = recall_objective(ks, rank_width, False, normalise, offset), SigmoidStep(tau)
-    scores, mask = check_pairs(scores, relevance, mask)
-    return flat_rank_loss(scores, flat_levels(relevance > 0, mask), step, objective)
+    objective = recall_objective(ks, rank_width, False, normalise, offset)
+    return flat_rank_loss(pairs, SigmoidStep(tau), objective)
 
 
-class SupRecallLoss(nn.Module):
+class SupRecallLoss(PairLoss, of=sup_recall_loss):
     """:func:`sup_recall_loss` over a batch in which each item queries all the others, or a reference set."""
 
-    def __init__(
-        self,
-        ks: Sequence[int] = PLACES,
-        rank_width: float = 1.0,
-        tau: float = 0.01,
-        rho: float = 100.0,
-        delta: float | None = 0.05,
-        preset: str = "paper",
-    ) -> None:
-        super().__init__()
-        self.step, self.include_self = sup_step(tau, rho, delta, preset), preset_named(preset).include_self
-        self.objective = recall_objective(tuple(ks), rank_width, sup=True)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
-
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand."""
-        return flat_rank_loss(pairs.scores, pairs.flat, self.step, self.objective)
-
-
-class SmoothRecallLoss(nn.Module):
+class SmoothRecallLoss(PairLoss, of=smooth_recall_loss):
     """:func:`smooth_recall_loss` over a batch in which each item queries all the others, or a reference set.
 
     Args:
@@ -192,21 +163,9 @@ class SmoothRecallLoss(nn.Module):
         seed: of the mixing weights.
     """
 
-    def __init__(
-        self,
-        ks: Sequence[int] = PLACES,
-        rank_width: float = 1.0,
-        tau: float = 0.01,
-        normalise: str = "capped",
-        offset: float = 0.0,
-        mixup: bool = False,
-        include_query: bool = False,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.step, self.mixup, self.include_query = SigmoidStep(tau), mixup, include_query
-        self.objective = recall_objective(tuple(ks), rank_width, False, normalise, offset)
-        self.draws = SeededDraws(seed)
+    def __init__(self, *args: Any, mixup: bool = False, include_query: bool = False, seed: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -220,7 +179,7 @@ class SmoothRecallLoss(nn.Module):
             scores, levels = mixed_pairs(embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
         if self.include_query and (ref_emb is None or ref_emb is embeddings):
             levels = levels.clone().fill_diagonal_(0)
-        return flat_rank_loss(scores, levels, self.step, self.objective)
+        return self.of_pairs(Pairs(scores, levels, 1, 1))
 
 
 def mixed_pairs(embeddings: Tensor, levels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """What a report is about: a run folder or an embedding table, read, with what is known of how it was made."""
 
-import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,7 +52,7 @@ class Subject:
         """Scores that training aimed at: relevant images above alpha, others below beta, where the loss calibrates."""
         if self.recipe is None or self.recipe.loss.name not in LOSSES:
             return {}
-        parameters = inspect.signature(LOSSES[self.recipe.loss.name]).parameters
+        parameters = LOSSES.options(self.recipe.loss.name)
         options = {name: one.default for name, one in parameters.items()} | self.recipe.loss.options()
         if not {"alpha", "beta"} <= options.keys() or options.get("decomposability", "calibration") != "calibration":
             return {}

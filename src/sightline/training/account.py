@@ -89,7 +89,7 @@ def loss_settings(name: str, given: dict[str, Any]) -> dict[str, Any]:
         >>> loss_settings("sup_ap", {"tau": 0.02})["tau"]
         0.02
     """
-    parameters = inspect.signature(LOSSES[name]).parameters.values()
+    parameters = LOSSES.options(name).values() if name in LOSSES else ()
     defaults = {option.name: option.default for option in parameters if option.default is not inspect.Parameter.empty}
     told = {option: value for option, value in (defaults | given).items() if value is not None}
     settings: dict[str, Any] = json.loads(json.dumps(told, default=str))

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.recent import RecentBatches, fit_buffers
-from sightline.losses.terms import named_terms, terms_of
+from sightline.losses.memory import fit_buffers, identify_batch
+from sightline.losses.sums import named_terms, terms_of
 
 
 class CrossBatchMemory(nn.Module):
@@ -88,9 +88,7 @@ class BatchLoss(nn.Module):
         return terms_of(self.loss)
 
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
-        for part in self.loss.modules():
-            if isinstance(part, RecentBatches):
-                part.identify(ids)
+        identify_batch(self.loss, ids)
         value: Tensor = self.loss(embeddings, labels)
         return value
 
@@ -107,7 +105,7 @@ class MemoryLoss(nn.Module):
         share: of the second part, in [0, 1].
 
     Attributes:
-        terms: ``batch`` and, once it counts, ``memory`` of the last call; see :mod:`sightline.losses.terms`.
+        terms: ``batch`` and, once it counts, ``memory`` of the last call; see :mod:`sightline.losses.sums`.
     """
 
     n_steps: Tensor

@@ -22,8 +22,8 @@ from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import metric_names
 from sightline.evaluation.tables import has_role
 from sightline.losses import create_loss, loss_options
-from sightline.losses.combined import has_proxies_alone
-from sightline.losses.recent import RecentBatches
+from sightline.losses.memory import keeps_batches
+from sightline.losses.sums import takes_references
 from sightline.models.encoder import Encoder
 from sightline.training.distributed import process_number
 from sightline.training.large_batch import check_chunkable
@@ -135,7 +135,7 @@ def loss_of(recipe: Recipe, embedding_dim: int, class_counts: list[int]) -> nn.M
         "embedding_dim": embedding_dim,
     }
     taken = loss_options(recipe.loss.name)
-    loss = create_loss(recipe.loss.name, **{k: v for k, v in known.items() if k in taken} | recipe.loss.options())
+    loss = create_loss(recipe.loss.name, False, **{k: v for k, v in known.items() if k in taken} | recipe.loss.options())
     trial = copy.deepcopy(loss)  # shows a value that does not fit; a copy, for a loss may remember what it saw
     trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
     return loss
@@ -178,9 +178,9 @@ def _check_memory(recipe: Recipe, loss: nn.Module) -> None:
     """Refuse a memory beside a loss that cannot use it."""
     if recipe.memory.size is None:
         return
-    if has_proxies_alone(loss):
+    if not takes_references(loss):
         raise InputError(f"memory.size: loss {recipe.loss.name!r} takes no reference set, so a memory is of no use to it")
-    if any(isinstance(part, RecentBatches) and part.n_batches for part in loss.modules()):
+    if keeps_batches(loss):
         raise InputError(
             f"memory.size: loss {recipe.loss.name!r} keeps earlier batches itself; one memory is enough: leave out "
             "memory.size, or set the loss's own memory to 0"

@@ -32,7 +32,7 @@ from sightline.errors import InputError, names
 from sightline.evaluation.result import shown
 from sightline.evaluation.tables import evaluate_table
 from sightline.files import locked, named_failures, read_json_object, replaced
-from sightline.losses.recent import RecentBatches
+from sightline.losses.memory import start_epoch
 from sightline.models.card import DataFacts
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
@@ -239,9 +239,7 @@ def _run(
         return Epoch(len(batches), (Examples(pixels, all_labels[places], places) for pixels, places in loaded))
 
     def before_epoch() -> None:
-        for part in loss.modules():
-            if isinstance(part, RecentBatches):
-                part.reset()
+        start_epoch(loss)
 
     val_seen = None if seen is None or val_part is None else _pooled(complete, val_part, recipe.data.n_workers)
 

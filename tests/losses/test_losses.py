@@ -1,8 +1,11 @@
 """The table of losses, and what every loss in it promises."""
 
+import copy
 import inspect
 import math
+import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +17,11 @@ from torch.testing import assert_close
 
 from sightline import losses
 from sightline.errors import InputError
-from sightline.losses import LOSSES, create_loss, list_losses, loss_options
+from sightline.losses import LOSSES, SupRank, create_loss, list_losses, loss_options
+from sightline.losses.base import flat_pairs
+from sightline.losses.sums import takes_references
 from sightline.ranking import profile, ranks
+from sightline.ranking.relevance import table_pairs
 from sightline.ranking.similarity import cosine_scores
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
@@ -28,7 +34,16 @@ OPTIONS = {
 RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
 COMBINED = ["happier", "happier_f", "roadmap", "rod_ndcg", "rod_recall"]
 ON_PAIRS = [*RANKED, *COMBINED, "calibration", "contrastive", "triplet", "xbm_contrastive"]
-FUNCTIONS = {name: getattr(losses, f"{name}_loss") for name in ON_PAIRS}
+
+
+def on_scores(name, scores, relevance, mask=None):
+    """A combined loss, with the term that works on scores."""
+    flat = name in ("roadmap", "rod_recall")
+    pairs = flat_pairs(scores, relevance, mask) if flat else table_pairs(scores, relevance, mask)
+    return create_on_pairs(name).of_pairs(pairs)
+
+
+FUNCTIONS = {name: getattr(losses, f"{name}_loss", partial(on_scores, name)) for name in ON_PAIRS}
 every_name = pytest.mark.parametrize("name", sorted(OPTIONS))  # those whose options are their function's
 on_pairs = pytest.mark.parametrize("name", ON_PAIRS)
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
@@ -65,13 +80,14 @@ def create_on_pairs(name, **options):
 
 
 def test_every_loss_is_seen():
-    assert list_losses() == sorted(LOSSES)
-    assert len(LOSSES) == 30
+    assert list_losses() == sorted(LOSSES.table)
+    assert len(list_losses()) == 30
     assert len(RANKED) == 12
     assert len(ON_PAIRS) == 21
     assert len(GRADED) == 7
     without_function = [name for name in list_losses() if not callable(getattr(losses, f"{name}_loss", None))]
-    assert without_function == ["sum_norm_softmax", "sum_proxy_nca_pp", "sum_triplet", "weighted_sum"]  # sums of others
+    sums = ["sum_norm_softmax", "sum_proxy_nca_pp", "sum_triplet", "weighted_sum"]
+    assert without_function == sorted([*COMBINED, *sums])
 
 
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
@@ -122,13 +138,13 @@ def test_combined_losses_weigh_either_term_as_the_papers_do(name):
 def test_every_loss_is_created_by_name(name):
     loss = create_loss(name)
     assert isinstance(loss, nn.Module)
-    assert isinstance(loss, LOSSES[name])
+    assert isinstance(loss, LOSSES.find(name))
     assert loss.state_dict() == {}
 
 
 @every_name
 def test_options_are_those_of_the_function_with_its_defaults(name):
-    of_module = inspect.signature(LOSSES[name]).parameters
+    of_module = inspect.signature(LOSSES.find(name)).parameters
     of_function = dict(list(inspect.signature(FUNCTIONS[name]).parameters.items())[3:])  # after scores, relevance, mask
     assert loss_options(name) == list(of_module) == list(OPTIONS[name]) == list(of_function)
     assert {key: option.default for key, option in of_module.items()} == {
@@ -177,30 +193,131 @@ def test_missing_options_are_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value", "kind"),
+    ("name", "option", "value"),
     [
-        ("sup_ap", "tau", "small", "a number"),
-        ("sup_ap", "tau", None, "a number"),
-        ("sup_ap", "delta", True, "a number"),
-        ("roadmap", "weight", "much", "a number"),
-        ("fast_ap", "n_bins", 2.5, "a whole number"),
-        ("smooth_recall", "mixup", "yes", "true or false"),
-        ("smooth_recall", "mixup", 1, "true or false"),
-        ("sup_recall", "ks", 5, "a list of whole numbers"),
-        ("sup_recall", "ks", "5", "a list of whole numbers"),
-        ("blackbox_recall", "weights", 1.0, "a name or a list of numbers"),
-        ("triplet", "mining", 3, "a name"),
-        ("sup_ap", "preset", 1, "a name"),
+        ("sup_ap", "tau", "small"),
+        ("sup_ap", "tau", None),
+        ("sup_ap", "delta", True),
+        ("roadmap", "weight", "much"),
+        ("happier", "rho", "steep"),
+        ("fast_ap", "n_bins", 2.5),
+        ("smooth_recall", "mixup", 1),
+        ("sup_recall", "ks", 5),
+        ("sup_recall", "ks", "5"),
+        ("smooth_recall", "ks", ["1"]),
+        ("blackbox_recall", "weights", 1.0),
+        ("sup_ap", "preset", 1),
     ],
 )
-def test_options_of_another_kind_are_refused(name, option, value, kind):
-    with pytest.raises(InputError, match=rf"^loss '{name}': {option} is {value!r}; {kind} is needed$"):
+def test_options_of_another_kind_are_refused(name, option, value):
+    with pytest.raises(InputError, match=rf"^loss '{name}': {option} ") as caught:
         create_loss(name, **{option: value})
+    assert repr(value).strip("[]") in str(caught.value)
 
 
 def test_whole_numbers_and_none_stand_for_numbers_where_they_may():
-    assert create_loss("sup_ap", tau=1, delta=None).step.edge == math.log(99)
+    assert SupRank(tau=1, delta=None).step.edge == math.log(99)
+    assert create_loss("sup_ap", tau=1, delta=None).options["delta"] is None
     assert create_loss("roadmap", weight=None).weight == 0.5
+
+
+def test_options_handed_on_are_spelled_out():
+    """A class that leaves options to its function or its rank loss shows them like its own."""
+    for name, own in (("happier", ["n_classes", "alpha"]), ("sup_h_ap", ["alpha"]), ("smooth_recall", ["mixup"])):
+        shown = inspect.signature(LOSSES.find(name)).parameters
+        assert list(shown) == loss_options(name)
+        assert {"tau", *own} <= shown.keys()
+        assert shown["tau"].default == 0.01
+    scored = inspect.signature(losses.sup_ap_loss).parameters
+    assert list(scored) == ["scores", "relevance", "mask", "tau", "rho", "delta", "preset"]
+    with pytest.raises(TypeError, match="rh0"):
+        losses.SupAPLoss(rh0=3.0)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))], ids=["copy", "pickle"])
+def test_a_copy_is_the_loss(name, copied):
+    loss, labels = create_with_what_it_asks_for(name), torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]]).repeat(3, 1)
+    embeddings = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
+    assert_close(copied(loss)(embeddings, labels), loss(embeddings, labels), rtol=0, atol=0)
+
+
+# Losses of other packages.
+
+
+class Spread(nn.Module):
+    """Without references; says which labels it got."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.scale, self.labels = nn.Parameter(torch.tensor(scale)), None
+
+    def forward(self, embeddings, labels):
+        self.labels = labels
+        return self.scale * embeddings.var()
+
+
+class SpreadOverLevels(Spread):
+    takes_levels = True
+
+
+NOT_A_LOSS = 3
+MULTI_SIMILARITY = "pytorch_metric_learning.losses:MultiSimilarityLoss"
+
+
+def test_a_loss_of_pytorch_metric_learning_trains():
+    from pytorch_metric_learning.losses import MultiSimilarityLoss
+
+    loss, layer = create_loss(MULTI_SIMILARITY, trust=True, alpha=2.5), nn.Linear(4, 3)
+    tree = torch.stack([LABELS, LABELS // 2], 1)
+    vectors = draw(dtype=torch.float32)
+    assert_close(loss(vectors, tree), MultiSimilarityLoss(alpha=2.5)(vectors, LABELS))
+    against = (draw(1, dtype=torch.float32), tree)
+    assert_close(
+        loss(vectors, tree, *against), MultiSimilarityLoss(alpha=2.5)(vectors, LABELS, None, against[0], LABELS.clone())
+    )
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    values = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        values.append(loss(layer(vectors), tree))
+        values[-1].backward()
+        optimizer.step()
+    assert values[-1] < values[0]
+
+
+def test_an_import_path_is_refused_without_trust():
+    for use in (create_loss, loss_options):
+        with pytest.raises(InputError, match=r"pytorch_metric_learning\.losses.*--trust"):
+            use(MULTI_SIMILARITY)
+    assert "alpha" in loss_options(MULTI_SIMILARITY, trust=True)
+
+
+def test_a_loss_from_outside_gets_the_finest_labels_unless_it_takes_levels():
+    tree = torch.stack([LABELS, LABELS // 2], 1)
+    for made, expected in (("Spread", LABELS), ("SpreadOverLevels", tree)):
+        loss = create_loss(f"{__name__}:{made}", trust=True, scale=2.0)
+        assert [name for name, _ in loss.named_parameters()] == ["loss.scale"]
+        loss(draw(), tree)
+        assert_close(loss.loss.labels, expected)
+
+
+def test_a_loss_from_outside_without_references_sees_the_batch_alone():
+    loss = create_loss(f"{__name__}:Spread", trust=True)
+    assert not takes_references(loss)
+    with pytest.raises(InputError, match=r"Spread.*no reference set"):
+        loss(draw(), LABELS, draw(1), LABELS)
+    both = losses.WeightedSum([loss, create_loss("sup_ap")], [1.0, 1.0])
+    assert takes_references(both)
+    assert_close(
+        both(draw(), LABELS, draw(1), LABELS), loss(draw(), LABELS) + both.losses[1](draw(), LABELS, draw(1), LABELS)
+    )
+
+
+def test_what_makes_no_loss_is_refused():
+    for made in ("NOT_A_LOSS", "draw"):
+        with pytest.raises(InputError, match=rf"{made}.*torch\.nn\.Module"):
+            create_loss(f"{__name__}:{made}", trust=True)
 
 
 # Invariances.
@@ -601,15 +718,15 @@ def test_widths_must_be_above_zero(name):
 
 NUMBERS = [
     (name, option)
-    for name, loss in LOSSES.items()
-    for option, parameter in inspect.signature(loss).parameters.items()
+    for name in LOSSES
+    for option, parameter in LOSSES.options(name).items()
     if parameter.annotation in (float, float | None)
 ]
 
 
 def test_every_number_is_seen():
     assert len(NUMBERS) == 71
-    assert {name for name, loss in LOSSES.items() if name not in dict(NUMBERS)} == {"fast_ap", "weighted_sum"}
+    assert {name for name in LOSSES if name not in dict(NUMBERS)} == {"fast_ap", "weighted_sum"}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -634,7 +751,7 @@ def test_bad_numbers_are_refused_when_a_loss_is_made(name, option, value):
         ("each_label_ap", {"label_weights": [1, -1]}, "label_weights are [1, -1]; finite numbers of 0 or more are needed"),
         ("fast_ap", {"n_bins": 0}, "n_bins is 0; a whole number above 0 is needed"),
         ("rod_recall", {"ks": [0]}, "ks are [0]; places from 1 on are needed"),
-        ("smooth_recall", {"ks": ["1"]}, "ks are ['1']; places from 1 on are needed"),
+        ("smooth_recall", {"ks": []}, "ks are []; places from 1 on are needed"),
         ("softbin_ap", {"n_bins": 1}, "n_bins is 1; a whole number of 2 or more is needed"),
         ("softbin_ap", {"low": 1.0}, "low is 1.0, high is 1.0; low must be below high"),
         ("softbin_ap", {"ties": "simple"}, "unknown ties 'simple'"),

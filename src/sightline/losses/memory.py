@@ -1,14 +1,37 @@
-"""The last few batches, kept as further items to rank."""
+"""What a loss carries from batch to batch: the last few batches as further items to rank, and random draws.
+
+A part of a loss with a method ``start_epoch()`` is called before each epoch, one with ``identify(ids)`` before each batch.
+"""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.core import batch_pairs
+from sightline.losses.base import batch_pairs
 from sightline.ranking.relevance import Pairs, check_labels
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
+
+
+def start_epoch(loss: nn.Module) -> None:
+    """Tell the loss and its parts that an epoch begins."""
+    for part in loss.modules():
+        if callable(hook := getattr(part, "start_epoch", None)):
+            hook()
+
+
+def identify_batch(loss: nn.Module, ids: Tensor) -> None:
+    """Tell the loss and its parts which items the next batch holds, (B,) int64 from 0 on."""
+    for part in loss.modules():
+        if callable(hook := getattr(part, "identify", None)):
+            hook(ids)
+
+
+def keeps_batches(loss: nn.Module) -> bool:
+    """Whether the loss, or a part of it, ranks earlier batches too."""
+    return any(isinstance(part, RecentBatches) and part.n_batches for part in loss.modules())
 
 
 class RecentBatches(nn.Module):
@@ -44,6 +67,10 @@ class RecentBatches(nn.Module):
         self.register_buffer("ids", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("sizes", torch.zeros(0, dtype=torch.int64))
         self._coming: Tensor | None = None
+
+    def start_epoch(self) -> None:
+        """Forget all: an item of the last epoch may come at any time."""
+        self.reset()
 
     def identify(self, ids: Tensor) -> None:
         """Say which items the next batch holds, (B,) int64 from 0 on, so that none of them meets its own older copy."""
@@ -110,3 +137,29 @@ def pairs_with_memory(
     recent.push(embeddings, labels)
     scores, levels = (torch.cat(sides, dim=1) for sides in zip(pairs[:2], earlier[:2], strict=True))
     return Pairs(scores, levels, pairs.n_levels, pairs.relevant_from)
+
+
+class SeededDraws(nn.Module):
+    """A new generator for each call, by the seed and how many were made: the count is in the loss's state.
+
+    Example:
+        >>> draws = SeededDraws(seed=1)
+        >>> first, second = draws.next(), draws.next()
+        >>> bool(torch.rand(1, generator=first) == torch.rand(1, generator=second))
+        False
+    """
+
+    n_drawn: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        if seed < 0:
+            raise InputError(f"seed is {seed}; a whole number of 0 or more is needed")
+        self.seed = seed
+        self.register_buffer("n_drawn", torch.zeros((), dtype=torch.int64))
+
+    def next(self) -> torch.Generator:
+        """A generator on the CPU."""
+        state = np.random.SeedSequence([self.seed, int(self.n_drawn)]).generate_state(1, np.uint64)
+        self.n_drawn = self.n_drawn + 1
+        return torch.Generator().manual_seed(int(state[0]))

@@ -7,8 +7,9 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.baselines import ContrastiveLoss, TripletLoss
-from sightline.losses.levels import (
+from sightline.losses.pairs import ContrastiveLoss, TripletLoss
+from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, norm_softmax_loss
+from sightline.losses.sums import (
     PathNumbers,
     SumOverLevels,
     norm_softmax_over_levels,
@@ -16,7 +17,6 @@ from sightline.losses.levels import (
     sum_over_levels,
     triplet_over_levels,
 )
-from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, norm_softmax_loss
 
 # Fine, middle, coarse; middle name 0 recurs below coarse 0 and 1, fine name 1 below three middle classes.
 LABELS = torch.tensor(
@@ -66,7 +66,7 @@ def test_proxy_losses_number_paths_in_sorted_order(make):
     expected = 0
     for level, loss in enumerate(module.losses):
         numbers = LABELS[:, level:].unique(dim=0, return_inverse=True)[1]
-        expected += norm_softmax_loss(draw(), numbers, loss.proxies, loss.temperature) / 3
+        expected += norm_softmax_loss(draw(), numbers, loss.proxies, loss.options["temperature"]) / 3
     assert_close(found, expected)
 
 
@@ -78,7 +78,7 @@ def test_one_proxy_table_a_level(make):
     kind = {norm_softmax_over_levels: NormSoftmaxLoss, proxy_nca_pp_over_levels: ProxyNCAPPLoss}[make]
     assert all(type(loss) is kind for loss in module.losses)
     assert_close(module.losses[1].proxies, kind(4, 4, seed=1).proxies)
-    assert all(loss.temperature == 0.3 for loss in make(COUNTS, 4, temperature=0.3).losses)
+    assert all(loss.options == {"temperature": 0.3} for loss in make(COUNTS, 4, temperature=0.3).losses)
     module(draw(dtype=torch.float32), LABELS).backward()
     assert all((table.grad != 0).any(1).all() for table in module.parameters())
 

@@ -7,12 +7,13 @@ import torch
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses import create_loss, roadmap_loss, smooth_ap_loss, sup_ap_loss
-from sightline.losses.average_precision import flat_rank_loss, sup_ap_objective
+from sightline.losses import create_loss, smooth_ap_loss, sup_ap_loss
+from sightline.losses.average_precision import sup_ap_objective
+from sightline.losses.base import PRESETS, SupRank, flat_pairs, flat_rank_loss
 from sightline.losses.graded import _h_ap, _ndcg
-from sightline.losses.presets import PRESETS, preset_named
 from sightline.ranking.levels import level_counts
 from sightline.ranking.ranks import SupStep
+from sightline.ranking.relevance import Pairs
 
 # The query itself is the last item, of score 1.
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5, 1.0], [0.62, 0.60, 0.59, 0.585, 0.50, 1.0]
@@ -47,8 +48,7 @@ def test_steps_of_the_presets(dtype):
         ("released-code", [low, 0.5, mid + 0.5, edge + 0.5, 1.441, 2.44]),
         ("released-code-inaturalist", [low, 0.5, mid, edge, 1.001, 2.0]),
     ):
-        chosen = preset_named(preset)
-        step = SupStep(jump=chosen.jump, offset=chosen.offset, strict=chosen.strict)
+        step = SupRank(preset=preset).step
         if dtype == torch.float64:  # one rounding off, 0.05 falls on the other side
             assert_close(step.value(gaps), torch.tensor(expected, dtype=dtype), rtol=0, atol=1e-6)
         else:
@@ -80,7 +80,9 @@ def test_preset_of_roadmap_sets_the_reduction():
     scores = torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]])
     relevant = torch.tensor([[True, True, False, False, False]])
     for preset, expected in (("paper", 0.12), ("released-code", 0.23), ("released-code-inaturalist", 0.23)):
-        assert_close(roadmap_loss(scores, relevant, weight=1.0, preset=preset).item(), expected)
+        assert_close(
+            create_loss("roadmap", weight=1.0, preset=preset).of_pairs(flat_pairs(scores, relevant)).item(), expected
+        )
 
 
 def test_unknown_preset_suggests_the_nearest():
@@ -90,7 +92,7 @@ def test_unknown_preset_suggests_the_nearest():
 
 
 FORMULAS = {
-    "ap": lambda scores, levels, step: flat_rank_loss(scores, levels.clamp(max=1), step, sup_ap_objective),
+    "ap": lambda scores, levels, step: flat_rank_loss(Pairs(scores, levels.clamp(max=1), 1, 1), step, sup_ap_objective),
     "h_ap": lambda scores, levels, step: _h_ap(
         scores, levels, level_counts(levels, 3), torch.arange(4).expand(5, -1), step
     ),

@@ -1,4 +1,8 @@
-"""One loss on every level of the labels, each level with equal weight."""
+"""Sums of losses: any losses with weights, and one loss on every level of the labels.
+
+A sum keeps in ``terms`` what each term was at the last call, by name, for the log of a run: not weighted, without a graph.
+That is no state: no ``state_dict`` has it, and it is empty before the first call.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,12 +12,70 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.baselines import TripletLoss
-from sightline.losses.checks import check_counts
+from sightline.losses.base import check_counts
+from sightline.losses.pairs import TripletLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
-from sightline.losses.terms import named_terms
 from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
+
+
+def terms_of(loss: object) -> dict[str, Tensor]:
+    """The terms of a loss's last call; nothing where it adds up no others."""
+    terms: dict[str, Tensor] = getattr(loss, "terms", {})
+    return terms
+
+
+def named_terms(name: str, loss: object, value: Tensor) -> dict[str, Tensor]:
+    """The terms of one that was just computed: its value, or where it is a sum itself those of its own terms.
+
+    Example:
+        >>> named_terms("sup_ap", None, torch.tensor(0.25))
+        {'sup_ap': tensor(0.2500)}
+    """
+    return {f"{name}/{part}": one for part, one in terms_of(loss).items()} or {name: value.detach()}
+
+
+def takes_references(loss: nn.Module) -> bool:
+    """Whether the loss can be called with a reference set: those with proxies alone cannot."""
+    return bool(getattr(loss, "takes_references", True))
+
+
+class WeightedSum(nn.Module):
+    """The sum of losses, each times its weight; losses with proxies see the batch alone where there is a reference set.
+
+    Args:
+        losses: what is added up.
+        weights: of each.
+        names: of each, in ``terms``; None for their places, from 1.
+
+    Attributes:
+        terms: what each was at the last call, by name; see :mod:`sightline.losses.sums`.
+
+    Example:
+        >>> loss = WeightedSum([TripletLoss(), TripletLoss(mining="hard")], [0.5, 0.5])
+        >>> loss(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+
+    def __init__(self, losses: Sequence[nn.Module], weights: Sequence[float], names: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self.losses, self.weights = nn.ModuleList(losses), tuple(weights)
+        self.names = tuple(str(place) for place in range(1, len(losses) + 1)) if names is None else tuple(names)
+        self.terms: dict[str, Tensor] = {}
+        self.takes_references = any(map(takes_references, losses))
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        check_vectors(embeddings, "embeddings")
+        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
+        references, values = (ref_emb, ref_labels), []
+        self.terms = {}
+        for name, loss in zip(self.names, self.losses, strict=True):
+            value = loss(embeddings, labels, *(references if takes_references(loss) else ()))
+            values.append(value)
+            self.terms |= named_terms(name, loss, value)
+        return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
 
 @overload
@@ -162,9 +224,9 @@ class PathNumbers(nn.Module):
 
 
 class SumOverLevels(nn.Module):
-    """:func:`sum_over_levels` of one loss made anew for every level, each with a proxy table of its own if it has one.
+    """:func:`sum_over_levels` of one loss made for every level, each with a proxy table of its own if it has one.
 
-    A loss that numbers its proxies by label is told apart by ``n_classes``: it gets one number for each path from the
+    A loss that numbers its proxies by label is known by ``n_classes``: it gets one number for each path from the
     coarsest level down to its own, so names that recur below two parents have two proxies. Paths are numbered as they are
     met in training, and kept in buffers; give ``paths`` to fix the numbers beforehand, as several processes need.
 
@@ -175,7 +237,7 @@ class SumOverLevels(nn.Module):
         paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; repeated ones count once.
 
     Attributes:
-        terms: ``level_0``, ``level_1``, ... of the last call; see :mod:`sightline.losses.terms`.
+        terms: ``level_0``, ``level_1``, ... of the last call; see :mod:`sightline.losses.sums`.
 
     Example:
         >>> counts = [3, 2]
@@ -198,6 +260,7 @@ class SumOverLevels(nn.Module):
         if paths is not None and n_classes is None:
             raise InputError("paths: only losses with proxies, for which n_classes is given, number their classes")
         self.losses = nn.ModuleList(loss_factory(level) for level in range(n_levels))
+        self.takes_references = n_classes is None
         self.terms: dict[str, Tensor] = {}
         counts = [] if n_classes is None else n_classes
         self.numbers = nn.ModuleList(PathNumbers(count, n_levels - level) for level, count in enumerate(counts))

@@ -1,21 +1,133 @@
-"""The classical losses on pairs and triplets that rank losses are compared with."""
+"""Losses on pairs and triplets: where similar and dissimilar scores lie, whatever their ranks."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError, choose
-from sightline.losses.checks import check_finite, check_margin
-from sightline.losses.core import batch_pairs
-from sightline.losses.pairwise import mean_of_nonzero
-from sightline.ranking.ranks import Targets, check_pairs, smooth_counts
+from sightline.losses.base import PairLoss, batch_pairs, check_finite, check_margin, on_scores, uncompiled
+from sightline.ranking.ranks import Targets, smooth_counts
 from sightline.ranking.relevance import Pairs, check_labels
 
+REDUCTIONS = ("mean", "nonzero")
+BLOCK_ELEMENTS = 1 << 19  # of (rows, G) tables held at once: 2 MB each
 
-def contrastive_loss(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, pos_margin: float = 0.9, neg_margin: float = 0.6
-) -> Tensor:
+
+def mean_of_nonzero(terms: Tensor) -> Tensor:
+    """() mean of the terms above 0, none of which is below; 0, still differentiable, where all are 0."""
+    return terms.sum() / (terms > 0).sum().clamp(min=1)
+
+
+@on_scores
+def calibration_loss(pairs: Pairs, alpha: float = 0.9, beta: float = 0.6, reduction: str = "mean") -> Tensor:
+    """How far relevant scores lie below ``alpha`` and irrelevant ones above ``beta``: the pair form of decomposability.
+
+    Scores that mean the same in every batch make the average precision of a batch speak for the whole set. For each query
+    the mean shortfall of its relevant items plus the mean excess of its irrelevant ones; an empty side is 0.
+
+    Formula:
+        ``mean over k of max(0, alpha - s(k)) + mean over n of max(0, s(n) - beta)``
+
+    Use:
+        As the second term of a rank loss; alone it is a contrastive loss.
+
+    Cost:
+        A few passes over the scores, some rows at a time; one byte a pair is kept for the gradient.
+
+    Defaults:
+        alpha and beta of ROADMAP (NeurIPS 2021); margins of 0.1 to 0.4 between them did about as well.
+
+    Limit:
+        0 where every relevant score reaches alpha and no other passes beta: then every batch has AP 1 and so has the
+        whole set.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        alpha: what relevant scores should reach.
+        beta: what irrelevant scores should stay under, below ``alpha``.
+        reduction: ``mean`` as above (the paper's), or ``nonzero`` (the released code's): the mean of all shortfalls above 0
+            in the table plus the mean of all such excesses.
+
+    Returns:
+        () with ``mean``, over the queries that have any item in their list; 0 where none has.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]])
+        >>> calibration_loss(scores, torch.tensor([[True, True, False, False, False]]))
+        tensor(0.1200)
+    """
+    if not -math.inf < beta < alpha < math.inf:
+        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
+    choose(dict.fromkeys(REDUCTIONS), reduction, "reduction")
+    return _hinge_loss(pairs.scores, pairs.flat, alpha, beta, reduction)
+
+
+@uncompiled
+def _hinge_loss(scores: Tensor, levels: Tensor, alpha: float, beta: float, reduction: str) -> Tensor:
+    """The loss of (Q, G) int8 levels: 1 relevant, 0 not, -1 not in the list."""
+    result: Tensor = _HingeLoss.apply(scores, levels, alpha, beta, reduction)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _HingeLoss(torch.autograd.Function):
+    """The loss some rows at a time; kept is which way each score is pulled, a byte a pair, and by how much in each row."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, levels: Tensor, alpha: float, beta: float, reduction: str) -> Tensor:
+        n_queries = len(scores)
+        pulls = torch.empty_like(levels) if ctx.needs_input_grad[0] else None  # 1 up, -1 down
+        sums = scores.new_zeros(2, n_queries)  # of shortfalls, of excesses
+        sizes, beyond = (torch.zeros(2, n_queries, dtype=torch.int64, device=scores.device) for _ in range(2))
+        for rows in _blocks(scores):
+            relevant, irrelevant = levels[rows] == 1, levels[rows] == 0
+            shortfall = (alpha - scores[rows]).relu_().masked_fill_(~relevant, 0.0)
+            excess = (scores[rows] - beta).relu_().masked_fill_(~irrelevant, 0.0)
+            short, over = shortfall > 0, excess > 0
+            sums[:, rows] = torch.stack([shortfall.sum(1), excess.sum(1)])
+            sizes[:, rows] = torch.stack([relevant.sum(1), irrelevant.sum(1)])
+            beyond[:, rows] = torch.stack([short.sum(1), over.sum(1)])
+            if pulls is not None:
+                torch.sub(short.to(pulls.dtype), over.to(pulls.dtype), out=pulls[rows])
+        if reduction == "nonzero":
+            weights = beyond.sum(1, keepdim=True).clamp(min=1).to(sums).reciprocal().expand_as(sums)
+        else:
+            n_listed = (sizes.sum(0) > 0).sum().clamp(min=1)
+            weights = (sizes.clamp(min=1) * n_listed).to(sums).reciprocal()
+        if pulls is not None:
+            ctx.save_for_backward(pulls, weights)
+        return (sums * weights).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        pulls, weights = ctx.saved_tensors
+        up, down = (-weights[0] * gradients[0])[:, None], (weights[1] * gradients[0])[:, None]
+        slopes = torch.empty(pulls.shape, dtype=weights.dtype, device=weights.device)
+        for rows in _blocks(slopes):
+            torch.where(pulls[rows] > 0, up[rows], down[rows] * (pulls[rows] < 0), out=slopes[rows])
+        return slopes, None, None, None, None
+
+
+def _blocks(table: Tensor) -> Iterator[slice]:
+    """The rows of a table, some at a time."""
+    n_rows = max(1, BLOCK_ELEMENTS // max(1, table.shape[1]))
+    return (slice(start, start + n_rows) for start in range(0, len(table), n_rows))
+
+
+class CalibrationLoss(PairLoss, of=calibration_loss):
+    """:func:`calibration_loss` over a batch in which each item queries all the others, or a reference set."""
+
+
+@on_scores
+def contrastive_loss(pairs: Pairs, pos_margin: float = 0.9, neg_margin: float = 0.6) -> Tensor:
     """How far relevant pairs lie below one mark and irrelevant ones above another, over the pairs that do.
 
     The mean shortfall of all relevant pairs below ``pos_margin``, plus the mean excess of all irrelevant ones above
@@ -53,35 +165,22 @@ def contrastive_loss(
         >>> contrastive_loss(scores, torch.tensor([[True, True, False, False, False]]))
         tensor(0.2300)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
     check_finite(pos_margin=pos_margin, neg_margin=neg_margin)
-    relevant = (relevance > 0) & mask
-    shortfall = (pos_margin - scores).relu().masked_fill(~relevant, 0.0)
-    excess = (scores - neg_margin).relu().masked_fill(relevant | ~mask, 0.0)
+    relevant = pairs.relevant
+    shortfall = (pos_margin - pairs.scores).relu().masked_fill(~relevant, 0.0)
+    excess = (pairs.scores - neg_margin).relu().masked_fill(relevant | ~pairs.mask, 0.0)
     return mean_of_nonzero(shortfall) + mean_of_nonzero(excess)
 
 
-class ContrastiveLoss(nn.Module):
+class ContrastiveLoss(PairLoss, of=contrastive_loss):
     """:func:`contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts.
     """
 
-    def __init__(self, pos_margin: float = 0.9, neg_margin: float = 0.6) -> None:
-        super().__init__()
-        check_finite(pos_margin=pos_margin, neg_margin=neg_margin)
-        self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return contrastive_loss(pairs.scores, pairs.relevant, pairs.mask, self.pos_margin, self.neg_margin)
-
-
-def xbm_contrastive_loss(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, neg_margin: float = 0.5, epsilon: float = 1e-5
-) -> Tensor:
+@on_scores
+def xbm_contrastive_loss(pairs: Pairs, neg_margin: float = 0.5, epsilon: float = 1e-5) -> Tensor:
     """The contrastive loss of cross-batch memory: what relevant pairs lack to 1, plus irrelevant scores above a mark.
 
     Sums over each query's list, so it grows with the memory. Relevant scores within ``epsilon`` of 1 are left out: they are
@@ -117,31 +216,19 @@ def xbm_contrastive_loss(
         >>> xbm_contrastive_loss(scores, torch.tensor([[False, True, False, False, True]]))
         tensor(2.9000)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
     check_finite(neg_margin=neg_margin, epsilon=epsilon)
-    relevant = (relevance > 0) & mask
+    scores, relevant = pairs.scores, pairs.relevant
     pulled = relevant & (scores < 1 - epsilon)
-    pushed = mask & ~relevant & (scores > neg_margin)
+    pushed = pairs.mask & ~relevant & (scores > neg_margin)
     total = (1 - scores).masked_fill(~pulled, 0.0).sum() + scores.masked_fill(~pushed, 0.0).sum()
     return total / max(len(scores), 1)
 
 
-class XBMContrastiveLoss(nn.Module):
+class XBMContrastiveLoss(PairLoss, of=xbm_contrastive_loss):
     """:func:`xbm_contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
     The memory is the reference set; it may hold the batch. Of labels in levels the finest counts.
     """
-
-    def __init__(self, neg_margin: float = 0.5, epsilon: float = 1e-5) -> None:
-        super().__init__()
-        check_finite(neg_margin=neg_margin, epsilon=epsilon)
-        self.neg_margin, self.epsilon = neg_margin, epsilon
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        return xbm_contrastive_loss(pairs.scores, pairs.relevant, pairs.mask, self.neg_margin, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -201,12 +288,10 @@ def _semi_hard_triplets(scores: Tensor, relevant: Tensor, irrelevant: Tensor, ma
 
 DISTANCE_WEIGHTED = "distance-weighted"
 BY_SCORES = {"all": _all_triplets, "hard": _hard_triplets, "semi-hard": _semi_hard_triplets}
-MINING = (*BY_SCORES, DISTANCE_WEIGHTED)
 
 
-def triplet_loss(
-    scores: Tensor, relevance: Tensor, mask: Tensor | None = None, margin: float = 0.05, mining: str = "semi-hard"
-) -> Tensor:
+@on_scores
+def triplet_loss(pairs: Pairs, margin: float = 0.05, mining: str = "semi-hard") -> Tensor:
     """How far a query's irrelevant items come within a margin of its relevant ones, over the triplets that do.
 
     Which triplets are taken:
@@ -249,18 +334,17 @@ def triplet_loss(
         >>> triplet_loss(scores, torch.tensor([[False, True, False, False, True]]))
         tensor(0.0400)
     """
-    scores, mask = check_pairs(scores, relevance, mask)
     check_margin(margin)
     if mining == DISTANCE_WEIGHTED:
         raise InputError(f"mining {mining!r} needs embeddings, which scores do not hold: use TripletLoss")
     mine = choose(BY_SCORES, mining, "mining")
-    if scores.numel() == 0:
-        return scores.sum()
-    relevant = (relevance > 0) & mask
-    return mine(scores, relevant, mask & ~relevant, margin)
+    if pairs.scores.numel() == 0:
+        return pairs.scores.sum()
+    relevant = pairs.relevant
+    return mine(pairs.scores, relevant, pairs.mask & ~relevant, margin)
 
 
-class TripletLoss(nn.Module):
+class TripletLoss(PairLoss, of=triplet_loss):
     """:func:`triplet_loss` over a batch in which each item queries all the others, or a reference set.
 
     ``mining="distance-weighted"`` draws, for each item, as many triplets as its class has items: positives evenly,
@@ -281,20 +365,19 @@ class TripletLoss(nn.Module):
     """
 
     def __init__(self, margin: float = 0.05, mining: str = "semi-hard") -> None:
-        super().__init__()
-        check_margin(margin)
-        choose(dict.fromkeys(MINING), mining, "mining")
-        self.margin, self.mining = margin, mining
+        drawn = mining == DISTANCE_WEIGHTED
+        super().__init__(margin, "all" if drawn else mining)
+        self.drawn = drawn
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        if self.mining != DISTANCE_WEIGHTED:
-            return triplet_loss(pairs.scores, pairs.relevant, pairs.mask, self.margin, self.mining)
+        if not self.drawn:
+            return self.of_pairs(pairs)
         anchors, positives, negatives = _draw_triplets(pairs, embeddings, labels, ref_emb, ref_labels)
         gap = pairs.scores[anchors, negatives] - pairs.scores[anchors, positives]
-        return mean_of_nonzero((gap + self.margin).relu())
+        return mean_of_nonzero((gap + self.options["margin"]).relu())
 
 
 def _draw_triplets(

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sightline.errors import InputError
-from sightline.losses import pairwise
-from sightline.losses.pairwise import CalibrationLoss, calibration_loss
+from sightline.losses import pairs as pairs_module
+from sightline.losses.pairs import CalibrationLoss, calibration_loss
 from sightline.ranking.relevance import batch_pairs
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=200)
@@ -132,7 +132,7 @@ def calibration_by_autograd(scores, relevant, mask, reduction):
 @pytest.mark.parametrize("block", [1, 20, 1 << 19])  # of 9 items: a row, two rows, the whole table at a time
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_at_a_time_are_all_at_once(dtype, block, reduction, monkeypatch):
-    monkeypatch.setattr(pairwise, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(pairs_module, "BLOCK_ELEMENTS", block)
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(7, 9, generator=generator, dtype=dtype)
     relevant, mask = torch.rand(7, 9, generator=generator) < 0.4, torch.rand(7, 9, generator=generator) < 0.8
@@ -149,7 +149,7 @@ def test_rows_at_a_time_are_all_at_once(dtype, block, reduction, monkeypatch):
 @pytest.mark.parametrize("reduction", ["mean", "nonzero"])
 def test_no_table_of_scores_is_kept_and_one_is_made(reduction, monkeypatch):
     """A byte a pair is kept; forwards no operator returns a table of the scores' size in their type, backwards one does."""
-    monkeypatch.setattr(pairwise, "BLOCK_ELEMENTS", 600)
+    monkeypatch.setattr(pairs_module, "BLOCK_ELEMENTS", 600)
 
     class Tables(TorchDispatchMode):
         n_made = 0
