@@ -10,6 +10,7 @@ from sightline.models.quick_backward import QuickBackward, quick_backward
 
 CASES = [  # channels, height, width, kernel, stride, padding
     (16, 7, 5, 3, 1, 1),
+    (3, 7, 5, 3, 1, 1),
     (48, 9, 9, 3, 2, 0),
     (96, 2, 2, 5, 1, 2),
     (64, 6, 11, (1, 7), (1, 2), (0, 3)),
@@ -73,7 +74,6 @@ def test_threads_do_not_change_a_bit():
     [
         (draw(16, 5, 5, 3), {"groups": 16, "dilation": 2}),
         (draw(16, 5, 5, 3), {"groups": 16, "padding": "same"}),
-        (draw(24, 5, 5, 3), {"groups": 24}),
         ([tensor.double() for tensor in draw(16, 5, 5, 3)], {"groups": 16}),
         ([torch.ones(1, 16, 5, 5), torch.ones(16, 2, 3, 3), torch.ones(16)], {"groups": 8}),
         ([torch.ones(1, 16, 5, 5), torch.ones(32, 1, 3, 3), torch.ones(32)], {"groups": 16}),
@@ -127,7 +127,6 @@ def test_threads_do_not_change_a_bit_of_a_batch_norm():
         ((4, 16, 3, 3), torch.float32, {"training": True}),
         ((4, 16, 3, 3), torch.float32, {"weight": None}),
         ((4, 16, 3, 3), torch.float64, {}),
-        ((4, 24, 3, 3), torch.float32, {}),
         ((4, 16), torch.float32, {}),
     ],
 )

@@ -1,80 +1,48 @@
-"""The backward passes of a depthwise convolution and of a batch norm with fixed statistics, channels last."""
+"""The backward passes of a depthwise convolution and of a batch norm with fixed statistics.
 
-from typing import Any
+Channels are the last axis of all arrays, and the innermost loop: it becomes vectors. Threads share the images.
+"""
 
+import numpy as np
 from numba import njit, prange
 
-from sightline.kernels.vectors import LANES, Vectors, vector_kernel
-
-BLOCK = 32  # channels that one thread works on at a time: two lines of the cache
-CHANNELS = 16  # their number is a multiple of this: whole vectors on every processor
+PARTS = 32  # at most, of the images; not the number of threads, which would change the order of the sums
 
 
-def _describe_tap(
-    on: Vectors, slopes: Any, slope: Any, pixels: Any, targets: Any, pixel: Any, taps: Any, sums: Any, tap: Any
-) -> None:
-    """One tap of a kernel between one pixel of the result and one of the image, for a vector of channels."""
-    value = on.load(slopes, slope)
-    on.store(on.multiply_add(value, on.load(taps, tap), on.load(targets, pixel)), targets, pixel)
-    on.store(on.multiply_add(value, on.load(pixels, pixel), on.load(sums, tap)), sums, tap)
-
-
-_add_tap = vector_kernel(_describe_tap)
-
-
-@njit(cache=True, error_model="numpy", parallel=True)
-def fill_gradients(images, gradient, weight, stride, padding, for_images, for_weight):
-    """Channels are the last axis of all arrays; a kernel's taps are its first two. Adds to the last array."""
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, parallel=True)
+def fill_gradients(images, gradient, weight, stride, padding, for_images):
+    """Fill the images' gradient and return the kernels'; a kernel's taps are the first two axes of ``weight``."""
     n, height, width, n_channels = images.shape
     out_height, out_width = gradient.shape[1:3]
     tall, wide = weight.shape[:2]
-    for block in prange(-(-n_channels // BLOCK)):
-        start, stop = block * BLOCK, min(n_channels, (block + 1) * BLOCK)
-        for i in range(n):
-            for_images[i, :, :, start:stop] = 0  # here, where it stays in the cache
+    n_parts = min(n, PARTS)
+    sums = np.zeros((n_parts, tall, wide, n_channels), np.float32)
+    for part in prange(n_parts):
+        for i in range(part * n // n_parts, (part + 1) * n // n_parts):
+            for_images[i] = 0  # here, where it stays in the cache
             for out_y in range(out_height):
                 top = out_y * stride[0] - padding[0]
                 for out_x in range(out_width):
                     left = out_x * stride[1] - padding[1]
-                    slope = ((i * out_height + out_y) * out_width + out_x) * n_channels
                     for tap_y in range(max(0, -top), min(tall, height - top)):
                         for tap_x in range(max(0, -left), min(wide, width - left)):
-                            pixel = ((i * height + top + tap_y) * width + left + tap_x) * n_channels
-                            tap = (tap_y * wide + tap_x) * n_channels
-                            for c in range(start, stop, LANES):
-                                _add_tap(gradient, slope + c, images, for_images, pixel + c, weight, for_weight, tap + c)
+                            y, x = top + tap_y, left + tap_x
+                            for c in range(n_channels):
+                                slope = gradient[i, out_y, out_x, c]
+                                for_images[i, y, x, c] += slope * weight[tap_y, tap_x, c]
+                                sums[part, tap_y, tap_x, c] += slope * images[i, y, x, c]
+    return sums.sum(0)
 
 
-def _describe_pixel(
-    on: Vectors,
-    slopes: Any,
-    images: Any,
-    targets: Any,
-    place: Any,
-    scale: Any,
-    mean: Any,
-    sums: Any,
-    spreads: Any,
-    channel: Any,
-) -> None:
-    """One pixel of a batch norm, for a vector of channels."""
-    value = on.load(slopes, place)
-    on.store(on.multiply(value, on.load(scale, channel)), targets, place)
-    on.store(on.add(value, on.load(sums, channel)), sums, channel)
-    distance = on.subtract(on.load(images, place), on.load(mean, channel))
-    on.store(on.multiply_add(value, distance, on.load(spreads, channel)), spreads, channel)
-
-
-_add_pixel = vector_kernel(_describe_pixel)
-
-
-@njit(cache=True, error_model="numpy", parallel=True)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, parallel=True)
 def fill_norm_gradients(images, gradient, scale, mean, for_images, sums, spreads):
-    """Channels are the last axis of all arrays. Adds to the last two, which have a row for each image."""
+    """Fill the images' gradient; add that of bias and weight to the last two, which have a row for each image."""
     n, height, width, n_channels = images.shape
     for i in prange(n):
-        own_sums, own_spreads = sums[i], spreads[i]
-        for pixel in range(i * height * width, (i + 1) * height * width):
-            for c in range(0, n_channels, LANES):
-                place = pixel * n_channels + c
-                _add_pixel(gradient, images, for_images, place, scale, mean, own_sums, own_spreads, c)
+        for y in range(height):
+            for x in range(width):
+                for c in range(n_channels):
+                    slope = gradient[i, y, x, c]
+                    for_images[i, y, x, c] = slope * scale[c]
+                    sums[i, c] += slope
+                    spreads[i, c] += slope * (images[i, y, x, c] - mean[c])

@@ -1,26 +1,24 @@
 """Sums of a sigmoid and its slope along a sorted list, for every place of the list at once.
 
 With ``z = exp(-gap / tau)`` the sigmoid of a negative gap is ``z / (1 + z)`` and its slope ``z / (1 + z)**2``, both
-polynomials in z without constant term, to 1.6e-6 and 1.4e-5 of their value. So all that is needed at a place are the sums
-of ``z, z**2 ... z**8`` over the items below it (or above), and moving to the next place multiplies them by powers of one
+polynomials in z without constant term, to 1.6e-6 and 1.4e-5 of their value. So all that a place takes are the sums of
+``z, z**2 ... z**8`` over the items below it (or above), and moving to the next place multiplies them by powers of one
 number. To keep a vector unit busy the list is cut into pieces of equal length, one a lane: each piece is walked from a
 start of zero, what reaches its end is carried from piece to piece, and each is walked again from its true start.
 
 A list of n places is held by ``n_steps`` rows of ``n_lanes`` columns: place i is in row ``i % n_steps`` of column
-``i // n_steps``.
+``i // n_steps``. A walk takes a tile of ``LANES`` columns at a time; the sums of a tile, ``N_SUMS`` rows of ``LANES``, are
+together in ``states``: the compiler sees then that no two overlap, and makes vectors of the loop over the lanes.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
 from numba import njit
-from numba.core import cgutils
 
-from sightline.kernels.vectors import LANES, Vectors, vector_kernel
+from sightline.kernels.pairs import LOG2_E, ONE, ZERO, power_of_two
 
+LANES = 16  # of a tile: one vector or two, by processor
 DEGREE = 8
+N_SUMS = DEGREE + 1
 # z / (1 + z) = z * (VALUE[0] + VALUE[1] z + ...), the least relative error on [0, 1] among those exact at z = 1: a step
 # upwards, however small, counts at least one half.
 VALUE = [
@@ -31,153 +29,234 @@ SLOPE = [  # the same for z / (1 + z)**2
     0.9999861943492291, -1.998376210771728, 2.966697774589413, -3.724211551188805,
     3.7934913999306046, -2.7948206211194933, 1.263177505245626, -0.25594449103484557,
 ]  # fmt: skip
-TINY = 1e-30  # added where a number could become denormal, which takes a processor a hundred times as long
+VALUES, SLOPES = tuple(map(np.float32, VALUE)), tuple(map(np.float32, SLOPE))
+TINY = np.float32(1e-30)  # added where a number could become denormal, which takes a processor a hundred times as long
 NOT_AN_ITEM = 127  # the level of a place that holds none
 
-Read = Callable[..., None]
+
+@njit(cache=True, error_model="numpy")
+def aligned(n):
+    """So many float32 from a line of the cache on: a vector that lies across two is stored and read back slowly."""
+    raw = np.empty(n + LANES, np.float32)
+    skipped = (-raw.ctypes.data // 4) % LANES
+    return raw[skipped : skipped + n]
 
 
-def _walk(upwards: bool, read: Read | None, dropping: bool = False) -> Any:
-    """A walk along a tile of pieces; without ``read`` from zero, leaving what reaches the end in ``states``.
-
-    With ``dropping`` a place may also end what an item ``delta`` below began: ``drops`` is added to the d-th sum times
-    ``fades[d]``, and to a ninth sum, which does not decay.
-    """
-
-    def describe(v: Vectors, decays: Any, gains: Any, drops: Any, fades: Any, n_steps: Any, n_lanes: Any, tile: Any,
-                 states: Any, *operands: Any) -> None:  # fmt: skip
-        builder = v.builder
-        n_states = DEGREE + dropping
-        lines = [builder.add(tile, builder.mul(n_lanes, ir.Constant(n_lanes.type, d))) for d in range(n_states)]
-        sums = [v.variable(v.number(0.0) if read is None else v.load(states, line)) for line in lines]
-        tiny = v.number(TINY)
-        fade = [v.spread(builder.load(builder.gep(fades, [ir.Constant(tile.type, d)]))) for d in range(DEGREE * dropping)]
-        with cgutils.for_range(builder, n_steps) as loop:
-            step = loop.index if upwards else builder.sub(builder.sub(n_steps, loop.index), ir.Constant(tile.type, 1))
-            place = builder.add(builder.mul(step, n_lanes), tile)
-            z, gain = v.load(decays, place), v.load(gains, place)
-            values = [builder.load(register) for register in sums]
-            powers = [z]
-            for _ in range(1, DEGREE):
-                powers.append(v.multiply_add(powers[-1], z, tiny))
-
-            def decayed(values: list[Any]) -> list[Any]:
-                kept = [v.multiply_add(value, power, tiny) for value, power in zip(values, powers, strict=False)]
-                return kept + values[DEGREE:]
-
-            if upwards:
-                values = decayed(values)
-            if read is not None:
-                read(v, values, place, *operands)
-            if dropping:
-                drop = v.load(drops, place)
-                grown = [v.multiply_add(drop, fade[d], v.add(values[d], gain)) for d in range(DEGREE)]
-                values = [*grown, v.subtract(values[DEGREE], drop)]
-            else:
-                values = [v.add(value, gain) for value in values]
-            if not upwards:
-                values = decayed(values)
-            for register, value in zip(sums, values, strict=True):
-                builder.store(value, register)
-        if read is None:
-            for register, line in zip(sums, lines, strict=True):
-                v.store(builder.load(register), states, line)
-
-    return vector_kernel(describe)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _read(states, at):
+    """The sums of one lane."""
+    return (states[at], states[at + LANES], states[at + 2 * LANES], states[at + 3 * LANES],
+            states[at + 4 * LANES], states[at + 5 * LANES], states[at + 6 * LANES], states[at + 7 * LANES])  # fmt: skip
 
 
-def _constants(v: Vectors, numbers: list[float]) -> list[Any]:
-    return [v.number(number) for number in numbers]
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _write(states, at, sums):
+    states[at], states[at + LANES], states[at + 2 * LANES], states[at + 3 * LANES] = sums[0], sums[1], sums[2], sums[3]
+    at += 4 * LANES
+    states[at], states[at + LANES], states[at + 2 * LANES], states[at + 3 * LANES] = sums[4], sums[5], sums[6], sums[7]
 
 
-def _read_below(v: Vectors, sums: list[Any], place: Any, values: Any, slopes: Any) -> None:
-    v.store(v.dot(sums, _constants(v, VALUE)), values, place)
-    v.store(v.dot(sums, _constants(v, SLOPE)), slopes, place)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _decayed(sums, z):
+    """Each sum times its power of z."""
+    z2 = z * z + TINY
+    z3 = z2 * z + TINY
+    z4 = z2 * z2 + TINY
+    return (sums[0] * z + TINY, sums[1] * z2 + TINY, sums[2] * z3 + TINY, sums[3] * z4 + TINY,
+            sums[4] * (z4 * z + TINY) + TINY, sums[5] * (z4 * z2 + TINY) + TINY,
+            sums[6] * (z4 * z3 + TINY) + TINY, sums[7] * (z4 * z4 + TINY) + TINY)  # fmt: skip
 
 
-def _read_above(v: Vectors, sums: list[Any], place: Any, values: Any, slopes: Any) -> None:
-    v.store(v.subtract(v.load(values, place), v.dot(sums, _constants(v, VALUE))), values, place)
-    v.store(v.add(v.load(slopes, place), v.dot(sums, _constants(v, SLOPE))), slopes, place)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _added(sums, more):
+    return (sums[0] + more[0], sums[1] + more[1], sums[2] + more[2], sums[3] + more[3],
+            sums[4] + more[4], sums[5] + more[5], sums[6] + more[6], sums[7] + more[7])  # fmt: skip
 
 
-def _read_above_and_far(v: Vectors, sums: list[Any], place: Any, values: Any, slopes: Any, fades: Any, levels: Any) -> None:
-    """At a place that is no item: the sums as they are ``delta`` further down."""
-    kind = v.load(levels, place)
-    no_item = v.builder.icmp_signed("==", kind, ir.Constant(kind.type, [NOT_AN_ITEM] * LANES))
-    fade = [v.spread(v.builder.load(v.builder.gep(fades, [ir.Constant(place.type, d)]))) for d in range(DEGREE)]
-    faded = [v.multiply_add(value, v.where(no_item, factor, v.number(1.0)), v.number(TINY))
-             for value, factor in zip(sums, fade, strict=True)]  # fmt: skip
-    value, slope = v.dot(faded, _constants(v, VALUE)), v.dot(faded, _constants(v, SLOPE))
-    v.store(v.where(no_item, value, v.subtract(v.load(values, place), value)), values, place)
-    v.store(v.where(no_item, slope, v.add(v.load(slopes, place), slope)), slopes, place)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _grown(sums, gain):
+    return _added(sums, (gain, gain, gain, gain, gain, gain, gain, gain))
 
 
-def _read_slope(v: Vectors, sums: list[Any], place: Any, sources: Any, slopes: Any) -> None:
-    slope = v.dot(sums, _constants(v, SLOPE))
-    v.store(v.multiply_add(slope, v.load(sources, place), v.load(slopes, place)), slopes, place)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _scaled(sums, c):
+    """Each sum times its coefficient, or each coefficient times its fade."""
+    return (sums[0] * c[0], sums[1] * c[1], sums[2] * c[2], sums[3] * c[3],
+            sums[4] * c[4], sums[5] * c[5], sums[6] * c[6], sums[7] * c[7])  # fmt: skip
 
 
-def _read_slope_and_line(v: Vectors, sums: list[Any], place: Any, sources: Any, slopes: Any, line: Any) -> None:
-    slope = v.multiply_add(sums[DEGREE], v.spread(line), v.dot(sums[:DEGREE], _constants(v, SLOPE)))
-    v.store(v.multiply_add(slope, v.load(sources, place), v.load(slopes, place)), slopes, place)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _polynomial(sums, c):
+    """Sum of products, in two chains: each of them waits half as long for the numbers before."""
+    even = sums[0] * c[0] + TINY + sums[2] * c[2] + sums[4] * c[4] + sums[6] * c[6]
+    odd = sums[1] * c[1] + TINY + sums[3] * c[3] + sums[5] * c[5] + sums[7] * c[7]
+    return even + odd
 
 
-end_upwards, end_downwards, end_dropping = _walk(True, None), _walk(False, None), _walk(True, None, dropping=True)
-read_below, read_above = _walk(True, _read_below), _walk(False, _read_above)
-read_above_and_far = _walk(False, _read_above_and_far)
-read_slope_below, read_slope_above = _walk(True, _read_slope), _walk(False, _read_slope)
-read_slope_and_line = _walk(True, _read_slope_and_line, dropping=True)
-
-
-def _describe_decays(v: Vectors, gaps: Any, n_vectors: Any, sharpness: Any, decays: Any) -> None:
-    scale = v.multiply(v.spread(sharpness), v.number(-1.4426950408889634))
-    with cgutils.for_range(v.builder, n_vectors) as loop:
-        place = v.builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
-        v.store(v.exponential(v.multiply(v.load(gaps, place), scale)), decays, place)
-
-
-fill_decays = vector_kernel(_describe_decays)
-
-
-def _describe_chosen(lower: bool) -> Any:
-    def describe(v: Vectors, levels: Any, n_vectors: Any, level: Any, chosen: Any) -> None:
-        wanted = v.spread(v.builder.trunc(level, ir.IntType(8)))
-        with cgutils.for_range(v.builder, n_vectors) as loop:
-            place = v.builder.mul(loop.index, ir.Constant(loop.index.type, LANES))
-            match = v.builder.icmp_signed("<" if lower else "==", v.load(levels, place), wanted)
-            v.store(v.where(match, v.number(1.0), v.number(0.0)), chosen, place)
-
-    return vector_kernel(describe)
-
-
-fill_lower, fill_equal = _describe_chosen(lower=True), _describe_chosen(lower=False)
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
+def _dropped(sums, drop, fades):
+    """What an item ``delta`` below began, and now ends."""
+    return _added(sums, _scaled(fades, (drop, drop, drop, drop, drop, drop, drop, drop)))
 
 
 @njit(cache=True, error_model="numpy", fastmath={"contract"})
-def carry(states, wholes, n_lanes, upwards, dropping):
+def end_upwards(decays, gains, n_steps, n_lanes, states):
+    """Walk each piece up from zero; leave what reaches its end."""
+    states[: n_lanes * N_SUMS] = 0.0
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for step in range(n_steps):
+            place = np.uint64(step * n_lanes + tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _read(mine, at)
+                _write(mine, at, _grown(_decayed(sums, decays[here]), gains[here]))
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def end_dropping(decays, gains, drops, fades, n_steps, n_lanes, states):
+    """:func:`end_upwards` where a place may end what an item ``delta`` below began.
+
+    ``drops`` is added to the d-th sum times ``fades[d]``, and taken from a ninth sum, which does not decay.
+    """
+    states[: n_lanes * N_SUMS] = 0.0
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for step in range(n_steps):
+            place = np.uint64(step * n_lanes + tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _decayed(_read(mine, at), decays[here])
+                _write(mine, at, _dropped(_grown(sums, gains[here]), drops[here], fades))
+                mine[at + DEGREE * LANES] -= drops[here]
+
+
+@njit(cache=True, error_model="numpy")
+def rows_downwards(n_steps, n_lanes):
+    """Where each row begins, the last first.
+
+    The walks down read it: of a place that it works out itself the compiler asks at every row whether arrays overlap, gets
+    the bounds of a walk down wrong, and falls back to one number at a time.
+    """
+    rows = np.empty(n_steps, np.uint64)
+    for step in range(n_steps):
+        rows[step] = (n_steps - 1 - step) * n_lanes
+    return rows
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def end_downwards(decays, gains, rows, n_lanes, states):
+    """Walk each piece down from zero; leave what reaches its end."""
+    states[: n_lanes * N_SUMS] = 0.0
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for row in rows:
+            place = row + np.uint64(tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _grown(_read(mine, at), gains[here])
+                _write(mine, at, _decayed(sums, decays[here]))
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def read_below(decays, gains, n_steps, n_lanes, states, values, slopes):
+    """Fill in at each place the sums over the items below."""
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for step in range(n_steps):
+            place = np.uint64(step * n_lanes + tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _decayed(_read(mine, at), decays[here])
+                values[here] = _polynomial(sums, VALUES)
+                slopes[here] = _polynomial(sums, SLOPES)
+                _write(mine, at, _grown(sums, gains[here]))
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def read_above(decays, gains, far, fades, levels, rows, n_lanes, states, values, slopes):
+    """Add at each item the sums over the items above; at a place that is none, fill them in as ``delta`` further down."""
+    faded_values, faded_slopes = _scaled(fades, VALUES), _scaled(fades, SLOPES)
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for row in rows:
+            place = row + np.uint64(tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _read(mine, at)
+                value = values[here] - _polynomial(sums, VALUES)
+                slope = slopes[here] + _polynomial(sums, SLOPES)
+                if far:
+                    item = levels[here] != NOT_AN_ITEM
+                    value = value if item else _polynomial(sums, faded_values)
+                    slope = slope if item else _polynomial(sums, faded_slopes)
+                values[here], slopes[here] = value, slope
+                _write(mine, at, _decayed(_grown(sums, gains[here]), decays[here]))
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def read_slope_below(decays, gains, drops, fades, n_steps, n_lanes, states, sources, line, slopes):
+    """Add at the sources the slopes of the items below and, of those further down than ``delta``, the line's."""
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for step in range(n_steps):
+            place = np.uint64(step * n_lanes + tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _decayed(_read(mine, at), decays[here])
+                last = mine[at + DEGREE * LANES]
+                slopes[here] += sources[here] * (_polynomial(sums, SLOPES) + last * line)
+                _write(mine, at, _dropped(_grown(sums, gains[here]), drops[here], fades))
+                mine[at + DEGREE * LANES] = last - drops[here]
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def read_slope_above(decays, gains, rows, n_lanes, states, sources, slopes):
+    """Add at the sources the slopes of the items above."""
+    for tile in range(0, n_lanes, LANES):
+        mine = states[tile * N_SUMS : (tile + LANES) * N_SUMS]
+        for row in rows:
+            place = row + np.uint64(tile)
+            for i in range(LANES):
+                at = np.uint64(i)
+                here = place + at
+                sums = _read(mine, at)
+                slopes[here] += sources[here] * _polynomial(sums, SLOPES)
+                _write(mine, at, _decayed(_grown(sums, gains[here]), decays[here]))
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def fill_decays(gaps, n, sharpness, decays):
+    """``exp(-gap / tau)``."""
+    scale = sharpness * -LOG2_E
+    for i in range(n):
+        decays[i] = power_of_two(gaps[i] * scale)
+
+
+@njit(cache=True, error_model="numpy")
+def fill_chosen(levels, n, lower, level, chosen):
+    """1 at the items of a lower level, or of this level; 0 elsewhere."""
+    lowest, highest = (np.int8(0), np.int8(level - 1)) if lower else (np.int8(level), np.int8(level))
+    for i in range(n):
+        chosen[i] = ONE if (levels[i] >= lowest) & (levels[i] <= highest) else ZERO
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"})
+def carry(states, wholes, n_lanes, upwards):
     """What reaches each piece's end to what each begins with; ``wholes`` is the decay over a piece."""
-    zero = np.float32(0.0)
-    tiny = np.float32(TINY)
-    a, b, c, d, e, f, g, h, last = zero, zero, zero, zero, zero, zero, zero, zero, zero
+    sums = (ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO)
+    last = ZERO
     for i in range(n_lanes):
         lane = i if upwards else n_lanes - 1 - i
-        z = wholes[lane]
-        z2 = z * z + tiny
-        z3 = z2 * z + tiny
-        z4 = z2 * z2 + tiny
-        end_a, end_b, end_c, end_d = states[0, lane], states[1, lane], states[2, lane], states[3, lane]
-        end_e, end_f, end_g, end_h = states[4, lane], states[5, lane], states[6, lane], states[7, lane]
-        states[0, lane], states[1, lane], states[2, lane], states[3, lane] = a, b, c, d
-        states[4, lane], states[5, lane], states[6, lane], states[7, lane] = e, f, g, h
-        a = a * z + end_a
-        b = b * z2 + end_b
-        c = c * z3 + end_c
-        d = d * z4 + end_d
-        e = e * (z4 * z + tiny) + end_e
-        f = f * (z4 * z2 + tiny) + end_f
-        g = g * (z4 * z3 + tiny) + end_g
-        h = h * (z4 * z4 + tiny) + end_h
-        if dropping:
-            end_last = states[8, lane]
-            states[8, lane] = last
-            last += end_last
+        at = np.uint64(lane // LANES * LANES * N_SUMS + lane % LANES)
+        end, end_last = _read(states, at), states[at + DEGREE * LANES]
+        _write(states, at, sums)
+        states[at + DEGREE * LANES] = last
+        sums = _added(_decayed(sums, wholes[lane]), end)
+        last += end_last

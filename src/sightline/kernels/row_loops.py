@@ -51,3 +51,29 @@ def look_up(pixels, values, found):
     for i in range(len(pixels)):
         for channel in range(3):
             found[i, channel] = values[pixels[i, channel], channel]
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def _number(bits, shift):
+    """The float32 whose upper bits these are: all 32, or the 16 of a bfloat16."""
+    return np.uint32(np.uint32(bits) << shift).view(np.float32)
+
+
+@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
+def through_layers(row, weights, biases, shift, slope, n_chunks):
+    """A float32 row through linear layers, what is below 0 then times ``slope``: as fast as the weights can be read.
+
+    ``weights`` are bits, uint32 with the shift 0 or uint16 with 16; ``biases`` are float32.
+    """
+    for layer in range(len(weights)):
+        weight, bias, before = weights[layer], biases[layer], row
+        n_outputs, dim = weight.shape
+        row = np.empty(n_outputs, np.float32)
+        for chunk in prange(n_chunks):
+            for i in range(chunk * n_outputs // n_chunks, (chunk + 1) * n_outputs // n_chunks):
+                total = np.float32(0.0)
+                for d in range(dim):
+                    total += _number(weight[i, d], shift) * before[d]
+                total += bias[i]
+                row[i] = total if total > 0 else slope * total
+    return row

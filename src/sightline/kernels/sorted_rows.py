@@ -18,26 +18,200 @@ import numpy as np
 from numba import njit, prange
 
 from sightline.kernels.lane_sums import (
-    DEGREE,
+    LANES,
+    N_SUMS,
+    NOT_AN_ITEM,
+    aligned,
     carry,
     end_downwards,
     end_dropping,
     end_upwards,
+    fill_chosen,
     fill_decays,
-    fill_equal,
-    fill_lower,
     read_above,
-    read_above_and_far,
     read_below,
     read_slope_above,
-    read_slope_and_line,
     read_slope_below,
+    rows_downwards,
 )
-from sightline.kernels.pairs import NEGLIGIBLE, counts_by_pairs, gradient_by_pairs
-from sightline.kernels.row_layout import lay_out, room, sort_row
-from sightline.kernels.vectors import LANES
+from sightline.kernels.pairs import NEGLIGIBLE, ONE, counts_by_pairs, gradient_by_pairs
 
 FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
+LONGEST_PIECE = 32
+SHORT_ROW = 1500  # items; fewer are sorted by digits of 8 bits
+COLUMN_BITS = 25  # of a sort key; 7 more hold the level
+MOST_ITEMS = 1 << COLUMN_BITS
+
+
+@njit(cache=True, error_model="numpy")
+def sort_row(scores, levels, keys, spare, buckets):
+    """Ascending order; a key holds score, in bits that keep its order, level and column. Items not in the list are last."""
+    bits = scores.view(np.uint32)
+    n = len(scores)
+    sign, all_ones = np.uint64(0x80000000), np.uint64(0xFFFFFFFF)
+    for j in range(n):  # without a branch, so that it becomes vectors
+        b = np.uint64(bits[j])
+        b = np.uint64(0) if b == sign else b  # -0.0 is 0.0
+        b ^= ((np.uint64(0) - (b >> np.uint64(31))) & all_ones) | sign
+        b = all_ones if levels[j] < 0 else b
+        keys[j] = (b << np.uint64(32)) | np.uint64(np.uint8(levels[j])) << np.uint64(COLUMN_BITS) | np.uint64(j)
+    width = 8 if n < SHORT_ROW else 11  # bits of a digit
+    n_digits, mask = -(-32 // width), np.uint64((1 << width) - 1)
+    buckets[:n_digits, : 1 << width] = 0
+    first, second, third, fourth = (
+        np.uint64(32),
+        np.uint64(32 + width),
+        np.uint64(32 + 2 * width),
+        np.uint64(32 + 3 * width),
+    )
+    for i in range(n):
+        key = keys[i]
+        buckets[0, (key >> first) & mask] += 1
+        buckets[1, (key >> second) & mask] += 1
+        buckets[2, (key >> third) & mask] += 1
+        if n_digits == 4:
+            buckets[3, (key >> fourth) & mask] += 1
+    source, target = keys, spare
+    for digit in range(n_digits):
+        shift = np.uint64(32 + width * digit)
+        total = 0
+        for d in range(1 << width):
+            c = buckets[digit, d]
+            buckets[digit, d] = total
+            total += c
+        for i in range(n):
+            key = source[i]
+            d = (key >> shift) & mask
+            target[buckets[digit, d]] = key
+            buckets[digit, d] += 1
+        source, target = target, source
+    return source
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def _score_bits(key):
+    """The bits of the score in a key."""
+    b = np.uint32(key >> np.uint64(32))
+    return b & np.uint32(0x7FFFFFFF) if b & np.uint32(0x80000000) else ~b
+
+
+@njit(cache=True, error_model="numpy")
+def _shape(n_all):
+    """Lanes and steps that hold so many places; an odd number of vectors, or steps would meet in one part of the cache."""
+    n_lanes = LANES * (n_all // (LANES * LONGEST_PIECE) | 1)
+    return n_lanes, -(-n_all // n_lanes)
+
+
+@njit(cache=True, error_model="numpy")
+def room(n_items, n_targets):
+    """Places and lanes that a row needs at most."""
+    n_lanes, n_steps = _shape(n_items + n_targets)
+    return n_lanes * (n_steps + 1), n_lanes
+
+
+@njit(cache=True, error_model="numpy")
+def _untie(values, jump, own, first, last, n_tied, seen, before):
+    """Take the jump back from the items of lower levels that tie with the targets of a group."""
+    for t in range(first, last):
+        values[t, 0] -= jump * (n_tied - seen[own[t]] + before[own[t]])
+
+
+@njit(cache=True, error_model="numpy")
+def lay_out(
+    order, scores, n, sup, rho, delta, jump, top, strict, n_levels, totals, counted, gaps, kinds, columns,
+    worth, place, far_place, own, ranks, graded, values, slopes, own_scores, far,
+):  # fmt: skip
+    """The sorted row and the targets' second places as lanes, and for each target in order what can be counted exactly.
+
+    ``totals[m]`` counts the items of level m and above. The smooth part remains to be added to ``values`` and ``slopes``.
+    """
+    bits = scores.view(np.uint32)  # in order
+    for i in range(n):
+        bits[i] = _score_bits(order[i])
+    n_second = 0
+    if sup:
+        for i in range(n):
+            if np.float64(scores[n - 1]) - scores[i] <= delta:  # rounded, a gap of about delta may lie on either side
+                break
+            n_second += (order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127) > 0
+    n_lanes, n_steps = _shape(n + n_second)
+    counted[:] = 0.0
+    seen, before, sums = counted[0], counted[1], counted[2]  # of level m and above: so far, below this score; their sum
+    step, at, lane = 0, 0, 0  # at is the place: row `step` of column `lane`
+    t, v, first_tied, group, sum_so_far = 0, 0, 0, 0, 0.0
+    last = last_item = scores[0]
+    for i in range(n):
+        x = scores[i]
+        while v < n_second and v < t and np.float64(x) - own_scores[v] > delta:
+            edge = max(np.float32(own_scores[v] + delta), last)
+            gaps[at], kinds[at], columns[at] = edge - last, NOT_AN_ITEM, -1
+            far_place[v] = at
+            far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
+            last = edge
+            v += 1
+            step += 1
+            at += n_lanes
+            if step == n_steps:
+                step, lane = 0, lane + 1
+                at = lane
+        level = np.int64((order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127))
+        column = np.int32(order[i] & np.uint64(MOST_ITEMS - 1))
+        gaps[at], kinds[at], columns[at] = max(x - last, np.float32(0.0)), level, column
+        if x != last_item:
+            if strict:
+                _untie(values, jump, own, first_tied, t, i - group, seen, before)
+            group, last_item, first_tied = i, x, t
+        if level > 0:
+            if t == first_tied:
+                for m in range(1, n_levels):
+                    before[m] = seen[m]
+            place[t], far_place[t], own[t], own_scores[t] = at, -1, level, x
+            not_below = totals[level] - before[level]
+            ranks[t] = not_below
+            if len(worth):
+                at_least, sum_worth = totals[1] - before[1], 0.0
+                for m in range(1, n_levels):
+                    higher = totals[m + 1] - before[m + 1]
+                    sum_worth += (at_least - higher) * min(worth[m], worth[level])
+                    at_least = higher
+                graded[t] = sum_worth
+            if sup:
+                values[t, 0] = n - i - totals[level] + seen[level] + jump * (n - group - not_below)
+                slopes[t, 0] = 0.0
+            else:
+                rest = n - 1 - i
+                for m in range(n_levels - 1, 0, -1):
+                    beyond = totals[m] - totals[m + 1] - seen[m] + seen[m + 1] - (m == level)
+                    values[t, m] = beyond + 0.5 * (m == level)
+                    rest -= beyond
+                    slopes[t, m] = 0.0
+                values[t, 0] = rest
+                slopes[t, 0] = 0.0
+            for m in range(1, level + 1):
+                seen[m] += 1.0
+                sums[m] += x
+            t += 1
+        sum_so_far += x
+        last = max(x, last)
+        step += 1
+        at += n_lanes
+        if step == n_steps:
+            step, lane = 0, lane + 1
+            at = lane
+    while lane < n_lanes:
+        gaps[at], kinds[at], columns[at] = 0.0, NOT_AN_ITEM, -1
+        step += 1
+        at += n_lanes
+        if step == n_steps:
+            step, lane = 0, lane + 1
+            at = lane
+    if strict:
+        _untie(values, jump, own, first_tied, t, n - group, seen, before)
+    for k in range(v):
+        n_far, far_sum = far[k, 0], sum_so_far - sums[own[k]] - far[k, 1]
+        values[k, 0] += (top - 1.0) * n_far + rho * (far_sum - n_far * (np.float64(own_scores[k]) + delta))
+        slopes[k, 0] = rho * n_far
+    return n_lanes, n_steps
 
 
 @njit(cache=True, error_model="numpy")
@@ -47,7 +221,7 @@ def _fill_wholes(gaps, n_lanes, n_steps, tau, sums, wholes):
     for step in range(n_steps):
         for lane in range(n_lanes):
             sums[lane] += gaps[step * n_lanes + lane]
-    fill_decays(sums, n_lanes // LANES, np.float32(1.0) / tau, wholes)
+    fill_decays(sums, n_lanes, ONE / tau, wholes)
 
 
 @njit(cache=True, error_model="numpy")
@@ -57,29 +231,17 @@ def _add_smooth_counts(
 ):  # fmt: skip
     """The sums along the list, read at each target's two places."""
     n_targets = np.int64(totals[1])
-    table = states[: (DEGREE + 1) * n_lanes].reshape(DEGREE + 1, n_lanes)
-    sharpness = np.float64(1.0) / tau
-    n_vectors = n_lanes * n_steps // LANES
+    sharpness, rows = np.float64(1.0) / tau, rows_downwards(n_steps, n_lanes)
     for level in range(sup, n_levels):
         if totals[level] == totals[level + 1]:  # no target of this level, or no source
             continue
-        if sup:
-            fill_lower(kinds, n_vectors, level, gains)
-        else:
-            fill_equal(kinds, n_vectors, level, gains)
-        for tile in range(0, n_lanes, LANES):
-            end_upwards(decays, gains, gains, fades, n_steps, n_lanes, tile, states)
-        carry(table, wholes, n_lanes, True, False)
-        for tile in range(0, n_lanes, LANES):
-            read_below(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope)
-        for tile in range(0, n_lanes, LANES):
-            end_downwards(decays, gains, gains, fades, n_steps, n_lanes, tile, states)
-        carry(table, wholes, n_lanes, False, False)
-        for tile in range(0, n_lanes, LANES):
-            if sup:
-                read_above_and_far(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope, fades, kinds)
-            else:
-                read_above(decays, gains, gains, fades, n_steps, n_lanes, tile, states, value, slope)
+        fill_chosen(kinds, n_lanes * n_steps, sup, level, gains)
+        end_upwards(decays, gains, n_steps, n_lanes, states)
+        carry(states, wholes, n_lanes, True)
+        read_below(decays, gains, n_steps, n_lanes, states, value, slope)
+        end_downwards(decays, gains, rows, n_lanes, states)
+        carry(states, wholes, n_lanes, False)
+        read_above(decays, gains, sup == 1, fades, kinds, rows, n_lanes, states, value, slope)
         for t in range(n_targets):
             if not sup:
                 values[t, level] += value[place[t]]
@@ -99,11 +261,9 @@ def _gradient_by_sort(
     states, moved, place, far_place, own, weights, slopes, gradient,
 ):  # fmt: skip
     """Gradient of one row; weights (P, R) is that of the loss with respect to the values."""
-    n_vectors = n_lanes * n_steps // LANES
     n_places = n_lanes * n_steps
-    table = states[: (DEGREE + 1) * n_lanes].reshape(DEGREE + 1, n_lanes)
-    sharpness = np.float32(1.0) / tau
-    line = np.float32(rho * tau)
+    sharpness = ONE / tau
+    line, rows = np.float32(rho * tau), rows_downwards(n_steps, n_lanes)
     moved[:n_places] = 0.0
     for level in range(sup, n_levels):
         gains[:n_places] = 0.0
@@ -118,26 +278,16 @@ def _gradient_by_sort(
                     drops[far_place[t]] = -w
         if not found:
             continue
+        fill_chosen(kinds, n_places, sup, level, sources)
         if sup:
-            fill_lower(kinds, n_vectors, level, sources)
+            end_dropping(decays, gains, drops, fades, n_steps, n_lanes, states)
         else:
-            fill_equal(kinds, n_vectors, level, sources)
-        for tile in range(0, n_lanes, LANES):
-            if sup:
-                end_dropping(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
-            else:
-                end_upwards(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
-        carry(table, wholes, n_lanes, True, sup)
-        for tile in range(0, n_lanes, LANES):
-            if sup:
-                read_slope_and_line(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved, line)
-            else:
-                read_slope_below(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved)
-        for tile in range(0, n_lanes, LANES):
-            end_downwards(decays, gains, drops, fades, n_steps, n_lanes, tile, states)
-        carry(table, wholes, n_lanes, False, False)
-        for tile in range(0, n_lanes, LANES):
-            read_slope_above(decays, gains, drops, fades, n_steps, n_lanes, tile, states, sources, moved)
+            end_upwards(decays, gains, n_steps, n_lanes, states)
+        carry(states, wholes, n_lanes, True)
+        read_slope_below(decays, gains, drops, fades, n_steps, n_lanes, states, sources, line, moved)
+        end_downwards(decays, gains, rows, n_lanes, states)
+        carry(states, wholes, n_lanes, False)
+        read_slope_above(decays, gains, rows, n_lanes, states, sources, moved)
     for t in range(n_targets):
         own_share = np.float32(0.0)
         for m in range(weights.shape[1]):
@@ -150,14 +300,17 @@ def _gradient_by_sort(
 
 
 @njit(cache=True, error_model="numpy")
+def _fade(tau, delta, power):
+    """``exp(-delta / tau)`` to a power."""
+    fade = np.float32(np.exp(-np.float64(delta) / tau * power))
+    return fade if fade > NEGLIGIBLE else np.float32(0.0)
+
+
+@njit(cache=True, error_model="numpy")
 def _fades(tau, delta):
-    """``exp(-delta / tau)`` to the powers 1 ... DEGREE."""
-    fades = np.zeros(DEGREE, np.float32)
-    for d in range(DEGREE):
-        fades[d] = np.exp(-np.float64(delta) / tau * (d + 1))
-        if fades[d] < NEGLIGIBLE:
-            fades[d] = 0.0
-    return fades
+    """Its powers 1 to 8, as numbers: to read an array, a loop over lanes would have to stop at each."""
+    return (_fade(tau, delta, 1), _fade(tau, delta, 2), _fade(tau, delta, 3), _fade(tau, delta, 4),
+            _fade(tau, delta, 5), _fade(tau, delta, 6), _fade(tau, delta, 7), _fade(tau, delta, 8))  # fmt: skip
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
@@ -175,23 +328,21 @@ def smooth_count_rows(
     n_room, n_lanes_most = room(n_items, place.shape[1])
     fades = _fades(tau, delta)
     for chunk in prange(n_chunks):
-        x = np.empty(-(-n_items // LANES) * LANES, np.float32)
-        kind = np.empty(len(x), np.int8)
-        smooth, steep = np.empty(max(n_room, len(x)), np.float32), np.empty(max(n_room, len(x)), np.float32)
+        x = np.empty(n_items, np.float32)
+        smooth, steep = aligned(n_room), aligned(n_room)
         keys, spare = np.empty(n_items, np.uint64), np.empty(n_items, np.uint64)
         buckets = np.empty((4, 2048), np.int32)
         totals = np.zeros(n_levels + 1)
         counted = np.empty((3, n_levels + 1))
-        gaps, gains, sums = np.empty(n_room, np.float32), np.empty(n_room, np.float32), np.empty(n_room, np.float32)
-        states = np.empty((DEGREE + 1) * n_lanes_most, np.float32)
+        gaps, gains, sums, states = aligned(n_room), aligned(n_room), aligned(n_room), aligned(N_SUMS * n_lanes_most)
         own_scores, far = np.empty(place.shape[1], np.float32), np.empty((place.shape[1], 2))
         for row in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
             if n_targets[row] == 0:
                 continue
             if n_targets[row] <= FEW_TARGETS:
                 counts_by_pairs(
-                    scores[row], levels[row], n_targets[row], n_levels, sup, tau, rho, delta, jump, top, strict, x, kind,
-                    smooth, steep, worth[row], place[row], own[row], ranks[row], graded[row], values[row], slopes[row],
+                    scores[row], levels[row], n_targets[row], n_levels, sup, tau, rho, delta, jump, top, strict, smooth,
+                    steep, worth[row], place[row], own[row], ranks[row], graded[row], values[row], slopes[row],
                 )  # fmt: skip
                 continue
             totals[n_levels] = 0.0
@@ -204,7 +355,7 @@ def smooth_count_rows(
                 values[row], slopes[row], own_scores, far,
             )  # fmt: skip
             shapes[row, 0], shapes[row, 1] = n_lanes, n_steps
-            fill_decays(gaps, n_lanes * n_steps // LANES, np.float32(1.0) / tau, decays[row])
+            fill_decays(gaps, n_lanes * n_steps, ONE / tau, decays[row])
             _fill_wholes(gaps, n_lanes, n_steps, tau, sums, wholes[row])
             _add_smooth_counts(
                 decays[row], kinds[row], wholes[row], fades, n_lanes, n_steps, sup, tau, totals, n_levels, gains, states,
@@ -222,20 +373,16 @@ def smooth_count_gradient(
     n_room, n_lanes_most = room(n_items, place.shape[1])
     fades = _fades(tau, delta)
     for chunk in prange(n_chunks):
-        x = np.empty(-(-n_items // LANES) * LANES, np.float32)
-        kind = np.empty(len(x), np.int8)
-        steep = np.empty(len(x), np.float32)
-        moved = np.empty(max(n_room, len(x)), np.float32)
-        gains, drops, sources = np.empty(n_room, np.float32), np.empty(n_room, np.float32), np.empty(n_room, np.float32)
-        states = np.empty((DEGREE + 1) * n_lanes_most, np.float32)
+        smooth, moved, gains = aligned(n_room), aligned(n_room), aligned(n_room)
+        drops, sources, states = aligned(n_room), aligned(n_room), aligned(N_SUMS * n_lanes_most)
         for row in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
             gradient[row] = 0.0
             if n_targets[row] == 0:
                 continue
             if n_targets[row] <= FEW_TARGETS:
                 gradient_by_pairs(
-                    scores[row], levels[row], n_targets[row], sup, tau, rho, delta, x, kind, steep, moved, place[row],
-                    own[row], weights[row], slopes[row], gradient[row],
+                    scores[row], levels[row], n_targets[row], sup, tau, rho, delta, smooth, sources, moved,
+                    place[row], own[row], weights[row], slopes[row], gradient[row],
                 )  # fmt: skip
                 continue
             _gradient_by_sort(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from sightline.kernels.depthwise import CHANNELS, fill_gradients, fill_norm_gradients
+from sightline.kernels.depthwise import fill_gradients, fill_norm_gradients
 from sightline.kernels.threads import torch_threads
 
 
@@ -38,19 +38,17 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         images, weight = ctx.saved_tensors
         for_images = torch.empty_like(images, memory_format=torch.channels_last)
-        for_weight = torch.zeros_like(weight[:, 0].permute(1, 2, 0), memory_format=torch.contiguous_format)
         with torch_threads():
-            fill_gradients(
+            for_weight = fill_gradients(
                 _channels_last(images),
                 _channels_last(gradients[0]),
                 weight[:, 0].permute(1, 2, 0).contiguous().numpy(),
                 ctx.stride,
                 ctx.padding,
                 for_images.permute(0, 2, 3, 1).numpy(),
-                for_weight.numpy(),
             )
         for_bias = gradients[0].sum((0, 2, 3)) if ctx.has_bias else None
-        return for_images, for_weight.permute(2, 0, 1)[:, None], for_bias, None, None
+        return for_images, torch.from_numpy(for_weight).permute(2, 0, 1)[:, None], for_bias, None, None
 
 
 class _FrozenNorm(torch.autograd.Function):
@@ -146,9 +144,8 @@ def _normalise(  # the parameters of torch.nn.functional.batch_norm
 
 
 def _fits(images: Tensor, weight: Tensor) -> bool:
-    """Whole vectors of float32 on a CPU."""
-    on_cpu = images.device.type == "cpu" and images.dtype == weight.dtype == torch.float32
-    return on_cpu and images.shape[1] % CHANNELS == 0
+    """Float32 on a CPU."""
+    return images.device.type == "cpu" and images.dtype == weight.dtype == torch.float32
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

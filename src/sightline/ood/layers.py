@@ -1,14 +1,13 @@
 """Linear layers that take a single query as fast as their weights can be read."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.kernels.perceptron import through_layers
+from sightline.kernels.row_loops import through_layers
 from sightline.kernels.threads import n_chunks, torch_threads
 
 LARGE = 1 << 20  # weights; with fewer, starting threads costs what they save
@@ -37,19 +36,17 @@ def linear_layers(
         tensor([[-0.9000]])
     """
     if len(features) == 1 and _are_compiled(features, weights):
-        added = biases or [weight.new_zeros(len(weight)) for weight in weights]
-        tables, offsets = (tuple(map(_as_array, tensors)) for tensors in (weights, added))
+        half = weights[0].dtype == torch.bfloat16
+        tables = tuple(weight.view(torch.uint16 if half else torch.uint32).numpy() for weight in weights)
+        offsets = tuple(bias.float().numpy() for bias in biases or [torch.zeros(len(weight)) for weight in weights])
         with torch_threads():
-            found = through_layers(features[0].numpy(), tables, offsets, np.float32(slope), n_chunks(len(weights[-1])))
+            n_parts, shift = n_chunks(len(weights[-1])), np.uint32(16 if half else 0)
+            found = through_layers(features[0].numpy(), tables, offsets, shift, np.float32(slope), n_parts)
         return torch.from_numpy(found)[None]
     for place, weight in enumerate(weights):
         features = F.linear(features, weight.to(features.dtype), biases[place].to(features.dtype) if biases else None)
         features = features if slope == 1 else F.leaky_relu(features, slope)
     return features
-
-
-def _as_array(tensor: Tensor) -> Any:
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _are_compiled(row: Tensor, weights: Sequence[Tensor]) -> bool:

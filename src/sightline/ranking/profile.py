@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.kernels.row_layout import MOST_ITEMS, room
-from sightline.kernels.sorted_rows import smooth_count_gradient, smooth_count_rows
+from sightline.kernels.sorted_rows import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 from sightline.kernels.threads import n_chunks, torch_threads
 from sightline.ranking.block_counts import block_rank_loss
 from sightline.ranking.levels import MOST_LEVELS
