@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from measure import table, write_section
 
-from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
+from sightline.data.readers.glyphs import write_glyphs
 from sightline.evaluation.tables import evaluate_table
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder

@@ -22,8 +22,8 @@ from measure import table, write_section
 from sightline.benchmark.grid import cells_of
 from sightline.benchmark.runs import finished, run_cells
 from sightline.benchmark.suite import read_suite
-from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import Manifest, label_columns, read_manifest
+from sightline.data.readers.glyphs import write_glyphs
 from sightline.evaluation.result import Result, compare
 from sightline.files import replaced
 from sightline.hierarchy.apply import apply_groups, label_groups, with_groups

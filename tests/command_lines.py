@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from sightline.data.benchmarks import READERS
-from sightline.data.collections import COLLECTIONS
+from sightline.data.readers import COLLECTIONS, READERS
 from sightline.errors import InputError
 from sightline.losses import LOSSES
 from sightline.training.recipe import read_recipe, shipped_recipes

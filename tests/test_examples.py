@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sightline import Encoder, Gallery, embed_manifest, evaluate_table, read_card, read_manifest
-from sightline.data.glyphs import draw_glyph
+from sightline.data.readers.glyphs import draw_glyph
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TYPEFACES = ("dejavu-sans", "dejavu-sans-bold", "dejavu-serif", "dejavu-serif-bold", "dejavu-mono", "stix")

@@ -15,8 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from command_lines import shell_lines
-from sightline.data.glyphs import SIZES, GlyphSize
 from sightline.data.manifest import read_manifest
+from sightline.data.readers.glyphs import SIZES, GlyphSize
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.search.gallery import Gallery

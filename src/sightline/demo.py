@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.data.glyphs import write_glyphs
 from sightline.data.manifest import read_manifest
+from sightline.data.readers.glyphs import write_glyphs
 from sightline.evaluation.result import Result
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder

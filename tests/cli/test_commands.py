@@ -111,7 +111,7 @@ def test_search_refuses_a_table_of_another_encoder(sightline, encoder, image_tre
 
 
 def test_prepare_writes_glyphs_and_suggests_the_nearest_name(sightline, tmp_path, monkeypatch):
-    from sightline.data import glyphs
+    from sightline.data.readers import glyphs
 
     monkeypatch.setitem(glyphs.SIZES, "small", glyphs.GlyphSize(6, 2))
     status, out, _ = sightline("data", "prepare", "glyphs", "--out", tmp_path / "glyphs")

@@ -5,9 +5,8 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from sightline.data.benchmarks import READERS
-from sightline.data.collections import COLLECTIONS
 from sightline.data.manifest import read_manifest
+from sightline.data.readers import COLLECTIONS, READERS
 
 
 @pytest.fixture

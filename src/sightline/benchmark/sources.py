@@ -8,10 +8,10 @@ from typing import NamedTuple
 import polars as pl
 
 from sightline.benchmark.suite import DataSet
-from sightline.data.collections.emoji import write_emoji
-from sightline.data.glyphs import write_glyphs
 from sightline.data.images import check_images
 from sightline.data.manifest import Manifest, read_manifest
+from sightline.data.readers.emoji import write_emoji
+from sightline.data.readers.glyphs import write_glyphs
 from sightline.errors import InputError, names, nearest
 from sightline.files import replaced
 

@@ -8,8 +8,8 @@ import typer
 from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
-    from sightline.data.collections import WriteCollection
     from sightline.data.manifest import Manifest
+    from sightline.data.readers import WriteCollection
 
 app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
 
@@ -73,7 +73,7 @@ def _statistics(manifest: "Manifest") -> list[str]:
 @app.command("list")
 def list_sets() -> None:
     """The data sets that `prepare` knows: what each is, and what it needs."""
-    from sightline.data.benchmarks import READERS
+    from sightline.data.readers import READERS
 
     echo("Made or fetched: sightline data prepare NAME")
     for name in (GLYPHS, *_collections()):
@@ -104,9 +104,9 @@ def prepare(
     ] = None,
 ) -> None:
     """Make, fetch or read a data set, and print its manifest's path."""
-    from sightline.data.benchmarks import READERS
-    from sightline.data.benchmarks.prepare import prepare_benchmark
-    from sightline.data.glyphs import write_glyphs
+    from sightline.data.readers import READERS
+    from sightline.data.readers.glyphs import write_glyphs
+    from sightline.data.readers.prepare import prepare_benchmark
     from sightline.errors import InputError, choose, names
 
     known = dict.fromkeys((GLYPHS, *_collections(), *READERS))
@@ -128,6 +128,6 @@ def prepare(
 
 
 def _collections() -> "dict[str, WriteCollection]":
-    from sightline.data.collections import COLLECTIONS
+    from sightline.data.readers import COLLECTIONS
 
     return COLLECTIONS

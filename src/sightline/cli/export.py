@@ -36,7 +36,7 @@ def card(
     notes: Annotated[Path | None, typer.Option(help="Markdown file to add to the card.")] = None,
 ) -> None:
     """Write the model card beside an encoder again, with a result, a licence or notes put into it."""
-    from sightline.data.benchmarks.source import read_text
+    from sightline.data.readers.source import read_text
     from sightline.errors import InputError
     from sightline.evaluation.result import Result
     from sightline.models.card import write_card

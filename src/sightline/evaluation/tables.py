@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.data.benchmarks.dyml import LEVELS
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
+from sightline.data.readers.dyml import LEVELS
 from sightline.errors import InputError, names
 from sightline.evaluation.protocol import DEFAULT_KS, NEVER, by_labels, classes_of, measured, places_of
 from sightline.evaluation.refined import Steps, refined

@@ -1,0 +1,78 @@
+"""Tiny trees in the layout of the published files."""
+
+import shutil
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.data.manifest import Manifest, read_manifest
+from sightline.data.readers.prepare import prepare_benchmark
+from sightline.errors import InputError
+
+
+class Tree:
+    """A folder to put files in, and what preparing it gives."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.out = root.parent / "out" / "set.parquet"
+        root.mkdir(exist_ok=True)
+
+    def text(self, path: str, text: str) -> None:
+        self.data(path, text.encode())
+
+    def data(self, path: str, data: bytes) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_bytes(data)
+
+    def images(self, *paths: str) -> None:
+        """Different from each other, so that their bytes are too."""
+        for path in paths:
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(zlib.crc32(path.encode())).integers(256, size=(5, 6, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(self.root / path)
+
+    def archive(self, name: str, folder: str) -> None:
+        """Pack a folder of the tree and remove it."""
+        packed = self.root / name
+        if packed.suffix == ".zip":
+            shutil.make_archive(str(packed.with_suffix("")), "zip", self.root, folder)
+        else:
+            with tarfile.open(packed, "w:gz") as tar:
+                tar.add(self.root / folder, folder)
+        shutil.rmtree(self.root / folder)
+
+    def prepare(self, reader, **options) -> Manifest:
+        """The manifest that was written and read again; all its images are there. No counts unless they are given."""
+        options = {"counts": {}} | options
+        written = prepare_benchmark(reader, self.root, options.pop("out", self.out), **options)
+        manifest = read_manifest(written, labelled=reader.labelled)
+        assert all(path.is_file() for path in manifest.paths())
+        return manifest
+
+    def complaint(self, reader, **options) -> str:
+        """What is said of the tree, without the root's name; nothing is left behind."""
+        before = sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []
+        with pytest.raises(InputError) as caught:
+            self.prepare(reader, **options)
+        assert (sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []) == before
+        return str(caught.value).replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
+
+
+def columns(manifest: Manifest, *names: str) -> list[tuple]:
+    """The rows of these columns, sorted."""
+    return sorted(manifest.table.select(names).rows())
+
+
+@pytest.fixture
+def tree(tmp_path) -> Tree:
+    return Tree(tmp_path / "files")
+
+
+@pytest.fixture
+def rows():
+    return columns

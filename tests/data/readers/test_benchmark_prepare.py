@@ -1,0 +1,118 @@
+import os
+
+import polars as pl
+import pytest
+
+from sightline.data.manifest import read_manifest
+from sightline.data.readers import READERS
+from sightline.data.readers.prepare import prepare_benchmark
+from sightline.data.readers.products import SOP
+from sightline.data.readers.source import Part
+from sightline.errors import InputError
+
+HEADER = "image_id class_id super_class_id path\n"
+COUNTS = {"train": Part(2, (1, 1)), "test": Part(1, (1, 1))}
+
+
+@pytest.fixture
+def sop(tree):
+    tree.text("Ebay_train.txt", HEADER + "1 1 1 bicycle_final/1_0.JPG\n2 1 1 bicycle_final/1_1.JPG\n")
+    tree.text("Ebay_test.txt", HEADER + "3 2 1 bicycle_final/2_0.JPG\n")
+    tree.images("bicycle_final/1_0.JPG", "bicycle_final/1_1.JPG", "bicycle_final/2_0.JPG")
+    return tree
+
+
+@pytest.mark.parametrize("name", ["set.csv", "set.parquet"])
+@pytest.mark.parametrize("place", ["out", "files", "files/deep/er", "."])
+def test_paths_lead_from_the_manifest_to_the_images(sop, tmp_path, name, place):
+    manifest = sop.prepare(SOP, counts=COUNTS, out=tmp_path / place / name)
+    assert [os.path.isabs(path) for path in manifest.table["path"]] == [False] * 3
+    assert {path.resolve() for path in manifest.paths()} == set((sop.root.resolve() / "bicycle_final").iterdir())
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    assert all(path.is_file() for path in read_manifest(moved / place / name).paths())
+    moved.rename(tmp_path)
+
+
+def test_a_root_through_a_link_and_a_relative_one(sop, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(sop.root)
+    monkeypatch.chdir(tmp_path)
+    for root in ("link", "files"):
+        prepare_benchmark(SOP, root, "m.parquet", counts=COUNTS)
+        assert all(path.is_file() for path in read_manifest(tmp_path / "m.parquet").paths())
+
+
+def test_the_published_counts_are_asked_for_if_none_are_given(sop):
+    said = sop.complaint(SOP, counts=None)
+    assert "6 faults" in said
+    assert "Ebay_train.txt (train): 2 images, 59551 are published: the file is short" in said
+    assert "Ebay_test.txt (test): 1 classes in label_0, 11316 are published" in said
+
+
+def test_more_than_published_is_a_fault_too(sop):
+    said = sop.complaint(SOP, counts={"test": Part(0)})
+    assert "Ebay_test.txt (test): 1 images, 0 are published: it has rows that do not belong to it" in said
+
+
+def test_missing_images_are_counted_and_named_and_a_subset_does_without(sop):
+    (sop.root / "bicycle_final" / "1_1.JPG").unlink()
+    assert "1 of 3 images are not there: 'bicycle_final/1_1.JPG'" in sop.complaint(SOP)
+    with pytest.warns(UserWarning, match=r"1 of 3 images are not there and left out: 'bicycle_final/1_1\.JPG'"):
+        assert len(sop.prepare(SOP, subset=True, counts=COUNTS)) == 2
+
+
+def test_a_subset_of_nothing_is_refused(sop):
+    for file in (sop.root / "bicycle_final").iterdir():
+        file.unlink()
+    assert "none of its 3 images is there" in sop.complaint(SOP, subset=True)
+
+
+def test_paths_listed_twice(sop):
+    sop.text("Ebay_test.txt", HEADER + "3 2 1 bicycle_final/2_0.JPG\n" * 2)
+    assert "1 path is listed more than once: 'bicycle_final/2_0.JPG'" in sop.complaint(SOP)
+
+
+def test_a_class_in_two_splits(sop):
+    sop.text("Ebay_test.txt", HEADER + "3 1 1 bicycle_final/2_0.JPG\n")
+    assert "class '1' is in the splits 'test', 'train', which share no class as published" in sop.complaint(SOP)
+
+
+def test_the_wrong_folder(tree):
+    tree.text("README", "")
+    (tree.root / "images").mkdir()
+    said = tree.complaint(SOP)
+    sought = "'Ebay_train.txt' or 'Stanford_Online_Products/Ebay_train.txt'"
+    assert said == f"ROOT: no file {sought} in this folder; it has 'README', 'images/'"
+
+
+def test_an_empty_folder_no_folder_and_a_file(tree, tmp_path):
+    assert tree.complaint(SOP).endswith("in this folder; it is empty")
+    with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Stanford_Online_Products\.zip'"):
+        prepare_benchmark(SOP, tmp_path / "gone", tmp_path / "m.csv")
+    (tmp_path / "sop.zip").touch()
+    with pytest.raises(InputError, match=r"sop\.zip: it is a file; give the folder it lies in"):
+        prepare_benchmark(SOP, tmp_path / "sop.zip", tmp_path / "m.csv")
+
+
+def test_the_manifest_needs_a_known_ending(sop):
+    assert "must end in one of '.parquet', '.csv'" in sop.complaint(SOP, out=sop.root / "m.txt")
+
+
+def test_an_old_manifest_stays_if_the_new_one_fails(sop):
+    sop.prepare(SOP)
+    before = sop.out.read_bytes()
+    sop.text("Ebay_test.txt", HEADER + "3 2 1\n")
+    assert "Ebay_test.txt: 1 fault\n  line 2: 4 fields are needed, found 3" in sop.complaint(SOP)
+    assert sop.out.read_bytes() == before
+
+
+def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
+    assert len(READERS) == 22
+    for name, reader in READERS.items():
+        assert tree.complaint(reader).startswith("ROOT: no "), name
+        assert reader.about, name
+        assert reader.needs, name
+
+
+def test_written_columns_are_in_order(sop):
+    sop.prepare(SOP)
+    assert pl.read_parquet(sop.out).columns == ["path", "split", "label_0", "label_1"]

@@ -1,0 +1,66 @@
+"""``docs/data.md`` says what the readers assert, and its functions work on what they write."""
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.readers import READERS
+from sightline.data.readers.revisited import ROXFORD
+
+PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def asserted(reader):
+    """As the page writes it."""
+    parts = []
+    for name, part in reader.counts.items():
+        images = "-" if part.images is None else f"{part.images:,}"
+        classes = " < ".join("-" if n is None else f"{n:,}" for n in part.classes)
+        parts.append(f"{name} {images}" + (f": {classes}" if classes else ""))
+    return "; ".join(parts)
+
+
+def test_the_table_has_every_reader_and_its_numbers():
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| ?(.*?) ?\|$", PAGE, flags=re.MULTILINE))
+    assert rows == {name: asserted(reader) for name, reader in READERS.items()}
+
+
+def test_every_reader_has_a_section():
+    headings = " ".join(re.findall(r"^### .*$", PAGE, flags=re.MULTILINE))
+    assert sorted(re.findall(r"`([\w-]+)`", headings)) == sorted(READERS)
+
+
+def functions():
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    return names
+
+
+def test_revisited_as_the_page_says(tree):
+    truth = [{"bbx": [0, 0, 3, 3], "easy": [1], "hard": [], "junk": [0]}]
+    tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": ["a", "b", "c"], "qimlist": ["q"], "gnd": truth}))
+    tree.images(*(f"jpg/{name}.jpg" for name in "abcq"))
+    manifest = tree.prepare(ROXFORD)
+    vectors = np.array([[1, 0], [1, 0], [0.8, 0.6], [0.6, 0.8]], np.float32)  # the query, then a (junk), b (easy), c
+    table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
+    results = functions()["measure_revisited"](tree.out, table)
+    assert (results["easy"]["map"], results["medium"]["map"]) == (1, 1)
+
+
+def test_dyml_as_the_page_says(tree):
+    header = "fname, coarse_id, middle_id, fine_id"
+    for folder in ("train", "mini-bmk_all_in_one"):
+        tree.text(f"{folder}/label.csv", header + "\n".join(f"{n}.jpg, {n % 2}, {n % 2}, {n % 2}" for n in range(4)))
+        tree.images(*(f"{folder}/imgs/{n}.jpg" for n in range(4)))
+    manifest = tree.prepare(READERS["dyml-product"])
+    vectors = np.array([[1, 0], [0, 1]] * 4, np.float32)
+    table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
+    results, means = functions()["measure_dyml"](table)
+    assert list(results) == ["fine", "middle", "coarse"]
+    assert means["recall@1"] == 1

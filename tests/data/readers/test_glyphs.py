@@ -1,0 +1,258 @@
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image, ImageChops, ImageDraw, ImageFont
+
+from sightline.data.readers import glyphs
+from sightline.data.readers.glyphs import GlyphSize, draw_glyph, glyph_labels, glyph_manifest, write_glyphs
+from sightline.errors import InputError
+
+ALPHAS = ("A", "\N{GREEK CAPITAL LETTER ALPHA}", "\N{CYRILLIC CAPITAL LETTER A}")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return glyph_manifest("small")
+
+
+@pytest.fixture(scope="module")
+def full():
+    return glyph_manifest("full")
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(glyphs.SIZES, "tiny", GlyphSize(n_characters=12, n_typefaces=3))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def picture(character: str) -> bytes:  # drawn and cut to its ink without the code under test
+    canvas = Image.new("L", (300, 300))
+    font = ImageFont.truetype(glyphs.FONTS / "DejaVuSans.ttf", 100, layout_engine=ImageFont.Layout.BASIC)
+    ImageDraw.Draw(canvas).text((100, 100), character, fill=255, font=font)
+    cut = canvas.crop(canvas.getbbox())
+    return str(cut.size).encode() + cut.tobytes()
+
+
+def test_sizes_are_as_announced(small, full):
+    assert 3500 <= len(small) <= 4500
+    assert small["label_0"].n_unique() == 500
+    assert 35_000 <= len(full) <= 45_000
+    assert full["label_0"].n_unique() >= 2500
+    for table in (small, full):
+        assert table["path"].is_unique().all()
+        assert table.group_by("label_0").len()["len"].min() >= glyphs.LEAST_TYPEFACES  # each query has answers
+        shares = table.unique("label_0").group_by("split").len().sort("split")
+        assert shares["split"].to_list() == ["test", "train", "val"]
+        assert (shares["len"] / shares["len"].sum()).to_list() == pytest.approx([0.4, 0.5, 0.1], abs=0.05)
+
+
+def test_splits_share_no_character_and_small_is_a_part_of_full(small, full):
+    for table in (small, full):
+        assert table.group_by("label_0").agg(pl.n_unique("split"))["split"].max() == 1
+    assert len(small.join(full, on=small.columns)) == len(small)
+
+
+def test_labels_are_a_tree_below_the_scripts(full):
+    for fine, coarse in (("label_0", "label_1"), ("label_1", "label_2")):
+        assert full.group_by(fine).agg(pl.n_unique(coarse))[coarse].max() == 1
+    assert set(full["label_2"]) == {
+        *("latin", "greek", "cyrillic", "armenian", "georgian", "lao", "number", "punctuation", "mark", "currency"),
+        *("maths", "arrow", "shape", "block", "box", "braille", "symbol"),
+    }
+    assert full.select((pl.col("label_1").str.starts_with(pl.col("label_2") + " ")).all()).item()
+    assert full.select(pl.col("label_1").str.contains(r"^[a-z0-9 -]+[a-z0-9]$").all()).item()
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["LATIN SMALL LETTER E WITH ACUTE", "LATIN CAPITAL LETTER E"], ("latin e", "latin")),
+        (["MODIFIER LETTER SMALL E", "LATIN SMALL LETTER OPEN E"], ("latin e", "latin")),
+        (["LATIN SMALL LETTER O WITH STROKE", "LATIN SMALL LETTER SIDEWAYS O"], ("latin o", "latin")),
+        (["TURNED CAPITAL F", "LATIN SMALL LETTER F"], ("latin f", "latin")),
+        (["MICRO SIGN", "GREEK CAPITAL LETTER MU"], ("greek mu", "greek")),
+        (["CYRILLIC SMALL LETTER SHORT I", "CYRILLIC SMALL LETTER I"], ("cyrillic i", "cyrillic")),
+        (["GEORGIAN CAPITAL LETTER AN", "GEORGIAN SMALL LETTER AN", "GEORGIAN LETTER AN"], ("georgian an", "georgian")),
+        (["SUPERSCRIPT TWO", "CIRCLED DIGIT TWO", "DIGIT TWO"], ("number two", "number")),
+        (["BLACK UP-POINTING TRIANGLE", "WHITE LEFT-POINTING TRIANGLE"], ("shape triangle", "shape")),
+        (["LEFTWARDS ARROW", "LEFTWARDS HARPOON WITH BARB UPWARDS"], ("arrow left", "arrow")),
+        (["BOX DRAWINGS LIGHT QUADRUPLE DASH HORIZONTAL", "BOX DRAWINGS LIGHT UP AND RIGHT"], ("box 2 arms", "box")),
+        (["BRAILLE PATTERN DOTS-1", "BRAILLE PATTERN DOTS-8"], ("braille 1 dots", "braille")),
+        (["SQUARE ROOT", "CUBE ROOT"], ("maths root", "maths")),
+    ],
+)
+def test_labels_follow_the_unicode_name(names, labels):
+    assert [glyph_labels(unicodedata.lookup(name)) for name in names] == [labels] * len(names)
+
+
+def test_no_two_characters_are_one_picture(full):
+    assert len({picture(character) for character in ALPHAS}) == 1  # the sample has what is to be found
+    codes = set(full["label_0"])
+    assert [f"U+{ord(character):04X}" in codes for character in ALPHAS] == [True, False, False]
+    sample = sorted(codes, key=lambda code: int(code[2:], 16))[:700]  # Latin, Greek and Cyrillic
+    assert len({picture(chr(int(code[2:], 16))) for code in sample}) == 700
+
+
+def test_another_seed_gives_another_choice_and_other_pictures(small):
+    assert small.equals(glyph_manifest("small", seed=0))
+    other = glyph_manifest("small", seed=1)
+    assert 3500 <= len(other) <= 4500
+    assert len(set(small["label_0"]) & set(other["label_0"])) < 250
+    both = glyph_manifest("full").join(glyph_manifest("full", seed=1), on="path")
+    assert both.select((pl.col("split") == pl.col("split_right")).mean()).item() < 0.6  # 0.42 by chance
+    assert draw_glyph("g", "stix").tobytes() == draw_glyph("g", "stix", seed=0).tobytes()
+    assert draw_glyph("g", "stix").tobytes() != draw_glyph("g", "stix", seed=1).tobytes()
+
+
+def test_another_process_draws_the_same():  # with another order of sets
+    program = (
+        "import sys; from sightline.data.readers.glyphs import draw_glyph, glyph_manifest;"
+        "sys.stdout.buffer.write(glyph_manifest().write_csv().encode() + draw_glyph('g', 'stix').tobytes())"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    output = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert output == glyph_manifest().write_csv().encode() + draw_glyph("g", "stix").tobytes()
+
+
+def test_small_takes_typefaces_of_all_families_first(small):
+    ascii_letters = small.filter(pl.col("name").str.contains(r"^latin (small|capital) letter [a-z]$"))
+    families = {family + style: family for family in glyphs.FAMILIES for style in glyphs.STYLES}
+    chosen = ascii_letters.with_columns(family=pl.col("typeface").replace_strict(families))
+    n_families = chosen.group_by("label_0").agg(pl.n_unique("family"))["family"]
+    assert len(n_families) > 3
+    assert set(n_families) == {7}  # the display cuts have no letters
+
+
+def test_every_image_of_a_class_has_ink_inside_the_frame_and_its_own_look(small):
+    codes = small["label_0"].unique().sort().gather_every(50).to_list()
+    assert len(codes) == 10
+    for code in codes:
+        character, drawn = chr(int(code[2:], 16)), set()
+        for typeface in small.filter(pl.col("label_0") == code)["typeface"]:
+            image = draw_glyph(character, typeface)
+            assert (image.size, image.mode) == ((64, 64), "RGB")
+            same_draws = glyphs._generator(0, ord(character), 1 + list(glyphs.TYPEFACES).index(typeface))
+            coverage = glyphs._posed(character, typeface, same_draws)
+            assert 0.01 < coverage.mean() < 0.9
+            border = np.concatenate([coverage[0], coverage[-1], coverage[:, 0], coverage[:, -1]])
+            assert border.mean() < 0.02  # not cut off
+            light = np.asarray(image.convert("L")) / 255
+            assert abs(light[coverage > 0.8].mean() - light[coverage < 0.1].mean()) > 0.2
+            drawn.add(image.tobytes())
+        assert len(drawn) == len(small.filter(pl.col("label_0") == code))
+
+
+def test_typefaces_draw_different_shapes():
+    stix, sans, mono = (
+        glyphs._posed("g", typeface, np.random.default_rng(0)) for typeface in ("stix", "dejavu-sans", "dejavu-mono")
+    )
+    assert abs(stix - sans).mean() > 0.05
+    assert abs(sans - mono).mean() > 0.01
+
+
+def test_a_letter_in_computer_modern_is_that_letter():
+    for character in "gQ4":
+        known = [glyphs._ink(character, face, 100).resize((32, 32)) for face in ("computer-modern", "stix")]
+        others = [glyphs._ink(other, "stix", 100).resize((32, 32)) for other in "AxZ7"]
+        distance = [np.asarray(ImageChops.difference(known[0], other)).mean() for other in [known[1], *others]]
+        assert np.argmin(distance) == 0
+    with pytest.raises(InputError, match="typeface 'computer-modern' has no character '#'"):
+        draw_glyph("#", "computer-modern")
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    with pytest.raises(InputError, match="unknown size of glyphs 'smal': did you mean 'small'"):
+        glyph_manifest("smal")
+    with pytest.raises(InputError, match="unknown typeface 'stixx': did you mean 'stix'"):
+        draw_glyph("a", "stixx")
+    with pytest.raises(InputError, match="has no character 'ab'"):
+        draw_glyph("ab", "stix")
+
+
+def test_writing_gives_each_image_its_pure_pixels(tiny, tmp_path):
+    file = write_glyphs(tmp_path / "new" / "glyphs", "tiny", seed=3)
+    assert file == tmp_path / "new" / "glyphs" / "manifest.csv"
+    table = pl.read_csv(file)
+    assert table.equals(glyph_manifest("tiny", seed=3))
+    assert len(table) == 36
+    for path, code, typeface in table.sample(fraction=1, shuffle=True, seed=0)["path", "label_0", "typeface"].rows():
+        with Image.open(file.parent / path) as image:
+            assert image.tobytes() == draw_glyph(chr(int(code[2:], 16)), typeface, seed=3).tobytes()
+    record = json.loads((file.parent / "glyphs.json").read_text())
+    assert record == {"data": "glyphs", "version": glyphs.VERSION, "size": "tiny", "seed": 3, "n_images": 36}
+    assert len(contents(file.parent)) == 36 + 2
+    assert list((tmp_path / "new").iterdir()) == [file.parent]  # nothing left beside it
+    assert contents(write_glyphs(tmp_path / "again", "tiny", seed=3).parent) == contents(file.parent)
+
+
+def test_a_finished_folder_is_returned_without_drawing(tiny, tmp_path, monkeypatch):
+    file = write_glyphs(tmp_path / "glyphs", "tiny")
+    times = {path: path.stat().st_mtime_ns for path in file.parent.rglob("*")}
+
+    def must_not_run(*_):
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(glyphs, "draw_glyph", must_not_run)
+    monkeypatch.setattr(glyphs, "glyph_manifest", must_not_run)
+    assert write_glyphs(tmp_path / "glyphs", "tiny") == file
+    assert {path: path.stat().st_mtime_ns for path in file.parent.rglob("*")} == times
+
+
+@pytest.mark.parametrize("other", ["another seed", "no manifest", "note.txt mine", "glyphs.json {", "glyphs.json []"])
+def test_a_folder_with_other_content_is_refused_and_left_alone(tiny, tmp_path, other):
+    folder = tmp_path / "mine"
+    if other == "another seed":
+        write_glyphs(folder, "tiny", seed=1)
+    elif other == "no manifest":
+        write_glyphs(folder, "tiny").unlink()
+    else:
+        name, text = other.split()
+        folder.mkdir()
+        (folder / name).write_text(text)
+    before = contents(folder)
+    with pytest.raises(InputError, match=r"mine: not empty, and not the glyphs of size 'tiny' and seed 0"):
+        write_glyphs(folder, "tiny")
+    assert contents(folder) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tiny, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(InputError, match="taken: not empty"):
+        write_glyphs(tmp_path / "taken", "tiny")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_an_empty_folder_is_filled(tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert write_glyphs(tmp_path / "empty", "tiny").is_file()
+
+
+def test_an_interrupted_write_leaves_nothing(tiny, tmp_path, monkeypatch):
+    n_drawn = 0
+
+    def stop_midway(character, typeface, seed):
+        nonlocal n_drawn
+        n_drawn += 1
+        if n_drawn == 20:
+            raise KeyboardInterrupt
+        return draw_glyph(character, typeface, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(glyphs, "draw_glyph", stop_midway)
+        with pytest.raises(KeyboardInterrupt):
+            write_glyphs(tmp_path / "glyphs", "tiny")
+    assert n_drawn == 20
+    assert list(tmp_path.iterdir()) == []
+    assert len(pl.read_csv(write_glyphs(tmp_path / "glyphs", "tiny"))) == 36  # and does not stand in the way
