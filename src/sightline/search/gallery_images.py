@@ -14,7 +14,7 @@ from sightline.data.dataset import ImageDataset, consecutive
 from sightline.data.images import load_image
 from sightline.data.manifest import BOX, Manifest, typed_table
 from sightline.data.transforms import eval_transform
-from sightline.errors import InputError
+from sightline.errors import InputError, names
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.search.gallery import Gallery
@@ -118,7 +118,7 @@ def index_images(
 
 def _prefix_of(gallery: Gallery, source: Source) -> str:
     """The prefix of the items of a source; empty where they have none."""
-    of_root = f"{ROOT} == {source.noted!r}"
+    of_root = f"{ROOT} in {source.all_noted!r}"
     prefixed = gallery.filter(f"{of_root} and {PREFIX} != None")
     if not prefixed:
         return ""
@@ -141,9 +141,11 @@ def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: li
                 others[row["id"]] = source.origin(row["id"], before)
     if others:
         first, origin = next(iter(others.items()))
-        hint = "" if origin is None else f"; if they are the same images, moved: --moved-from {origin}"
+        shown = names(list(others)[:3])
+        is_gone = origin is not None and not origin.exists()
+        hint = f"; if they are the same images, moved: --moved-from {origin}" if is_gone else ""
         raise InputError(
-            f"{gallery.folder}: has {len(others)} ids of {manifest.source} already, of other images: {some(list(others))}. "
+            f"{gallery.folder}: has {len(others)} ids of {manifest.source} already, of other images, such as {shown}. "
             f"{first!r} there {'was uploaded or added in Python' if origin is None else f'is of {origin}'}, here it is of "
             f"{source.roots[0]}. Nothing was changed. --prefix NAME puts NAME/ before the ids of {manifest.source}{hint}"
         )

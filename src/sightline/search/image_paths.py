@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from sightline.errors import InputError
 from sightline.search.items import Value
 
 BESIDE = "../"
@@ -73,13 +74,17 @@ class Source:
     Args:
         folder: the gallery's, or an address of Milvus.
         root: the source's.
-        moved_from: where it was before, if it was moved without the gallery.
+        moved_from: where it was before, if it was moved without the gallery; refused if there is still something.
     """
 
     def __init__(self, folder: Path | str, root: Path, moved_from: Path | None = None) -> None:
         self.folder = folder
+        if moved_from is not None and moved_from.exists():
+            raise InputError(f"--moved-from {moved_from}: is still there, so {root} is another folder; use --prefix")
         self.roots = [path.resolve() for path in (root, moved_from) if path is not None]
-        self.noted = stored_path(folder.resolve() if isinstance(folder, Path) else folder, self.roots[0])
+        resolved = folder.resolve() if isinstance(folder, Path) else folder
+        self.all_noted = [stored_path(resolved, path) for path in self.roots]
+        self.noted = self.all_noted[0]
         self._found: dict[str, Path] = {}
 
     def path_of(self, noted: str) -> Path:
