@@ -5,7 +5,7 @@ import test_profile as cases
 import torch
 from torch.testing import assert_close
 
-from sightline.ranking import block_counts
+from sightline.kernels import blocks
 from sightline.ranking import profile as core
 from sightline.ranking.levels import level_counts
 from sightline.ranking.profile import rank_loss
@@ -88,7 +88,7 @@ def test_all_levels_that_int8_holds():
 def test_chunks_of_rows_equal_the_whole(monkeypatch):
     scores, levels = cases.draw("spread", 0.3)
     whole = cases.run(scores, levels, SupStep())
-    monkeypatch.setattr(block_counts, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 1)
     single = cases.run(scores, levels, SupStep())
     assert_close(single[:2], whole[:2], rtol=1e-5, atol=1e-9)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
+from sightline.kernels.blocks import BlockCounts, block_room, rows_at_once
 from sightline.kernels.sorted_rows import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 from sightline.kernels.threads import n_chunks, torch_threads
-from sightline.ranking.block_counts import block_rank_loss
 from sightline.ranking.levels import MOST_LEVELS
 from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
 
@@ -82,7 +82,7 @@ def rank_loss(
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
     more matrix of the scores' size is kept; see :mod:`sightline.kernels.sorted_rows`. On other devices in float32 it is
-    more passes of the same kind: :mod:`sightline.ranking.block_counts`. In float64, and for few relevant items, every pair
+    more passes of the same kind: :mod:`sightline.kernels.blocks`. In float64, and for few relevant items, every pair
     of a relevant item and another is evaluated, in blocks.
 
     Args:
@@ -110,7 +110,9 @@ def rank_loss(
     shares = _shares(n_relevant, scores.dtype)
     many = len(counts) > 0 and bool(n_relevant.max() > FEW_TARGETS)
     if many and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
-        return block_rank_loss(scores, levels, counts, shares, step, lambda *fields: objective(RankProfile(*fields)), worth)
+        with torch.autocast(scores.device.type, enabled=False):
+            loss: Tensor = _BlockRankLoss.apply(scores, levels, counts, shares, step, objective, worth)  # type: ignore[no-untyped-call]
+        return loss
     targets = Targets.where(levels > 0)
     own = targets.of(scores)
     own_level = targets.of(levels.long()).where(targets.valid, 1)
@@ -187,6 +189,44 @@ class _SortedRankLoss(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         # Nothing is copied for a loss that is not part of a sum: one matrix less at the peak.
         return gradient if gradients[0] == 1 else gradient * gradients[0], None, None, None, None, None
+
+
+class _BlockRankLoss(torch.autograd.Function):
+    """:class:`_SortedRankLoss` on any device."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        levels: Tensor,
+        counts: Tensor,
+        shares: Tensor,
+        step: SupStep | SigmoidStep,
+        objective: Objective,
+        worth: Tensor | None,
+    ) -> Tensor:
+        scores, sup = scores.detach(), step if isinstance(step, SupStep) else None
+        gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        n_rows = rows_at_once(scores.shape[1], int(counts[:, 1:].sum(1).max()), counts.shape[1])
+        room = block_room(scores, n_rows)
+        parts = []
+        for start in range(0, len(scores), n_rows):
+            rows = slice(start, start + n_rows)
+            block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step.tau, sup, room)
+            graded = block.graded(None if worth is None else worth[rows])
+            losses, slopes = objective(RankProfile(rows, block.valid, block.level, block.above, graded, block.values))
+            parts.append((losses * shares[rows]).sum())
+            if gradient is not None:
+                gradient[rows] = block.gradient(slopes * shares[rows, None, None])
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return torch.stack(parts).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * gradients[0], None, None, None, None, None, None
 
 
 class _Block:

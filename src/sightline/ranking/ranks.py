@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.kernels.blocks import packed
 from sightline.ranking.similarity import full_precision
 
 WORKSPACE_ELEMENTS = 1 << 21  # of a (rows, targets, G) block: 8 MB in float32, which stays near the cache
@@ -140,12 +141,7 @@ class Targets:
     @classmethod
     def where(cls, chosen: Tensor) -> "Targets":
         """The targets at the True places of ``chosen``, (Q, G)."""
-        counts = chosen.sum(1)
-        n_targets = int(counts.max()) if chosen.numel() else 0
-        index = torch.zeros(len(chosen), n_targets, dtype=torch.int64, device=chosen.device)
-        valid = torch.arange(n_targets, device=chosen.device) < counts[:, None]
-        index[valid] = chosen.nonzero()[:, 1]  # both in row order
-        return cls(index, valid)
+        return cls(*packed(chosen))
 
     def of(self, table: Tensor) -> Tensor:
         """(Q, P) the targets' entries of a (Q, G) table."""

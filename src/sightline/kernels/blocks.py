@@ -14,19 +14,16 @@ sums to 0 as far as rounding allows. Every exponent is at most 0. The matrix pro
 to, as those of the scores are.
 
 Letters beside those of the library: R rows, P targets of a row, N blocks, C items of a block, K channels. A target reads
-the channel of its level (SupStep: the items of lower levels) or all K of them (SigmoidStep: the items of each level).
+the channel of its level (SupRank's step: items of lower levels) or all K of them (the sigmoid: items of each level).
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sightline.kernels.lane_sums import DEGREE, SLOPE, VALUE
-from sightline.ranking.ranks import SigmoidStep, SupStep, Targets
 
 BLOCK = 16  # items
 N_TERMS = 2 * DEGREE + 2  # numbers that go into the sums of a block, of each item
@@ -34,76 +31,43 @@ CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB
 LARGEST = 1e30  # scores beyond count as this: their differences, and sums of these, stay finite
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
-LossesOf = Callable[[slice, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+class Line(Protocol):
+    """What makes SupRank's step of a sigmoid: a jump at 0, and beyond the edge a line."""
+
+    @property
+    def rho(self) -> float: ...
+    @property
+    def edge(self) -> float: ...
+    @property
+    def jump(self) -> float: ...
+    @property
+    def top(self) -> float: ...
+    @property
+    def strict(self) -> bool: ...
 
 
-def block_rank_loss(
-    scores: Tensor,
-    levels: Tensor,
-    counts: Tensor,
-    shares: Tensor,
-    step: SupStep | SigmoidStep,
-    losses_of: LossesOf,
-    worth: Tensor | None,
-) -> Tensor:
-    """The sum of a loss of each query times its share, differentiable in float32 ``scores``.
-
-    Time grows as Q x (G log G + P x C); beside the rows at work, one matrix of the scores' size is kept.
-
-    Args:
-        scores: (Q, G) float32, finite, G above 0.
-        levels: (Q, G) int8, -1 not in the list.
-        counts: (Q, M) int64 items of each level.
-        shares: (Q,) what each query weighs.
-        step: stands for the step function.
-        losses_of: the fields of a :class:`~sightline.ranking.profile.RankProfile` to one loss a query, and their slopes.
-        worth: (Q, M) relevance of each level, or None.
-    """
-    with torch.autocast(scores.device.type, enabled=False):
-        loss: Tensor = _BlockRankLoss.apply(scores, levels, counts, shares, step, losses_of, worth)  # type: ignore[no-untyped-call]
-    return loss
+def packed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(Q, P) int64 columns of the True places of (Q, G), packed to the left, 0 in the padding; (Q, P) bool, False there."""
+    counts = chosen.sum(1)
+    most = int(counts.max()) if chosen.numel() else 0
+    index = torch.zeros(len(chosen), most, dtype=torch.int64, device=chosen.device)
+    valid = torch.arange(most, device=chosen.device) < counts[:, None]
+    index[valid] = chosen.nonzero()[:, 1]  # both in row order
+    return index, valid
 
 
-class _BlockRankLoss(torch.autograd.Function):
-    """The loss and its gradient in one go, some rows at a time; the gradient is all that is kept."""
+def rows_at_once(n_items: int, most_targets: int, n_levels: int) -> int:
+    """Rows that are worked on together."""
+    widest = max(n_items, most_targets * BLOCK // 4, (n_items + most_targets) * n_levels // 8)
+    return max(1, CHUNK_ELEMENTS // widest)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        levels: Tensor,
-        counts: Tensor,
-        shares: Tensor,
-        step: SupStep | SigmoidStep,
-        losses_of: LossesOf,
-        worth: Tensor | None,
-    ) -> Tensor:
-        n_queries, n_items = scores.shape
-        scores = scores.detach()
-        gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        most = int(counts[:, 1:].sum(1).max())
-        n_rows = max(1, CHUNK_ELEMENTS // max(n_items, most * BLOCK // 4, (n_items + most) * counts.shape[1] // 8))
-        # Kept from one chunk to the next: new memory costs the first to write it as much as the work itself.
-        # Some more places between the terms: at distances of a power of two they would drive each other from the cache.
-        room = scores.new_empty(N_TERMS, min(n_rows, n_queries) * (n_items + -n_items % BLOCK) + 5 * BLOCK)
-        parts = []
-        for start in range(0, n_queries, n_rows):
-            rows = slice(start, start + n_rows)
-            block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step, room)
-            graded = block.graded(None if worth is None else worth[rows])
-            losses, slopes = losses_of(rows, block.valid, block.level, block.above, graded, block.values)
-            parts.append((losses * shares[rows]).sum())
-            if gradient is not None:
-                gradient[rows] = block.gradient(slopes * shares[rows, None, None])
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return torch.stack(parts).sum()
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * gradients[0], None, None, None, None, None, None
+def block_room(scores: Tensor, n_rows: int) -> Tensor:
+    """Memory for the terms of so many rows, for all chunks: to write to new memory first costs as much as the work."""
+    # Some more places between the terms: at distances of a power of two they would drive each other from the cache.
+    n_items = scores.shape[1]
+    return scores.new_empty(N_TERMS, min(n_rows, len(scores)) * (n_items + -n_items % BLOCK) + 5 * BLOCK)
 
 
 class BlockCounts:
@@ -117,10 +81,9 @@ class BlockCounts:
         slopes: the same of the step's slope.
     """
 
-    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, step: SupStep | SigmoidStep, room: Tensor) -> None:
-        self.tau, self.n_levels = step.tau, n_levels
+    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, tau: float, sup: Line | None, room: Tensor) -> None:
+        self.tau, self.n_levels, self.sup = tau, n_levels, sup
         self.factors: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
-        self.sup = step if isinstance(step, SupStep) else None
         self.n_channels = n_levels if self.sup is None else n_levels - 1
         self._lay_out(scores, levels)
         self._find_targets()
@@ -156,10 +119,9 @@ class BlockCounts:
 
     def _find_targets(self) -> None:
         """Each target's place, block and level; the block of its edge, past the end where there is none."""
-        targets = Targets.where(self.kind > 0)
-        self.place, self.valid = targets.index, targets.valid
-        self.own = targets.of(self.x)
-        self.level = targets.of(self.kind).long().where(self.valid, 1)
+        self.place, self.valid = packed(self.kind > 0)
+        self.own = self.x.gather(1, self.place)
+        self.level = self.kind.gather(1, self.place).long().where(self.valid, 1)
         self.block = self.place // BLOCK
         if self.sup is None:
             self.edge_block = torch.full_like(self.place, self.n_slots - 1)
@@ -283,7 +245,7 @@ class BlockCounts:
         number = (self._read(self.totals, self.edge_block) - self._read(self.totals, after))[..., 0].to(found.dtype)
         return found[..., 0] + number * self.beyond[..., None], found[..., 1]
 
-    def _add_line(self, step: SupStep) -> None:
+    def _add_line(self, step: Line) -> None:
         """Add the blocks beyond the edge's and the jump."""
         last = self.totals[:, -1:].expand_as(self.totals)
         beyond = self._read(last - self.totals, (self.edge_block + 1).clamp_(max=self.n_slots - 1))
@@ -325,13 +287,13 @@ class BlockCounts:
         found: Tensor = scores.masked_fill_(others, -torch.inf)
         return found.view(*blocks.shape, BLOCK)
 
-    def _meet_edge_block(self, step: SupStep) -> None:
+    def _meet_edge_block(self, step: Line) -> None:
         """Add the pairs of each target with the items of its edge's block; where that is its own, what the line changes."""
         there = self.edge_block < self.n_slots - 1
         blocks = self.edge_block.clamp(max=self.n_slots - 2)
         own, edge = (table.where(there, torch.inf)[..., None] for table in (self.own, self.edge))  # all gaps are -inf
         scores = self._list(blocks)
-        smooth, slopes = _sigmoid_and_slope((scores - own).div_(step.tau))
+        smooth, slopes = _sigmoid_and_slope((scores - own).div_(self.tau))
         over = scores.sub_(edge).clamp_(min=0)
         values = step.rho * over.sum(2)
         outside = over.sign_()
@@ -339,8 +301,8 @@ class BlockCounts:
         # The own block's items have been met: beyond the edge the sigmoid is taken back.
         inside = self.beyond[..., None].to(outside.dtype) - outside
         self.values[..., 0] += values + smooth.mul_(inside).sum(2)
-        slopes.mul_(inside).add_(outside, alpha=step.rho * step.tau)
-        self.slopes[..., 0] += slopes.sum(2) / step.tau
+        slopes.mul_(inside).add_(outside, alpha=step.rho * self.tau)
+        self.slopes[..., 0] += slopes.sum(2) / self.tau
         self.met.append(self._block_rows(blocks))
         self.met_slopes.append(slopes)
 
