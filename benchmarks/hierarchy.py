@@ -19,9 +19,6 @@ import numpy as np
 import polars as pl
 from measure import table, write_section
 
-from sightline.benchmark.grid import cells_of
-from sightline.benchmark.runs import finished, run_cells
-from sightline.benchmark.suite import read_suite
 from sightline.data.manifest import Manifest, label_columns, read_manifest
 from sightline.data.readers.glyphs import write_glyphs
 from sightline.evaluation.result import Result, compare
@@ -34,6 +31,8 @@ from sightline.hierarchy.embed import embed_terms
 from sightline.hierarchy.review import Review
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
+from sightline.studies.run import finished, run_cells
+from sightline.studies.suite import cells_of, read_suite
 
 from tree_agreement import tree_agreement  # isort: skip  (beside this file)
 
@@ -164,7 +163,7 @@ def train(options: argparse.Namespace) -> None:
         given = {data.name: options.trees / f"{data.name}.csv" for data in suite.data}
         given |= {name: options.emoji for name in given if name == "emoji-true"}
         cells = cells_of(suite, given, options.out / file.stem / "data")
-        run_cells(options.out / file.stem, cells, options.jobs, say=print, reuse=options.reuse)
+        run_cells(options.out / file.stem, cells, say=print, reuse=options.reuse)
         found: dict[str, list[Result]] = {}
         for cell, outcome in finished(options.out / file.stem, cells).items():
             found.setdefault(cell.data, []).append(outcome.result)
@@ -276,7 +275,6 @@ def main() -> None:
     runs = parts.add_parser("train")
     runs.add_argument("--trees", type=Path, required=True, help="folder that trees wrote")
     runs.add_argument("--out", type=Path, required=True, help="folder of the runs; what is finished there is kept")
-    runs.add_argument("--jobs", type=int, default=2, help="runs at once")
     runs.add_argument("--reuse", type=Path, action="append", default=[], help="a suite's folder: runs done there are taken")
     runs.set_defaults(run=train)
     for part in (one, runs):

@@ -15,7 +15,7 @@ import torch
 import sightline
 from command_lines import faults, lines_of
 from sightline.losses import LOSSES
-from sightline.papers import read_published
+from sightline.studies.papers import read_published
 from sightline.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ BANDS = {
         "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
         "search",
     ),
-    "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__", "papers", "benchmark", "demo"),
+    "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__", "demo"),
 }  # fmt: skip
 BAND_OF = {part: height for height, parts in enumerate(BANDS.values()) for part in parts}
 ROOT = "sightline"

@@ -10,9 +10,9 @@ import pytest
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
-from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained, untrained_encoder
+from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
 from sightline.training.recipe import Recipe, read_recipe
-from sightline.training.run import train
+from sightline.training.run import train, untrained_encoder
 
 
 def changed(subject, rows, name="other"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, names
-from sightline.papers import read_published
+from sightline.studies.papers import read_published
 
 # The data sets that papers report on: names of manifests and of folders they are in, and the tables with their numbers.
 KNOWN = {

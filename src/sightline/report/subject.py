@@ -15,6 +15,7 @@ from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.training.logs import read_log
 from sightline.training.recipe import Recipe
+from sightline.training.run import untrained_encoder
 
 UNTRAINED = "untrained"
 EMBEDDED = "report.parquet"  # in a run folder: its test images, so that a second report need not embed them
@@ -91,14 +92,6 @@ def read_subject(
         vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
         vectors.write(kept)
     return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(source / "log.csv")), recipe)
-
-
-def untrained_encoder(recipe: Recipe) -> Encoder:
-    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
-    model, data = recipe.model, recipe.data
-    return Encoder.create(
-        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
-    )
 
 
 def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:

@@ -202,7 +202,7 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        faults = [_sentence(fault) for fault in error.errors()]
+        faults = [fault_sentence(fault, Recipe) for fault in error.errors()]
         raise InputError(f"{source}: " + "; ".join(faults)) from error
 
 
@@ -262,8 +262,8 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _sentence(fault: ErrorDetails) -> str:
-    """One fault of a recipe in the words of its author."""
+def fault_sentence(fault: ErrorDetails, model: Any) -> str:
+    """One fault of a recipe, or of another file that a model describes, in the words of its author."""
     *sections, key = [str(part) for part in fault["loc"]]
     where = ".".join([*sections, key])
     if "accumul" in key:
@@ -272,9 +272,8 @@ def _sentence(fault: ErrorDetails) -> str:
             "and chunk_size to what fits in memory: staged back-propagation gives the gradient of the whole"
         )
     if fault["type"] == "extra_forbidden":
-        model: Any = Recipe
         for section in sections:
-            model = model.model_fields[section].annotation
+            model = get_args(model)[0] if section.isdigit() else model.model_fields[section].annotation
         return f"unknown key {where!r}: {nearest(key, model.model_fields)}"
     if fault["type"] == "missing":
         return f"{where!r} is missing"

@@ -105,6 +105,14 @@ def plan_run(recipe: Recipe) -> str:
     return plan(recipe, fabric.device, parts.train_part, parts.val_part, parts.sampler, parts.encoder, parts.loss)
 
 
+def untrained_encoder(recipe: Recipe) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+    model, data = recipe.model, recipe.data
+    return Encoder.create(
+        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
+    )
+
+
 def _whiten(encoder: Encoder, train_part: Manifest, recipe: Recipe) -> None:
     """Start the encoder's projection from principal components of some training images, seen as in search."""
     n_images = len(train_part.table)

@@ -2,20 +2,20 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sightline.benchmark.curves import draw_curves
-from sightline.benchmark.layout import Grid, Heading, Paragraph, Value, blocks_of
-from sightline.benchmark.outcome import Outcome
-from sightline.benchmark.pages import as_html, as_markdown, update_page
-from sightline.benchmark.suite import PublishedTable, Suite
-from sightline.benchmark.tables import beside_published, tables_of
 from sightline.errors import InputError
 from sightline.evaluation.result import Result
-from sightline.papers import published_tables, published_value, read_published
+from sightline.studies.page import as_markdown, draw_curves, write_page
+from sightline.studies.papers import published_tables, published_value, read_published
+from sightline.studies.run import Outcome
+from sightline.studies.suite import PaperTable, Suite
+from sightline.studies.tables import beside_published, tables_of
 
 BASE = {
     "title": "t",
@@ -40,21 +40,48 @@ SEVERITY = {
 }
 
 
+PAGE = r"""Why?
+
+```sh
+sightline benchmark benchmarks/suites/s.toml --out s
+```
+
+Recipe `glyphs` with `optimizer.lr=1`; 2 seeds, measured on
+
+|  | map | seeds |
+| --- | ---: | ---: |
+| A | _50.0_ | 1 |
+| L_DG\* | **60.0** | 1 |
+
+4 queries; mean ± standard deviation over seeds, in percent
+
+### Against A
+
+|  | map |
+| --- | ---: |
+| L_DG\* | +10.0 (p = 0.1250) |
+
+Mean difference over queries, each query averaged over seed
+
+![map against f: A](s-f.png)
+"""  # lines cut at 59 characters
+
+
 def suite_of(**changes):
     return Suite.model_validate(BASE | {"rows": ROWS, "data": [{"name": "d"}]} | changes)
 
 
 def outcome(row, seed, labels=(0, 0, 1, 1), ids="abcd"):
     values = {"map": np.array(MAP[row][seed], float), "severity@1": np.array(SEVERITY[row][seed], float)}
-    about = {"was_resumed": False, "cpu_seconds": 7.0, "seconds": 9.0, "machine": "m", "torch": "2"}
-    return Outcome(Result(values, list(ids), np.array(labels), "f"), about)
+    about = {"was_resumed": False, "cpu_seconds": 7.0, "machine": "m", "torch": "2", "queries": ids}
+    return Outcome(Result(values, labels=np.array(labels), fingerprint="f"), about)
 
 
 def done_of(suite, rows="ABC", seeds=(0, 1)):
     """Results of the rows; a cell here is no more than its names."""
     named = {row.name: row for row in suite.all_rows}
     return {
-        Named(row=named[row], data=data.name, seed=seed): outcome(row, seed)
+        Named(row=named[row], data=data.name, seed=seed, title=f"{row}, {data.name}"): outcome(row, seed)
         for data, row, seed in itertools.product(suite.data, rows, seeds)
     }
 
@@ -67,14 +94,14 @@ class Named(SimpleNamespace):
 
 def test_mean_deviation_and_places():
     (table,) = tables_of(suite_of(), done_of(suite_of()))
-    a, b, c = (table.rows[row] for row in "ABC")
-    assert [one["map"].mean for one in (a, b, c)] == pytest.approx([0.5, 0.65, 0.5])
-    assert [one["map"].deviation for one in (a, b, c)] == pytest.approx([0, 0.05 * 2**0.5, 0], abs=1e-12)
-    assert [one["map"].place for one in (a, b, c)] == [2, 1, 2], "equal means share a place"
-    assert [one["severity@1"].mean for one in (a, b, c)] == pytest.approx([1.5, 1, 3])
-    assert [one["severity@1"].place for one in (a, b, c)] == [2, 1, 0], "lower is better"
+    a, b, c = (table.entries()[row] for row in "ABC")
+    assert [one["map"]["mean"] for one in (a, b, c)] == pytest.approx([0.5, 0.65, 0.5])
+    assert [one["map"]["deviation"] for one in (a, b, c)] == pytest.approx([0, 0.05 * 2**0.5, 0], abs=1e-12)
+    assert [one["map"]["place"] for one in (a, b, c)] == [2, 1, 2], "equal means share a place"
+    assert [one["severity@1"]["mean"] for one in (a, b, c)] == pytest.approx([1.5, 1, 3])
+    assert [one["severity@1"]["place"] for one in (a, b, c)] == [2, 1, 3], "lower is better"
     assert table.n_queries == 4
-    assert table.seeds == {"A": 2, "B": 2, "C": 2}
+    assert table.frame["seeds"].to_list() == [2] * 6
 
 
 def p_by_definition(differences):
@@ -89,30 +116,30 @@ def test_the_paired_test_averages_seeds_first_and_is_raised_for_the_rows():
     (table,) = tables_of(suite_of(), done_of(suite_of()))
     # Over seeds: A .3 .4 .6 .7, B .4 .6 .7 .9, C .2 .5 .6 .7.
     b, c = [0.1, 0.2, 0.1, 0.2], [-0.1, 0.1, 0.0, 0.0]
-    assert math.isnan(table.rows["A"]["map"].difference)
-    assert table.rows["B"]["map"].difference == pytest.approx(0.15)
-    assert table.rows["C"]["map"].difference == pytest.approx(0, abs=1e-12)
+    assert table.entries()["A"]["map"]["difference"] is None
+    assert table.entries()["B"]["map"]["difference"] == pytest.approx(0.15)
+    assert table.entries()["C"]["map"]["difference"] == pytest.approx(0, abs=1e-12)
     smaller, larger = sorted([p_by_definition(b), p_by_definition(c)])
     assert (smaller, larger) == (2 / 16, 1)
-    assert table.rows["B"]["map"].p == pytest.approx(min(1, 2 * smaller))
-    assert table.rows["C"]["map"].p == pytest.approx(1)
+    assert table.entries()["B"]["map"]["p"] == pytest.approx(min(1, 2 * smaller))
+    assert table.entries()["C"]["map"]["p"] == pytest.approx(1)
     # Severity of B is 1, of A 1.5, where both have one: two queries.
-    assert table.rows["B"]["severity@1"].difference == pytest.approx(-0.5)
+    assert table.entries()["B"]["severity@1"]["difference"] == pytest.approx(-0.5)
 
 
 def test_over_classes_the_signs_of_a_class_flip_together():
     suite = suite_of(by="classes", rows=ROWS[:2])
     (table,) = tables_of(suite, done_of(suite, "AB"))
-    assert table.rows["B"]["map"].p == p_by_definition([0.3, 0.3]) == 0.5
+    assert table.entries()["B"]["map"]["p"] == p_by_definition([0.3, 0.3]) == 0.5
 
 
 def test_a_suite_under_way_shows_what_there_is():
     suite = suite_of()
     done = done_of(suite, "AB", seeds=[0])
     (table,) = tables_of(suite, done)
-    assert table.missing == ["C"]
-    assert math.isnan(table.rows["A"]["map"].deviation)
-    text = as_markdown(blocks_of(suite, SimpleNamespace(name="s.toml", stem="s"), done, 6, []))
+    assert list(table.entries()) == ["A", "B"]
+    assert table.entries()["A"]["map"]["deviation"] is None
+    text = as_markdown(suite, Path("s.toml"), done, 6, {})
     assert "**4 of 6 runs are not finished yet.**" in text
     assert "Without a result yet: C." in text
 
@@ -122,8 +149,8 @@ def test_several_data_sets_are_also_taken_together():
     first, second, both = tables_of(suite, done_of(suite))
     assert (first.data, second.data, both.data) == ("d", "e", "all")
     assert both.n_queries == 8
-    assert both.rows["B"]["map"].mean == pytest.approx(0.65)
-    assert both.rows["B"]["map"].p < first.rows["B"]["map"].p
+    assert both.entries()["B"]["map"]["mean"] == pytest.approx(0.65)
+    assert both.entries()["B"]["map"]["p"] < first.entries()["B"]["map"]["p"]
     assert len(tables_of(suite, {cell: one for cell, one in done_of(suite).items() if cell.data == "d"})) == 1
 
 
@@ -132,64 +159,83 @@ def test_results_of_other_queries_are_not_compared():
     done = done_of(suite)
     last = list(done)[-1]
     done[last] = outcome("C", 1, ids="abce")
-    with pytest.raises(InputError, match="row 'C': its queries are not those of the other rows"):
+    with pytest.raises(InputError, match="C, d: its queries are not those of the other rows"):
         tables_of(suite, done)
 
 
-def test_markdown_and_html_mark_best_and_second_best(tmp_path):
-    suite = suite_of()
-    blocks = blocks_of(suite, SimpleNamespace(name="s.toml", stem="s"), done_of(suite), 6, [])
-    text = as_markdown(blocks)
+def test_the_page_marks_best_and_second_best():
+    text = as_markdown(suite_of(), Path("s.toml"), done_of(suite_of()), 6, {})
     assert "| A | _50.0 ± 0.0_ | _1.50 ± 0.71_ | 2 |" in text
     assert "| B | **65.0 ± 7.1** | **1.00 ± 0.00** | 2 |" in text
     assert "| C | _50.0 ± 0.0_ | 3.00 ± 0.00 | 2 |" in text
     assert "| B | +15.0 (p = 0.2500) |" in text
     assert "severity@1 ↓" in text
     assert "7 s of processor time" in text
-    html = as_html("<title>", blocks, tmp_path)
-    assert '<td class="place1">65.0 ± 7.1</td>' in html
-    assert "&lt;title&gt;" in html
 
 
-def test_a_star_in_a_name_stays_a_star():
-    text = as_markdown([Heading("h"), Grid(["", "x"], [[Value("L_DG*"), Value("1", 1)]]), Paragraph("p")])
-    assert "| L_DG\\* | **1** |" in text
+def test_the_whole_page_of_a_small_suite():
+    suite = suite_of(rows=[{"name": "A"}, {"name": "L_DG*"}], about="\nWhy?\n", set=["optimizer.lr=1"], metrics=["map"])
+    named = {row.name: row for row in suite.all_rows}
+    done = {
+        Named(row=named[name], data="d", seed=0, title=name): outcome(row, 0) for name, row in zip(named, "AB", strict=True)
+    }
+    text = as_markdown(suite, Path("s.toml"), done, 4, {"s-f.png": "map against f: A"})
+    assert re.sub(r"(?m)^(.{59}).*", r"\1", text) == PAGE
 
 
 def test_our_means_stand_beside_the_published_ones():
     suite = suite_of()
     (table,) = tables_of(suite, done_of(suite))
     rows = {"A": "Fast-AP", "B": "ROADMAP", "C": "Smooth-AP"}
-    published = PublishedTable(
+    published = PaperTable(
         table="tpami_table01", title="I", datasets=("SOP", "iNaturalist"), metrics={"map": "mAP@R"}, rows=rows
     )
-    sop, inaturalist = beside_published(table, published)
-    assert sop.pairs["B"] == pytest.approx((65.0, 55.7))
-    assert inaturalist.pairs["C"] == pytest.approx((50.0, 26.5))
-    # Ours: A = C < B; theirs: A < C < B. Two of three pairs agree, one is tied here: tau-b is 2 / sqrt(2 * 3).
-    assert sop.tau == pytest.approx(2 / 6**0.5)
-    blocks = blocks_of(suite_of(published=[published]), SimpleNamespace(name="s", stem="s"), done_of(suite), 6, [])
-    assert "| C | 50.0 | 54.3 | 26.5 |" in as_markdown(blocks)
+    found = beside_published(table, published)
+    values = {(dataset, row): (ours, theirs) for dataset, _, row, ours, theirs in found.rows()}
+    assert values["SOP", "B"] == pytest.approx((65.0, 55.7))
+    assert values["iNaturalist", "C"] == pytest.approx((50.0, 26.5))
+    text = as_markdown(suite_of(published=[published]), Path("s.toml"), done_of(suite), 6, {})
+    assert "|  | map here | map on SOP | map on iNaturalist |\n| --- | ---: | ---: | ---: |\n| A | 50.0 |" in text
+    assert "| C | 50.0 | 54.3 | 26.5 |" in text
+    # Ours: A = C < B; theirs: A < C < B. Two of three pairs agree, one is tied here: tau-b is 2 / sqrt(2 * 3) = 0.82.
+    assert "map with SOP +0.82 (p = " in text
 
 
 def test_a_published_row_may_lack_a_metric():
     metrics, rows = {"map": "R@1", "severity@1": "R@10"}, {"A": "ProxyNCA", "B": "Triplet SH"}
-    published = PublishedTable(table="tpami_table04", title="IV", datasets=("SOP",), metrics=metrics, rows=rows)
+    published = PaperTable(table="tpami_table04", title="IV", datasets=("SOP",), metrics=metrics, rows=rows)
     suite = suite_of(published=[published])
-    text = as_markdown(blocks_of(suite, SimpleNamespace(name="s", stem="s"), done_of(suite), 6, []))
+    text = as_markdown(suite, Path("s.toml"), done_of(suite), 6, {})
+    assert "Too few rows to say" in text
     assert "| A | 50.0 | – | 73.7 | – |" in text
 
 
 def test_a_page_without_a_place_for_the_suite_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- suite other -->\n<!-- end of suite other -->\n")
-    suite = suite_of()
     with pytest.raises(InputError, match=r"no lines '<!-- suite s -->' .* to write between; it has 'other'"):
-        update_page(page, suite, SimpleNamespace(stem="s", name="s.toml"), [], tmp_path)
+        write_page(page, suite_of(), Path("s.toml"), {}, 6)
+
+
+def test_the_page_keeps_what_people_wrote(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- suite s -->\nreplaced by the command\n<!-- end of suite s -->\n\nAfter.\n")
+    for _ in range(2):  # renewing what is new changes nothing
+        write_page(page, suite_of(), Path("s.toml"), done_of(suite_of()), 6)
+        part = as_markdown(suite_of(), Path("s.toml"), done_of(suite_of()), 6, {})
+        assert page.read_text() == f"Before.\n\n<!-- suite s -->\n\n{part}\n<!-- end of suite s -->\n\nAfter.\n"
 
 
 def test_sweeps_become_rows_and_a_picture(tmp_path):
-    sweep = {"name": "R", "key": "loss.weight", "values": [0.1, 1], "label": "w", "figure": "f λ", "metric": "map"}
+    sweep = {
+        "name": "R",
+        "key": "loss.weight",
+        "values": [0.1, 1],
+        "label": "w",
+        "figure": "f λ",
+        "metric": "map",
+        "log": True,
+    }
     suite = suite_of(rows=[], sweeps=[sweep], baseline="R, w 0.1")
     assert [(row.name, row.set) for row in suite.all_rows] == [
         ("R, w 0.1", ("loss.weight=0.1",)),
@@ -200,12 +246,11 @@ def test_sweeps_become_rows_and_a_picture(tmp_path):
         for place, row in enumerate(suite.all_rows)
         for seed in (0, 1)
     }
-    (picture,) = draw_curves(suite, done, tmp_path, "s")
-    assert picture.file == "s-f.png"
-    written = (tmp_path / picture.file).read_bytes()
+    assert draw_curves(suite, done, tmp_path, "s") == {"s-f.png": "map against w: R"}
+    written = (tmp_path / "s-f.png").read_bytes()
     assert written.startswith(b"\x89PNG")
     draw_curves(suite, done, tmp_path, "s")
-    assert (tmp_path / picture.file).read_bytes() == written, "the same numbers make the same file"
+    assert (tmp_path / "s-f.png").read_bytes() == written, "the same numbers make the same file"
 
 
 def test_all_published_tables_are_read():
