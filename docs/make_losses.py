@@ -54,7 +54,7 @@ In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further key
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 
-`sl.losses.sum_over_levels(loss)(embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
+`sl.losses.sum_over_levels(loss, embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
 `sl.losses.SumOverLevels` is its module, with a proxy table a level for losses that have proxies.
 
 Losses on pairs and ranks take all of the first five. Losses with proxies, sums over levels, `class_balanced` and

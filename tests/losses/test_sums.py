@@ -51,7 +51,6 @@ def test_pair_losses_see_each_level_as_flat_classes(seed, mining):
     assert_close(triplet_over_levels(3, 0.3, mining)(draw(seed), LABELS), expected)
     assert_close(sum_over_levels([loss] * 3, draw(seed), LABELS), expected)
     assert_close(sum_over_levels(loss, draw(seed), LABELS), expected)
-    assert_close(sum_over_levels(loss)(draw(seed), LABELS), expected)
     references, rows = draw(seed + 50), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
     expected = sum(loss(draw(seed), level, references, level[rows]) for level in (FINE, MIDDLE, COARSE)) / 3
     found = triplet_over_levels(3, 0.3, mining)(draw(seed), LABELS, references, LABELS[rows])

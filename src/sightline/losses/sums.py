@@ -6,7 +6,6 @@ That is no state: no ``state_dict`` has it, and it is empty before the first cal
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -78,27 +77,13 @@ class WeightedSum(nn.Module):
         return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
 
-@overload
-def sum_over_levels(losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor]: ...
-
-
-@overload
 def sum_over_levels(
     losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
     embeddings: Tensor,
     labels: Tensor,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
-) -> Tensor: ...
-
-
-def sum_over_levels(
-    losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
-    embeddings: Tensor | None = None,
-    labels: Tensor | None = None,
-    ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
-) -> Tensor | Callable[..., Tensor]:
+) -> Tensor:
     """The mean of one loss a level, each on the labels from its level up to the coarsest.
 
     A loss thus sees its level as the finest, and a name that recurs below two parents as two classes.
@@ -106,36 +91,20 @@ def sum_over_levels(
     Args:
         losses: one loss without proxies for all levels, or L losses, finest level first; each is called as
             ``loss(embeddings, labels, ref_emb, ref_labels)``.
-        embeddings: (B, D); left out like ``labels``, the loss itself is returned, to be called on both.
+        embeddings: (B, D).
         labels: (B, L) integers, finest level first; (B,) for one level.
         ref_emb: (G, D) items to compare with instead of the batch.
         ref_labels: (G, L) or (G,), given exactly when ``ref_emb`` is.
 
     Returns:
-        () the sum of the losses, each with weight 1 / L; or what gives it.
+        () the sum of the losses, each with weight 1 / L.
 
     Example:
         >>> loss, embeddings = TripletLoss(mining="hard"), torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
         >>> labels = torch.tensor([[0, 0], [0, 0], [1, 0]])
         >>> sum_over_levels(loss, embeddings, labels)  # all three are alike on the coarse level
         tensor(0.1050)
-        >>> sum_over_levels(loss)(embeddings, labels)
-        tensor(0.1050)
     """
-    if embeddings is None or labels is None:
-        if embeddings is not labels:
-            raise InputError("embeddings and labels go together: one was given without the other")
-        return partial(_sum_over_levels, losses)
-    return _sum_over_levels(losses, embeddings, labels, ref_emb, ref_labels)
-
-
-def _sum_over_levels(
-    losses: Callable[..., Tensor] | Sequence[Callable[..., Tensor]],
-    embeddings: Tensor,
-    labels: Tensor,
-    ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
-) -> Tensor:
     check_vectors(embeddings, "embeddings")
     if callable(losses):
         if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
@@ -275,7 +244,7 @@ class SumOverLevels(nn.Module):
         called: Sequence[Callable[..., Tensor]] = list(self.losses)
         if self.numbers:
             refuse_references(ref_emb, ref_labels)
-            called = [_Numbered(loss, numbers) for loss, numbers in zip(self.losses, self.numbers, strict=True)]
+            called = [partial(_by_number, *both) for both in zip(self.losses, self.numbers, strict=True)]
         values = _of_levels(called, embeddings, labels, ref_emb, ref_labels)
         self.terms = {}
         for level, (loss, value) in enumerate(zip(self.losses, values, strict=True)):
@@ -283,15 +252,10 @@ class SumOverLevels(nn.Module):
         return _mean(values)
 
 
-class _Numbered:
+def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor, *_: None) -> Tensor:
     """A loss called with the numbers of the paths for labels."""
-
-    def __init__(self, loss: nn.Module, numbers: nn.Module) -> None:
-        self.loss, self.numbers = loss, numbers
-
-    def __call__(self, embeddings: Tensor, labels: Tensor, ref_emb: None, ref_labels: None) -> Tensor:
-        value: Tensor = self.loss(embeddings, self.numbers(labels))
-        return value
+    value: Tensor = loss(embeddings, numbers(labels))
+    return value
 
 
 def triplet_over_levels(n_levels: int, margin: float = 0.05, mining: str = "semi-hard") -> SumOverLevels:
