@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
     from sightline.models.heads import Whitening
     from sightline.models.onnx_export import export_onnx
+    from sightline.ranking.refine import Refinement
     from sightline.search.gallery import Gallery
     from sightline.search.images import search_images
     from sightline.search.items import EncoderIdentity, Item
-    from sightline.search.refine import Refinement, refined_search
+    from sightline.search.refine import refined_search
     from sightline.training.recipe import Recipe, read_recipe
     from sightline.training.run import train
 
@@ -50,7 +51,7 @@ _MODULES = {
     "Manifest": "data.manifest",
     "Metric": "evaluation.metrics",
     "Recipe": "training.recipe",
-    "Refinement": "search.refine",
+    "Refinement": "ranking.refine",
     "Relevance": "labels.relevance",
     "Result": "evaluation.result",
     "RetrievalSet": "evaluation.benchmark_protocols",

@@ -12,9 +12,10 @@ from PIL import Image
 
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
+from sightline.ranking.refine import Refinement
 from sightline.search.gallery import Gallery
 from sightline.search.gallery_table import gallery_table
-from sightline.search.refine import Refinement, refined_search
+from sightline.search.refine import refined_search
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from sightline.evaluation import streaming
 from sightline.evaluation.refined import Steps
 from sightline.evaluation.tables import evaluate_table
 from sightline.models.heads import Whitening
-from sightline.search.refine import Refinement
-from sightline.search.rerank import kreciprocal_scores
+from sightline.ranking.refine import Refinement, kreciprocal_scores
 
 METRICS = ("recall@1", "recall@4", "map@r", "map", "precision@4")
 N = 40

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
+from sightline.ranking.refine import Refinement
 from sightline.search.filters import compile_filter
 from sightline.search.gallery import Gallery
 from sightline.search.items import EncoderIdentity
 from sightline.search.milvus import MilvusGallery
 from sightline.search.milvus_connection import Address, index_type
 from sightline.search.milvus_filter import milvus_filter
-from sightline.search.refine import Refinement, refined_search
+from sightline.search.refine import refined_search
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="needs pymilvus[milvus_lite]"),

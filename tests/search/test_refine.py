@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from sightline.errors import InputError
-from sightline.search.expand import expand_queries
+from sightline.ranking.refine import Refinement, expand_queries, kreciprocal_scores
 from sightline.search.gallery import Gallery
 from sightline.search.items import EncoderIdentity
-from sightline.search.refine import Refinement, best_matches, refined_search
-from sightline.search.rerank import kreciprocal_scores
+from sightline.search.refine import best_matches, refined_search
 
 
 class Shelf:

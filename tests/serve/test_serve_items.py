@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
+from sightline.ranking.refine import Refinement
 from sightline.search.gallery import Gallery
-from sightline.search.refine import Refinement
 from sightline.search.store import Store
 from sightline.serve import collection as collections
 from sightline.serve import fields

@@ -13,8 +13,9 @@ from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
 from sightline.models.embed import embed_manifest
 from sightline.ood.rejector import FOLDER, fit_rejector
+from sightline.ranking.refine import Refinement
 from sightline.search.gallery import Gallery
-from sightline.search.refine import Refinement, refined_search
+from sightline.search.refine import refined_search
 
 
 def ask(client, data, **fields):

@@ -49,7 +49,7 @@ def evaluate(
     from sightline.evaluation.tables import evaluate_table
     from sightline.evaluation.trec import write_trec
     from sightline.models.heads import Whitening
-    from sightline.search.refine import Refinement
+    from sightline.ranking.refine import Refinement
 
     unit = choose(UNITS, by, "unit")
     embedded = EmbeddingTable.read(table)

@@ -52,9 +52,9 @@ def search(
     """Print the nearest images of a gallery or a table: place, similarity, path, labels."""
     from sightline.errors import InputError
     from sightline.models.encoder import Encoder
+    from sightline.ranking.refine import Refinement
     from sightline.search import answers
     from sightline.search.gallery import Gallery
-    from sightline.search.refine import Refinement
 
     if (gallery is None) == (table is None):
         raise InputError("either --gallery or --table is needed")

@@ -11,9 +11,7 @@ from sightline.errors import InputError
 from sightline.evaluation.statistics import Counts
 from sightline.evaluation.streaming import Vectors
 from sightline.models.heads import Whitening
-from sightline.search.expand import augment_gallery, expand_queries
-from sightline.search.refine import NOTHING, Refinement
-from sightline.search.rerank import RERANKERS
+from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, augment_gallery, expand_queries
 
 CANDIDATE_ELEMENTS = 1 << 24  # numbers of candidates' vectors held at once
 ABOVE = 4.0  # added to scores of the re-ranking: more than any cosine; float64 holds the sum without a loss

@@ -20,8 +20,8 @@ from sightline.errors import InputError, names
 from sightline.evaluation.tables import check_same_encoder, has_role, table_labels
 from sightline.files import replaced
 from sightline.ranking.levels import shared_known_levels
+from sightline.ranking.nearest import top_k
 from sightline.ranking.relevance import check_labels
-from sightline.search.exact import top_k
 
 Run = dict[str, dict[str, float]]
 Judgements = dict[str, dict[str, int]]

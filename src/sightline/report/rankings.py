@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from sightline.evaluation.metrics import h_curves
 from sightline.evaluation.statistics import ranked_levels
+from sightline.ranking.nearest import top_k
 from sightline.ranking.similarity import score_blocks
 from sightline.report.subject import Subject
-from sightline.search.exact import top_k
 
 BLOCK_ELEMENTS = 1 << 21  # scores sorted at once, with their levels
 MOST_SAMPLED = 500  # queries

@@ -9,7 +9,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.files import replaced_folder
-from sightline.search.expand import augment_gallery
+from sightline.ranking.refine import augment_gallery
 from sightline.search.gallery import ENCODER_FOLDER, Gallery
 from sightline.search.image_paths import ROOT, image_path, stored_path
 

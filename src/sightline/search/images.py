@@ -10,7 +10,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import label_columns
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder, ImageInput
-from sightline.search.exact import top_k
+from sightline.ranking.nearest import top_k
 
 
 @dataclass(frozen=True)

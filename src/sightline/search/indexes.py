@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
+from sightline.ranking.nearest import top_k_products
 from sightline.search import faiss_index
-from sightline.search.exact import top_k_products
 from sightline.search.faiss_index import AUTO, EXACT, FaissIndex, Header
 from sightline.search.snapshot import Snapshot
 from sightline.search.store import Store

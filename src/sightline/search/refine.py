@@ -1,7 +1,6 @@
 """What is done after the first ranking, in any gallery: expand the queries, search again, re-rank the first results."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.errors import InputError, choose
+from sightline.errors import InputError
+from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, weighted_sum
 from sightline.ranking.similarity import unit
-from sightline.search.expand import weighted_sum
-from sightline.search.rerank import RERANKERS
 
 SAME = 0.999  # cosine from which on two vectors are of one image, as that of another encoding of its file
 Ids = NDArray[np.object_]
@@ -30,40 +28,6 @@ class Searchable(Protocol):
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """(N, D) of some items."""
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """The steps after the first ranking; by default there are none.
-
-    Attributes:
-        expand: neighbours that each query is expanded by, before a second search; 0 for no expansion.
-        alpha: power of their similarity that they are weighted by; 0 weights them alike.
-        rerank: how the first results are ordered anew: ``kreciprocal``; None leaves them.
-        depth: results that are ordered anew, or as many as are asked for if that is more.
-        reciprocal: neighbours that the re-ranking looks at: about as many images as there are of one thing.
-
-    Example:
-        >>> Refinement(expand=10, rerank="kreciprocal")
-        Refinement(expand=10, alpha=2.0, rerank='kreciprocal', depth=100, reciprocal=20)
-    """
-
-    expand: int = 0
-    alpha: float = 2.0
-    rerank: str | None = None
-    depth: int = 100
-    reciprocal: int = 20
-
-    def __post_init__(self) -> None:
-        if self.expand < 0 or not self.alpha >= 0:
-            raise InputError(f"expand is {self.expand}, alpha {self.alpha}; both are at least 0")
-        if self.depth < 1 or self.reciprocal < 1:
-            raise InputError(f"depth is {self.depth}, reciprocal {self.reciprocal}; both are at least 1")
-        if self.rerank is not None:
-            choose(RERANKERS, self.rerank, "re-ranking")
-
-
-NOTHING = Refinement()
 
 
 def refined_search(

@@ -18,12 +18,13 @@ from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
+from sightline.ranking.refine import NOTHING, Refinement
 from sightline.search.answers import withholds
 from sightline.search.connection import DamagedError
 from sightline.search.filters import filter_names
 from sightline.search.gallery import Gallery, own_folder
 from sightline.search.items import EncoderIdentity, Value
-from sightline.search.refine import NOTHING, Refinement, best_matches, refined_search
+from sightline.search.refine import best_matches, refined_search
 from sightline.search.store import DATABASE
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE

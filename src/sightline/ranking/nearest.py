@@ -1,4 +1,4 @@
-"""Top-k by brute force in blocks: the oracle of every faster index."""
+"""The nearest items of each query, by brute force in blocks: the oracle of every faster index."""
 
 import torch
 from torch import Tensor
@@ -49,6 +49,38 @@ def _top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         redone = scores[cut].sort(dim=1, descending=True, stable=True)
         best[cut], places[cut] = redone.values[:, :k], redone.indices[:, :k]
     return best, places
+
+
+def neighbours(queries: Tensor, gallery: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k nearest items of each query by cosine, itself left out.
+
+    Args:
+        queries: (Q, D).
+        gallery: (G, D).
+        k: how many, at least 1; no more than G come back.
+        own: (Q,) int64 the place of each query in the gallery, -1 where it is not there; None if none is.
+
+    Returns:
+        (Q, K) scores, best first, and (Q, K) places. Where a row has fewer, -inf and -1 fill it.
+
+    Example:
+        >>> _, places = neighbours(torch.eye(2), torch.eye(2), 5, own=torch.arange(2))
+        >>> places
+        tensor([[ 1, -1],
+                [ 0, -1]])
+    """
+    if own is None or not len(gallery):
+        return top_k(queries, gallery, k)
+    kept = min(k, len(gallery))
+    scores, places = top_k(queries, gallery, kept + 1)
+    itself = places == own[:, None]
+    if places.shape[1] == kept:  # the whole gallery: there is none to take its place
+        scores, places = (torch.cat([side, side[:, -1:]], 1) for side in (scores, places))
+        itself = torch.cat([itself, torch.ones_like(itself[:, :1])], 1)
+        places = torch.where(itself, -1, places)
+        scores = torch.where(itself, -torch.inf, scores)
+    order = itself.long().argsort(dim=1, stable=True)[:, :kept]
+    return scores.gather(1, order), places.gather(1, order)
 
 
 def top_k_products(

@@ -7,8 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.search import expand
-from sightline.search.expand import augment_gallery, expand_queries, neighbours
+from sightline.ranking import refine as expand
+from sightline.ranking.nearest import neighbours
+from sightline.ranking.refine import augment_gallery, expand_queries
 
 QUERY = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
 GALLERY = torch.tensor([[0.8, 0.6], [0.6, 0.8], [0.0, 1.0], [0.96, 0.28]], dtype=torch.float64)

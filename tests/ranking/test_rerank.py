@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.search import rerank
-from sightline.search.rerank import kreciprocal_scores
+from sightline.ranking import refine as rerank
+from sightline.ranking.refine import kreciprocal_scores
 
 
 def draw(seed, n_queries, n_candidates, dim=4):

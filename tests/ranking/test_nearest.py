@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from sightline.errors import InputError
+from sightline.ranking import nearest as exact
+from sightline.ranking.nearest import top_k
 from sightline.ranking.similarity import score_blocks
-from sightline.search import exact
-from sightline.search.exact import top_k
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 # The scores of these with one another are exact in any order of summation, so that ties are certain.

@@ -1,14 +1,82 @@
-"""The first candidates of each query in a better order."""
+"""What is done around the first ranking, on plain vectors: expand queries, augment the gallery, re-rank the first results.
+
+The order that works: whiten (:class:`~sightline.models.heads.Whitening`), augment the gallery, expand queries against it.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError
+from sightline.errors import InputError, choose
+from sightline.ranking.nearest import neighbours
 from sightline.ranking.similarity import unit
 
 POOL_ELEMENTS = 1 << 22  # pairs of a block of queries held at once
+SUMMED_ELEMENTS = 1 << 22  # numbers of neighbours' vectors held at once
+
+
+def weighted_sum(vectors: Tensor, scores: Tensor, found: Tensor, alpha: float) -> Tensor:
+    """Each vector and its neighbours, weighted by their scores to the power of alpha, at unit length.
+
+    Args:
+        vectors: (Q, D) with the weight 1.
+        scores: (Q, K) of the neighbours; below 0 they count as 0, -inf for none at all.
+        found: (Q, K, D) the neighbours' vectors.
+        alpha: 0 weights all alike.
+    """
+    if not alpha >= 0:
+        raise InputError(f"alpha is {alpha}; at least 0 is needed")
+    weights = scores.clamp(min=0).pow(alpha).masked_fill(scores == -torch.inf, 0)
+    return unit(unit(vectors).to(weights) + (weights[:, None] @ unit(found.flatten(0, 1)).view_as(found).to(weights))[:, 0])
+
+
+def expand_queries(queries: Tensor, gallery: Tensor, k: int = 10, alpha: float = 2.0, own: Tensor | None = None) -> Tensor:
+    """Alpha-weighted query expansion: each query with its k nearest items, to search with again.
+
+    ``q' = unit(q + sum over the k nearest of max(score, 0) ** alpha * item)``. Alpha 0 is the plain average; a large one,
+    or k of 0, leaves the query as it is.
+
+    Args:
+        queries: (Q, D).
+        gallery: (G, D), augmented or not.
+        k: neighbours to add; no more than there are.
+        alpha: power of the scores, at least 0.
+        own: (Q,) int64 the place of each query in the gallery, left out; -1 where it is not there.
+
+    Returns:
+        (Q, D) unit vectors.
+
+    Example:
+        >>> expand_queries(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.8, 0.6], [0.6, 0.8], [0.0, 1.0]]), k=1)
+        tensor([[0.9692, 0.2462]])
+    """
+    if k < 0:
+        raise InputError(f"k is {k}; at least 0 is needed")
+    if k == 0 or not len(gallery):
+        return unit(queries)
+    scores, places = neighbours(queries, gallery, k, own)
+    n_rows = max(1, SUMMED_ELEMENTS // (places.shape[1] * gallery.shape[1]))
+    parts = zip(queries.split(n_rows), scores.split(n_rows), places.split(n_rows), strict=True)
+    summed = [weighted_sum(some, near, gallery[where.clamp(min=0)], alpha) for some, near, where in parts]
+    return torch.cat(summed) if summed else unit(queries)
+
+
+def augment_gallery(gallery: Tensor, k: int = 10, alpha: float = 2.0) -> Tensor:
+    """Database-side augmentation: each item with its k nearest others, weighted as in :func:`expand_queries`.
+
+    All pairs are compared, in blocks; the vectors given are the ones that neighbours are found and summed from.
+
+    Args:
+        gallery: (G, D).
+        k: neighbours to add to each; no more than there are.
+        alpha: power of the scores, at least 0.
+
+    Returns:
+        (G, D) unit vectors.
+    """
+    return expand_queries(gallery, gallery, k, alpha, own=torch.arange(len(gallery), device=gallery.device))
 
 
 def kreciprocal_scores(
@@ -91,3 +159,37 @@ def _by_kreciprocal(queries: Tensor, candidates: Tensor, n_neighbours: int) -> T
 
 # Scores by queries (Q, D), candidates (Q, M, D) and the neighbours to look at.
 RERANKERS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"kreciprocal": _by_kreciprocal}
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The steps after the first ranking; by default there are none.
+
+    Attributes:
+        expand: neighbours that each query is expanded by, before a second search; 0 for no expansion.
+        alpha: power of their similarity that they are weighted by; 0 weights them alike.
+        rerank: how the first results are ordered again: ``kreciprocal``; None leaves them.
+        depth: results that are ordered again, or as many as are asked for if that is more.
+        reciprocal: neighbours that the re-ranking looks at: about as many images as there are of one thing.
+
+    Example:
+        >>> Refinement(expand=10, rerank="kreciprocal")
+        Refinement(expand=10, alpha=2.0, rerank='kreciprocal', depth=100, reciprocal=20)
+    """
+
+    expand: int = 0
+    alpha: float = 2.0
+    rerank: str | None = None
+    depth: int = 100
+    reciprocal: int = 20
+
+    def __post_init__(self) -> None:
+        if self.expand < 0 or not self.alpha >= 0:
+            raise InputError(f"expand is {self.expand}, alpha {self.alpha}; both are at least 0")
+        if self.depth < 1 or self.reciprocal < 1:
+            raise InputError(f"depth is {self.depth}, reciprocal {self.reciprocal}; both are at least 1")
+        if self.rerank is not None:
+            choose(RERANKERS, self.rerank, "re-ranking")
+
+
+NOTHING = Refinement()
