@@ -182,10 +182,59 @@ def test_nothing_is_written_to_a_gallery_whose_files_are_gone(serving, own_galle
     away = own_gallery.rename(own_gallery.with_name("away"))
     answer = add(client, "lost", png())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert client.get("/v1/ready").json() == {"status": "not ready", "galleries": {"own": False}}
+    assert client.get("/v1/ready").json() == {"status": "not ready"}
     away.rename(own_gallery)
     assert add(client, "after", png()).status_code == 201
     assert client.get("/v1/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("metadata", "detail"),
+    [
+        ('{"a": 1, "a": 2}', "'a' is there twice"),
+        (json.dumps({f"key {n}": n for n in range(101)}), "100"),
+        (json.dumps({str(n): 0 for n in range(5000)}), "100"),
+        (json.dumps({"k" * 201: 1}), "200"),
+        (json.dumps({"a": "x" * 10_001}), "10000"),
+        (json.dumps({"a\0b": 1}), "metadata"),
+        (json.dumps({"a": "x\0y"}), "metadata"),
+        ('{"a": NaN}', "'a'"),
+        ('{"a": 1e400}', "'a'"),
+        (f'{{"a": {2**63}}}', "64 bits"),
+        (f'{{"a": {"9" * 5000}}}', "metadata"),
+        ("[" * 30_000, "metadata"),
+        ('{"a": [1]}', "metadata"),
+        ("[]", "metadata"),
+        ('{"path": "/etc/passwd"}', "path"),
+    ],
+)
+def test_metadata_beyond_its_bounds_is_refused(serving, own_gallery, metadata, detail):
+    answer = serving(own_gallery).post("/v1/items", files={"image": ("x", png())}, data={"id": "new", "metadata": metadata})
+    assert answer.status_code == 422
+    assert "metadata" in answer.json()["detail"]
+    assert detail in answer.json()["detail"]
+    assert len(answer.content) < 2000
+
+
+def test_metadata_at_its_bounds_is_taken(serving, own_gallery):
+    client = serving(own_gallery)
+    most = {f"{n:0200}": "x" * 300 for n in range(100)} | {"big": "x" * 10_000, "least": -(2**63), "small": 1e-300}
+    most = dict(list(most.items())[3:])
+    assert add(client, "new", png(), most).status_code == 201
+    assert client.get("/v1/items/new").json()["metadata"] == most
+
+
+def test_an_id_may_have_1024_letters_of_any_alphabet(serving, own_gallery):
+    client = serving(own_gallery)
+    assert add(client, "\U0001f600" * 1024, png()).status_code == 201
+    assert client.get(address("\U0001f600" * 1024)).status_code == 200
+    assert client.get(address("\U0001f600" * 1025)).status_code == 422
+
+
+def test_what_is_not_there_cannot_be_changed_without_an_image(serving, own_gallery):
+    answer = serving(own_gallery).put("/v1/items/new", files={"metadata": (None, "{}")})
+    assert answer.status_code == 404
+    assert "image" in answer.json()["detail"]
 
 
 def test_damaged_metadata_is_a_fault_of_the_gallery(serving, own_gallery):

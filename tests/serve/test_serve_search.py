@@ -147,13 +147,26 @@ def test_searches_by_vector_that_do_not_fit(client, body, detail):
     assert detail in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "body", [{"k": "5"}, {"k": True}, {"alpha": False}, {"expand": "1"}, {"policy": " "}, {"rerank": "x"}]
+)
+def test_numbers_and_words_in_json_are_what_the_document_says(client, body):
+    assert client.post("/v1/search/id", json={"id": "super0/class00/0.png", **body}).status_code == 422
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-200, 1e-13, 1e6])
+def test_a_vector_of_any_length_above_0_has_a_direction(client, size):
+    found = client.post("/v1/search/vector", json={"vector": [size] * 16, "k": 5}).json()["results"]
+    assert found == client.post("/v1/search/vector", json={"vector": [1.0] * 16, "k": 5}).json()["results"]
+
+
 def test_a_vector_of_another_encoder_is_refused(client, shared_gallery):
     with Gallery.open(shared_gallery, read_only=True) as gallery:
         own = gallery.identity.fingerprint
     body = {"vector": [1.0] * 16, "k": 1}
     assert client.post("/v1/search/vector", json=body | {"fingerprint": own}).status_code == 200
     answer = client.post("/v1/search/vector", json=body | {"fingerprint": "another"})
-    assert answer.status_code == 422
+    assert answer.status_code == 409
     assert f"the vector is of encoder another, the gallery's are of {own}" in answer.json()["detail"]
 
 

@@ -72,10 +72,10 @@ def checked_vector(values: list[float], dim: int) -> NDArray[np.float32]:
     if len(values) != dim:
         raise Problem(422, f"vector: {dim} numbers are needed, found {len(values)}")
     vector = np.asarray(values, np.float64)
-    length = float(np.linalg.norm(vector))
-    if not length > 1e-12:
+    if not vector.any():
         raise Problem(422, "vector: its length is 0; it has no direction")
-    return np.asarray(vector / length, np.float32)
+    vector = vector / np.abs(vector).max()  # so that no square is too small
+    return np.asarray(vector / np.linalg.norm(vector), np.float32)
 
 
 def gallery_body(served: Served, may_write: bool) -> GalleryBody:

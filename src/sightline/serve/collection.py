@@ -313,7 +313,7 @@ class Collection:
                 if before is not None and not replace:
                     raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
                 if before is None and image is None:
-                    raise Problem(422, "image: a new item needs one")
+                    raise Problem(404, f"gallery {self.name!r} has no item of this id, and a new one needs an image")
                 old_image = {key: value for key, value in (before or {}).items() if key in OF_THE_IMAGE}
                 plain = {key: value for key, value in (before or {}).items() if key not in OF_THE_IMAGE}
                 now = (plain if metadata is None else metadata) | (new_image or old_image)

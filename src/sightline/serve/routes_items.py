@@ -13,12 +13,12 @@ from sightline.serve.answers import SUFFIXES, item_body
 from sightline.serve.pictures import LARGEST
 from sightline.serve.problems import Problem
 from sightline.serve.routes_search import ServiceOf, form_body
-from sightline.serve.schemas import LONGEST_ID, ItemBody, Written, checked_metadata_text
+from sightline.serve.schemas import ID_SCHEMA, LONGEST_ID, ItemBody, Written, checked_metadata_text
 from sightline.serve.service import Served, Service
 from sightline.serve.uploads import read_form
 
 router = APIRouter(prefix="/v1/items", tags=["items"])
-ItemId = Annotated[str, Path(description="URL-encoded.", min_length=1, max_length=3 * LONGEST_ID)]
+ItemId = Annotated[str, Path(description="URL-encoded.", json_schema_extra=ID_SCHEMA)]
 GalleryName = Annotated[str | None, Query(max_length=200, description="The first by default.")]
 Size = Annotated[int, Query(ge=16, le=1024, description="Longer side in pixels, at most.")]
 PICTURE: dict[int | str, dict[str, object]] = {
@@ -32,7 +32,7 @@ class NewItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str = Field(min_length=1, max_length=LONGEST_ID)
+    id: str = Field(json_schema_extra=ID_SCHEMA)
     metadata: str | None = None
     gallery: str | None = Field(default=None, max_length=200)
 
@@ -77,13 +77,13 @@ async def add_item(request: Request, service: ServiceOf) -> Written:
         return body
 
 
-@router.get("/{id:path}/image", response_class=Response, responses=PICTURE)
+@router.get("/{id}/image", response_class=Response, responses=PICTURE)
 async def item_image(id: ItemId, request: Request, service: ServiceOf, gallery: GalleryName = None) -> Response:
     """The image of an item, encoded anew, at most 2048 pixels wide and high."""
     return await _picture(request, service, service.served(gallery), plain_id(id), LARGEST)
 
 
-@router.get("/{id:path}/thumbnail", response_class=Response, responses=PICTURE)
+@router.get("/{id}/thumbnail", response_class=Response, responses=PICTURE)
 async def item_thumbnail(
     id: ItemId, request: Request, service: ServiceOf, gallery: GalleryName = None, size: Size = 256
 ) -> Response:
@@ -91,14 +91,14 @@ async def item_thumbnail(
     return await _picture(request, service, service.served(gallery), plain_id(id), size)
 
 
-@router.get("/{id:path}")
+@router.get("/{id}")
 async def item(id: ItemId, service: ServiceOf, gallery: GalleryName = None) -> ItemBody:
     """What is known of an item."""
     collection, name = service.served(gallery).collection, plain_id(id)
     return item_body(collection, name, await service.aside(lambda: collection.known(name)))
 
 
-@router.put("/{id:path}", openapi_extra=form_body(ChangedItem, []), responses={201: {"model": Written}})
+@router.put("/{id}", openapi_extra=form_body(ChangedItem, []), responses={201: {"model": Written}})
 async def replace_item(
     id: ItemId, request: Request, response: Response, service: ServiceOf, gallery: GalleryName = None
 ) -> Written:
@@ -115,7 +115,7 @@ async def replace_item(
         return body
 
 
-@router.delete("/{id:path}", status_code=204)
+@router.delete("/{id}", status_code=204)
 async def remove_item(id: ItemId, service: ServiceOf, gallery: GalleryName = None) -> None:
     """Take an item out."""
     with service.accepted():

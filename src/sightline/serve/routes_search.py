@@ -8,10 +8,11 @@ from pydantic import BaseModel, ValidationError
 from sightline.serve.answers import answer_body, checked_vector, search_job
 from sightline.serve.fields import labels_of
 from sightline.serve.problems import Problem
-from sightline.serve.schemas import Answer, IdSearch, UploadOptions, VectorSearch
+from sightline.serve.schemas import Answer, IdSearch, UploadOptions, VectorSearch, metadata_schema
 from sightline.serve.service import Service, timed
 from sightline.serve.uploads import read_form
 
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 router = APIRouter(prefix="/v1/search", tags=["search"])
 
 
@@ -27,13 +28,28 @@ ServiceOf = Annotated[Service, Depends(service_of)]
 def form_body(model: type[BaseModel], needed: list[str]) -> dict[str, Any]:
     """The OpenAPI description of a multipart body: an image beside the fields of a model."""
     schema = model.model_json_schema()
-    properties = {"image": {"type": "string", "format": "binary", "description": "JPEG, PNG, WebP, GIF or BMP."}}
+    encoding = {"image": {"contentType": ", ".join(IMAGE_TYPES)}}
+    properties: dict[str, Any] = {
+        "image": {"type": "string", "format": "binary", "description": "JPEG, PNG, WebP, GIF or BMP."}
+    }
     for name, field in schema["properties"].items():
         # A form has texts; one that is left out is none.
         kinds = [kind for kind in field.pop("anyOf", []) if kind.get("type") != "null"]
-        properties[name] = {key: value for key, value in field.items() if value is not None} | (kinds[0] if kinds else {})
+        kind = _joined(kinds)
+        properties[name] = {key: value for key, value in field.items() if value is not None} | kind
+    if "metadata" in properties:
+        properties["metadata"] = metadata_schema()
+        encoding["metadata"] = {"contentType": "application/json"}
     body = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": body}}}}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": body, "encoding": encoding}}}}
+
+
+def _joined(kinds: list[dict[str, Any]]) -> dict[str, Any]:
+    """One description of what may be one of several: their choices together."""
+    choices = [choice for kind in kinds for choice in kind.get("enum", [kind["const"]] if "const" in kind else [])]
+    if choices:
+        return {"type": "string", "enum": choices}
+    return kinds[0] if kinds else {}
 
 
 def checked_form(model: type[UploadOptions], fields: dict[str, str]) -> UploadOptions:
@@ -84,7 +100,7 @@ async def search_by_vector(body: VectorSearch, service: ServiceOf) -> Answer:
         identity = await service.aside(served.collection.identity)
         if body.fingerprint not in (None, identity.fingerprint):
             told = f"the vector is of encoder {body.fingerprint}, the gallery's are of {identity.fingerprint}"
-            raise Problem(422, f"fingerprint: {told}")
+            raise Problem(409, f"fingerprint: {told}")
         vector = checked_vector(body.vector, identity.dim)
         took: dict[str, float] = {}
         async with timed(took, "search"):

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from sightline.serve.answers import WEB_TYPES, gallery_body, web_files
 from sightline.serve.guard import COOKIE
+from sightline.serve.measures import LOG
 from sightline.serve.problems import Problem
 from sightline.serve.routes_search import ServiceOf
 from sightline.serve.schemas import GalleryBody, Health, Ready
@@ -48,9 +49,10 @@ async def health() -> Health:
 async def ready(service: ServiceOf, response: Response) -> Ready:
     """That every gallery can be searched."""
     found = await service.aside(lambda: {name: service.is_ready(served) for name, served in service.galleries.items()})
-    is_ready = all(found.values())
-    response.status_code = 200 if is_ready else 503
-    return Ready(status="ready" if is_ready else "not ready", galleries=found)
+    if not_ready := [name for name, is_ready in found.items() if not is_ready]:
+        LOG.warning("not ready", extra={"told": {"galleries": not_ready}})
+        response.status_code = 503
+    return Ready(status="not ready" if not_ready else "ready")
 
 
 @router.get("/metrics", tags=["service"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -1,8 +1,10 @@
 """Bodies of requests and responses."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from sightline.data.manifest import BOX
 from sightline.search.items import Value
@@ -20,9 +22,15 @@ HIDDEN = (
     "file_prefix",
 )  # where and how an image lies on this machine
 OF_THE_IMAGE = (*HIDDEN, *BOX)  # what goes with an item's image, and is not for requests to set
-METADATA = TypeAdapter(dict[Annotated[str, Field(min_length=1, max_length=200)], Value])
+NOT_SET = ("id", *OF_THE_IMAGE)  # keys of metadata that requests may not set
+MOST_KEYS, LONGEST_KEY, LONGEST_VALUE = 100, 200, 10_000  # of an item's metadata
+LEAST, MOST = -(2**63), 2**63 - 1
+ID = r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$"  # neither . nor .., which addresses cannot name
+ID_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": LONGEST_ID, "pattern": ID}
+SHARE = r"(?:0(?:\.[0-9]{1,20})?|1(?:\.0{1,20})?)"
+CROP = rf"^(?:{SHARE}(?:,{SHARE}){{3}})?$"
 Policy = Literal["reject", "flag", "ignore"]
-Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
 
 
 class SearchOptions(BaseModel):
@@ -41,16 +49,16 @@ class SearchOptions(BaseModel):
 
     gallery: str | None = Field(default=None, max_length=200)
     k: int = Field(default=30, ge=1, le=MOST_RESULTS)
-    where: str | None = Field(default=None, max_length=10_000)
+    where: str | None = Field(default=None, max_length=10_000, json_schema_extra={"format": "sightline-filter"})
     expand: int = Field(default=0, ge=0, le=100)
     alpha: float = Field(default=2.0, ge=0, le=100, allow_inf_nan=False)
-    rerank: Literal["kreciprocal"] | None = None
+    rerank: Literal["kreciprocal", ""] | None = None
 
     @field_validator("gallery", "where", "rerank", "policy", "crop", mode="before", check_fields=False)
     @classmethod
     def _nothing(cls, value: object) -> object:
         """A form sends an empty text for a field that is not filled in."""
-        return None if isinstance(value, str) and not value.strip() else value
+        return None if value == "" else value
 
 
 class JudgedOptions(SearchOptions):
@@ -61,7 +69,7 @@ class JudgedOptions(SearchOptions):
             the gallery's rejector says.
     """
 
-    policy: Policy | None = None
+    policy: Policy | Literal[""] | None = None
 
 
 class UploadOptions(JudgedOptions):
@@ -71,28 +79,36 @@ class UploadOptions(JudgedOptions):
         crop: ``x1,y1,x2,y2``, shares of the upright image's width and height: search by this part alone.
     """
 
-    crop: str | None = Field(default=None, max_length=200)
+    crop: str | None = Field(default=None, pattern=CROP, json_schema_extra={"format": "sightline-crop"})
 
     def part(self) -> Crop | None:
         """The part to search by."""
         if self.crop is None:
             return None
-        try:
-            left, top, right, bottom = (float(side) for side in self.crop.split(","))
-        except ValueError as error:
-            raise Problem(422, "crop: four numbers x1,y1,x2,y2 in [0, 1] are needed") from error
-        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+        left, top, right, bottom = (float(side) for side in self.crop.split(","))
+        if not (left < right and top < bottom):
             raise Problem(422, "crop: 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1 are needed")
         return left, top, right, bottom
 
 
-class IdSearch(JudgedOptions):
+class JsonOptions(JudgedOptions):
+    """Options in JSON, where numbers are numbers; in a form they are texts."""
+
+    @field_validator("k", "expand", "alpha", mode="before")
+    @classmethod
+    def _numbers(cls, value: object) -> object:
+        if isinstance(value, bool | str):
+            raise PydanticCustomError("number", "Input should be a number")
+        return value
+
+
+class IdSearch(JsonOptions):
     """A search by an item of the gallery."""
 
     id: str = Field(min_length=1, max_length=LONGEST_ID)
 
 
-class VectorSearch(JudgedOptions):
+class VectorSearch(JsonOptions):
     """A search by a vector of the gallery's encoder.
 
     Attributes:
@@ -100,7 +116,9 @@ class VectorSearch(JudgedOptions):
         fingerprint: of the encoder it is from, as a gallery's description has it; that of another is refused.
     """
 
-    vector: list[Number] = Field(min_length=1, max_length=16_384)
+    vector: list[Number] = Field(
+        min_length=1, max_length=16_384, json_schema_extra={"contains": {"not": {"const": 0}}, "minContains": 1}
+    )
     fingerprint: str | None = Field(default=None, max_length=200)
 
 
@@ -216,10 +234,18 @@ class Health(BaseModel):
 
 
 class Ready(BaseModel):
-    """Which galleries can be searched."""
+    """Whether every gallery can be searched; which one cannot is in the log."""
 
     status: Literal["ready", "not ready"]
-    galleries: dict[str, bool]
+
+
+def metadata_schema() -> dict[str, Any]:
+    """What :func:`checked_metadata_text` takes, as JSON Schema."""
+    keys = {"minLength": 1, "maxLength": LONGEST_KEY, "pattern": r"^[^\x00]+$", "not": {"enum": list(NOT_SET)}}
+    text = {"type": "string", "maxLength": LONGEST_VALUE, "pattern": r"^[^\x00]*$"}
+    number = {"type": "number", "minimum": LEAST, "maximum": MOST}
+    values = {"anyOf": [text, number, {"type": "boolean"}, {"type": "null"}]}
+    return {"type": "object", "maxProperties": MOST_KEYS, "propertyNames": keys, "additionalProperties": values}
 
 
 def checked_metadata_text(text: str | None) -> dict[str, Value] | None:
@@ -227,13 +253,36 @@ def checked_metadata_text(text: str | None) -> dict[str, Value] | None:
     if text is None:
         return None
     try:
-        found = METADATA.validate_json(text, strict=True)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"]))[:200]
-        raise Problem(
-            422, f"metadata: a JSON object of texts, numbers, true, false or null: {where} {fault['msg']}"
-        ) from error
-    if taken := sorted({*OF_THE_IMAGE, "id"} & found.keys()):
+        found = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise Problem(422, f"metadata: not JSON: {error}") from error
+    if not isinstance(found, dict) or len(found) > MOST_KEYS:
+        raise Problem(422, f"metadata: a JSON object of at most {MOST_KEYS} keys is needed")
+    if taken := sorted({*NOT_SET} & found.keys()):
         raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
+    for key, value in found.items():
+        if not 0 < len(key) <= LONGEST_KEY or "\0" in key:
+            raise Problem(422, f"metadata: a key of 1 to {LONGEST_KEY} letters without NUL is needed, found {key[:100]!a}")
+        if not _is_plain(value):
+            fits = (
+                f"a text of at most {LONGEST_VALUE} letters without NUL, a number of 64 bits, true, false or null is needed"
+            )
+            raise Problem(422, f"metadata: {key!a}: {fits}")
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_VALUE and "\0" not in value
+    if isinstance(value, int | float):
+        return LEAST <= value <= MOST  # not NaN either
+    return value is None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Problem(422, f"metadata: the key {twice[:100]!a} is there twice")
     return found
