@@ -18,8 +18,8 @@ import typer
 from PIL import Image
 
 from sightline import EmbeddingTable, Encoder
-from sightline.search.items import EncoderIdentity
-from sightline.search.milvus import MilvusGallery
+from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.milvus import MilvusGallery
 
 FACTORIES = {  # np: without an order of the codes, which takes minutes and is of no use here
     "Flat": {},

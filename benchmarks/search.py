@@ -121,8 +121,8 @@ def bare_line(vectors: NDArray[np.float32], queries: NDArray[np.float32], folder
 
 def gallery_line(kind: str, vectors: NDArray[np.float32], queries: NDArray[np.float32], folder: Path) -> dict[str, float]:
     """A gallery in the folder, or in a Milvus Lite file there."""
-    from sightline.search.gallery import Gallery
-    from sightline.search.items import EncoderIdentity
+    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.items import EncoderIdentity
 
     home, identity = folder / "gallery", EncoderIdentity("0", DIM, "benchmark")
     ids = [str(n) for n in range(len(vectors))]
@@ -131,7 +131,7 @@ def gallery_line(kind: str, vectors: NDArray[np.float32], queries: NDArray[np.fl
     (folder / "once.db").unlink()
     where = str(home)
     if kind == "Milvus Lite":
-        from sightline.search.milvus import MilvusGallery
+        from sightline.gallery.milvus import MilvusGallery
 
         home.mkdir()
         where = f"milvus+file:{home / 'lite.db'}/benchmark"

@@ -12,7 +12,6 @@ BANDS = {
     "foundations": ("errors", "files", "registry", "progress", "torchvision_operators", "kernels"),
     "domain": (
         "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
-        "search",
     ),
     "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__", "demo"),
 }  # fmt: skip

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
+    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.images import search_images
+    from sightline.gallery.items import EncoderIdentity, Item
+    from sightline.gallery.refine import refined_search
     from sightline.labels.codes import CodeRelevance
     from sightline.labels.relevance import Relevance
     from sightline.labels.tree import Tree
@@ -30,10 +34,6 @@ if TYPE_CHECKING:
     from sightline.models.heads import Whitening
     from sightline.models.onnx_export import export_onnx
     from sightline.ranking.refine import Refinement
-    from sightline.search.gallery import Gallery
-    from sightline.search.images import search_images
-    from sightline.search.items import EncoderIdentity, Item
-    from sightline.search.refine import refined_search
     from sightline.training.recipe import Recipe, read_recipe
     from sightline.training.run import train
 
@@ -44,10 +44,10 @@ _MODULES = {
     "CodeRelevance": "labels.codes",
     "EmbeddingTable": "data.embedding_table",
     "Encoder": "models.encoder",
-    "EncoderIdentity": "search.items",
-    "Gallery": "search.gallery",
+    "EncoderIdentity": "gallery.items",
+    "Gallery": "gallery.gallery",
     "InputError": "errors",
-    "Item": "search.items",
+    "Item": "gallery.items",
     "Manifest": "data.manifest",
     "Metric": "evaluation.metrics",
     "Recipe": "training.recipe",
@@ -75,8 +75,8 @@ _MODULES = {
     "read_card": "models.card",
     "read_manifest": "data.manifest",
     "read_recipe": "training.recipe",
-    "refined_search": "search.refine",
-    "search_images": "search.images",
+    "refined_search": "gallery.refine",
+    "search_images": "gallery.images",
     "train": "training.run",
 }
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.gallery.gallery import Gallery
 from sightline.models.encoder import Encoder
-from sightline.search.gallery import Gallery
 
 
 @pytest.fixture(scope="module")

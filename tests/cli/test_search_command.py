@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery_table import gallery_table
+from sightline.gallery.refine import refined_search
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.ranking.refine import Refinement
-from sightline.search.gallery import Gallery
-from sightline.search.gallery_table import gallery_table
-from sightline.search.refine import refined_search
 
 
 @pytest.fixture(scope="module")

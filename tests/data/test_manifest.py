@@ -16,7 +16,7 @@ from sightline.data.manifest import (
     typed_table,
 )
 from sightline.errors import InputError
-from sightline.search.store import DATABASE
+from sightline.gallery.store import DATABASE
 
 
 def write(folder: Path, text: str, name: str = "m.csv") -> Path:

@@ -6,7 +6,7 @@ import pytest
 from served_galleries import BASE, make_gallery
 from starlette.testclient import TestClient
 
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
 

@@ -13,11 +13,11 @@ from PIL import Image, ImageDraw, ImageOps
 from served_galleries import encoded
 
 from sightline.data.manifest import read_manifest
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery_images import index_images
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import FOLDER, fit_rejector
-from sightline.search.gallery import Gallery
-from sightline.search.gallery_images import index_images
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
 

@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from sightline.data.manifest import read_manifest
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery_images import index_images
 from sightline.models.encoder import Encoder
-from sightline.search.gallery import Gallery
-from sightline.search.gallery_images import index_images
 
 BASE = "http://127.0.0.1:8000"
 

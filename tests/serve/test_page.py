@@ -10,9 +10,9 @@ from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from served_galleries import encoded
 
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.refine import refined_search
 from sightline.ranking.refine import Refinement
-from sightline.search.gallery import Gallery
-from sightline.search.refine import refined_search
 from sightline.serve.tokens import add_token
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)

@@ -10,8 +10,8 @@ import pytest
 from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, served
 from playwright.sync_api import sync_playwright
 
+from sightline.gallery.gallery import Gallery
 from sightline.models.encoder import Encoder
-from sightline.search.gallery import Gallery
 
 DOCS = Path(__file__).parents[2] / "docs"
 WEB = files("sightline.serve") / "web"

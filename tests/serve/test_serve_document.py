@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
 

@@ -1,9 +1,9 @@
 """What a manifest says of its images, as the page's filters."""
 
 from sightline.data.manifest import read_manifest
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery_images import index_images
 from sightline.models.encoder import Encoder
-from sightline.search.gallery import Gallery
-from sightline.search.gallery_images import index_images
 
 ROWS = (("99", "true", "007"), ("2019", "false", "12"), ("", "", "3"))  # year, whether it was sold, code
 

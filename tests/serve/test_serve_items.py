@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
+from sightline.gallery.backup import backup_gallery, restore_gallery
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.store import Store
 from sightline.ranking.refine import Refinement
-from sightline.search.gallery import Gallery
-from sightline.search.store import Store
 from sightline.serve import collection as collections
 from sightline.serve import fields
-from sightline.serve.backup import backup_gallery, restore_gallery
 from sightline.serve.collection import Collection
 
 

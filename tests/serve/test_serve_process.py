@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 
 
 def test_sigterm_loses_no_accepted_request(own_gallery):

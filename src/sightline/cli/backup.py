@@ -13,7 +13,7 @@ def backup(
     copy: Annotated[Path, typer.Argument(help="Folder for the copy; must not exist.")],
 ) -> None:
     """Copy a gallery as it is at one moment, with its encoder, rejector and uploaded images."""
-    from sightline.serve.backup import backup_gallery
+    from sightline.gallery.backup import backup_gallery
 
     echo(f"{copy}: {backup_gallery(gallery, copy)} items")
 
@@ -23,6 +23,6 @@ def restore(
     gallery: Annotated[Path, typer.Argument(help="Gallery folder that is replaced, or made; it may be served meanwhile.")],
 ) -> None:
     """Put a copy in the place of a gallery; what was written since the copy is lost."""
-    from sightline.serve.backup import restore_gallery
+    from sightline.gallery.backup import restore_gallery
 
     echo(f"{gallery}: {restore_gallery(copy, gallery)} items")

@@ -17,8 +17,8 @@ def demo(
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.demo import run_demo
     from sightline.evaluation.result import shown
+    from sightline.gallery.images import search_images
     from sightline.models.encoder import Encoder
-    from sightline.search.images import search_images
     from sightline.training.allocator import keep_freed_memory
 
     keep_freed_memory()

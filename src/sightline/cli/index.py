@@ -10,9 +10,9 @@ from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
     from sightline.data.manifest import Manifest
+    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery_images import Indexed
     from sightline.ood.rejector import Rejector
-    from sightline.search.gallery import Gallery
-    from sightline.search.gallery_images import Indexed
 
 app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
 GalleryFolder = Annotated[
@@ -54,11 +54,11 @@ def build(
 ) -> None:
     """Embed every image that is new or has changed, and build the index."""
     from sightline.errors import InputError
+    from sightline.gallery.faiss_index import check_index, check_recall
+    from sightline.gallery.gallery import Gallery, is_cluster
+    from sightline.gallery.gallery_images import index_images
     from sightline.models.encoder import Encoder
     from sightline.ood.rejector import FOLDER
-    from sightline.search.faiss_index import check_index, check_recall
-    from sightline.search.gallery import Gallery, is_cluster
-    from sightline.search.gallery_images import index_images
 
     model = Encoder.from_pretrained(encoder)
     rejector = None if is_cluster(out) else _rejector(encoder, model.fingerprint())
@@ -105,9 +105,9 @@ def add(
     workers: Workers = 2,
 ) -> None:
     """Add images; those that are there and have not changed are not embedded again."""
+    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery_images import index_images
     from sightline.models.encoder import Encoder
-    from sightline.search.gallery import Gallery
-    from sightline.search.gallery_images import index_images
 
     manifest = _manifest(source, split)
     with Gallery.open(gallery) as opened:
@@ -141,7 +141,7 @@ def remove(
 ) -> None:
     """Remove items; if one id is unknown, none is removed."""
     from sightline.errors import InputError
-    from sightline.search.gallery import Gallery
+    from sightline.gallery.gallery import Gallery
 
     if bool(ids) == bool(where):
         raise InputError("either ids or --where is needed")
@@ -160,7 +160,7 @@ def verify(
     import numpy as np
 
     from sightline.errors import InputError, raise_faults
-    from sightline.search.gallery import ENCODER_FOLDER, Gallery
+    from sightline.gallery.gallery import ENCODER_FOLDER, Gallery
 
     with Gallery.open(gallery, read_only=not repair) as opened:
         if repair:
@@ -190,7 +190,7 @@ def stats(
     """Print what a gallery holds, of which encoder, and how much disk it takes."""
     from json import dumps
 
-    from sightline.search.gallery import Gallery
+    from sightline.gallery.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True) as opened:
         rejector = _rejector(opened.folder, opened.identity.fingerprint)
@@ -201,7 +201,7 @@ def stats(
 @app.command()
 def compact(gallery: GalleryFolder) -> None:
     """Write the gallery anew without what was removed, and build its index."""
-    from sightline.search.gallery import Gallery
+    from sightline.gallery.gallery import Gallery
 
     with Gallery.open(gallery) as opened:
         before = opened.stats().get("folder_bytes")
@@ -224,8 +224,8 @@ def augment(
     index: Annotated[str, typer.Option(help="exact, auto, or a FAISS factory string.")] = "auto",
 ) -> None:
     """Write a gallery whose items are averaged with their neighbours; make it anew when items have come or gone."""
-    from sightline.search.gallery import Gallery
-    from sightline.search.gallery_table import write_augmented
+    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery_table import write_augmented
 
     with Gallery.open(gallery, read_only=True) as opened:
         n_items = write_augmented(opened, out, neighbours, alpha, index)
@@ -236,8 +236,8 @@ def augment(
 
 def _rejector(folder: Path | str, fingerprint: str) -> "Rejector | None":
     """The rejector in an encoder's or gallery's folder, if there is one; refused if damaged or of another encoder."""
+    from sightline.gallery.gallery import own_folder
     from sightline.ood.rejector import FOLDER, Rejector
-    from sightline.search.gallery import own_folder
 
     own = own_folder(Path(folder), FOLDER)
     return None if own is None else Rejector.load(own, fingerprint)

@@ -133,8 +133,8 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
     and where that goes.
     """
     from sightline.errors import InputError
-    from sightline.search.gallery import REJECTOR_FOLDER, Gallery
-    from sightline.search.gallery_table import gallery_table
+    from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery
+    from sightline.gallery.gallery_table import gallery_table
 
     with Gallery.open(address, read_only=True) as opened:
         if out is None and not isinstance(opened.folder, Path):

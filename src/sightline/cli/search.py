@@ -8,8 +8,8 @@ import typer
 from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
+    from sightline.gallery.gallery import Gallery
     from sightline.ood.rejector import Rejector
-    from sightline.search.gallery import Gallery
 
 
 def search(
@@ -51,10 +51,10 @@ def search(
 ) -> None:
     """Print the nearest images of a gallery or a table: place, similarity, path, labels."""
     from sightline.errors import InputError
+    from sightline.gallery import answers
+    from sightline.gallery.gallery import Gallery
     from sightline.models.encoder import Encoder
     from sightline.ranking.refine import Refinement
-    from sightline.search import answers
-    from sightline.search.gallery import Gallery
 
     if (gallery is None) == (table is None):
         raise InputError("either --gallery or --table is needed")
@@ -91,8 +91,8 @@ def search(
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":
     """The rejector that was given or lies in the gallery, with the policy that is asked for."""
     from sightline.errors import InputError, choose
+    from sightline.gallery.gallery import REJECTOR_FOLDER, own_folder
     from sightline.ood.rejector import POLICIES, Rejector
-    from sightline.search.gallery import REJECTOR_FOLDER, own_folder
 
     if folder is None:
         folder = own_folder(Path(gallery.folder), REJECTOR_FOLDER)
@@ -109,8 +109,8 @@ def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "R
 
 def _search_table(images: list[str], table: Path, encoder: Path, k: int) -> None:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.gallery.images import search_images
     from sightline.models.encoder import Encoder
-    from sightline.search.images import search_images
 
     found = search_images(Encoder.from_pretrained(encoder), EmbeddingTable.read(table), images, k)
     for image, hits in zip(images, found, strict=True):

@@ -89,7 +89,7 @@ class Rejector:
             vectors: (Q, D) of the encoder it belongs to.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
             is_item: (Q,) bool, the queries that are items of the gallery, as
-                :func:`~sightline.search.refine.best_matches` finds: they belong, however late they were added.
+                :func:`~sightline.gallery.refine.best_matches` finds: they belong, however late they were added.
         """
         energies = self.scorer.score(np.asarray(vectors))
         best: list[float | None] = [None] * len(energies)

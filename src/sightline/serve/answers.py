@@ -6,8 +6,8 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.gallery.items import Value
 from sightline.ranking.refine import Refinement
-from sightline.search.items import Value
 from sightline.serve.collection import Collection, Found, SearchJob
 from sightline.serve.fields import labels_of, relation
 from sightline.serve.problems import Problem

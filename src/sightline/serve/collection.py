@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 from sightline.errors import InputError
 from sightline.files import replaced
+from sightline.gallery.answers import withholds
+from sightline.gallery.connection import DamagedError
+from sightline.gallery.filters import filter_names
+from sightline.gallery.gallery import IMAGES, Gallery, own_folder
+from sightline.gallery.items import EncoderIdentity, Value
+from sightline.gallery.refine import best_matches, refined_search
+from sightline.gallery.store import DATABASE
 from sightline.ood.rejector import FOLDER as REJECTOR
 from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
 from sightline.ranking.refine import NOTHING, Refinement
-from sightline.search.answers import withholds
-from sightline.search.connection import DamagedError
-from sightline.search.filters import filter_names
-from sightline.search.gallery import Gallery, own_folder
-from sightline.search.items import EncoderIdentity, Value
-from sightline.search.refine import best_matches, refined_search
-from sightline.search.store import DATABASE
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE
 
-IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names drawn here
 TRIES = 5
 DAMAGE = (sqlite3.Error, json.JSONDecodeError)  # causes of errors that are not the caller's
 Upload = tuple[bytes, str, NDArray[np.float32]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
-from sightline.search.items import Value
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import Value
 from sightline.serve.schemas import HIDDEN, FieldBody, ValueCount
 
 MOST_VALUES = 200

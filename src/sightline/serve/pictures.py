@@ -15,9 +15,9 @@ from PIL import Image
 from sightline.data.images import Box, load_image, open_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
-from sightline.search.image_paths import image_path
-from sightline.search.items import Value
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.image_paths import image_path
+from sightline.gallery.items import Value
 from sightline.serve.problems import Problem
 
 LARGEST = 2048

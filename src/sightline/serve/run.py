@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 from sightline.serve.connections import HEAD_SECONDS, BoundedProtocol, Limits, most_connections
 from sightline.serve.measures import LOGGING, MULTIPROCESS
 from sightline.serve.pictures import hidden_folders

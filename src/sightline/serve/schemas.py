@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from sightline.data.manifest import BOX
-from sightline.search.items import Value
+from sightline.gallery.items import Value
 from sightline.serve.problems import Problem
 from sightline.serve.uploads import Crop
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
-from sightline.serve.backup import backup_gallery, restore_gallery
+from sightline.gallery.backup import backup_gallery, restore_gallery
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
 
 DIM = 8
 IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from sightline.errors import InputError
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.refine import best_matches, refined_search
 from sightline.ranking.refine import Refinement, expand_queries, kreciprocal_scores
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
-from sightline.search.refine import best_matches, refined_search
 
 
 class Shelf:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sightline.errors import InputError
+from sightline.gallery import connection
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
 from sightline.models.encoder import Encoder
-from sightline.search import connection
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
 
 DIM = 8
 IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")
@@ -309,7 +309,7 @@ def test_a_reader_sees_another_connections_writes_at_its_next_search(filled):
 
 WRITER = """
 import os, sys, numpy as np
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 with Gallery.open(sys.argv[1]) as gallery:
     for n in range(20):
         gallery.add([f"{sys.argv[2]} {n}"], np.random.default_rng(n).standard_normal((1, 8)))

@@ -1,4 +1,4 @@
-"""Conditions on metadata in Milvus's filter language, with the meaning they have in :mod:`sightline.search.filters`.
+"""Conditions on metadata in Milvus's filter language, with the meaning they have in :mod:`sightline.gallery.filters`.
 
 Milvus knows a third truth value: what compares with a missing key, or one of another type, is neither true nor false, and
 ``not`` leaves it so. Here such a comparison is false, so ``not`` is carried inwards to the comparisons and spelt out there.
@@ -10,8 +10,8 @@ from typing import cast
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.search.filters import compile_filter, key_of
-from sightline.search.items import Value
+from sightline.gallery.filters import compile_filter, key_of
+from sightline.gallery.items import Value
 
 NEVER, ALWAYS = 'id == ""', 'id != ""'  # no id is empty
 SYMBOLS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
@@ -23,7 +23,7 @@ IS_TEXT, IS_NUMBER = '{path} >= ""', "{path} >= -1.7976931348623157e308"
 
 
 def milvus_filter(text: str, partition: str | None = None) -> str:
-    """The condition in Milvus's language; what :func:`~sightline.search.filters.compile_filter` refuses is refused alike.
+    """The condition in Milvus's language; what :func:`~sightline.gallery.filters.compile_filter` refuses is refused alike.
 
     Args:
         text: the condition.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
-from sightline.search.items import (
+from sightline.gallery.items import (
     EncoderIdentity,
     Item,
     Metadata,
@@ -28,8 +28,8 @@ from sightline.search.items import (
     listed_ids,
     some,
 )
-from sightline.search.milvus_connection import Address, check_index, connected, index_type, told
-from sightline.search.milvus_filter import milvus_filter
+from sightline.gallery.milvus_connection import Address, check_index, connected, index_type, told
+from sightline.gallery.milvus_filter import milvus_filter
 
 if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
@@ -278,7 +278,7 @@ class MilvusGallery:
         """The ids of the items for which a condition holds, in the order of :meth:`ids`.
 
         Args:
-            where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.search.filters`.
+            where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.gallery.filters`.
         """
         return self._found(milvus_filter(where, self.partition))
 

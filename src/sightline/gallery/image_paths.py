@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sightline.errors import InputError
-from sightline.search.items import Value
+from sightline.gallery.items import Value
 
 BESIDE = "../"
 ROOT, PREFIX, HASH = "file_root", "file_prefix", "file_hash"  # metadata of items that came from a folder or a manifest

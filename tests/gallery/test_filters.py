@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import InputError
-from sightline.search.filters import compile_filter, filter_names
+from sightline.gallery.filters import compile_filter, filter_names
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 VALUES = [None, True, False, 0, 1, -3, 2.5, 2020, "", "a", "b", "2020", "Flags", "O'Brien", 'say "x"', "ü", "1 OR 1=1"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
+from sightline.gallery.filters import compile_filter
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.milvus import MilvusGallery
+from sightline.gallery.milvus_connection import Address, index_type
+from sightline.gallery.milvus_filter import milvus_filter
+from sightline.gallery.refine import refined_search
 from sightline.ranking.refine import Refinement
-from sightline.search.filters import compile_filter
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
-from sightline.search.milvus import MilvusGallery
-from sightline.search.milvus_connection import Address, index_type
-from sightline.search.milvus_filter import milvus_filter
-from sightline.search.refine import refined_search
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="needs pymilvus[milvus_lite]"),
@@ -216,7 +216,7 @@ def test_steps_after_the_first_ranking(both):
 
 
 def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
-    from sightline.search import milvus as module
+    from sightline.gallery import milvus as module
 
     milvus, folder = both
     for name, value in (("WRITE_BYTES", 30_000), ("READ_IDS", 7), ("SEARCH_RESULTS", 10)):
@@ -232,7 +232,7 @@ def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
 
 
 def test_an_add_that_fails_half_way_is_taken_back(both, monkeypatch):
-    from sightline.search import milvus as module
+    from sightline.gallery import milvus as module
 
     milvus, folder = both
     monkeypatch.setattr(module, "WRITE_BYTES", 30_000)
@@ -319,7 +319,7 @@ def test_what_is_not_a_gallery_is_refused(both, tmp_path):
 
 
 def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
-    from sightline.search import milvus_connection
+    from sightline.gallery import milvus_connection
 
     monkeypatch.setattr(milvus_connection, "SECONDS", 1.0)
     with socket.socket() as free:

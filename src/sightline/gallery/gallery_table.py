@@ -9,9 +9,9 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.files import replaced_folder
+from sightline.gallery.gallery import ENCODER_FOLDER, Gallery
+from sightline.gallery.image_paths import ROOT, image_path, stored_path
 from sightline.ranking.refine import augment_gallery
-from sightline.search.gallery import ENCODER_FOLDER, Gallery
-from sightline.search.image_paths import ROOT, image_path, stored_path
 
 
 def gallery_table(gallery: Gallery) -> EmbeddingTable:

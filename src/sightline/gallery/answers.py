@@ -18,13 +18,13 @@ from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError, names
 from sightline.files import replaced
+from sightline.gallery.filters import filter_names
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.image_paths import image_path
+from sightline.gallery.items import Value
+from sightline.gallery.refine import best_matches, refined_search
 from sightline.models.encoder import Encoder
 from sightline.ranking.refine import NOTHING, Refinement
-from sightline.search.filters import filter_names
-from sightline.search.gallery import Gallery
-from sightline.search.image_paths import image_path
-from sightline.search.items import Value
-from sightline.search.refine import best_matches, refined_search
 
 Said = tuple[bool, float, float, bool | None, float | None, float | None]  # the fields of Judged
 Judge = Callable[[NDArray[np.float32], NDArray[np.floating[Any]], NDArray[np.bool_]], Sequence[Said]]

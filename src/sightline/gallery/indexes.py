@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
+from sightline.gallery import faiss_index
+from sightline.gallery.faiss_index import AUTO, EXACT, FaissIndex, Header
+from sightline.gallery.snapshot import Snapshot
+from sightline.gallery.store import Store
 from sightline.ranking.nearest import top_k_products
-from sightline.search import faiss_index
-from sightline.search.faiss_index import AUTO, EXACT, FaissIndex, Header
-from sightline.search.snapshot import Snapshot
-from sightline.search.store import Store
 
 GATHERED_SHARE = 4  # below a quarter of the rows, a filter's vectors are put together; above, the others are passed over
 EXACT_MATCHES = 65_536  # a filter that leaves no more items than this is searched by brute force

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.errors import InputError
 from sightline.files import copy_folder, folder_bytes, recovered_folder, replaced_folder
-from sightline.search.faiss_index import Header, check_index, check_recall
-from sightline.search.filters import compile_filter
-from sightline.search.image_paths import noted_root
-from sightline.search.indexes import Indexes
-from sightline.search.items import (
+from sightline.gallery.faiss_index import Header, check_index, check_recall
+from sightline.gallery.filters import compile_filter
+from sightline.gallery.image_paths import noted_root
+from sightline.gallery.indexes import Indexes
+from sightline.gallery.items import (
     EncoderIdentity,
     Item,
     Metadata,
@@ -30,13 +30,14 @@ from sightline.search.items import (
     may_be_id,
     some,
 )
-from sightline.search.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
-from sightline.search.store import DATABASE, NEWEST, Store
+from sightline.gallery.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
+from sightline.gallery.store import DATABASE, NEWEST, Store
 
 if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
 
 ENCODER_FOLDER, REJECTOR_FOLDER = "encoder", "rejector"
+IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names that the service gives them
 FILTERS_KEPT = 64
 RECALL = 0.95
 
@@ -88,7 +89,7 @@ class Gallery:
             metric: ``cosine`` or ``dot``.
         """
         if is_cluster(folder):
-            from sightline.search.milvus import MilvusGallery
+            from sightline.gallery.milvus import MilvusGallery
 
             cluster: Any = MilvusGallery.create(str(folder), encoder, index=index, metric=metric)
             return cluster  # type: ignore[no-any-return]
@@ -106,7 +107,7 @@ class Gallery:
     def open(cls, folder_or_uri: Path | str, *, read_only: bool = False) -> "Gallery":
         """The gallery in a folder, or on a cluster (``milvus+http://host:19530/collection``, or a Milvus Lite file)."""
         if is_cluster(folder_or_uri):
-            from sightline.search.milvus import MilvusGallery
+            from sightline.gallery.milvus import MilvusGallery
 
             cluster: Any = MilvusGallery.open(str(folder_or_uri), read_only=read_only)  # has the same methods
             return cluster  # type: ignore[no-any-return]
@@ -116,7 +117,7 @@ class Gallery:
     def is_at(folder_or_uri: Path | str) -> bool:
         """Whether there is a gallery; on a cluster, a collection of that name."""
         if is_cluster(folder_or_uri):
-            from sightline.search.milvus_connection import collection_is_at
+            from sightline.gallery.milvus_connection import collection_is_at
 
             return collection_is_at(str(folder_or_uri))
         return os.path.lexists(recovered_folder(Path(folder_or_uri)) / DATABASE)
@@ -296,7 +297,7 @@ class Gallery:
         """The ids of the items for which a condition holds, in the order they were added.
 
         Args:
-            where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.search.filters`.
+            where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.gallery.filters`.
         """
         with self._store.reading():
             snapshot = self._refresh()

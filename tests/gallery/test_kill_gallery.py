@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
 
 DIM, N_FIRST, LONGEST = 64, 300, 0.06
 KINDS = ["add", "remove", "compact", "build"]
@@ -226,7 +226,7 @@ import resource, sys
 import numpy as np
 from pathlib import Path
 from sightline.errors import InputError
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 folder = Path(sys.argv[1])
 vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
 with Gallery.open(folder) as gallery:

@@ -15,11 +15,11 @@ from sightline.data.images import load_image
 from sightline.data.manifest import BOX, Manifest, typed_table
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.image_paths import HASH, PREFIX, ROOT, Source, image_path, stored_path
+from sightline.gallery.items import Value, some
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
-from sightline.search.gallery import Gallery
-from sightline.search.image_paths import HASH, PREFIX, ROOT, Source, image_path, stored_path
-from sightline.search.items import Value, some
 
 CHUNK = 512  # images embedded, and kept, at a time
 SIZE, TIME = "file_size", "file_mtime_ns"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from sightline.errors import InputError
 from sightline.files import copy_folder, own_file, recovered_folder, replaced_folder
-from sightline.search.gallery import Gallery, own_folder
-from sightline.search.store import DATABASE
-from sightline.serve.collection import IMAGES
+from sightline.gallery.gallery import IMAGES, Gallery, own_folder
+from sightline.gallery.store import DATABASE
 
 
 def backup_gallery(folder: Path, copy: Path) -> int:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
+from sightline.gallery.connection import DamagedError
+from sightline.gallery.store import Block, Store, block_checksum
 from sightline.ranking.similarity import EVEN_COLUMNS
-from sightline.search.connection import DamagedError
-from sightline.search.store import Block, Store, block_checksum
 
 PREFIX = "vectors-"
 SUFFIX = ".f32"

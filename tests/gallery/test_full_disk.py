@@ -14,11 +14,11 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
+from sightline.gallery import gallery_images
+from sightline.gallery.backup import backup_gallery, restore_gallery
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
 from sightline.models.encoder import Encoder
-from sightline.search import gallery_images
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
-from sightline.serve.backup import backup_gallery, restore_gallery
 
 IDENTITY = EncoderIdentity("f", 64, "by hand")
 
@@ -105,7 +105,7 @@ def test_backup_and_restore_name_the_folder_that_has_no_room(tmp_path, limit):
 READING = """
 import resource, sys
 import numpy as np
-from sightline.search.gallery import Gallery
+from sightline.gallery.gallery import Gallery
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # SQLite's index of its log has 32768
 with Gallery.open(sys.argv[1], read_only=True) as gallery:
     print(gallery.search(np.eye(64)[:1].astype(np.float32), 1)[1], gallery.verify(), len(gallery.metadata(gallery.ids())))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.search import faiss_index, indexes
-from sightline.search.faiss_index import choose_index, nearest_of
-from sightline.search.gallery import Gallery
-from sightline.search.items import EncoderIdentity
+from sightline.gallery import faiss_index, indexes
+from sightline.gallery.faiss_index import choose_index, nearest_of
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.items import EncoderIdentity
 
 DIM, N_ITEMS = 16, 900
 KINDS = [

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from sightline.errors import InputError
 from sightline.files import own_file, recovered_folder
-from sightline.search.connection import (
+from sightline.gallery.connection import (
     DamagedError,
     Still,
     configured,
@@ -34,7 +34,7 @@ from sightline.search.connection import (
     translated,
     written,
 )
-from sightline.search.items import METRICS, EncoderIdentity, Value, may_be_id, some, value_fault
+from sightline.gallery.items import METRICS, EncoderIdentity, Value, may_be_id, some, value_fault
 
 DATABASE = "gallery.db"
 FORMAT = 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.search.image_paths import image_path, stored_path
+from sightline.gallery.image_paths import image_path, stored_path
 from sightline.serve.pictures import Pictures
 
 
