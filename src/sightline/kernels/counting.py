@@ -124,6 +124,7 @@ def _count_many(row, found, n_found, gap, start, scale, span, crowd, buckets, wa
             buckets[j] = b if part[j] >= lowest else beyond
         n_waiting = 0
         for j in range(len(part)):
+            # Every item is written to the list of those to compare; the next overwrites it where it need not be there.
             b = np.uint32(buckets[j])
             count = crowd[b]
             crowd[b] = count + 1

@@ -142,10 +142,12 @@ def lay_out(
     last = last_item = scores[0]
     for i in range(n):
         x = scores[i]
+        # Targets pass in the order of their scores, and so do their second places, delta above: one pointer, v, is enough.
         while v < n_second and v < t and np.float64(x) - own_scores[v] > delta:
-            edge = max(np.float32(own_scores[v] + delta), last)
+            edge = max(np.float32(own_scores[v] + delta), last)  # rounded it could lie before the place that precedes it
             gaps[at], kinds[at], columns[at] = edge - last, NOT_AN_ITEM, -1
             far_place[v] = at
+            # Of lower levels, how many are beyond and the sum of those before; the whole sum is known at the end.
             far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
             last = edge
             v += 1
@@ -163,7 +165,7 @@ def lay_out(
             group, last_item, first_tied = i, x, t
         if level > 0:
             if t == first_tied:
-                for m in range(1, n_levels):
+                for m in range(1, n_levels):  # all of a tie count against each of it: read before any of them is added
                     before[m] = seen[m]
             place[t], far_place[t], own[t], own_scores[t] = at, -1, level, x
             not_below = totals[level] - before[level]
@@ -176,6 +178,7 @@ def lay_out(
                     at_least = higher
                 graded[t] = sum_worth
             if sup:
+                # An item above counts 1 here, and less z / (1 + z) when the sums are read; so does a tie, by its order.
                 values[t, 0] = n - i - totals[level] + seen[level] + jump * (n - group - not_below)
                 slopes[t, 0] = 0.0
             else:
@@ -207,6 +210,7 @@ def lay_out(
             at = lane
     if strict:
         _untie(values, jump, own, first_tied, t, n - group, seen, before)
+    # Beyond delta the line replaces the 1 of above; float64, as rho times a sum of many scores leaves few digits.
     for k in range(v):
         n_far, far_sum = far[k, 0], sum_so_far - sums[own[k]] - far[k, 1]
         values[k, 0] += (top - 1.0) * n_far + rho * (far_sum - n_far * (np.float64(own_scores[k]) + delta))
