@@ -8,18 +8,16 @@ import typer
 
 from sightline import __version__
 from sightline.cli import data, export, hierarchy, index, ood
-from sightline.cli.backup import backup, restore
 from sightline.cli.benchmark import benchmark
 from sightline.cli.compare import compare
 from sightline.cli.demo import demo
-from sightline.cli.embed import embed
+from sightline.cli.embed import embed, whiten
 from sightline.cli.evaluate import evaluate
 from sightline.cli.printing import echo
 from sightline.cli.report import report
 from sightline.cli.search import search
 from sightline.cli.serve import serve, token
 from sightline.cli.train import train
-from sightline.cli.whiten import whiten
 from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -27,8 +25,6 @@ app.add_typer(data.app, name="data")
 app.add_typer(export.app, name="export")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
-index.app.command()(backup)
-index.app.command()(restore)
 app.add_typer(ood.app, name="ood")
 for command in (train, embed, whiten, evaluate, compare, search, serve, token, report, demo, benchmark):
     app.command()(command)
