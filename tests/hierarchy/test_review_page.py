@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from sightline.hierarchy import review_page
 from sightline.hierarchy.review import Review
 from sightline.hierarchy.review_page import create_server
 from sightline.hierarchy.steps import digest, write_step
@@ -73,6 +74,28 @@ def groups_on_disk(folder):
 
 
 FIRST = {"animals/pets": {"cat", "dog", "car", "bus"}, "animals/wild": {"lion"}, "plants/trees": {"oak", "elm"}}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nX-Half: ",
+        b"POST /api/act HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_a_request_that_is_half_sent_ends(server, monkeypatch, sent):
+    monkeypatch.setattr(review_page._Handler, "timeout", 0.2)
+    with socket.create_connection(server.server_address, timeout=60) as opened:
+        opened.sendall(sent)
+        assert opened.recv(1000) == b""
+
+
+def test_a_length_that_is_no_number_is_refused(server):
+    with socket.create_connection(server.server_address, timeout=60) as opened:
+        opened.sendall(b"POST /api/act HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: \xb2\r\n\r\n")
+        assert b" 415 " in opened.recv(1000)
 
 
 @pytest.fixture

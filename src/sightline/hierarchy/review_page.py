@@ -175,6 +175,8 @@ class ReviewPage:
 class _Handler(BaseHTTPRequestHandler):
     """Routes; one page, one person."""
 
+    timeout = 30.0  # seconds without a byte after which a connection ends, and with it its thread
+
     def __init__(self, page: ReviewPage, listens_on: str, *args: Any) -> None:
         self.page, self.listens_on = page, listens_on
         super().__init__(*args)
@@ -205,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(self.path).path != "/api/act":
             return self._send(HTTPStatus.NOT_FOUND, b"not found", "text/plain")
         told = self.headers.get("Content-Length", "")
-        length = int(told) if told.isdigit() else LARGEST_BODY + 1
+        length = int(told) if told.isdecimal() else LARGEST_BODY + 1
         # Another site's page cannot send this type without asking first, which is never answered.
         if self.headers.get_content_type() != "application/json" or length > LARGEST_BODY:
             return self._send(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, b"JSON is needed", "text/plain")
