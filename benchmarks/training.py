@@ -27,8 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from sightline import Encoder, create_loss
 from sightline.data.dataset import PREFETCHED, ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
-from sightline.training.allocator import keep_freed_memory
-from sightline.training.large_batch import back_propagate
+from sightline.training.large_batch import Examples, back_propagate, keep_freed_memory
 from sightline.training.memory import BatchLoss
 from sightline.training.recipe import DataSection
 
@@ -79,9 +78,9 @@ def staged_megabytes(encoder: Encoder, side: int, n_images: int, chunk_size: int
     module = fabric.setup(encoder.train())
 
     def step() -> Tensor:
-        return back_propagate(fabric, module, loss, images, labels, torch.arange(n_images), 0, chunk_size)
+        return back_propagate(fabric, module, loss, Examples(images, labels, torch.arange(n_images)), 0, chunk_size)
 
-    back_propagate(fabric, module, loss, images[:8], labels[:8], torch.arange(8), 0)  # gradients, kernels
+    back_propagate(fabric, module, loss, Examples(images[:8], labels[:8], torch.arange(8)), 0)  # gradients, kernels
     return extra_megabytes(step)
 
 
@@ -102,7 +101,7 @@ def loss_and_step_milliseconds(encoder: Encoder) -> tuple[float, float]:
 
     def step() -> None:
         optimizer.zero_grad()
-        back_propagate(fabric, module, BatchLoss(loss), images, labels, torch.arange(256), 0)
+        back_propagate(fabric, module, BatchLoss(loss), Examples(images, labels, torch.arange(256)), 0)
         optimizer.step()
 
     return 1e3 * fastest(lambda: loss(rows, labels).backward(), 20), 1e3 * fastest(step, 2)
@@ -196,7 +195,7 @@ def workers_rows(encoder: Encoder, files: list[Path], n_runs: int) -> list[list[
 
     def step(pixels: Tensor, places: Tensor) -> None:
         optimizer.zero_grad()
-        back_propagate(fabric, module, loss, pixels, labels[: len(places)], places, 0)
+        back_propagate(fabric, module, loss, Examples(pixels, labels[: len(places)], places), 0)
         optimizer.step()
 
     for _ in range(n_runs):

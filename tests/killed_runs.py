@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 import sightline.models.encoder as encoder
-import sightline.training.run as pipeline
+import sightline.training.run as training_run
 from sightline import read_recipe
 from sightline.training import engine
 
@@ -53,7 +53,7 @@ def arm(what: str, number: int) -> None:
     if what == "step":
         engine.back_propagate = dying(engine.back_propagate, engine.back_propagate)  # before the optimizer moves
     elif what == "validation":
-        pipeline.evaluate_table = dying(pipeline.evaluate_table)
+        training_run.evaluate_table = dying(training_run.evaluate_table)
     elif what == "checkpoint":
         save = torch.save
         torch.save = dying(save, lambda state, file: (save(state, file), half_written(file)))
@@ -61,13 +61,13 @@ def arm(what: str, number: int) -> None:
         save_file = encoder.save_file
         encoder.save_file = dying(save_file, lambda state, file: (save_file(state, file), half_written(file)))
     else:
-        fit = pipeline.fit
+        fit = engine.Loop.fit
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             threading.Timer(number / 1000, die).start()
             return fit(*args, **kwargs)
 
-        pipeline.fit = timed
+        engine.Loop.fit = timed
 
 
 def main(manifest: str, out: str, overrides: str, moments: str) -> None:
@@ -77,7 +77,7 @@ def main(manifest: str, out: str, overrides: str, moments: str) -> None:
         if child == 0:
             try:
                 arm(what, int(number))
-                pipeline.train(
+                training_run.train(
                     read_recipe("images", [f"data.manifest={manifest}", *json.loads(overrides)]), Path(out), True
                 )
             except BaseException as error:

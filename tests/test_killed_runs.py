@@ -10,12 +10,12 @@ import pytest
 from torch.testing import assert_close
 
 from sightline import Encoder, read_recipe, train
-from sightline.training.checkpoint import load_checkpoint
+from sightline.training.run_folder import load_checkpoint
 
 SCRIPT = Path(__file__).with_name("killed_runs.py")
 PROXIES_AND_MEMORY = ["loss.decomposability=proxy", "memory.size=40", "memory.start_epoch=1", "checkpoint_every=2"]
 KEEP = 5  # epochs
-OTHERS = {".lock", "resumes.log", "environment.json", "tensorboard"}  # tell of the machine, of the kills and of a process
+OTHERS = {".lock", "resumes.log", "environment.json", "tensorboard"}  # tell of the machine and of the kills
 
 
 def assert_kills_change_nothing(image_tree, folder, overrides, moments, n_killed):

@@ -14,6 +14,7 @@ from sightline.report.subject import Subject, read_untrained
 from sightline.training.logs import read_log
 from sightline.training.recipe import read_recipe
 from sightline.training.run import train
+from sightline.training.run_folder import RunFolder
 
 N_SHOWN = 7  # results of a query: each character has seven other images
 
@@ -53,10 +54,11 @@ def run_demo(folder: Path, overrides: list[str] | None = None, show_progress: bo
     recipe = read_recipe("glyphs", [f"data.manifest={manifest_file}", *(overrides or [])])
     test = read_manifest(manifest_file).split("test")
 
-    encoder_folder = train(recipe, folder / "run", resume=True, show_progress=show_progress)
+    run = RunFolder(folder / "run")
+    encoder_folder = train(recipe, run.path, resume=True, show_progress=show_progress)
     after = embed_manifest(Encoder.from_pretrained(encoder_folder), test, show_progress=show_progress)
     table_file = after.write(folder / "test.parquet")
-    trained = Subject("trained", after, tuple(read_log(folder / "run" / "log.csv")), recipe)
+    trained = Subject("trained", after, tuple(read_log(run.log_file)), recipe)
     untrained = read_untrained(trained, show_progress)
     report = write_report(
         folder / "report.html",

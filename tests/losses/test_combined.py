@@ -16,7 +16,7 @@ from sightline.losses.pairs import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import sup_recall_loss
 from sightline.ranking.relevance import batch_pairs, table_pairs
-from sightline.training.prepare import loss_of
+from sightline.training.prepare import create_recipe_loss
 from sightline.training.recipe import read_recipe
 
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5], [0.62, 0.60, 0.59, 0.585, 0.50]
@@ -265,7 +265,7 @@ def test_weighted_sum_by_recipe(tmp_path):
         temperature = 0.1
         """
     )
-    loss = loss_of(read_recipe(str(tmp_path / "sum.toml")), embedding_dim=6, class_counts=[4, 2])
+    loss = create_recipe_loss(read_recipe(str(tmp_path / "sum.toml")), embedding_dim=6, class_counts=[4, 2])
     assert loss.weights == (0.9, 0.1)
     assert [tuple(table.shape) for table in loss.parameters()] == [(4, 6), (2, 6)]
     assert loss(draw_batch(), LABELS).isfinite()

@@ -1,3 +1,4 @@
+import sys
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
+from sightline.models.encoder import Encoder
 from sightline.models.pooling import POOLINGS, AveragePooling, ClassToken, GeMPooling, MaxPooling, positions
 
 
@@ -29,13 +31,13 @@ SLOW = {
 
 
 def test_the_table_has_every_pooling():
-    assert sorted(POOLINGS) == ["avg", "cls", "gem", "gem_frozen", "max", "mean+max"]
+    assert POOLINGS.names() == ["avg", "cls", "gem", "gem_frozen", "max", "mean+max"]
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_pooling_of_a_map_is_its_definition(name):
     features = drawn(2, 3, 4, 5)
-    pooled = POOLINGS[name](0)(features)
+    pooled = POOLINGS.create(name, {}, n_prefix_tokens=0)(features)
     expected = [[SLOW[name](channel.flatten().tolist()) for channel in image] for image in features]
     assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
@@ -45,7 +47,7 @@ def test_pooling_of_a_map_is_its_definition(name):
 def test_pooling_of_tokens_leaves_out_those_before_the_image(name, n_prefix_tokens):
     features = drawn(2, 6, 3)
     features[:, :n_prefix_tokens] = 100
-    pooled = POOLINGS[name](n_prefix_tokens)(features)
+    pooled = POOLINGS.create(name, {}, n_prefix_tokens=n_prefix_tokens)(features)
     expected = [[SLOW[name](image[n_prefix_tokens:, channel].tolist()) for channel in range(3)] for image in features]
     assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
@@ -60,7 +62,7 @@ def test_positions_of_map_and_tokens():
 def test_channels_last_in_memory_changes_nothing():
     features = drawn(2, 3, 4, 5)
     for name in SLOW:
-        pooling = POOLINGS[name](0)
+        pooling = POOLINGS.create(name, {}, n_prefix_tokens=0)
         assert_close(pooling(features), pooling(features.to(memory_format=torch.channels_last)))
 
 
@@ -158,7 +160,51 @@ def test_gem_is_computed_in_float32_under_mixed_precision():
 
 def test_a_frozen_power_does_not_learn():
     features = drawn(1, 2, 3, 3).requires_grad_()
-    pooling = POOLINGS["gem_frozen"](0)
+    pooling = POOLINGS.create("gem_frozen", {}, n_prefix_tokens=0)
     pooling(features).sum().backward()
     assert pooling.power.grad is None
     assert features.grad is not None
+
+
+OWN = '''
+import torch
+
+class Weighted(torch.nn.Module):
+    """A mean over positions, each channel times a weight that learns."""
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.full((n_channels,), 2.0))
+
+    def forward(self, features):
+        return features.flatten(2).mean(2) * self.weights
+'''
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """The name of a module that is not loaded yet, outside of Sightline."""
+    (tmp_path / "own_poolings.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_poolings"
+    sys.modules.pop("own_poolings", None)
+
+
+def test_a_pooling_from_elsewhere_needs_trust_and_is_saved_by_its_path(own_module, tmp_path):
+    path = f"{own_module}:Weighted"
+    with pytest.raises(InputError, match=r"module 'own_poolings'.*--trust"):
+        Encoder.create("tiny", 8, path, image_size=32)
+    assert own_module not in sys.modules
+    encoder = Encoder.create("tiny", 8, path, image_size=32, trust=True)
+    assert encoder.pooling.weights.tolist() == [2.0] * 32
+    folder = encoder.save_pretrained(tmp_path / "encoder")
+    sys.modules.pop(own_module)
+    with pytest.raises(InputError, match=r"encoder\.json.*module 'own_poolings'"):
+        Encoder.from_pretrained(folder)
+    assert own_module not in sys.modules
+    assert Encoder.from_pretrained(folder, trust=True).fingerprint() == encoder.fingerprint()
+
+
+def test_an_unknown_pooling_suggests_the_nearest():
+    with pytest.raises(InputError, match="unknown pooling 'gme': did you mean 'gem'"):
+        Encoder.create("tiny", 8, "gme", image_size=32)

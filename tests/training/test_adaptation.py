@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import sightline.training.prepare as preparation
-import sightline.training.run as pipeline
 from sightline import Encoder, InputError, embed_manifest, evaluate_table, read_manifest, read_recipe, train
-from sightline.training.checkpoint import load_checkpoint
 from sightline.training.logs import read_log
+from sightline.training.prepare import pooled_features, train_and_validation
+from sightline.training.run_folder import load_checkpoint
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_the_validation_of_a_frozen_run_is_that_of_its_encoder(recipe_with, tmp_
     recipe = recipe_with("model.adaptation=frozen", "schedule.epochs=1")
     trained = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
     logged = {name: value for _, _, name, value in read_log(tmp_path / "run/log.csv")}
-    _, held_out = preparation.train_and_validation(read_manifest(recipe.data.manifest), recipe)
+    _, held_out = train_and_validation(read_manifest(recipe.data.manifest), recipe)
     assert_close(evaluate_table(embed_manifest(trained, held_out))["map@r"], logged["val/map@r"])
 
 
@@ -94,7 +93,7 @@ def test_a_run_with_lora_is_resumed_and_leaves_a_plain_encoder(recipe_with, tmp_
 def test_a_projection_starts_from_the_principal_components_of_the_training_images(recipe_with, tmp_path):
     recipe = recipe_with("model.projection=pca", "model.feature_norm=l2", "optimizer.lr=1e-30", "data.val_fraction=0")
     trained = Encoder.from_pretrained(train(recipe, tmp_path / "run"))
-    pooled = pipeline._pooled(trained, read_manifest(recipe.data.manifest), n_workers=0)
+    pooled = pooled_features(trained, read_manifest(recipe.data.manifest), n_workers=0)
     projected = trained.head.projection(trained.head.norm(pooled)).detach()
     assert_close(projected.mean(0), torch.zeros(16), rtol=0, atol=1e-3)
     assert_close(projected.T.cov(), torch.eye(16), rtol=0, atol=1e-3)

@@ -1,6 +1,7 @@
 """Staged back-propagation against one pass, and two processes against one."""
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from sightline.data.transforms import Preprocessing, train_transform
 from sightline.errors import InputError
 from sightline.losses import create_loss, list_losses, loss_options
 from sightline.losses.sums import takes_references
-from sightline.training.large_batch import back_propagate, chunk_bounds, fitting_chunk_size
-from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
+from sightline.training.large_batch import Examples, back_propagate, chunk_bounds, fitting_chunk_size
+from sightline.training.memory import BatchLoss, CrossBatchMemory
 
 KNOWN = {"n_classes": 4, "embedding_dim": 5, "n_levels": 2, "class_counts": [4, 2]}
 SUM = {"terms": [{"name": "sup_h_ap", "weight": 0.7}, {"name": "norm_softmax", "weight": 0.3}]}  # of weighted_sum
@@ -50,7 +51,7 @@ def new_loss(name, memory=False):
     name, *mining = name.split(":")
     options = {key: value for key, value in (KNOWN | SUM).items() if key in loss_options(name)}
     module = create_loss(name, **options | ({"mining": mining[0]} if mining else {})).double()
-    return MemoryLoss(module, CrossBatchMemory(40, 5, 2).double(), start=1) if memory else BatchLoss(module)
+    return BatchLoss(module, CrossBatchMemory(40, 5, 2).double(), start=1) if memory else BatchLoss(module)
 
 
 def gradients(*modules):
@@ -81,7 +82,7 @@ def test_staged_equals_one_pass_for_every_loss(name, chunk_size):
     module = fabric.setup_module(encoder)
     for step in range(2):  # a loss may remember
         expected = one_pass(other, other_loss, *draw(step), step, chunk_size)
-        found = back_propagate(fabric, module, loss, *draw(step), step, chunk_size)
+        found = back_propagate(fabric, module, loss, Examples(*draw(step)), step, chunk_size)
         assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert_close(gradients(encoder, loss), gradients(other, other_loss), rtol=1e-6, atol=1e-12)
     assert all(gradient.any() for gradient in gradients(encoder))
@@ -93,7 +94,7 @@ def test_another_step_sees_other_pixels_and_drops_others():
     assert torch.equal(draw(1, slice(8, 16))[0], draw(1)[0][8:])
     fabric = Fabric(accelerator="cpu", devices=1)
     module, loss = fabric.setup_module(new_encoder()), new_loss("sup_ap")
-    first, second = (back_propagate(fabric, module, loss, *draw(), seed, 4) for seed in range(2))
+    first, second = (back_propagate(fabric, module, loss, Examples(*draw()), seed, 4) for seed in range(2))
     assert first != second
 
 
@@ -116,7 +117,7 @@ def test_chunks_of_any_size_equal_the_whole_batch(chunk_size):
     whole = gradients(encoder)
     encoder.zero_grad()
     fabric = Fabric(accelerator="cpu", devices=1)
-    found = back_propagate(fabric, fabric.setup_module(encoder), loss, images, labels, ids, 0, chunk_size)
+    found = back_propagate(fabric, fabric.setup_module(encoder), loss, Examples(images, labels, ids), 0, chunk_size)
     assert_close(found, expected.detach(), rtol=1e-10, atol=0)
     assert_close(gradients(encoder), whole, rtol=1e-10, atol=1e-14)
 
@@ -133,7 +134,7 @@ def test_staged_equals_one_pass_in_half_precision_with_its_loss_scale(precision,
         encoder, loss = new_encoder().float(), new_loss(name).float()
         module = fabric.setup_module(encoder)
         if staged:
-            value = back_propagate(fabric, module, loss, images.float(), labels, ids, 0, 4)
+            value = back_propagate(fabric, module, loss, Examples(images.float(), labels, ids), 0, 4)
         else:
             parts = []
             for number in range(4):
@@ -152,7 +153,7 @@ def test_what_a_loss_draws_does_not_depend_on_chunks():
         encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 5)).double()
         fabric = Fabric(accelerator="cpu", devices=1)
         loss = new_loss("triplet:distance-weighted")
-        values.append(back_propagate(fabric, fabric.setup_module(encoder), loss, *draw(), 0, chunk_size))
+        values.append(back_propagate(fabric, fabric.setup_module(encoder), loss, Examples(*draw()), 0, chunk_size))
     assert_close(values[1:], values[:1] * 2)
 
 
@@ -164,8 +165,8 @@ def test_staged_with_memory_equals_one_pass_with_memory(name):
     module = fabric.setup_module(encoder)
     for step in range(3):
         images, labels, ids = draw(step)
-        expected = one_pass(other, other_loss, images, labels, ids + 8 * step, step, 4)
-        assert_close(back_propagate(fabric, module, loss, images, labels, ids + 8 * step, step, 4), expected)
+        expected = one_pass(other, other_loss, Examples(images, labels, ids + 8 * step), step, 4)
+        assert_close(back_propagate(fabric, module, loss, Examples(images, labels, ids + 8 * step), step, 4), expected)
     assert_close(gradients(encoder, loss), gradients(other, other_loss), rtol=1e-6, atol=1e-12)
     assert_close(loss.state_dict(), other_loss.state_dict())
 
@@ -175,9 +176,9 @@ def test_a_batch_norm_that_learns_from_the_batch_is_refused_by_name():
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)).double()
     module = fabric.setup_module(encoder)
     with pytest.raises(InputError, match=r"batch norm '.*1' takes its statistics from the batch.*freeze_batch_norm"):
-        back_propagate(fabric, module, new_loss("sup_ap"), *draw(), 0, 4)
+        back_propagate(fabric, module, new_loss("sup_ap"), Examples(*draw()), 0, 4)
     encoder[1].eval()
-    back_propagate(fabric, module, new_loss("sup_ap"), *draw(), 0, 4)
+    back_propagate(fabric, module, new_loss("sup_ap"), Examples(*draw()), 0, 4)
 
 
 def test_the_chunk_that_fits_is_the_batch_or_a_power_of_two(monkeypatch):
@@ -208,7 +209,7 @@ def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path)
             import torch
             from lightning_fabric import Fabric
             import test_large_batch as t
-            from sightline.training.large_batch import back_propagate
+            from sightline.training.large_batch import Examples, back_propagate
             torch.set_num_threads(1)
             fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
             fabric.launch()
@@ -220,7 +221,7 @@ def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path)
                 half = slice(8 * fabric.global_rank, 8 * fabric.global_rank + 8)
                 for step in range(2):
                     images, labels, ids = t.draw(step, half)
-                    value = back_propagate(fabric, module, loss, images, labels, ids + 8 * step, step, 4)
+                    value = back_propagate(fabric, module, loss, Examples(images, labels, ids + 8 * step), step, 4)
                 found[name] = [value, t.gradients(encoder, loss), loss.state_dict()]
             torch.save(found, sys.argv[2] + str(fabric.global_rank))
             """
@@ -249,7 +250,68 @@ def test_two_processes_equal_one_for_every_loss_with_memory_and_stages(tmp_path)
         module = fabric.setup_module(encoder)
         for step in range(2):
             images, labels, ids = draw(step)
-            value = back_propagate(fabric, module, loss, images, labels, ids + 8 * step, step, 4)
+            value = back_propagate(fabric, module, loss, Examples(images, labels, ids + 8 * step), step, 4)
         expected = [value, gradients(encoder, loss), loss.state_dict()]
         for found in results:
             assert_close(found[name], expected, rtol=1e-6, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+PROGRAM = """
+import resource
+import numpy as np
+from sightline.training.large_batch import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.full(1 << 26, 1, np.uint8)  # written and freed; above what glibc keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+left_alone = [faults() for _ in range(3)]
+assert keep_freed_memory()
+print(min(left_alone), max([faults() for _ in range(4)][1:]))
+"""
+KEPT_AND_RELEASED = """
+import re
+from pathlib import Path
+import numpy as np
+from sightline.training.large_batch import keep_freed_memory, release_freed_memory
+
+def kilobytes():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+keep_freed_memory()
+before = kilobytes()
+blocks = [np.full(1 << 24, 1, np.uint8) for _ in range(8)]
+last = np.full(1 << 10, 1, np.uint8)  # stays, above them
+del blocks
+kept = kilobytes() - before
+release_freed_memory()
+print(kept, kilobytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_pages_are_not_mapped_again_for_what_was_freed_before():
+    # Large pages of the system would hide what is counted: numpy asks for them.
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={"NUMPY_MADVISE_HUGEPAGE": "0"}
+    )
+    left_alone, kept = map(int, done.stdout.split())
+    assert left_alone > 10_000  # 64 MB have 16,384 pages
+    assert kept < 100
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_what_was_kept_is_handed_back_when_asked_for():
+    done = subprocess.run([sys.executable, "-c", KEPT_AND_RELEASED], capture_output=True, text=True, check=True)
+    kept, released = map(int, done.stdout.split())
+    assert kept > 100_000  # kB
+    assert released < 20_000
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    from sightline.training import allocator
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    assert allocator.keep_freed_memory() is False
+    allocator.release_freed_memory()

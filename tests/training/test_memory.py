@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from sightline.errors import InputError
 from sightline.losses import SupAPLoss, create_loss, list_losses, loss_options
 from sightline.losses.sums import takes_references
-from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
+from sightline.training.memory import BatchLoss, CrossBatchMemory
 
 
 def draw(seed, n_items=6):
@@ -43,7 +43,7 @@ def test_an_image_is_held_once_and_never_met_by_itself():
 
 
 def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_parts():
-    loss = MemoryLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
+    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
     (first, first_labels), (second, second_labels) = draw(0), draw(1)
     assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
     expected = (SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, first[2:], first_labels[2:])) / 2
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_part
 def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
     plain, sums = SupAPLoss(), create_loss("roadmap")
     for loss, parts in ((plain, {"": plain}), (sums, {"/sup_ap": plain, "/calibration": create_loss("calibration")})):
-        together = MemoryLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
+        together = BatchLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
         (first, first_labels), (second, second_labels) = draw(0), draw(1)
         together(first, first_labels, torch.arange(6))
         assert_close(together.terms, {f"batch{name}": part(first, first_labels) for name, part in parts.items()})
@@ -73,7 +73,7 @@ def test_a_batch_tells_the_terms_of_its_loss():
 
 
 def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
-    loss = MemoryLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
+    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
     for step in range(2):
         embeddings, labels = draw(step)
         assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
@@ -85,7 +85,7 @@ def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
 
 
 def test_state_is_restored_to_the_bit():
-    loss, other = (MemoryLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
+    loss, other = (BatchLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
     for step in range(2):
         loss(*draw(step), torch.arange(6) + 6 * step)
     other.load_state_dict(loss.state_dict())
@@ -104,7 +104,7 @@ def test_every_loss_with_a_reference_set_works_with_it():
         if not takes_references(module):
             continue
         seen += 1
-        loss = MemoryLoss(module, CrossBatchMemory(30, 4, 2))
+        loss = BatchLoss(module, CrossBatchMemory(30, 4, 2))
         for step in range(3):
             embeddings, labels = draw(step, 12)
             leaf = embeddings.requires_grad_()
@@ -118,4 +118,4 @@ def test_every_loss_with_a_reference_set_works_with_it():
 @pytest.mark.parametrize(("size", "share"), [(0, 0.5), (5, 1.5)])
 def test_bad_settings_are_refused(size, share):
     with pytest.raises(InputError, match=r"memory\.(size is 0|share is 1\.5)"):
-        MemoryLoss(SupAPLoss(), CrossBatchMemory(size, 4, 2), share=share)
+        BatchLoss(SupAPLoss(), CrossBatchMemory(size, 4, 2), share=share)

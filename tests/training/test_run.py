@@ -31,9 +31,10 @@ from sightline import (
 from sightline.files import locked
 from sightline.models.card import read_card
 from sightline.training import engine
-from sightline.training import run as pipeline
-from sightline.training.checkpoint import load_checkpoint
+from sightline.training import run as training_run
 from sightline.training.logs import read_log
+from sightline.training.prepare import prepare_run
+from sightline.training.run_folder import RunFolder, load_checkpoint
 
 
 def recipe_for(image_tree, overrides, *more):
@@ -110,18 +111,11 @@ def test_the_backbone_rests_during_the_warm_up(image_tree, tiny_recipe, tmp_path
     assert not torch.equal(trained.head.projection.weight, fresh.head.projection.weight)
 
 
-def test_validation_classes_are_never_trained_on(image_tree, tiny_recipe, tmp_path, monkeypatch):
-
-    seen = {}
-
-    def instead(fabric, recipe, out, encoder, loss, part, labels, sampler, val, shown, deadline):
-        seen.update(train=set(part.table["label_0"]), val=set(val.table["label_0"]))
-
-    monkeypatch.setattr(pipeline, "_run", instead)
-    train(recipe_for(image_tree, tiny_recipe), tmp_path / "run")
-    assert len(seen["train"]) == 10
-    assert len(seen["val"]) == 2
-    assert not seen["train"] & seen["val"]
+def test_validation_classes_are_never_trained_on(image_tree, tiny_recipe):
+    parts = prepare_run(recipe_for(image_tree, tiny_recipe))
+    learned, validated = (set(part.table["label_0"]) for part in (parts.train_part, parts.val_part))
+    assert (len(learned), len(validated)) == (10, 2)
+    assert not learned & validated
 
 
 def test_without_validation_the_last_encoder_is_kept(image_tree, tiny_recipe, tmp_path):
@@ -171,7 +165,7 @@ class TestRefusals:
         assert_refused("tau is -1.0; a finite number above 0 is needed", "loss.tau=-1.0")
         assert_refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
         assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
-        assert_refused("unknown logger 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")
+        assert_refused("unknown tracker 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")
 
     def test_a_batch_that_processes_cannot_share(self, assert_refused, monkeypatch):
         monkeypatch.setenv("WORLD_SIZE", "3")
@@ -252,7 +246,7 @@ class TestRefusals:
 def test_a_second_process_cannot_train_in_the_same_folder(image_tree, tiny_recipe, tmp_path):
     recipe = recipe_for(image_tree, tiny_recipe)
     out = tmp_path / "run"
-    with locked(out / pipeline.LOCK_FILE), pytest.raises(InputError, match="another process") as refused:
+    with locked(RunFolder(out).lock_file), pytest.raises(InputError, match="another process") as refused:
         train(recipe, out)
     assert str(out) in str(refused.value)
     train(recipe, out)  # nothing was left behind that would be in the way
@@ -308,14 +302,14 @@ def test_a_recipe_file_of_another_kind_is_refused(image_tree, tiny_recipe, tmp_p
 
 
 def test_no_mistake_is_better_than_any_severity(image_tree, tiny_recipe, tmp_path, monkeypatch):
-    severities, measured = iter([1.5, math.nan, 1.0]), pipeline.evaluate_table
+    severities, measured = iter([1.5, math.nan, 1.0]), training_run.evaluate_table
 
     def evaluate_table(table, ks):
         result = measured(table, ks)
         severity = np.full_like(result.per_query["severity@1"], next(severities))
         return replace(result, per_query=result.per_query | {"severity@1": severity})
 
-    monkeypatch.setattr(pipeline, "evaluate_table", evaluate_table)
+    monkeypatch.setattr(training_run, "evaluate_table", evaluate_table)
     overrides = ["validation.metric=severity@1", "validation.mode=min", "schedule.epochs=3"]
     train(recipe_for(image_tree, tiny_recipe, *overrides), tmp_path / "run")
     assert load_checkpoint(tmp_path / "run/last.pt")[0].best == 0
@@ -465,7 +459,7 @@ def test_a_run_in_half_precision_goes_on_with_its_loss_scale(image_tree, tiny_re
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
         return Fabric(accelerator="cpu", devices=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
 
-    monkeypatch.setattr("sightline.training.run.fabric_of", on_the_cpu)
+    monkeypatch.setattr("sightline.training.run.create_fabric", on_the_cpu)
     recipe = recipe_for(image_tree, tiny_recipe, "precision=16-mixed", "chunk_size=5", "checkpoint_every=3")
     train(recipe, tmp_path / "whole")
     train(recipe, tmp_path / "stopped", max_minutes=0)
@@ -495,7 +489,12 @@ def in_two_processes(image_tree, overrides, out, *more):
 def test_the_launcher_of_fabric_trains_as_torchrun_does(image_tree, tiny_recipe, tmp_path):
     assert in_two_processes(image_tree, tiny_recipe, tmp_path / "torchrun").returncode == 0
     command = [str(Path(sys.executable).with_name("fabric")), "run", "--accelerator", "cpu", "--devices", "2"]
-    command += [str(Path(pipeline.__file__).parents[1] / "__main__.py"), "train", "images", f"data.manifest={image_tree}"]
+    command += [
+        str(Path(training_run.__file__).parents[1] / "__main__.py"),
+        "train",
+        "images",
+        f"data.manifest={image_tree}",
+    ]
     command += [*tiny_recipe, "--out", str(tmp_path / "fabric")]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -548,9 +547,9 @@ def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(image_tree, tin
 def test_an_image_that_a_batch_has_twice_is_seen_in_two_ways(image_tree, tiny_recipe, tmp_path, monkeypatch):
     batches, back_propagate = [], engine.back_propagate
 
-    def watched(fabric, module, loss, images, labels, ids, *more):
-        batches.append((images, ids.tolist()))
-        return back_propagate(fabric, module, loss, images, labels, ids, *more)
+    def watched(fabric, module, loss, batch, *more):
+        batches.append((batch.images, batch.ids.tolist()))
+        return back_propagate(fabric, module, loss, batch, *more)
 
     monkeypatch.setattr(engine, "back_propagate", watched)
     sampler = "{name='hierarchical',per_class=8,batch_size=32,batches_per_pair=1}"  # of classes of 6 images
@@ -578,3 +577,34 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_and_learning_rate(
     assert (tmp_path / "run" / "recipe.json").is_file()
     with pytest.raises(InputError, match=r"optimizer\.lr"):
         recipe_for(image_tree, tiny_recipe, "optimizer.lr=1e38")
+
+
+OWN_TRACKER = """
+class Lines:
+    def __init__(self, folder, step):
+        self.file = (folder / "lines.txt").open("a")
+
+    def write(self, step, values):
+        self.file.write(f"{step} {sorted(values)[0]}\\n")
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def test_what_a_recipe_imports_is_followed_with_trust_alone(image_tree, tiny_recipe, tmp_path, monkeypatch, sightline):
+    (tmp_path / "own_trackers.py").write_text(OWN_TRACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = recipe_for(image_tree, tiny_recipe, "loggers=['own_trackers:Lines']", "schedule.epochs=1")
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=r"module 'own_trackers'.*--trust"):
+        train(recipe, out)
+    assert "own_trackers" not in sys.modules
+    assert not out.exists()
+    train(recipe, out, trust=True)
+    assert (out / "lines.txt").read_text().startswith("1 grad_norm\n")
+    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "model.pooling=own_trackers:Lines"]
+    status, _, error = sightline(*words, "--out", tmp_path / "other")
+    assert (status, "own_trackers" in error, "--trust" in error) == (2, True, True)
+    status, _, error = sightline(*words, "--out", tmp_path / "other", "--trust", "--dry-run")
+    assert (status, "own_trackers:Lines" in error) == (2, True)  # imported, and no pooling

@@ -19,7 +19,7 @@ def demo(
     from sightline.evaluation.result import shown
     from sightline.gallery.images import search_images
     from sightline.models.encoder import Encoder
-    from sightline.training.allocator import keep_freed_memory
+    from sightline.training.large_batch import keep_freed_memory
 
     keep_freed_memory()
     since = time.monotonic()

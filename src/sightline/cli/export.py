@@ -75,7 +75,7 @@ def hub(
 def _encoder_in(folder: Path) -> Path:
     """The folder itself, or the encoder of a run."""
     from sightline.models.encoder import SETTINGS_FILE
-    from sightline.training.run import ENCODER_FOLDER
+    from sightline.training.run_folder import RunFolder
 
-    inside = folder / ENCODER_FOLDER
+    inside = RunFolder(folder).encoder
     return inside if not (folder / SETTINGS_FILE).is_file() and inside.is_dir() else folder

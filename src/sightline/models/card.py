@@ -1,12 +1,16 @@
-"""The model card beside a saved encoder: ``README.md`` with a head that hubs read, and what is known of it, read back."""
+"""The model card beside a saved encoder, read back; and hubs, which show it: folders as ``owner/name``.
+
+``README.md`` has a head that hubs read. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` who asks.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from huggingface_hub import EvalResult, HfApi, ModelCardData, metadata_load, snapshot_download
 from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 
@@ -19,6 +23,7 @@ from sightline.files import replaced
 CARD_FILE = "README.md"
 SECTION = "sightline"  # of the card's head, where its facts are
 TASK = "image-feature-extraction"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 TAGS = ["image-retrieval", "metric-learning", "similarity-search", "feature-extraction"]
 
 
@@ -277,3 +282,60 @@ def _metrics_text(evaluation: EvaluationFacts | None) -> str:
     ]
     counted = f"On {evaluation.on}: {evaluation.n_queries} queries{skipped}; intervals by bootstrap over queries."
     return counted + "\n\n" + "\n".join(rows)
+
+
+def is_hub_name(name: Path | str) -> bool:
+    """Whether a name could be a hub's: a string ``owner/name``; a ``Path`` never is.
+
+    Example:
+        >>> is_hub_name("owner/name"), is_hub_name("./run/encoder"), is_hub_name(Path("owner/name"))
+        (True, False, False)
+    """
+    return isinstance(name, str) and HUB_NAME.fullmatch(name) is not None
+
+
+def download(name: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """The folder of a hub's model, downloaded unless it is in the hub's cache.
+
+    Args:
+        name: ``owner/name``.
+        files: the only ones to fetch.
+        revision: a branch, tag or commit; None for ``main``.
+    """
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    except Exception as error:  # what network libraries raise has no base in common
+        at = "" if revision is None else f" at {revision!r}"
+        raise InputError(f"{name}: no such folder, and the hub does not give it{at}: {_first_line(error)}") from error
+
+
+def upload(
+    folder: Path, name: str, private: bool | None = None, revision: str | None = None, message: str = "Encoder"
+) -> str:
+    """Make the hub's model ``owner/name`` if there is none, and put the folder's files there as one commit.
+
+    Args:
+        folder: its files go up.
+        name: ``owner/name``.
+        private: whether a model that is made is; None for the owner's default.
+        revision: a branch; made from ``main`` if there is none.
+        message: of the commit.
+
+    Returns:
+        The commit's address.
+    """
+    if not is_hub_name(name):
+        raise InputError(f"{name!r}: 'owner/name' is needed")
+    api = HfApi(library_name="sightline")
+    try:
+        api.create_repo(name, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(name, branch=revision, exist_ok=True)
+        done = api.upload_folder(repo_id=name, folder_path=folder, revision=revision, commit_message=message)
+    except Exception as error:
+        raise InputError(f"{name}: the hub did not take it: {_first_line(error)}") from error
+    return str(done.commit_url)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

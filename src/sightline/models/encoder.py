@@ -19,21 +19,22 @@ from torch import Tensor, nn
 
 from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, eval_transform
-from sightline.errors import InputError, choose
+from sightline.errors import InputError
 from sightline.files import copy_folder, read_json_object, recovered_folder, regular_file, replaced_folder
-from sightline.models.adapters import adapters, add_lora, merge_adapters
 from sightline.models.backbones import (
     FreezeBatchNorm,
+    adapters,
+    add_lora,
     batch_norms,
     create_backbone,
     feature_map,
     has_class_token,
+    merge_adapters,
     n_prefix_tokens,
     preprocessing_of,
 )
-from sightline.models.card import CARD_FILE, Account, ModelCard, read_card, write_card
+from sightline.models.card import CARD_FILE, Account, ModelCard, download, is_hub_name, read_card, upload, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
-from sightline.models.hub import download, is_hub_name, upload
 from sightline.models.pooling import POOLINGS
 from sightline.models.quick_backward import quick_backward
 from sightline.progress import tracked
@@ -65,15 +66,16 @@ class Encoder(nn.Module):
     Make one with :meth:`create` or :meth:`from_pretrained`; ``card`` is what the latter found written of it.
     """
 
-    def __init__(self, settings: EncoderSettings, backbone: nn.Module) -> None:
+    def __init__(self, settings: EncoderSettings, backbone: nn.Module, trust: bool = False) -> None:
         super().__init__()
         self.settings = settings
         self.card: ModelCard | None = None
         self.backbone = backbone
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
-        self.pooling = choose(POOLINGS, settings.pooling, "pooling")(n_prefix_tokens(backbone))
         n_channels = int(backbone.num_features)  # type: ignore[arg-type]
+        known = {"n_prefix_tokens": n_prefix_tokens(backbone), "n_channels": n_channels}
+        self.pooling = POOLINGS.create(settings.pooling, {}, trust=trust, **known)
         self.head = Head(n_channels, settings.embedding_dim, settings.feature_norm, settings.whitening_dim)
         self.allow_gradients()
         # Channels beside each other in memory: three times as fast for EfficientNet-Lite0 on two cores.
@@ -92,13 +94,14 @@ class Encoder(nn.Module):
         seed: int = 0,
         feature_norm: FeatureNorm = "layer",
         stretch: bool = False,
+        trust: bool = False,
     ) -> "Encoder":
         """A new encoder; what no file gives is drawn from the seed.
 
         Args:
             backbone: a timm model's name, or ``tiny``.
             embedding_dim: length of the vectors; None keeps the backbone's, without a projection.
-            pooling: ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``.
+            pooling: ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``; or ``package.module:Name``.
             weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
             image_size: side of the square images it sees, cut from the middle.
             resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.
@@ -106,6 +109,7 @@ class Encoder(nn.Module):
             seed: for random weights.
             feature_norm: of the pooled vector: ``layer``, ``l2`` or ``none``.
             stretch: bring both sides to ``resize``; the aspect is lost.
+            trust: import and run a pooling that is named as ``package.module:Name``; otherwise it is refused.
 
         Example:
             >>> encoder = Encoder.create("tiny", embedding_dim=8, image_size=32)
@@ -130,7 +134,7 @@ class Encoder(nn.Module):
                 preprocessing=preprocessing,
                 feature_norm=feature_norm,
             )
-            encoder = cls(settings, model)
+            encoder = cls(settings, model, trust)
         encoder._check_image_size()
         return encoder
 
@@ -324,7 +328,7 @@ class Encoder(nn.Module):
     def push_to_hub(
         self, name: str, private: bool | None = None, revision: str | None = None, message: str = "Encoder"
     ) -> str:
-        """Upload what :meth:`save_pretrained` writes; see :func:`~sightline.models.hub.upload`.
+        """Upload what :meth:`save_pretrained` writes; see :func:`~sightline.models.card.upload`.
 
         Returns:
             The commit's address.
@@ -335,12 +339,13 @@ class Encoder(nn.Module):
             return upload(folder, name, private, revision, message)
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, revision: str | None = None) -> "Encoder":
+    def from_pretrained(cls, folder: Path | str, revision: str | None = None, trust: bool = False) -> "Encoder":
         """The encoder that :meth:`save_pretrained` wrote there, or that :meth:`push_to_hub` uploaded.
 
         Args:
             folder: a folder; or, as a string, ``owner/name`` on a hub where there is no such folder.
             revision: of a hub's: branch, tag or commit; None for ``main``.
+            trust: import and run a pooling that the encoder names as ``package.module:Name``; otherwise it is refused.
         """
         if revision is not None and Path(folder).exists():
             raise InputError(f"{folder}: a folder, which has no revision {revision!r}")
@@ -354,20 +359,18 @@ class Encoder(nn.Module):
             if not (folder / name).exists():
                 raise InputError(f"{folder}: not an encoder folder: it has no {name}")
             regular_file(folder / name, root)
+        described = read_json_object(folder / SETTINGS_FILE)
+        found, fingerprint = described.pop("format", None), described.pop("fingerprint", None)
+        if found != FORMAT:
+            raise InputError(f"{folder}: an encoder of format {found!r}; this version of Sightline reads {FORMAT}")
         try:
-            described = read_json_object(folder / SETTINGS_FILE)
-            found = described.pop("format", None)
-            if found != FORMAT:
-                raise InputError(f"{folder}: an encoder of format {found!r}; this version of Sightline reads {FORMAT}")
-            fingerprint = described.pop("fingerprint", None)
             settings = EncoderSettings.model_validate(described)
             with torch.random.fork_rng():  # the weights drawn here are replaced
-                encoder = cls(settings, create_backbone(settings.backbone))
-            encoder.load_state_dict(load_file(folder / WEIGHTS_FILE))
-        except InputError:
-            raise
-        except (TypeError, ValueError) as error:  # not UTF-8, not JSON, not an object, or not these keys
+                encoder = cls(settings, create_backbone(settings.backbone), trust)
+        except (TypeError, ValueError, RuntimeError) as error:  # not these keys, or values that no encoder has
             raise InputError(f"{folder / SETTINGS_FILE}: not an encoder's settings: {error}") from error
+        try:
+            encoder.load_state_dict(load_file(folder / WEIGHTS_FILE))
         except (SafetensorError, RuntimeError) as error:
             raise InputError(f"{folder / WEIGHTS_FILE}: not the weights of this encoder: {error}") from error
         if encoder.fingerprint() != fingerprint:

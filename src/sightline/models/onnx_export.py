@@ -11,7 +11,7 @@ import torch
 
 from sightline.errors import InputError
 from sightline.files import replaced
-from sightline.models.adapters import adapters, merge_adapters
+from sightline.models.backbones import adapters, merge_adapters
 from sightline.models.encoder import Encoder
 
 OPSET = 18

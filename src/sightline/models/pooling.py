@@ -1,12 +1,14 @@
-"""Feature map to vector. Maps are (B, C, H, W) from convolutions or (B, T, C) from transformers."""
+"""Feature map to vector. Maps are (B, C, H, W) from convolutions or (B, T, C) from transformers.
 
-from collections.abc import Callable
-from functools import partial
+A pooling of your own is a module class; where its ``__init__`` takes ``n_prefix_tokens`` (tokens before the image's own) or
+``n_channels`` (C), the encoder fills them in.
+"""
 
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
+from sightline.registry import Registry
 
 GEM_EPSILON = 1e-6
 
@@ -89,11 +91,21 @@ class ClassToken(nn.Module):
         return features[:, 0]
 
 
-POOLINGS: dict[str, Callable[[int], nn.Module]] = {
-    "avg": AveragePooling,
-    "cls": ClassToken,
-    "gem": GeMPooling,
-    "gem_frozen": partial(GeMPooling, learns=False),
-    "max": MaxPooling,
-    "mean+max": MeanMaxPooling,
-}
+def frozen_gem_pooling(n_prefix_tokens: int = 0) -> GeMPooling:
+    """Generalised mean over positions whose power stays 3."""
+    return GeMPooling(n_prefix_tokens, learns=False)
+
+
+POOLINGS: Registry[nn.Module] = Registry(
+    "pooling",
+    {
+        "avg": AveragePooling,
+        "cls": ClassToken,
+        "gem": GeMPooling,
+        "gem_frozen": frozen_gem_pooling,
+        "max": MaxPooling,
+        "mean+max": MeanMaxPooling,
+    },
+    "sightline.poolings",
+    wanted="a class of modules from feature maps to (B, C) vectors",
+)

@@ -12,6 +12,7 @@ from sightline.evaluation.detection import detection_metrics
 from sightline.ood.rejector import Rejector
 from sightline.report.curves import Panel
 from sightline.report.style import INK, MODELS, drawing, dress
+from sightline.training.run_folder import RunFolder
 
 N_BINS = 60
 
@@ -47,7 +48,7 @@ class Outliers:
 
 def held_rejector(run: Path) -> Path | None:
     """The rejector that lies in the encoder's folder of a run, if there is one."""
-    folder = run / "encoder" / "rejector"
+    folder = RunFolder(run).encoder / "rejector"
     return folder if folder.is_dir() else None
 
 

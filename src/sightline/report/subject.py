@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
-from sightline.errors import InputError, names
-from sightline.files import read_json
+from sightline.errors import InputError
 from sightline.losses import LOSSES
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.training.logs import read_log
+from sightline.training.prepare import untrained_encoder
 from sightline.training.recipe import Recipe
-from sightline.training.run import untrained_encoder
+from sightline.training.run_folder import RunFolder
 
 UNTRAINED = "untrained"
 EMBEDDED = "report.parquet"  # in a run folder: its test images, so that a second report need not embed them
@@ -83,15 +83,16 @@ def read_subject(
     if not source.is_dir():
         table = EmbeddingTable.read(source)
         return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
-    recipe = _recipe(source)
-    encoder = Encoder.from_pretrained(source / "encoder")
+    run = RunFolder(source)
+    recipe = run.read_recipe()
+    encoder = Encoder.from_pretrained(run.encoder)
     manifest = _unseen(recipe, split) if like is None else like.manifest
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
         vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
         vectors.write(kept)
-    return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(source / "log.csv")), recipe)
+    return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(run.log_file)), recipe)
 
 
 def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
@@ -129,20 +130,6 @@ def matched(subject: Subject, other: Subject) -> Subject:
             )
     table = EmbeddingTable(subject.table.manifest, other.table.vectors[order], other.table.fingerprint)
     return replace(other, table=table)
-
-
-def _recipe(folder: Path) -> Recipe:
-    file = folder / "recipe.json"
-    if not file.is_file() or not (folder / "encoder").is_dir():
-        there = sorted(path.name for path in folder.iterdir())[:10]
-        raise InputError(
-            f"{folder}: not the folder of a run that has an encoder: 'recipe.json' and 'encoder' are needed, "
-            f"found {names(there) or 'nothing'}"
-        )
-    try:
-        return Recipe.model_validate(read_json(file, folder))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not a recipe: {str(error).splitlines()[0]}") from error
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:

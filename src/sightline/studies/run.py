@@ -33,10 +33,11 @@ from sightline.files import locked, read_json_object, replaced
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.studies.suite import Cell
-from sightline.training.allocator import keep_freed_memory
-from sightline.training.checkpoint import load_checkpoint
+from sightline.training.large_batch import keep_freed_memory
+from sightline.training.prepare import untrained_encoder
 from sightline.training.recipe import Recipe
-from sightline.training.run import LAST_FILE, RECIPE_FILE, train, untrained_encoder
+from sightline.training.run import train
+from sightline.training.run_folder import RunFolder, load_checkpoint
 
 LIBRARIES = ("OMP_NUM", "MKL_NUM", "NUMBA_NUM", "OPENBLAS_NUM", "POLARS_MAX")
 
@@ -237,10 +238,10 @@ def _train_and_measure(trained: dict[str, Any], results: dict[str, Any], run: Pa
     """Write each result; refused if the training was asked to stop."""
     torch.set_num_threads(trained["threads"])
     keep_freed_memory()
-    recipe, stored = Recipe.model_validate(trained["recipe"]), run / RECIPE_FILE
+    recipe, stored = Recipe.model_validate(trained["recipe"]), RunFolder(run).recipe_file
     if run.is_dir() and not (stored.is_file() and read_json_object(stored) == trained["recipe"]):
         shutil.rmtree(run)  # begun with another manifest's path, or by a version that knew other options
-    was_resumed, began = (run / LAST_FILE).is_file(), _cpu_seconds()
+    was_resumed, began = RunFolder(run).last_checkpoint.is_file(), _cpu_seconds()
     encoder = _trained(recipe, run) if trained["trained"] else untrained_encoder(recipe)
     took = _cpu_seconds() - began
     for file, (about, metrics) in results.items():
@@ -260,7 +261,7 @@ def _train_and_measure(trained: dict[str, Any], results: dict[str, Any], run: Pa
 
 def _trained(recipe: Recipe, run: Path) -> Encoder:
     folder = train(recipe, run, resume=True)
-    position, patience = load_checkpoint(run / LAST_FILE)[0], recipe.validation.patience
+    position, patience = load_checkpoint(RunFolder(run).last_checkpoint)[0], recipe.validation.patience
     if position.epoch < recipe.schedule.epochs and (patience is None or position.n_worse < patience):
         raise InputError("stopped from outside; the same command goes on from its checkpoint")
     return Encoder.from_pretrained(folder)

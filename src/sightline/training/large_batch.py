@@ -1,14 +1,15 @@
-"""A batch larger than memory, with the gradient of the whole.
+"""A batch larger than memory, with the gradient of the whole; and what the C library does with memory that is freed.
 
 The images go through the encoder in chunks, without a graph; the loss of all embeddings gives the gradient of each; the
 chunks go through again, each with its graph, and that gradient is handed on (staged back-propagation). Both passes see the
 same pixels and draw the same random numbers, so the result is that of one pass through the same chunks.
 """
 
+import ctypes
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -17,11 +18,21 @@ from torch.autograd.function import once_differentiable
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
-from sightline.training.allocator import release_freed_memory
 from sightline.training.distributed import gathered, gathered_objects, gathered_with_gradient, n_processes, process_number
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
 MEMORY_SHARE = 0.5  # of what is free, for the graph of one chunk
+
+
+class Examples(NamedTuple):
+    """A batch as the loop wants it: images, as they are loaded; (B,) or (B, L) labels; and (B,) which images they are.
+
+    The images are (B, 3, H, W), or what ``finished`` of :func:`back_propagate` makes that of.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
 
 
 def as_they_are(images: Tensor) -> Tensor:
@@ -68,9 +79,7 @@ def back_propagate(
     fabric: Fabric,
     encoder: nn.Module,
     loss: Loss,
-    images: Tensor,
-    labels: Tensor,
-    ids: Tensor,
+    batch: Examples,
     seed: int,
     chunk_size: int | None = None,
     finished: Callable[[Tensor], Tensor] = as_they_are,
@@ -81,9 +90,7 @@ def back_propagate(
         fabric: devices and precision.
         encoder: set up by ``fabric``.
         loss: called on the embeddings, labels and ids of the whole batch, by every process.
-        images: (B, 3, H, W) of this process, or what ``finished`` makes that of.
-        labels: (B,) or (B, L).
-        ids: (B,) which images they are.
+        batch: this process's part of it.
         seed: of what is drawn; the n-th chunk of the batch draws by (seed, n), the loss alike in every process.
         chunk_size: images that go through the encoder at a time; None for all, in one pass.
         finished: some of the images as the encoder wants them, the same each time.
@@ -91,7 +98,7 @@ def back_propagate(
     Returns:
         () the loss, without a graph.
     """
-    all_labels, all_ids = gathered(labels), gathered(ids)
+    images, all_labels, all_ids = batch.images, gathered(batch.labels), gathered(batch.ids)
     bounds = chunk_bounds(len(images), chunk_size)
     first = process_number() * len(bounds)
 
@@ -162,3 +169,35 @@ def _free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # as <malloc.h> of glibc numbers them
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of the C library; None where it is another one, or Windows."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, TypeError):
+        return None
+
+
+def keep_freed_memory() -> bool:
+    """Have this process keep the memory it frees, for what it asks for next; True where the C library can (glibc).
+
+    A training step on a CPU frees and asks for the same gigabytes again. Left alone, glibc hands large blocks back to the
+    system each time, which then clears and maps every page again: a quarter of a step of EfficientNet-Lite0. The process
+    stays as large as it ever was, so this is for commands that train, not for a library's caller.
+    """
+    mallopt = _of_glibc("mallopt")
+    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def release_freed_memory() -> None:
+    """Hand back to the system what this process has freed and kept, wherever it lies; nothing where the C library cannot.
+
+    What a stage leaves behind in blocks of other sizes would otherwise lie idle beside those of the next one.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)

@@ -1,36 +1,48 @@
-"""What a run tells while it goes: a CSV file, what else is wanted, and a progress bar."""
+"""What a run reports while it goes: a CSV file, a progress bar, and trackers (TensorBoard, Weights & Biases, MLflow).
+
+The last two trackers are used where they are installed; Sightline does not depend on them. What identifies their run is
+kept in ``loggers.json``, so that a resumed run goes on with it; steps made again after a crash are then there twice.
+"""
 
 import csv
+import importlib
+import importlib.util
+import json
+import os
 import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
 
+from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sightline.errors import InputError
-from sightline.files import replaced
+from sightline.files import read_json_object, replaced
 from sightline.progress import printable
-from sightline.training.checkpoint import Position
-from sightline.training.loggers import open_loggers
+from sightline.registry import Registry
+from sightline.training.run_folder import Position, RunFolder
 
 COLUMNS = ("step", "epoch", "name", "value")
 TERM = "term/"  # before the name of a term of the loss
 
 
 class RunLog:
-    """Numbers by step, as rows ``step, epoch, name, value`` of ``log.csv`` and to the loggers that are wanted.
+    """Numbers by step, as rows ``step, epoch, name, value`` of ``log.csv`` and to trackers.
 
     Opened at a position, it forgets what was written beyond it, so that a resumed run leaves the log of a run that never
     stopped.
     """
 
-    def __init__(self, folder: Path, position: Position, loggers: tuple[str, ...] = ()) -> None:
-        self.file = folder / "log.csv"
+    def __init__(self, folder: Path, position: Position, trackers: tuple[str, ...] = (), trust: bool = False) -> None:
+        self.file = RunFolder(folder).log_file
         rows = [row for row in read_log(self.file) if row[0] <= position.step and position.step > 0]
         with replaced(self.file) as scratch, scratch.open("w", newline="") as stream:
             csv.writer(stream).writerows([COLUMNS, *rows])
-        self.loggers = open_loggers(loggers, folder, position.step)
+        self.trackers = [TRACKERS.create(name, {}, trust=trust, folder=folder, step=position.step) for name in trackers]
         self.stream = self.file.open("a", newline="")
         self.writer = csv.writer(self.stream)
 
@@ -38,14 +50,14 @@ class RunLog:
         """Add the values of one step."""
         self.writer.writerows((step, epoch, name, repr(float(value))) for name, value in values.items())
         self.stream.flush()
-        for logger in self.loggers:
-            logger.write(step, values)
+        for tracker in self.trackers:
+            tracker.write(step, values)
 
     def close(self) -> None:
         """Write what is still held back."""
         self.stream.close()
-        for logger in self.loggers:
-            logger.close()
+        for tracker in self.trackers:
+            tracker.close()
 
 
 def read_log(file: Path) -> list[tuple[int, int, str, float]]:
@@ -106,3 +118,105 @@ class RunProgress:
         """A line above the bar."""
         if not self.progress.disable:
             self.progress.console.print(printable(line), highlight=False, markup=False)
+
+
+class Tracker(Protocol):
+    """Takes the numbers of a step; made with the run folder as ``folder`` and the ``step`` that the run stands at."""
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Add the values of one step."""
+
+    def close(self) -> None:
+        """Write what is still held back."""
+
+
+class TensorBoard:
+    """Files in ``tensorboard/``; of steps made again the later ones are shown."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        written = RunFolder(folder).tensorboard
+        if written.exists() and not written.is_dir():
+            raise InputError(f"{written}: not a folder; TensorBoard's files go into one")
+        self.logger = TensorBoardLogger(written.parent, name=written.name, version="", purge_step=step + 1)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.logger.log_metrics(values, step)
+
+    def close(self) -> None:
+        self.logger.finalize("success")
+
+
+class WeightsAndBiases:
+    """A run in ``wandb/``, without a network unless ``WANDB_MODE=online`` is set; ``wandb sync`` uploads it."""
+
+    package = "wandb"
+
+    def __init__(self, folder: Path, step: int) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        self.run = wandb.init(
+            dir=folder,
+            project=os.environ.get("WANDB_PROJECT", "sightline"),
+            name=folder.name,
+            id=_stored_id(folder, "wandb", lambda: uuid.uuid4().hex[:8]),
+            resume="allow",
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=wandb.Settings(silent=True),
+        )
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """A run in the files of ``mlruns/``, or where ``MLFLOW_TRACKING_URI`` says; ``@`` in a name becomes ``_at_``."""
+
+    package = "mlflow"
+
+    def __init__(self, folder: Path, step: int) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # asked for by versions that prefer a data base
+        self.mlflow: Any = importlib.import_module("mlflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or str((folder / "mlruns").resolve())
+        self.client = self.mlflow.MlflowClient(tracking_uri=uri)
+        self.run = _stored_id(folder, "mlflow", lambda: self._new_run(folder.name))
+
+    def _new_run(self, name: str) -> str:
+        experiment = self.client.get_experiment_by_name("sightline")
+        number = experiment.experiment_id if experiment else self.client.create_experiment("sightline")
+        return str(self.client.create_run(number, run_name=name).info.run_id)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        now, metric = int(time.time() * 1000), self.mlflow.entities.Metric
+        metrics = [metric(name.replace("@", "_at_"), float(value), now, step) for name, value in values.items()]
+        self.client.log_batch(self.run, metrics=metrics)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+TRACKERS: Registry[Tracker] = Registry(
+    "tracker",
+    {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow},
+    "sightline.trackers",
+    wanted="a class that takes folder and step",
+)
+
+
+def check_trackers(wanted: tuple[str, ...], trust: bool = False) -> None:
+    """Refuse trackers that do not exist or whose ``package``, if they name one, is not installed."""
+    packages = [getattr(TRACKERS.find(name, trust=trust), "package", None) for name in wanted]
+    if missing := [package for package in packages if package and importlib.util.find_spec(package) is None]:
+        raise InputError(f"loggers: {' and '.join(missing)} not installed: pip install {' '.join(missing)}")
+
+
+def _stored_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
+    file = RunFolder(folder).trackers_file
+    ids: dict[str, Any] = read_json_object(file, folder) if file.is_file() else {}
+    if tracker not in ids:
+        ids[tracker] = new()
+        with replaced(file) as scratch:
+            scratch.write_text(json.dumps(ids) + "\n")
+    return str(ids[tracker])

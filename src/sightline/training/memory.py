@@ -76,59 +76,45 @@ def _last_of_each(ids: Tensor) -> Tensor:
 
 
 class BatchLoss(nn.Module):
-    """A loss as the loop calls it, on (embeddings, labels, ids) of the whole batch; ids are for a memory in the loss."""
+    """A loss as the loop calls it, on (embeddings, labels, ids) of the whole batch; a memory goes by the ids.
 
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-
-    @property
-    def terms(self) -> dict[str, Tensor]:
-        """What the loss tells of its last call."""
-        return terms_of(self.loss)
-
-    def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
-        identify_batch(self.loss, ids)
-        value: Tensor = self.loss(embeddings, labels)
-        return value
-
-
-class MemoryLoss(nn.Module):
-    """A loss on the batch, and from some step on also on the batch against the memory, in equal parts.
-
-    Called on (embeddings, labels, ids) of the whole batch. The memory fills from the first step on.
+    With a memory it is, from some step on, a loss on the batch and one against the memory, which fills from the
+    first step on.
 
     Args:
-        loss: takes a reference set.
-        memory: what is kept.
+        loss: takes a reference set, where there is a memory.
+        memory: what is kept; None for none.
         start: the step from which the memory counts.
-        share: of the second part, in [0, 1].
+        share: of the loss against the memory, in [0, 1].
 
     Attributes:
-        terms: ``batch`` and, once it counts, ``memory`` of the last call; see :mod:`sightline.losses.sums`.
+        terms: what the loss tells of its last call; with a memory ``batch`` and, once it counts, ``memory``: see
+            :mod:`sightline.losses.sums`.
     """
 
     n_steps: Tensor
 
-    def __init__(self, loss: nn.Module, memory: CrossBatchMemory, start: int = 0, share: float = 0.5) -> None:
+    def __init__(self, loss: nn.Module, memory: CrossBatchMemory | None = None, start: int = 0, share: float = 0.5) -> None:
         super().__init__()
         if not 0 <= share <= 1:
             raise InputError(f"memory.share is {share}; a number from 0 to 1 is needed")
         self.loss, self.memory, self.start, self.share = loss, memory, start, share
-        self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64), persistent=memory is not None)
         self.terms: dict[str, Tensor] = {}
 
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        identify_batch(self.loss, ids)
         value: Tensor = self.loss(embeddings, labels)
+        if self.memory is None:
+            self.terms = terms_of(self.loss)
+            return value
         self.terms = named_terms("batch", self.loss, value)
-        if int(self.n_steps) >= self.start:
-            references, ref_labels = self.memory.references(ids)
-            if len(references):
-                if labels.ndim == 1:
-                    ref_labels = ref_labels[:, 0]
-                against: Tensor = self.loss(embeddings, labels, references.to(embeddings), ref_labels)
-                self.terms |= named_terms("memory", self.loss, against)
-                value = (1 - self.share) * value + self.share * against
+        references, ref_labels = self.memory.references(ids)
+        if int(self.n_steps) >= self.start and len(references):
+            of_references = ref_labels if labels.ndim == 2 else ref_labels[:, 0]
+            against: Tensor = self.loss(embeddings, labels, references.to(embeddings), of_references)
+            self.terms |= named_terms("memory", self.loss, against)
+            value = (1 - self.share) * value + self.share * against
         if self.training:
             self.memory.push(embeddings, labels, ids)
             self.n_steps = self.n_steps + 1

@@ -1,9 +1,10 @@
-"""A recipe to the parts of a run, all of them checked before anything is written."""
+"""A recipe to the parts of a run, all of them checked before anything is written; and the plan of it in words."""
 
 import copy
 import os
 import warnings
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,28 +14,41 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning_fabric.strategies.strategy import Strategy
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from sightline.data.dataset import PREFETCHED, ImageDataset
 from sightline.data.images import check_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import Sampler, SamplerSection, create_sampler, unusable_classes
+from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names, nearest
 from sightline.evaluation.protocol import metric_names
 from sightline.evaluation.tables import has_role
 from sightline.losses import create_loss, loss_options
 from sightline.losses.memory import keeps_batches
 from sightline.losses.sums import takes_references
+from sightline.models.card import DataFacts
 from sightline.models.encoder import Encoder
-from sightline.training.distributed import process_number
-from sightline.training.large_batch import check_chunkable
-from sightline.training.loggers import check_loggers
-from sightline.training.memory import BatchLoss, CrossBatchMemory, MemoryLoss
+from sightline.training.distributed import gathered_objects, n_processes, process_number, shard
+from sightline.training.large_batch import bytes_of_graph, check_chunkable, fitting_chunk_size
+from sightline.training.logs import check_trackers
 from sightline.training.recipe import Recipe
-from sightline.training.sharding import shard
+
+OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "sgd": 1}  # of each weight, besides its gradient
+PCA_IMAGES = 10_000  # from which a projection starts, at most
 
 
 class RunParts(NamedTuple):
-    """What a run is made of."""
+    """What a run is made of.
+
+    Attributes:
+        encoder: at its start.
+        loss: the recipe's.
+        train_part: the images to learn from.
+        labels: (N, L) their classes, finest level first.
+        sampler: which of them share a batch.
+        val_part: the images to validate with; None for none.
+    """
 
     encoder: Encoder
     loss: nn.Module
@@ -43,10 +57,25 @@ class RunParts(NamedTuple):
     sampler: Sampler
     val_part: Manifest | None
 
+    def image_facts(self) -> dict[str, Any]:
+        """What a run that goes on must find again: how many images, of which classes, and a hash of the rows."""
+        parts = {"train": self.train_part} | ({} if self.val_part is None else {"val": self.val_part})
+        facts = {name: DataFacts.of(part) for name, part in parts.items()}
+        return {
+            name: {"images": one.n_images, "classes": list(one.n_classes), "rows": one.sha256[:12]}
+            for name, one in facts.items()
+        }
 
-def parts_of_run(recipe: Recipe, show_progress: bool) -> RunParts:
-    """Make all of it, which finds whatever is wrong with the recipe or the images."""
-    check_loggers(recipe.loggers)
+
+def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False) -> RunParts:
+    """Make all of it, which finds whatever is wrong with the recipe or the images.
+
+    Args:
+        recipe: the whole run.
+        show_progress: draw a bar while images are checked.
+        trust: follow import paths in the recipe.
+    """
+    check_trackers(recipe.loggers, trust)
     manifest = read_manifest(recipe.data.manifest)
     measured = metric_names(recipe.validation.ks, manifest.n_levels)
     if recipe.validation.metric not in measured:
@@ -58,29 +87,44 @@ def parts_of_run(recipe: Recipe, show_progress: bool) -> RunParts:
     train_part = _usable(train_part, recipe.sampler)
     labels = train_part.labels()
     sampler = create_sampler(recipe.sampler, labels, recipe.seed)
-    encoder = Encoder.create(
-        recipe.model.backbone,
-        embedding_dim=recipe.model.embedding_dim,
-        pooling=recipe.model.pooling,
-        weights=recipe.model.weights,
-        image_size=recipe.data.image_size,
-        resize=recipe.data.resize,
-        freeze_batch_norm=recipe.model.freeze_batch_norm,
-        seed=recipe.seed,
-        feature_norm=recipe.model.feature_norm,
-        stretch=recipe.data.stretch,
-    )
-    if recipe.model.adaptation == "lora":
-        encoder.add_lora(recipe.model.lora_rank, recipe.seed)
-    if recipe.model.adaptation == "frozen" and recipe.model.embedding_dim is None:
-        raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
-    loss = loss_of(recipe, encoder.dim, class_counts=[int(column.max()) + 1 for column in labels.T])
+    encoder = _create_encoder(recipe, trust)
+    loss = create_recipe_loss(recipe, encoder.dim, [int(column.max()) + 1 for column in labels.T], trust)
     _check_memory(recipe, loss)
     if recipe.chunk_size is not None and recipe.model.adaptation != "frozen":
         check_chunkable(encoder.train())
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
     return RunParts(encoder, loss, train_part, labels, sampler, val_part)
+
+
+def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
+    model, data = recipe.model, recipe.data
+    if model.adaptation == "frozen" and model.embedding_dim is None:
+        raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
+    encoder = Encoder.create(
+        model.backbone,
+        model.embedding_dim,
+        model.pooling,
+        model.weights,
+        data.image_size,
+        data.resize,
+        model.freeze_batch_norm,
+        recipe.seed,
+        model.feature_norm,
+        data.stretch,
+        trust,
+    )
+    if model.adaptation == "lora":
+        encoder.add_lora(model.lora_rank, recipe.seed)
+    return encoder
+
+
+def untrained_encoder(recipe: Recipe) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+    model, data = recipe.model, recipe.data
+    return Encoder.create(
+        model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
+    )
 
 
 def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None]:
@@ -126,7 +170,7 @@ def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
     return manifest.where(pl.lit(pl.Series(~np.isin(codes, small))))
 
 
-def loss_of(recipe: Recipe, embedding_dim: int, class_counts: list[int]) -> nn.Module:
+def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[int], trust: bool = False) -> nn.Module:
     """The recipe's loss; what it needs to know of data and model is filled in where it asks for it."""
     known = {
         "n_classes": class_counts[0],
@@ -134,14 +178,15 @@ def loss_of(recipe: Recipe, embedding_dim: int, class_counts: list[int]) -> nn.M
         "class_counts": class_counts,
         "embedding_dim": embedding_dim,
     }
-    taken = loss_options(recipe.loss.name)
-    loss = create_loss(recipe.loss.name, False, **{k: v for k, v in known.items() if k in taken} | recipe.loss.options())
+    taken = loss_options(recipe.loss.name, trust)
+    filled_in = {option: value for option, value in known.items() if option in taken}
+    loss = create_loss(recipe.loss.name, trust, **filled_in | recipe.loss.options())
     trial = copy.deepcopy(loss)  # shows a value that does not fit; a copy, for a loss may remember what it saw
     trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
     return loss
 
 
-def fabric_of(recipe: Recipe) -> Fabric:
+def create_fabric(recipe: Recipe) -> Fabric:
     """One process, or those that ``torchrun`` started."""
     together, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy: Strategy | str = "auto"
@@ -187,12 +232,93 @@ def _check_memory(recipe: Recipe, loss: nn.Module) -> None:
         )
 
 
-def with_memory(
-    recipe: Recipe, loss: nn.Module, dim: int, labels: NDArray[np.int64], batches_an_epoch: int
-) -> BatchLoss | MemoryLoss:
-    """The loss as the loop calls it, on embeddings, labels and ids."""
-    size = recipe.memory.size
-    if size is None:
-        return BatchLoss(loss)
-    memory = CrossBatchMemory(len(labels) if size == "all" else size, dim, labels.shape[1])
-    return MemoryLoss(loss, memory, recipe.memory.start_epoch * batches_an_epoch, recipe.memory.share)
+def whiten_projection(recipe: Recipe, encoder: Encoder, train_part: Manifest) -> None:
+    """Start the encoder's projection from principal components of some training images, seen as in search."""
+    n_images = len(train_part)
+    drawn = np.random.default_rng(recipe.seed).choice(n_images, min(n_images, PCA_IMAGES), replace=False)
+    features = pooled_features(encoder, _rows(train_part, drawn), recipe.data.n_workers)
+    encoder.head.whiten(features.to(next(encoder.parameters()).device))
+
+
+def pooled_features(encoder: Encoder, manifest: Manifest, n_workers: int) -> Tensor:
+    """(N, C) what the encoder's head is given of each image, seen as in search; each process computes a part."""
+
+    def pool(part: Manifest) -> NDArray[np.float32]:
+        images = ImageDataset.of(part, eval_transform(encoder.settings.preprocessing))
+        return encoder.pool_dataset(images, n_workers=n_workers)
+
+    return torch.from_numpy(computed_in_parts(manifest, pool))
+
+
+def computed_in_parts(manifest: Manifest, compute: Callable[[Manifest], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """A row for each image, in the manifest's order; each process computes a part and gets them all."""
+    own = np.array_split(np.arange(len(manifest)), n_processes())[process_number()]
+    return np.concatenate(gathered_objects(compute(_rows(manifest, own))))
+
+
+def _rows(manifest: Manifest, places: NDArray[np.int64]) -> Manifest:
+    return manifest.where(pl.lit(pl.Series(np.isin(np.arange(len(manifest)), places))))
+
+
+def plan_run(recipe: Recipe, trust: bool = False) -> str:
+    """What training by the recipe would do, checked as it would check it, one ``name: value`` a line; writes nothing."""
+    device = create_fabric(recipe).device
+    encoder, loss, train_part, _, sampler, val_part = prepare_run(recipe, trust=trust)
+    n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
+    here = sampler.batch_size // n_processes()
+    side = encoder.settings.preprocessing.crop
+    encoder.to(device).train()
+    encoder.allow_gradients(backbone=recipe.model.adaptation != "frozen")
+    image = torch.zeros(3, side, side, device=device)
+    chunk = recipe.chunk_size
+    found = " (auto: half of the free memory)" if chunk == "auto" else ""
+    if chunk == "auto":
+        chunk = fitting_chunk_size(encoder, image, here)
+    options = ", ".join(f"{key}={value!r}" for key, value in recipe.loss.options().items()) or "defaults"
+    memory_items = len(train_part.table) if recipe.memory.size == "all" else recipe.memory.size or 0
+    megabytes = _megabytes(recipe, encoder, loss, image, here, min(chunk or here, here), memory_items * encoder.dim)
+    lines = {
+        "manifest": train_part.source,
+        "training": _counts(train_part),
+        "validation": "none: the last encoder is kept" if val_part is None else _counts(val_part),
+        "decides": f"{recipe.validation.mode} {recipe.validation.metric}, every {recipe.validation.every} epoch(s)",
+        "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} weights learn",
+        "loss": f"{recipe.loss.name} ({options}), {_n_weights(loss):,} weights",
+        "memory": f"{memory_items} items" if memory_items else "none",
+        "batches": f"{sampler.batch_size} images each, {n_batches} an epoch",
+        "steps": f"{n_batches * epochs} in {epochs} epochs",
+        "chunk size": f"{chunk or 'the whole batch'}{found}",
+        "devices": f"{n_processes()} process(es) on {device.type}, {recipe.precision}, {recipe.data.n_workers} loaders",
+        "memory estimate": ", ".join(f"{name} {value:.0f} MB" for name, value in megabytes.items())
+        + f": {sum(megabytes.values()):.0f} MB a process, besides Python and what the loss takes",
+    }
+    if val_part is None:
+        del lines["decides"]
+    width = max(map(len, lines)) + 1
+    return "\n".join(f"{name + ':':{width}} {value}" for name, value in lines.items())
+
+
+def _counts(manifest: Manifest) -> str:
+    classes = [str(int(column.max()) + 1) for column in manifest.labels().T]
+    return f"{len(manifest.table)} images, {' < '.join(classes)} classes"
+
+
+def _n_weights(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+
+
+def _megabytes(
+    recipe: Recipe, encoder: Encoder, loss: nn.Module, image: Tensor, n_images: int, chunk: int, n_remembered: int
+) -> dict[str, float]:
+    """What the parts of a run take, each at its largest."""
+    learning = 4 * (_n_weights(encoder) + _n_weights(loss))
+    stored = sum(weight.numel() * weight.element_size() for part in (encoder, loss) for weight in part.parameters())
+    read = 1 + PREFETCHED * recipe.data.n_workers  # batches as bytes, this one and those read ahead; a chunk as numbers
+    parts = {
+        "weights": stored,
+        "gradients and optimizer": learning * (1 + OPTIMIZER_COPIES[recipe.optimizer.name]),
+        "activations": bytes_of_graph(encoder, image) * chunk,
+        "images": (read * n_images + 4 * chunk) * image.numel(),
+        "memory bank": n_remembered * 4,
+    }
+    return {name: n_bytes / 1e6 for name, n_bytes in parts.items() if n_bytes}

@@ -1,4 +1,6 @@
 import contextlib
+import json
+import platform
 import random
 import subprocess
 import sys
@@ -9,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from sightline import __version__
 from sightline.errors import InputError
-from sightline.training import checkpoint
-from sightline.training.checkpoint import Position, load_checkpoint, naming_misfits, save_checkpoint
+from sightline.training import run_folder
+from sightline.training.run_folder import (
+    Position,
+    RunFolder,
+    differences,
+    environment,
+    load_checkpoint,
+    naming_misfits,
+    save_checkpoint,
+)
 
 STATE = {"encoder": {"weight": torch.arange(6.0).reshape(2, 3)}, "loss": {}, "optimizer": {"state": {0: {"step": 3}}}}
 POSITION = Position(epoch=2, batch=5, step=17, best=0.1 + 0.2)
@@ -58,7 +69,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         target.write(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.torch, "save", broken)
+    monkeypatch.setattr(run_folder.torch, "save", broken)
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(file, Position(step=18), STATE)
     assert load_checkpoint(file)[0] == POSITION
@@ -106,7 +117,7 @@ def test_a_checkpoint_written_before_there_were_checksums_is_read(tmp_path):
 def test_a_full_disk_is_named_by_the_checkpoint(tmp_path):
     code = (
         "import resource, torch; from pathlib import Path\n"
-        "from sightline.training.checkpoint import Position, save_checkpoint\n"
+        "from sightline.training.run_folder import Position, save_checkpoint\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         f"file = Path({str(tmp_path / 'last.pt')!r})\n"
         "try:\n    save_checkpoint(file, Position(), {'a': torch.zeros(10_000)})\n"
@@ -157,3 +168,64 @@ def test_a_position_that_no_run_has_is_refused(odd, tmp_path):
 def test_what_does_not_fit_is_refused_by_the_checkpoints_name(stored, tmp_path):
     with pytest.raises(InputError, match=r"last\.pt: does not fit"), naming_misfits(tmp_path / "last.pt"):
         torch.nn.Linear(1, 1).load_state_dict(stored)
+
+
+CPU = torch.device("cpu")
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_versions_device_and_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
+    found = environment(CPU)
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
+    assert (found["sightline"], found["device"], found["processes"]) == (__version__, "cpu", 1)
+    assert found["threads"] == torch.get_num_threads()
+    assert found["command"] == "sightline train 'a b.toml'"
+    assert {"numba", "timm"} <= found.keys()
+
+
+def test_git_commit_and_whether_the_tree_is_dirty(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "git" not in environment(CPU)
+    git(tmp_path, "init")
+    assert "git" not in environment(CPU)  # nothing is committed yet
+    (tmp_path / "a").write_text("1")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-m", "a")
+    assert environment(CPU)["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "a").write_text("2")
+    assert environment(CPU)["git"]["dirty"] is True
+    monkeypatch.setenv("PATH", "")
+    assert "git" not in environment(CPU)
+
+
+def test_the_first_record_stays_and_differences_are_added(tmp_path):
+    here = {"command": "sightline train images", "torch": "2", "git": {"commit": "a", "dirty": False}}
+    assert RunFolder(tmp_path).record_environment(here, step=0) == []
+    assert RunFolder(tmp_path).record_environment(here | {"command": "sightline train images --resume"}, step=4) == []
+    assert not (tmp_path / "resumes.log").exists()
+    later = {"command": "sightline train images --resume", "torch": "3", "git": {"commit": "a", "dirty": True}}
+    sentences = ["git.dirty is False there, True here", "torch is '2' there, '3' here"]
+    assert RunFolder(tmp_path).record_environment(later, step=8) == sentences
+    assert json.loads((tmp_path / "environment.json").read_text()) == here
+    assert (tmp_path / "resumes.log").read_text().splitlines() == [f"from step 8 on: {line}" for line in sentences]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "found"),
+    [
+        ({}, {}, []),
+        ({"a": 1}, {}, ["a is 1 there, None here"]),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}}, ["a.b is 1 there, 3 here"]),
+        ({"a": {"b": 1}}, {"a": 2}, ["a is {'b': 1} there, 2 here"]),
+    ],
+)
+def test_differences(there, here, found):
+    assert differences(there, here) == found

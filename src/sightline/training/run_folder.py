@@ -1,0 +1,279 @@
+"""What a run leaves on disk: the names of its files, its checkpoints and what it ran on.
+
+Random choices are functions of (seed, step) and learning rates of the position, so both are in a checkpoint by its
+position; the rest is the state of encoder, loss and optimizer. A checksum of all of it is part of the file: a flipped bit
+in a weight would otherwise be trained on.
+"""
+
+import hashlib
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline import __version__
+from sightline.errors import InputError, names
+from sightline.files import locked, read_json_object, regular_file, replaced
+from sightline.training.distributed import n_processes
+from sightline.training.recipe import Recipe
+
+FORMAT = 2
+WITHOUT_CHECKSUM = 1  # the format of checkpoints that were written before there was one
+
+
+class RunFolder:
+    """The files of a run by name.
+
+    Attributes:
+        path: the folder.
+        recipe_file: every value, defaults included.
+        images_file: which images, for a resume to find the same.
+        environment_file: what the run began on.
+        resumes_file: what was different later.
+        log_file: numbers by step.
+        last_checkpoint: what a resume reads.
+        encoder: the best so far by the recipe's metric, or the last where nothing validates.
+        tensorboard: where that tracker writes.
+        trackers_file: what identifies the run to other trackers.
+        lock_file: held by the process that trains.
+
+    Example:
+        >>> RunFolder("run").checkpoint_of(epoch=20).name
+        'epoch-020.pt'
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.recipe_file = self.path / "recipe.json"
+        self.images_file = self.path / "images.json"
+        self.environment_file = self.path / "environment.json"
+        self.resumes_file = self.path / "resumes.log"
+        self.log_file = self.path / "log.csv"
+        self.last_checkpoint = self.path / "last.pt"
+        self.encoder = self.path / "encoder"
+        self.tensorboard = self.path / "tensorboard"
+        self.trackers_file = self.path / "loggers.json"
+        self.lock_file = self.path / ".lock"
+
+    def checkpoint_of(self, epoch: int) -> Path:
+        """The checkpoint that is kept for good at the end of an epoch, counted from 1."""
+        return self.path / f"epoch-{epoch:03}.pt"
+
+    def read_recipe(self) -> Recipe:
+        """The recipe of the run; refused where the folder is not that of a run that has an encoder."""
+        if not self.recipe_file.is_file() or not self.encoder.is_dir():
+            there = names(sorted(path.name for path in self.path.iterdir())[:10]) or "nothing"
+            needed = names([self.recipe_file.name, self.encoder.name])
+            raise InputError(f"{self.path}: not the folder of a run that has an encoder: must hold {needed}, found {there}")
+        try:
+            return Recipe.model_validate(read_json_object(self.recipe_file, self.path))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.recipe_file}: not a recipe: {str(error).splitlines()[0]}") from error
+
+    def check(self, recipe: Recipe, resume: bool) -> None:
+        """Refuse a folder that is neither new nor, with ``resume``, that of a run of the same recipe."""
+        if not self.path.exists():
+            return
+        if self.path.is_dir():
+            inside = sorted(self.path.iterdir())
+            if links := [path.name for path in inside if path.is_symlink()]:
+                raise InputError(f"{self.path}: a run folder has no links, found {names(links)}; they are not followed")
+            if all(path == self.images_file or path.name.startswith(".") for path in inside):
+                return  # empty, or of a run that was killed before its recipe was written
+        if not self.recipe_file.is_file():
+            raise InputError(f"{self.path}: exists and is not a run folder; it is left as it is")
+        if not resume:
+            raise InputError(f"{self.path}: holds a run already; give --resume to go on with it, or another folder")
+        stored = read_json_object(self.recipe_file, self.path)
+        asked = json.loads(recipe.model_dump_json()) | {"strategy": stored.get("strategy")}  # which may change
+        if changed := differences(stored, asked):
+            raise InputError(f"{self.path}: its run has another recipe: {'; '.join(changed)}")
+
+    def check_images(self, images: dict[str, Any]) -> None:
+        """Refuse to go on with other images: what was trained on before might be validated with now."""
+        is_begun = self.recipe_file.is_file() and self.images_file.is_file()
+        if is_begun and (changed := differences(read_json_object(self.images_file, self.path), images)):
+            raise InputError(f"{self.path}: its run has other images: {'; '.join(changed)}")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A block in which no other process trains in this folder; refused where one does."""
+        with locked(self.lock_file, wait=False) as is_alone:
+            if not is_alone:
+                raise InputError(f"{self.path}: another process is training in this folder")
+            yield
+
+    def begin(self, recipe: Recipe, images: dict[str, Any]) -> None:
+        """Write which run this is, and clear what a run that was killed while it saved left behind."""
+        texts = {self.images_file: json.dumps(images, indent=2), self.recipe_file: recipe.model_dump_json(indent=2)}
+        for file, text in texts.items():  # the recipe last: with it the folder is a run's
+            with replaced(file) as scratch:
+                scratch.write_text(text + "\n", encoding="utf-8")
+        for stale in self.path.glob(".*.pt.*"):
+            stale.unlink()
+
+    def record_environment(self, here: dict[str, Any], step: int) -> list[str]:
+        """Write what the run runs on; where that is written already it is left as it is.
+
+        Then what differs is added to ``resumes.log``, with the step from which on it holds. The command does not count:
+        that of a run that goes on is always another, and a recipe that is another is refused.
+
+        Returns:
+            What differs, a sentence each.
+        """
+        if not self.environment_file.is_file():
+            with replaced(self.environment_file) as scratch:
+                scratch.write_text(json.dumps(here, indent=2) + "\n", encoding="utf-8")
+            return []
+        stored = read_json_object(self.environment_file, self.path)
+        changed = differences(stored, json.loads(json.dumps(here)) | {"command": stored.get("command")})
+        if changed:
+            with self.resumes_file.open("a", encoding="utf-8") as stream:
+                stream.writelines(f"from step {step} on: {sentence}\n" for sentence in changed)
+        return changed
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is.
+
+    Attributes:
+        epoch: the epoch under way, from 0.
+        batch: its next batch, from 0.
+        step: optimizer steps made since the start.
+        best: the best value of the deciding metric so far; None before the first validation.
+        n_worse: validations since that one.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    best: float | None = None
+    n_worse: int = 0
+
+    def __post_init__(self) -> None:
+        counts = (self.epoch, self.batch, self.step, self.n_worse)
+        if any(type(count) is not int or count < 0 for count in counts) or not isinstance(self.best, float | int | None):
+            raise InputError(f"a run cannot be at {self}: counts from 0 and a number, or None, are expected")
+
+
+def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
+    """Write the position and the state to one file, which is the new one complete or the old one."""
+    stored = {"position": asdict(position), **state}
+    # A stream, not a path: of a path torch does not say why it cannot be written.
+    with replaced(file) as scratch, scratch.open("wb") as stream:
+        torch.save({"format": FORMAT, "checksum": _checksum(stored), **stored}, stream)
+
+
+def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
+    """What :func:`save_checkpoint` wrote, checked by its checksum; tensors on the CPU, nothing executed."""
+    try:
+        stored = torch.load(regular_file(file, file.parent), map_location="cpu", weights_only=True)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{file}: not a readable checkpoint: {error.strerror}") from error
+    except Exception as error:  # a foreign file can make the unpickler raise anything
+        raise InputError(f"{file}: not a readable checkpoint: it was cut short, or something else wrote it") from error
+    found = stored.pop("format", None) if isinstance(stored, dict) else None
+    if found not in (FORMAT, WITHOUT_CHECKSUM):
+        raise InputError(f"{file}: a checkpoint of format {found!r}; this version of Sightline reads {FORMAT}")
+    if found == FORMAT and stored.pop("checksum", None) != _checksum(stored):
+        raise InputError(
+            f"{file}: the checkpoint is damaged: its checksum is wrong; go on from another one, or start again"
+        )
+    try:
+        return Position(**stored.pop("position")), stored
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(f"{file}: not a readable checkpoint: {error}") from error
+
+
+@contextmanager
+def naming_misfits(file: Path) -> Iterator[None]:
+    """Errors of modules and optimizers that are given what a checkpoint holds, as one that names the checkpoint."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise InputError(f"{file}: does not fit the run: {reason[0] if reason else type(error).__name__}") from error
+
+
+def _checksum(state: dict[str, Any]) -> str:
+    """A hash of nested dictionaries and lists of tensors and plain values, in their order."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            digest.update(f"dict {len(value)}".encode())
+            for key, entry in value.items():
+                digest.update(repr(key).encode())
+                add(entry)
+        elif isinstance(value, list | tuple):
+            digest.update(f"list {len(value)}".encode())
+            for entry in value:
+                add(entry)
+        else:
+            digest.update(repr(value).encode())
+
+    add(state)
+    return digest.hexdigest()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device, threads, processes, command line, and the state of the current directory's git repository.
+
+    ``git`` is absent where the current directory is not in a repository.
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "sightline": __version__,
+        **{package: version(package) for package in ("torch", "timm", "numba")},
+        "platform": platform.platform(),
+        "device": str(device) if device.type != "cuda" else torch.cuda.get_device_name(device),
+        "threads": torch.get_num_threads(),
+        "processes": n_processes(),
+        "command": shlex.join(sys.argv),
+    }
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    if commit is not None and changes is not None:
+        found["git"] = {"commit": commit, "dirty": changes != ""}
+    return found
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def differences(stored: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:
+    """Where two nested dictionaries differ.
+
+    Example:
+        >>> differences({"loss": {"name": "sup_ap"}, "seed": 0}, {"loss": {"name": "roadmap"}, "seed": 0})
+        ["loss.name is 'sup_ap' there, 'roadmap' here"]
+    """
+    found = []
+    for key in sorted(stored.keys() | here.keys()):
+        there, now = stored.get(key), here.get(key)
+        if isinstance(there, dict) and isinstance(now, dict):
+            found += differences(there, now, f"{prefix}{key}.")
+        elif there != now:
+            found.append(f"{prefix}{key} is {there!r} there, {now!r} here")
+    return found
