@@ -11,8 +11,9 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
+from sightline.training.prepare import untrained_encoder
 from sightline.training.recipe import Recipe, read_recipe
-from sightline.training.run import train, untrained_encoder
+from sightline.training.run import train
 
 
 def changed(subject, rows, name="other"):

@@ -608,3 +608,12 @@ def test_what_a_recipe_imports_is_followed_with_trust_alone(image_tree, tiny_rec
     assert (status, "own_trackers" in error, "--trust" in error) == (2, True, True)
     status, _, error = sightline(*words, "--out", tmp_path / "other", "--trust", "--dry-run")
     assert (status, "own_trackers:Lines" in error) == (2, True)  # imported, and no pooling
+
+
+def test_a_loss_of_another_package_trains_with_trust_alone(image_tree, tiny_recipe, tmp_path):
+    overrides = ["loss={name='pytorch_metric_learning.losses:MultiSimilarityLoss',alpha=3.0}", "schedule.epochs=1"]
+    recipe = recipe_for(image_tree, tiny_recipe, *overrides)
+    with pytest.raises(InputError, match=r"module 'pytorch_metric_learning\.losses'.*--trust"):
+        train(recipe, tmp_path / "run")
+    encoder = train(recipe, tmp_path / "run", trust=True)
+    assert read_card(encoder).training.loss_options["alpha"] == 3.0
