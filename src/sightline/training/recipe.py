@@ -92,9 +92,8 @@ class OptimizerSection(RecipeSection):
     weight_decay: float = Field(default=1e-4, ge=0)  # pull of the weights towards 0
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
     clip_norm: float | None = Field(default=None, gt=0)  # longest gradient; none: as it is
-    proxy_lr: float | None = Field(
-        default=None, gt=0, le=1e6
-    )  # of the loss's own vectors, without decay; none: as the head
+    # of the loss's own vectors, without decay; none: as the head
+    proxy_lr: float | None = Field(default=None, gt=0, le=1e6)
     proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # what cosine leaves of that rate
 
 
