@@ -85,6 +85,9 @@ def hasty(shared_gallery):
     with process(shared_gallery, **given) as (_, address, log):
         yield address, log
     assert "Traceback" not in "".join(log)
+    for line in log:
+        assert json.loads(line)["event"]
+        assert line.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize("sent", [JSON_HEAD, FORM_HEAD, CHUNKED_HEAD, PUT_HEAD], ids=["json", "form", "chunked", "put"])
@@ -117,6 +120,25 @@ def test_a_client_that_does_not_listen_is_let_go(hasty):
         with pytest.raises(ConnectionError):  # a timeout otherwise
             asks_on(opened)
     assert httpx.get(f"{hasty[0]}/v1/health", timeout=60).status_code == 200
+
+
+ODD = [
+    b"GET /\x1b[31m HTTP/1.1\r\n" + HEAD + b"\r\n",
+    b"GET /v1/items/%1b%5b31m%0a%00 HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n",
+    b"GET /v1/health HTTP/1.1\r\n" + HEAD + b"X: " + b"a" * 200_000,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+    FORM_HEAD.replace(b"Content-Length: 100000", b"Connection: close\r\nContent-Length: 30").partition(b"--b")[0]
+    + b"no boundary\x1b" * 3,
+    JSON_HEAD.replace(b"Content-Length: 100", b"Content-Length: 1\r\nTransfer-Encoding: chunked"),
+    JSON_HEAD.replace(b"Content-Length: 100", b"Content-Length: 999999999999"),
+    JSON_HEAD.replace(b"Content-Length: 100", b"Content-Encoding: gzip\r\nConnection: close\r\nContent-Length: 1"),
+]
+
+
+@pytest.mark.parametrize("sent", ODD)
+def test_odd_requests_are_refused_and_logged_as_json(hasty, sent):
+    with ExitStack() as stack:
+        assert status(heard(connected(stack, hasty[0], sent))) in (400, 404, 413, 422)
 
 
 def test_a_client_that_leaves_while_it_sends_is_no_error(hasty):

@@ -16,11 +16,8 @@ HERE = Path(__file__).parent
 def test_the_service_does_what_its_document_says(own_gallery, image_tree, tmp_path, seed):
     command = [sys.executable, "-m", "schemathesis.cli", "run"]
     options = ["--checks", "all", "--seed", str(seed), "--max-examples", "50", "--generation-database", "none"]
-    environ = {
-        **os.environ,
-        "SCHEMATHESIS_HOOKS": "contract_strategies",
-        "PYTHONPATH": f"{HERE}:{os.environ['PYTHONPATH']}",
-    }
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "SCHEMATHESIS_HOOKS": "contract_strategies", "PYTHONPATH": paths}
     with process(own_gallery, "--images", str(image_tree), SIGHTLINE_SERVE_RATE="none") as (_, address, log):
         given = [f"{address}/openapi.json", *options, "--suppress-health-check", "all"]
         run = subprocess.run([*command, *given], capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=1800)

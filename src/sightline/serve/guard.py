@@ -172,6 +172,8 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             raise Problem(400, "Content-Length is not a number")
+        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may take the other for the body's end
+            raise Problem(400, "Content-Length and Transfer-Encoding contradict each other", {"Connection": "close"})
         n_bytes = 0
         # A client that sends everything before it listens hears of the limit only if the rest is taken, up to a point.
         most = 2 * limit

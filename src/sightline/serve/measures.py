@@ -84,16 +84,17 @@ class Sparse(logging.Filter):
         return n_seen < self._most
 
 
+STDERR = {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"json": {"()": "sightline.serve.measures.JsonLines"}},
     "filters": {"sparse": {"()": "sightline.serve.measures.Sparse"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
+    "handlers": {"stderr": STDERR, "others": {**STDERR, "filters": ["sparse"]}},
+    "root": {"handlers": ["others"], "level": "WARNING"},  # libraries
     "loggers": {
         "uvicorn": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         "uvicorn.error": {"filters": ["sparse"]},
-        "asyncio": {"handlers": ["stderr"], "filters": ["sparse"], "level": "WARNING", "propagate": False},
         "uvicorn.access": {"handlers": [], "propagate": False},  # would log ids and searches
         "sightline.serve": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
