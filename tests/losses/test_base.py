@@ -12,8 +12,8 @@ from sightline.losses.average_precision import sup_ap_objective
 from sightline.losses.base import PRESETS, SupRank, flat_pairs, flat_rank_loss
 from sightline.losses.graded import _h_ap, _ndcg
 from sightline.ranking.levels import level_counts
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.ranks import SupStep
-from sightline.ranking.relevance import Pairs
 
 # The query itself is the last item, of score 1.
 E1, E2 = [0.9, 0.8, 0.7, 0.6, 0.5, 1.0], [0.62, 0.60, 0.59, 0.585, 0.50, 1.0]

@@ -22,7 +22,7 @@ from sightline.losses.pairs import (
     xbm_contrastive_loss,
 )
 from sightline.ranking import ranks
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.pairs import batch_pairs
 
 MINING = ("all", "hard", "semi-hard", "distance-weighted")
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)

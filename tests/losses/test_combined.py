@@ -15,7 +15,7 @@ from sightline.losses.graded import sup_h_ap_loss, sup_ndcg_loss
 from sightline.losses.pairs import calibration_loss
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import sup_recall_loss
-from sightline.ranking.relevance import batch_pairs, table_pairs
+from sightline.ranking.pairs import batch_pairs, table_pairs
 from sightline.training.prepare import create_recipe_loss
 from sightline.training.recipe import read_recipe
 

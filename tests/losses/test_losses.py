@@ -21,7 +21,7 @@ from sightline.losses import LOSSES, SupRank, create_loss, list_losses, loss_opt
 from sightline.losses.base import flat_pairs
 from sightline.losses.sums import takes_references
 from sightline.ranking import profile, ranks
-from sightline.ranking.relevance import table_pairs
+from sightline.ranking.pairs import table_pairs
 from sightline.ranking.similarity import cosine_scores
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)

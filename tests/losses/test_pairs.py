@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from sightline.errors import InputError
 from sightline.losses import pairs as pairs_module
 from sightline.losses.pairs import CalibrationLoss, calibration_loss
-from sightline.ranking.relevance import batch_pairs
+from sightline.ranking.pairs import batch_pairs
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 

@@ -19,8 +19,8 @@ from sightline.losses.recall import (
     sup_recall_loss,
 )
 from sightline.ranking.levels import flat_levels
+from sightline.ranking.pairs import Pairs, batch_pairs
 from sightline.ranking.ranks import SigmoidStep
-from sightline.ranking.relevance import Pairs, batch_pairs
 
 FINE = torch.tensor([[False, True, False, False, True]])
 E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)

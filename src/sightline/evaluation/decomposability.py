@@ -13,7 +13,7 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate
-from sightline.ranking.relevance import check_labels
+from sightline.ranking.pairs import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
 
 BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes for each

@@ -16,7 +16,7 @@ from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, ranked_levels
 from sightline.evaluation.streaming import Lists, Vectors, statistics
 from sightline.labels.relevance import Relevance, as_relevance
-from sightline.ranking.relevance import check_labels
+from sightline.ranking.pairs import check_labels
 
 __all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]
 

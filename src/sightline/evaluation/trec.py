@@ -21,7 +21,7 @@ from sightline.evaluation.tables import check_same_encoder, has_role, table_labe
 from sightline.files import replaced
 from sightline.ranking.levels import shared_known_levels
 from sightline.ranking.nearest import top_k
-from sightline.ranking.relevance import check_labels
+from sightline.ranking.pairs import check_labels
 
 Run = dict[str, dict[str, float]]
 Judgements = dict[str, dict[str, int]]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from sightline.errors import InputError
 from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
 from sightline.ranking.levels import flat_levels
+from sightline.ranking.pairs import Pairs, check_sets
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
-from sightline.ranking.relevance import Pairs, check_sets
 
 
 def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:

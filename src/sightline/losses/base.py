@@ -1,6 +1,6 @@
 """What every loss is made of: the ranking core, checks of options, SupRank's settings, and the module around a function.
 
-A loss on pairs is written once, as a function on :class:`~sightline.ranking.relevance.Pairs`. :func:`on_scores` makes it
+A loss on pairs is written once, as a function on :class:`~sightline.ranking.pairs.Pairs`. :func:`on_scores` makes it
 public on ``(scores, relevance, mask)``; :class:`PairLoss` makes it a module on ``(embeddings, labels)`` with its options.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.ranking import levels, profile
-from sightline.ranking import relevance as labels_to_pairs
+from sightline.ranking import pairs as labels_to_pairs
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
-from sightline.ranking.relevance import Pairs
 
 P = ParamSpec("P")
 T = TypeVar("T")

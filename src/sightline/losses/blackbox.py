@@ -11,9 +11,9 @@ from sightline.errors import InputError, choose, names
 from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.base import PairLoss, check_margin, on_scores
 from sightline.losses.memory import RecentBatches, SeededDraws, pairs_with_memory
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_pairs, check_positive
-from sightline.ranking.relevance import Pairs
 
 
 def best_first(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:

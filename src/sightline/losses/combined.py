@@ -13,8 +13,8 @@ from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.pairs import CalibrationLoss
 from sightline.losses.proxies import NormSoftmaxLoss
 from sightline.losses.recall import PLACES, SupRecallLoss
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.ranks import check_positive
-from sightline.ranking.relevance import Pairs
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
@@ -96,7 +96,7 @@ class Decomposed(nn.Module):
 
         Example:
             >>> import torch
-            >>> from sightline.ranking.relevance import table_pairs
+            >>> from sightline.ranking.pairs import table_pairs
             >>> pairs = table_pairs(torch.tensor([[0.50, 0.51, 0.64]]), torch.tensor([[True, True, False]]))
             >>> RoadmapLoss().of_pairs(pairs)
             tensor(0.6537)

@@ -11,9 +11,9 @@ from torch import Tensor
 from sightline.errors import choose
 from sightline.labels.relevance import RELEVANCES, exponential_relevance, population_relevance
 from sightline.losses.base import PairLoss, SupRank, level_counts, on_graded_scores, rank_loss
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import RankProfile
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_positive
-from sightline.ranking.relevance import Pairs
 
 Relevance = Callable[[Tensor], Tensor]
 
@@ -232,7 +232,7 @@ class SupHAPLoss(PairLoss, of=sup_h_ap_loss):
     """:func:`sup_h_ap_loss` over a batch, relevance from the label levels that query and item share.
 
     Which items count as better is decided by the level, what they are worth by the relevance, worked out on the list at
-    hand. Sets of labels and a relevance matrix (:func:`~sightline.ranking.relevance.batch_pairs`) say themselves what an
+    hand. Sets of labels and a relevance matrix (:func:`~sightline.ranking.pairs.batch_pairs`) say themselves what an
     item is worth.
 
     Args:

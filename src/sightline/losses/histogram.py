@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.losses.base import PairLoss, batch_pairs, check_counts, on_scores
+from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.profile import mean_over_queries
-from sightline.ranking.relevance import Pairs, check_labels
 
 
 def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float = -1.0, high: float = 1.0) -> Tensor:

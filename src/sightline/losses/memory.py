@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import batch_pairs
-from sightline.ranking.relevance import Pairs, check_labels
+from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError, choose
 from sightline.losses.base import PairLoss, batch_pairs, check_finite, check_margin, on_scores, uncompiled
+from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import Targets, smooth_counts
-from sightline.ranking.relevance import Pairs, check_labels
 
 REDUCTIONS = ("mean", "nonzero")
 BLOCK_ELEMENTS = 1 << 19  # of (rows, G) tables held at once: 2 MB each

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import check_counts, shared_levels
+from sightline.ranking.pairs import check_labels
 from sightline.ranking.ranks import check_positive
-from sightline.ranking.relevance import check_labels
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 

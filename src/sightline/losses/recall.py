@@ -9,9 +9,9 @@ from torch import Tensor
 from sightline.errors import InputError, choose
 from sightline.losses.base import PairLoss, SupRank, batch_pairs, check_finite, flat_rank_loss, on_scores
 from sightline.losses.memory import SeededDraws
+from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import Objective, RankProfile
 from sightline.ranking.ranks import SigmoidStep, check_positive
-from sightline.ranking.relevance import Pairs
 from sightline.ranking.similarity import unit
 
 PLACES = (1, 2, 4, 8, 16)

@@ -14,7 +14,7 @@ from sightline.errors import InputError
 from sightline.losses.base import check_counts
 from sightline.losses.pairs import TripletLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
-from sightline.ranking.relevance import check_labels
+from sightline.ranking.pairs import check_labels
 from sightline.ranking.similarity import both_in_full_precision, check_vectors
 
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.ranking.levels import shared_levels
-from sightline.ranking.relevance import Pairs, batch_pairs, check_labels
+from sightline.ranking.pairs import Pairs, batch_pairs, check_labels
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 
