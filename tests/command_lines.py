@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from sightline.data.readers import COLLECTIONS, READERS
+from sightline.data.readers import READERS
 from sightline.errors import InputError
 from sightline.losses import LOSSES
 from sightline.training.recipe import read_recipe, shipped_recipes
@@ -126,7 +126,7 @@ def _unknown_names(name, values):
     if not values or PLACEHOLDER.search(values[0]):
         return []
     if name == "sightline data prepare":
-        return [] if values[0] in {"glyphs", *COLLECTIONS, *READERS} else [f"no data set {values[0]}"]
+        return [] if values[0] in READERS or ":" in values[0] else [f"no data set {values[0]}"]
     if name == "sightline benchmark":
         return [] if (ROOT / values[0]).is_file() else [f"no suite {values[0]}"]
     if name not in ("sightline train", "sightline demo"):

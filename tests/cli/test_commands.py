@@ -191,7 +191,7 @@ class TestMistakes:
 
     def test_files_that_are_not_what_they_should_be(self, assert_complains, image_tree, tmp_path):
         (tmp_path / "t.parquet").write_text("no table")
-        assert_complains(["evaluate", tmp_path / "t.parquet"], "t.parquet: not an embedding table")
+        assert_complains(["evaluate", tmp_path / "t.parquet"], "t.parquet: cannot be read as an embedding table")
         assert_complains(["evaluate", tmp_path / "none.parquet"], "none.parquet: no such file")
         assert_complains(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "not an encoder folder")
         assert_complains(["train", "imagse"], "neither a .toml file nor a shipped recipe: did you mean 'images'?")

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.manifest import read_manifest
-from sightline.data.readers import COLLECTIONS, READERS
+from sightline.data.readers import READERS
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, tm
 
 def test_prepare_names_what_is_missing_or_not_read(sightline, tmp_path):
     status, _, err = sightline("data", "prepare", "sop", "--out", tmp_path / "x.csv")
-    assert (status, "sop: --root is needed: a folder with 'Stanford_Online_Products.zip'" in err) == (2, True)
+    assert (status, "sop: --root is missing" in err and "needs 'Stanford_Online_Products.zip'" in err) == (2, True)
     status, _, err = sightline("data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "x.csv", "--seed", 1)
-    assert (status, "sop: no option '--seed'; it has '--root', '--subset'" in err) == (2, True)
+    assert (status, "'sop' has no option 'seed'" in err) == (2, True)
     status, _, err = sightline("data", "prepare", "glyphs", "--root", tmp_path, "--out", tmp_path / "x")
-    assert (status, "glyphs: no option '--root'; it has '--seed', '--size'" in err) == (2, True)
+    assert (status, "'glyphs' has no option 'root'" in err) == (2, True)
     status, _, err = sightline("data", "prepare", "roxfrd5k", "--out", tmp_path / "x")
     assert (status, "unknown data set 'roxfrd5k': did you mean 'roxford5k'?" in err) == (2, True)
 
@@ -57,11 +57,11 @@ def test_prepare_names_what_is_missing_or_not_read(sightline, tmp_path):
 def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch):
     asked = []
 
-    def write(folder, show_progress=False, archives=None):
-        asked.append((folder, show_progress, archives))
-        return folder / "manifest.csv"
+    def write(out: Path, show_progress: bool = False, root: Path | None = None) -> Path:
+        asked.append((out, show_progress, root))
+        return out / "manifest.csv"
 
-    monkeypatch.setitem(COLLECTIONS, "emoji", write)
+    monkeypatch.setitem(READERS.table, "emoji", write)
     words = ["data", "prepare", "emoji", "--out", tmp_path / "emoji"]
     assert sightline(*words)[:2] == (0, f"{tmp_path / 'emoji' / 'manifest.csv'}\n")
     assert sightline(*words, "--root", tmp_path)[0] == 0
@@ -91,7 +91,20 @@ def test_check_names_classes_that_are_in_two_splits(sightline, pictures):
 def test_list_has_every_set_on_one_line(sightline):
     status, out, _ = sightline("data", "list")
     names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
-    assert (status, names) == (0, ["glyphs", *COLLECTIONS, *READERS])
+    assert (status, sorted(names)) == (0, READERS.names())
+    assert len(names) == 27
+
+
+def test_a_data_set_of_another_package_needs_trust(sightline, tmp_path, monkeypatch):
+    lines = ["from pathlib import Path", "def birds(out: Path, root: Path) -> Path:", "    return out / root.name"]
+    (tmp_path / "my_sets.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["data", "prepare", "my_sets:birds", "--root", tmp_path / "here"]
+    status, _, err = sightline(*words)
+    assert (status, "'my_sets'" in err, "--trust" in err) == (2, True, True)
+    assert sightline(*words, "--trust")[:2] == (0, "data/birds/here\n")
+    assert "--root is missing" in sightline(*words[:3], "--trust")[2]
+    assert "has no option 'size'" in sightline(*words, "--trust", "--size", "small")[2]
 
 
 def test_stats_by_split_and_level(sightline, tmp_path):

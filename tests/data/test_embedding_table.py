@@ -161,7 +161,7 @@ def test_a_file_that_is_no_table_is_refused(table, tmp_path):
         EmbeddingTable.read(file)
     for stored in (b"", b"a,b\n1,2\n", table.write(file).read_bytes()[:-9]):
         file.write_bytes(stored)
-        with pytest.raises(InputError, match=r"table\.parquet: not an embedding table: ."):
+        with pytest.raises(InputError, match=r"table\.parquet: cannot be read as an embedding table: ."):
             EmbeddingTable.read(file)
 
 

@@ -8,20 +8,13 @@ import typer
 from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
+    from inspect import Parameter
+
     from sightline.data.manifest import Manifest
-    from sightline.data.readers import WriteCollection
 
 app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
 
-GLYPHS = "glyphs"
 SHOWN = 5  # classes in a message
-MADE = {
-    GLYPHS: "characters drawn from fonts: code point < base letter < script; needs nothing",
-    "emoji": "emoji, each drawn by four vendors: emoji < subcategory < category; needs npm, or its packages in --root",
-    "logos": "brands, each drawn by several collections: brand < category; needs npm, or its packages in --root",
-    "fashion-mnist": "70,000 pictures of clothes, 10 classes; needs apt, or the package dataset-fashion-mnist in --root",
-    "openclipart": "clip art by its tree of folders; needs apt, or the package openclipart-png in --root",
-}
 
 
 @app.command()
@@ -75,17 +68,23 @@ def list_sets() -> None:
     """The data sets that `prepare` knows: what each is, and what it needs."""
     from sightline.data.readers import READERS
 
+    on_disk = [name for name in READERS if _needs_root(READERS.options(name))]
     echo("Made or fetched: sightline data prepare NAME")
-    for name in (GLYPHS, *_collections()):
-        echo(f"  {name:<17} {MADE[name]}")
-    echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
-    for name, reader in READERS.items():
-        echo(f"  {name:<17} {reader.about}; needs {reader.needs}")
+    for name in sorted(READERS, key=on_disk.__contains__):
+        if name == on_disk[0]:
+            echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
+        echo(f"  {name:<17} {READERS.summary(name).removesuffix('.')}")
+
+
+def _needs_root(options: "dict[str, Parameter]") -> bool:
+    return "root" in options and options["root"].default is options["root"].empty
 
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="The data set: a name that `sightline data list` prints.")],
+    name: Annotated[
+        str, typer.Argument(help="The data set: a name that `sightline data list` prints, or package.module:Name.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to write to (data/NAME), or of published files the manifest (data/NAME.parquet)."),
@@ -102,32 +101,21 @@ def prepare(
     seed: Annotated[
         int | None, typer.Option(min=0, help="glyphs: another seed draws other pictures; 0 by default.")
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and run the module of a data set named package.module:Name.")
+    ] = False,
 ) -> None:
     """Make, fetch or read a data set, and print its manifest's path."""
+    from inspect import getdoc
+
     from sightline.data.readers import READERS
-    from sightline.data.readers.glyphs import write_glyphs
-    from sightline.data.readers.prepare import prepare_benchmark
-    from sightline.errors import InputError, choose, names
+    from sightline.errors import InputError
 
-    known = dict.fromkeys((GLYPHS, *_collections(), *READERS))
-    choose(known, name, "data set")
-    given = {"--root": root is not None, "--subset": subset, "--size": size is not None, "--seed": seed is not None}
-    read = {"--root", "--subset"} if name in READERS else {"--size", "--seed"} if name == GLYPHS else {"--root"}
-    if unread := [option for option, is_given in given.items() if is_given and option not in read]:
-        raise InputError(f"{name}: no option {names(unread)}" + (f"; it has {names(sorted(read))}" if read else ""))
+    reader, known = READERS.find(name, trust=trust), READERS.options(name, trust=trust)
+    if root is None and _needs_root(known):
+        raise InputError(f"{name}: --root is missing: {(getdoc(reader) or 'a folder').splitlines()[0]}")
+    given = {"root": root, "subset": subset or None, "size": size, "seed": seed}
     if out is None:
-        out = Path("data", f"{name}.parquet" if name in READERS else name)
-    if name == GLYPHS:
-        echo(write_glyphs(out, size or "small", seed or 0, show_progress=True))
-    elif name in READERS:
-        if root is None:
-            raise InputError(f"{name}: --root is needed: a folder with {READERS[name].needs}")
-        echo(prepare_benchmark(READERS[name], root, out, subset=subset, show_progress=True))
-    else:
-        echo(_collections()[name](out, show_progress=True, archives=root))
-
-
-def _collections() -> "dict[str, WriteCollection]":
-    from sightline.data.readers import COLLECTIONS
-
-    return COLLECTIONS
+        out = Path("data", name.rpartition(":")[2] + getattr(reader, "suffix", ""))
+    options = {option: value for option, value in given.items() if value is not None}
+    echo(READERS.create(name, options, trust=trust, out=out, show_progress=True))

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.data.manifest import UNREADABLE, Manifest, label_columns
+from sightline.data.manifest import UNREADABLE, Manifest, label_columns, table_faults
 from sightline.errors import InputError, names
 from sightline.files import replaced
 
@@ -87,11 +87,9 @@ class EmbeddingTable:
         file = Path(file)
         if not file.is_file():
             raise InputError(f"{file}: no such file")
-        try:
+        with table_faults(file, "an embedding table"):
             described = pl.read_parquet_metadata(file)
             table = pl.read_parquet(file)
-        except (*UNREADABLE, OSError) as error:
-            raise InputError(f"{file}: not an embedding table: {str(error).splitlines()[0]}") from error
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
             raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")

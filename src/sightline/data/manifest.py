@@ -3,7 +3,9 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +213,7 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
         return _read_tree(source, labelled)
     if not source.is_file():
         raise InputError(f"{source}: no such file or folder")
-    try:
+    with table_faults(source):
         if source.suffix.lower() == ".parquet":
             table = pl.read_parquet(source)
             return _check_table(source, table, labelled, _places("row", pl.int_range(1, len(table) + 1, eager=True)))
@@ -220,9 +222,16 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
             table = pl.read_csv(source, infer_schema=False)
             some = table.select(pl.any_horizontal(pl.all().is_not_null())).to_series()  # not an empty line
             return _check_table(source, table.filter(some), labelled, _places("line", _lines(table).filter(some)))
-    except UNREADABLE as error:
-        raise InputError(f"{source}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
+
+
+@contextmanager
+def table_faults(file: Path, what: str = "a table") -> Iterator[None]:
+    """One error that names the file, for whatever reading it as a table leads to: on some bytes polars panics."""
+    try:
+        yield
+    except (*UNREADABLE, OSError) as error:
+        raise InputError(f"{file}: cannot be read as {what}: {str(error).partition(chr(10))[0]}") from error
 
 
 def _check_header(source: Path) -> None:
@@ -234,36 +243,43 @@ def _check_header(source: Path) -> None:
 
 
 def _read_tree(root: Path, labelled: bool) -> Manifest:
-    files = sorted(_image_files(root))
+    files = sorted(image_files(root))
     if not files:
         raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
     folders = [file.parts[:-1] for file in files]
-    splits = ["train"] * len(files)
-    if all(parts and _split_of(parts[0]) in SPLITS for parts in folders):
-        splits = [_split_of(parts[0]) for parts in folders]
-        folders = [parts[1:] for parts in folders]
-    first = {parts[0] for parts in folders if parts}
-    if len(beside := {name for name in first if _split_of(name) in SPLITS}) > 1 and splits == ["train"] * len(files):
-        raise InputError(f"{root}: {names(sorted(beside))} look like splits, but other folders or images stand beside them")
-    depths = [len(parts) for parts in folders]
-    n_levels = max(set(depths), key=lambda depth: (depths.count(depth), depth)) if labelled or len(set(depths)) == 1 else 0
-    faults = [] if n_levels or not labelled else [f"{file}: lies in no folder that could be its label" for file in files]
-    if n_levels:
-        faults = [
-            f"{file}: lies {len(parts)} folders deep, most images {n_levels}"
-            for file, parts in zip(files, folders, strict=True)
-            if len(parts) != n_levels
-        ]
-    faults += [f"{str(file)!a}: the name is not UTF-8" for file in files if not _is_utf8(str(file))]
-    raise_faults(root, faults)
+    first = {_split_of(parts[0]) if parts else "" for parts in folders}
+    are_splits = first <= set(SPLITS)
+    if not are_splits and len(first & set(SPLITS)) > 1:
+        beside = sorted({parts[0] for parts in folders if parts and _split_of(parts[0]) in SPLITS})
+        raise InputError(f"{root}: {names(beside)} look like splits, but other folders or images stand beside them")
+    splits = [_split_of(parts[0]) if are_splits else "train" for parts in folders]
+    above = [parts[are_splits:] for parts in folders]
+    n_levels = _depth_of_most([len(parts) for parts in above], labelled)
+    raise_faults(root, _tree_faults(files, [len(parts) for parts in above], n_levels, labelled))
     paths = [file.as_posix() for file in files]
     columns = {"id": paths, "path": paths, "split": splits}
-    for level, name in enumerate(label_columns(n_levels)):
-        columns[name] = [parts[-1 - level] for parts in folders]
+    columns |= {name: [parts[-1 - level] for parts in above] for level, name in enumerate(label_columns(n_levels))}
     return Manifest(root, root, pl.DataFrame(columns), n_levels)
 
 
-def _image_files(root: Path) -> Iterator[Path]:
+def _depth_of_most(depths: list[int], labelled: bool) -> int:
+    """How deep most images lie, the deeper of two that are as many; 0 where depths differ and labels are not asked for."""
+    return max(set(depths), key=lambda depth: (depths.count(depth), depth)) if labelled or len(set(depths)) == 1 else 0
+
+
+def _tree_faults(files: list[Path], depths: list[int], n_levels: int, labelled: bool) -> list[str]:
+    faults = []
+    if n_levels:
+        lying = zip(files, depths, strict=True)
+        faults = [
+            f"{file}: lies {depth} folders deep, most images {n_levels}" for file, depth in lying if depth != n_levels
+        ]
+    elif labelled:
+        faults = [f"{file}: lies in no folder that could be its label" for file in files]
+    return faults + [f"{str(file)!a}: the name is not UTF-8" for file in files if not _is_utf8(str(file))]
+
+
+def image_files(root: Path) -> Iterator[Path]:
     """The images below a folder, as seen from it, without those of galleries; a folder that cannot be read is an error.
 
     Links are followed, and each folder is read once: by its own name if it has one below the root, else by the first link.
@@ -311,65 +327,29 @@ def _some(words: list[str]) -> str:
     return names(word[:LONGEST_SHOWN] for word in words[:SHOWN_NAMES]) + more
 
 
+Check = tuple[pl.Expr, str, str]  # where it is wrong, the column whose value the message shows, and the message
+
+
 def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> Manifest:
     """Bring the columns to their types and order; raise all faults at once."""
+    has_label_0 = "label_0" in table.columns or "label" not in table.columns
     header = table.columns
-    if "label_0" not in header and "label" in header:
-        table = table.rename({"label": "label_0"})
-    n_levels = 0
-    while f"label_{n_levels}" in table.columns:
-        n_levels += 1
-    labels = label_columns(n_levels)
-    missing = [column for column in ("path", "split") if column not in table.columns]
-    if any(re.fullmatch(r"label_\d+", column) and column not in labels for column in table.columns):
-        missing.append(f"label_{n_levels}")  # a level left out
-    elif labelled and not n_levels:
-        missing.append("label")
-    partial_box = [column for column in BOX if column not in table.columns]
-    missing += partial_box if len(partial_box) < len(BOX) else []
-    if missing:
-        noun = "column" if len(missing) == 1 else "columns"
-        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {_some(header)}")
-    if not len(table):
-        raise InputError(f"{source}: the table has no row")
-
+    table = table if has_label_0 else table.rename({"label": "label_0"})
+    labels = label_columns(next(n for n in count() if f"label_{n}" not in table.columns))
+    _check_columns(source, table, header, labels, labelled)
     has_ids = "id" in table.columns
     words = ["path", "split", *labels, *(["id"] if has_ids else [])]
-    boxes = list(BOX) if BOX[0] in table.columns else []
-    flags = [column for column in FLAGS if column in table.columns]
-    if nested := [column for column in (*words, *boxes, *flags) if table[column].dtype.is_nested()]:
-        raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
-    table = table.with_columns(pl.col(column).cast(pl.String).str.strip_chars() for column in (*words, *boxes, *flags))
-    table = table.with_columns(pl.when(pl.col(c) != "").then(pl.col(c)).alias(c) for c in (*words, *boxes, *flags))
-    table = table.with_columns(pl.col("split").replace(SPLIT_ALIASES))
+    boxes, flags = ([column for column in known if column in table.columns] for known in (BOX, FLAGS))
+    table = _cleaned(source, table, [*words, *boxes, *flags])
     if not has_ids:
         several = pl.col("path").is_duplicated() if boxes else pl.lit(False)
-        marked = pl.concat_str([pl.col("path"), *(pl.col(side) for side in boxes)], separator=" ", ignore_nulls=True)
-        table = table.with_columns(id=pl.when(several).then(marked).otherwise(pl.col("path")))
+        marked = pl.concat_str(["path", *boxes], separator=" ", ignore_nulls=True)
+        table = table.with_columns(id=pl.when(several).then(marked).otherwise("path"))
 
-    wrong: list[tuple[pl.Expr, str, str]] = [
-        (pl.col(column).is_null(), column, f"{column if column in header else 'label'} is empty") for column in words
-    ]
-    wrong.append((~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"))
-    twice = "id {!r} is there more than once" if has_ids else "path {!r} is there more than once; a column 'id' is needed"
-    wrong.append((pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", twice))
-    for column in flags:
-        fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
-        wrong.append((~fits, column, f"{column} is {{!r}}, not true or false"))
-    for column in boxes:
-        number = pl.col(column).cast(pl.Float64, strict=False)
-        fits = number.is_between(0, 2**31) & (number == number.round())
-        wrong.append((pl.col(column).is_not_null() & ~fits.fill_null(False), column, f"{column} is {{!r}}, no pixel"))
-    if boxes:
-        some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
-        wrong.append((some, "path", "the box of {!r} has an empty side"))
-        left, top, right, bottom = (pl.col(column).cast(pl.Float64, strict=False) for column in BOX)
-        wrong.append(
-            ((left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 < x_2, y_1 < y_2 is needed")
-        )
-
+    word_of = {"label_0": "label_0" if has_label_0 else "label"}
+    checks = [(pl.col(column).is_null(), column, f"{word_of.get(column, column)} is empty") for column in words]
     faults = []
-    for condition, column, message in wrong:
+    for condition, column, message in (*checks, *_name_checks(has_ids), *_flag_checks(flags), *_box_checks(boxes)):
         rows = table.select(pl.int_range(pl.len()).filter(condition), pl.col(column).filter(condition).alias("found"))
         faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
     raise_faults(source, [f"{places[row]}: {message}" for row, message in sorted(faults)])
@@ -379,5 +359,54 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
         *(pl.col(c).cast(pl.Float64).cast(pl.Int64) for c in boxes),
     )
     first = ["id", "path", "split", *labels, *flags, *boxes]
-    table = table.select(*first, *(column for column in table.columns if column not in first))
-    return Manifest(source, source.parent, table, n_levels, places)
+    table = table.select(*first, pl.exclude(first))
+    return Manifest(source, source.parent, table, len(labels), places)
+
+
+def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels: list[str], labelled: bool) -> None:
+    """Refuse a table without rows, or without the columns that it must have or that belong to others that it has."""
+    missing = [column for column in ("path", "split") if column not in table.columns]
+    if any(re.fullmatch(r"label_\d+", column) and column not in labels for column in table.columns):
+        missing.append(f"label_{len(labels)}")  # a level left out
+    elif labelled and not labels:
+        missing.append("label")
+    partial_box = [column for column in BOX if column not in table.columns]
+    missing += partial_box if len(partial_box) < len(BOX) else []
+    if missing:
+        noun = "column" if len(missing) == 1 else "columns"
+        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {_some(header)}")
+    if not len(table):
+        raise InputError(f"{source}: the table has no row")
+
+
+def _cleaned(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+    """These columns as text without blanks at its ends, null where nothing is left; splits by their usual names."""
+    if nested := [column for column in columns if table[column].dtype.is_nested()]:
+        raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
+    text = pl.col(columns).cast(pl.String).str.strip_chars()
+    return table.with_columns(text.replace("", None)).with_columns(pl.col("split").replace(SPLIT_ALIASES))
+
+
+def _name_checks(has_ids: bool) -> Iterator[Check]:
+    yield ~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"
+    remedy = "" if has_ids else "; a column 'id' is needed"
+    is_twice = pl.col("id").is_duplicated() & pl.col("id").is_not_null()
+    yield is_twice, "id", ("id" if has_ids else "path") + " {!r} is there more than once" + remedy
+
+
+def _flag_checks(flags: list[str]) -> Iterator[Check]:
+    for column in flags:
+        fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
+        yield ~fits, column, f"{column} is {{!r}}, not true or false"
+
+
+def _box_checks(boxes: list[str]) -> Iterator[Check]:
+    for column in boxes:
+        number = pl.col(column).cast(pl.Float64, strict=False)
+        fits = number.is_between(0, 2**31) & (number == number.round())
+        yield pl.col(column).is_not_null() & ~fits.fill_null(False), column, f"{column} is {{!r}}, no pixel"
+    if boxes:
+        some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
+        yield some, "path", "the box of {!r} has an empty side"
+        left, top, right, bottom = (pl.col(column).cast(pl.Float64, strict=False) for column in BOX)
+        yield (left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 < x_2, y_1 < y_2 is needed"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from sightline.data.manifest import UNREADABLE
+from sightline.data.manifest import table_faults
 from sightline.errors import InputError, names
 from sightline.files import replaced
 
@@ -29,10 +29,8 @@ def read_step(folder: Path, name: str, columns: Sequence[str]) -> pl.DataFrame:
 
 def read_words(file: Path, columns: Sequence[str]) -> pl.DataFrame:
     """A CSV file as text, empty where a field is; the columns asked for must be there."""
-    try:
+    with table_faults(file):
         table = pl.read_csv(file, infer_schema=False).with_columns(pl.all().fill_null("").str.strip_chars())
-    except (*UNREADABLE, OSError) as error:
-        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     if missing := [column for column in columns if column not in table.columns]:
         raise InputError(f"{file}: no column {names(missing)}; the header has {names(table.columns)}")
     return table

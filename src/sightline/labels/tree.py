@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from sightline.data.manifest import Manifest, label_columns, read_manifest
+from sightline.data.manifest import Manifest, label_columns, read_manifest, table_faults
 from sightline.errors import InputError, choose, names, nearest, raise_faults
 from sightline.files import replaced
 
@@ -412,10 +412,8 @@ def _read_table(file: Path, has_header: bool = True) -> pl.DataFrame:
     if not file.is_file():
         raise InputError(f"{file}: no such file")
     separator = "," if file.suffix.lower() == ".csv" else "\t"
-    try:
+    with table_faults(file):
         table = pl.read_csv(file, separator=separator, has_header=has_header, infer_schema=False)
-    except pl.exceptions.PolarsError as error:
-        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     plain = [name.strip().lower() for name in table.columns]  # Kingdom is kingdom
     return table.rename(dict(zip(table.columns, plain, strict=True))) if len({*plain}) == len(plain) else table
 

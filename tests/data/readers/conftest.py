@@ -3,6 +3,7 @@
 import shutil
 import tarfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from PIL import Image
 
 from sightline.data.manifest import Manifest, read_manifest
-from sightline.data.readers.prepare import prepare_benchmark
 from sightline.errors import InputError
 
 
@@ -48,8 +48,9 @@ class Tree:
 
     def prepare(self, reader, **options) -> Manifest:
         """The manifest that was written and read again; all its images are there. No counts unless they are given."""
-        options = {"counts": {}} | options
-        written = prepare_benchmark(reader, self.root, options.pop("out", self.out), **options)
+        counts = options.pop("counts", {})
+        asked = reader if counts is None else replace(reader, counts=counts)
+        written = asked(options.pop("out", self.out), self.root, **options)
         manifest = read_manifest(written, labelled=reader.labelled)
         assert all(path.is_file() for path in manifest.paths())
         return manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from sightline.data.readers.packages import NpmPackage
+from sightline.data.readers.archives import NpmPackage
 
 
 def write_npm(folder: Path, name: str, files: dict[str, bytes], version: str = "1.0.0") -> NpmPackage:

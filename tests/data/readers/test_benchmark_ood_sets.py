@@ -6,14 +6,13 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from sightline.data.readers.outside import FOLDER, TEXTURES
+from sightline.data.readers.outside import CIFAR_10, CIFAR_100, FOLDER, SVHN, TEXTURES
 from sightline.data.readers.pickles import read_pickle
-from sightline.data.readers.small_images import CIFAR_10, CIFAR_100, SVHN
-from sightline.data.readers.source import Part
+from sightline.data.readers.source import Published
 from sightline.errors import InputError
 
 PARTS = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-COUNTS = {"train": Part(10, (2,)), "test": Part(2, (2,))}
+COUNTS = {"train": Published(10, (2,)), "test": Published(2, (2,))}
 
 
 def batches(seed=0):
@@ -68,7 +67,7 @@ def test_cifar_100_has_two_levels_and_the_binary_form_the_coarse_one_first(tree,
     tree.data("python/cifar-100-python/meta", pickle.dumps(names, protocol=2))
     tree.text("cifar-100-binary/fine_label_names.txt", "apple\nbed\n")
     tree.text("cifar-100-binary/coarse_label_names.txt", "fruit\nfurniture\n")
-    counts = {"train": Part(2, (2, 2)), "test": Part(2, (2, 2))}
+    counts = {"train": Published(2, (2, 2)), "test": Published(2, (2, 2))}
     found = [rows(tree.prepare(CIFAR_100, counts=counts), "split", "path", "label_0", "label_1")]
     tree.root, tree.out = tree.root / "python", tree.out.with_name("two") / "set.csv"
     found.append(rows(tree.prepare(CIFAR_100, counts=counts), "split", "path", "label_0", "label_1"))
@@ -87,9 +86,7 @@ def test_cifar_with_faults(tree):
     tree.data(f"{folder}/data_batch_3.bin", bytes([2]) + whole[1:])
     assert "labels from 0 to 2, names of 2 classes" in tree.complaint(CIFAR_10)
     (tree.root / folder / "data_batch_3.bin").unlink()
-    assert "cifar-10-batches-bin: no 'data_batch_3.bin' in this folder; it has 'batches.meta.txt'" in tree.complaint(
-        CIFAR_10
-    )
+    assert "cifar-10-batches-bin: no 'data_batch_3.bin' in it; it has 'batches.meta.txt'" in tree.complaint(CIFAR_10)
     folder = put_cifar_10(tree, binary=False)
     tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": np.zeros((1, 7), np.uint8), b"labels": [0]}))
     assert "data_batch_2: (N, 3072) pixels and N labels are needed, found (1, 7) and 1" in tree.complaint(CIFAR_10)
@@ -132,7 +129,7 @@ def test_svhn(tree, rows):
     pixels = {split: rng.integers(0, 256, (32, 32, 3, 3), dtype=np.uint8) for split in ("train", "test")}
     for split, images in pixels.items():
         savemat(tree.root / f"{split}_32x32.mat", {"X": images, "y": np.array([[10], [3], [10]], np.uint8)})
-    manifest = tree.prepare(SVHN, counts={"train": Part(3, (2,)), "test": Part(3, (2,))})
+    manifest = tree.prepare(SVHN, counts={"train": Published(3, (2,)), "test": Published(3, (2,))})
     assert rows(manifest.split("test"), "path", "label_0") == [
         ("set_images/test/0/00000.png", "0"),
         ("set_images/test/0/00002.png", "0"),
@@ -156,7 +153,7 @@ def test_textures(tree, rows, packed):
         tree.images(f"dtd/images/banded/{number}.jpg", f"dtd/images/dotted/{number}.jpg")
     if packed:
         tree.archive("dtd-r1.0.1.tar.gz", "dtd")
-    manifest = tree.prepare(TEXTURES, counts={split: Part(2, (2,)) for split in ("train", "val", "test")})
+    manifest = tree.prepare(TEXTURES, counts={split: Published(2, (2,)) for split in ("train", "val", "test")})
     assert rows(manifest, "split", "label_0") == [
         (split, kind) for split in ("test", "train", "val") for kind in ("banded", "dotted")
     ]

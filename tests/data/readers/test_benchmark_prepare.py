@@ -1,17 +1,18 @@
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.data.readers import READERS
-from sightline.data.readers.prepare import prepare_benchmark
 from sightline.data.readers.products import SOP
-from sightline.data.readers.source import Part
+from sightline.data.readers.source import Published, Reader
 from sightline.errors import InputError
 
 HEADER = "image_id class_id super_class_id path\n"
-COUNTS = {"train": Part(2, (1, 1)), "test": Part(1, (1, 1))}
+COUNTS = {"train": Published(2, (1, 1)), "test": Published(1, (1, 1))}
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_root_through_a_link_and_a_relative_one(sop, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(sop.root)
     monkeypatch.chdir(tmp_path)
     for root in ("link", "files"):
-        prepare_benchmark(SOP, root, "m.parquet", counts=COUNTS)
+        replace(SOP, counts=COUNTS)(Path("m.parquet"), Path(root))
         assert all(path.is_file() for path in read_manifest(tmp_path / "m.parquet").paths())
 
 
@@ -49,7 +50,7 @@ def test_the_published_counts_are_asked_for_if_none_are_given(sop):
 
 
 def test_more_than_published_is_a_fault_too(sop):
-    said = sop.complaint(SOP, counts={"test": Part(0)})
+    said = sop.complaint(SOP, counts={"test": Published(0)})
     assert "Ebay_test.txt (test): 1 images, 0 are published: it has rows that do not belong to it" in said
 
 
@@ -87,10 +88,10 @@ def test_the_wrong_folder(tree):
 def test_an_empty_folder_no_folder_and_a_file(tree, tmp_path):
     assert tree.complaint(SOP).endswith("in this folder; it is empty")
     with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Stanford_Online_Products\.zip'"):
-        prepare_benchmark(SOP, tmp_path / "gone", tmp_path / "m.csv")
+        SOP(tmp_path / "m.csv", tmp_path / "gone")
     (tmp_path / "sop.zip").touch()
     with pytest.raises(InputError, match=r"sop\.zip: it is a file; give the folder it lies in"):
-        prepare_benchmark(SOP, tmp_path / "sop.zip", tmp_path / "m.csv")
+        SOP(tmp_path / "m.csv", tmp_path / "sop.zip")
 
 
 def test_the_manifest_needs_a_known_ending(sop):
@@ -106,8 +107,14 @@ def test_an_old_manifest_stays_if_the_new_one_fails(sop):
 
 
 def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
-    assert len(READERS) == 22
-    for name, reader in READERS.items():
+    readers = {name: READERS.find(name) for name in READERS}
+    assert len(readers) == 27
+    on_disk = {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
+    assert len(on_disk) == 22
+    for name in readers:
+        assert "; needs " in READERS.summary(name), name
+        assert "out" in READERS.options(name), name
+    for name, reader in on_disk.items():
         assert tree.complaint(reader).startswith("ROOT: no "), name
         assert reader.about, name
         assert reader.needs, name

@@ -8,9 +8,15 @@ import numpy as np
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.readers import READERS
-from sightline.data.readers.revisited import ROXFORD
+from sightline.data.readers.landmarks import ROXFORD
+from sightline.data.readers.source import Reader
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def on_disk():
+    readers = {name: READERS.find(name) for name in READERS}
+    return {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
 
 
 def asserted(reader):
@@ -25,18 +31,18 @@ def asserted(reader):
 
 def test_the_table_has_every_reader_and_its_numbers():
     rows = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| ?(.*?) ?\|$", PAGE, flags=re.MULTILINE))
-    assert rows == {name: asserted(reader) for name, reader in READERS.items()}
+    assert rows == {name: asserted(reader) for name, reader in on_disk().items()}
 
 
 def test_every_reader_has_a_section():
     headings = " ".join(re.findall(r"^### .*$", PAGE, flags=re.MULTILINE))
-    assert sorted(re.findall(r"`([\w-]+)`", headings)) == sorted(READERS)
+    assert sorted(re.findall(r"`([\w-]+)`", headings)) == sorted(on_disk())
 
 
 def functions():
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
     return names
@@ -58,9 +64,19 @@ def test_dyml_as_the_page_says(tree):
     for folder in ("train", "mini-bmk_all_in_one"):
         tree.text(f"{folder}/label.csv", header + "\n".join(f"{n}.jpg, {n % 2}, {n % 2}, {n % 2}" for n in range(4)))
         tree.images(*(f"{folder}/imgs/{n}.jpg" for n in range(4)))
-    manifest = tree.prepare(READERS["dyml-product"])
+    manifest = tree.prepare(READERS.find("dyml-product"))
     vectors = np.array([[1, 0], [0, 1]] * 4, np.float32)
     table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
     results, means = functions()["measure_dyml"](table)
     assert list(results) == ["fine", "middle", "coarse"]
     assert means["recall@1"] == 1
+
+
+def test_a_data_set_of_your_own_as_the_page_says(tree, rows):
+    tree.text("train.txt", "a.jpg one\nb.jpg one\n")
+    tree.text("test.txt", "c.jpg two\nd.jpg two\n")
+    tree.images("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    manifest = tree.prepare(functions()["SHOP"], counts=None)
+    assert rows(manifest, "split", "label_0") == [("test", "two"), ("test", "two"), ("train", "one"), ("train", "one")]
+    tree.text("test.txt", "c.jpg two\n")
+    assert "test.txt (test): 1 images, 2 are published" in tree.complaint(functions()["SHOP"], counts=None)

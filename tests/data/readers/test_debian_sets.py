@@ -12,9 +12,8 @@ from PIL import Image
 
 from sightline.data.images import check_images, load_image
 from sightline.data.manifest import read_manifest
-from sightline.data.readers import COLLECTIONS, fashion_mnist, openclipart
-from sightline.data.readers.fashion_mnist import CLASSES, write_fashion_mnist
-from sightline.data.readers.openclipart import write_openclipart
+from sightline.data.readers import debian_sets
+from sightline.data.readers.debian_sets import CLASSES, write_fashion_mnist, write_openclipart
 from sightline.errors import InputError
 
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/dpkg-deb").exists(), reason="needs dpkg-deb")
@@ -50,8 +49,8 @@ def clip_art():
 
 
 def test_folders_of_clip_art_become_three_levels(tmp_path):
-    debs = write_deb(tmp_path, openclipart.PACKAGE, clip_art(), [("a/link.png", "wide.png")])
-    manifest = read_manifest(write_openclipart(tmp_path / "art", archives=debs))
+    debs = write_deb(tmp_path, debian_sets.CLIP_ART, clip_art(), [("a/link.png", "wide.png")])
+    manifest = read_manifest(write_openclipart(tmp_path / "art", root=debs))
     check_images(manifest)
     labels = {Path(row[0]).parent.as_posix(): row[1:] for row in manifest.table.select("path", r"^label_\d$").iter_rows()}
     assert labels == {
@@ -81,17 +80,17 @@ def test_folders_of_clip_art_become_three_levels(tmp_path):
 
 
 def test_huge_clip_art_is_left_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(openclipart, "MOST_PIXELS", 399 * 400)
-    debs = write_deb(tmp_path, openclipart.PACKAGE, clip_art())
-    write_openclipart(tmp_path / "art", archives=debs)
+    monkeypatch.setattr(debian_sets, "MOST_PIXELS", 399 * 400)
+    debs = write_deb(tmp_path, debian_sets.CLIP_ART, clip_art())
+    write_openclipart(tmp_path / "art", root=debs)
     assert "- left out: of more than 159,600 pixels: 1\n" in (tmp_path / "art" / "SOURCES.md").read_text()
     assert not (tmp_path / "art/images/a/wide.png").exists()
 
 
 def test_clip_art_without_images_is_refused_and_leaves_nothing(tmp_path):
-    debs = write_deb(tmp_path, openclipart.PACKAGE, {"a/one.png": png((1, 1, 1, 1)), "b/two.png": b"no"})
+    debs = write_deb(tmp_path, debian_sets.CLIP_ART, {"a/one.png": png((1, 1, 1, 1)), "b/two.png": b"no"})
     with pytest.raises(InputError, match="openclipart-png: no folder has two readable images"):
-        write_openclipart(tmp_path / "out" / "art", archives=debs)
+        write_openclipart(tmp_path / "out" / "art", root=debs)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -115,8 +114,8 @@ def fashion(n_train=30, n_test=20):
 
 def test_fashion_mnist_keeps_pixels_labels_and_the_published_parts(tmp_path):
     files = fashion()
-    debs = write_deb(tmp_path, fashion_mnist.PACKAGE, files)
-    manifest = read_manifest(write_fashion_mnist(tmp_path / "set", archives=debs, parts=PARTS))
+    debs = write_deb(tmp_path, debian_sets.FASHION_MNIST, files)
+    manifest = read_manifest(write_fashion_mnist(tmp_path / "set", root=debs, parts=PARTS))
     table = manifest.table
     assert (len(table), manifest.n_levels) == (50, 1)
     assert dict(table.group_by("part").len().iter_rows()) == {"train": 30, "test": 20}
@@ -160,11 +159,7 @@ def test_fashion_mnist_keeps_pixels_labels_and_the_published_parts(tmp_path):
 )
 def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, content, message):
     files = fashion() | {file: content}
-    debs = write_deb(tmp_path, fashion_mnist.PACKAGE, {path: text for path, text in files.items() if text is not None})
+    debs = write_deb(tmp_path, debian_sets.FASHION_MNIST, {path: text for path, text in files.items() if text is not None})
     with pytest.raises(InputError, match=message):
-        write_fashion_mnist(tmp_path / "out" / "set", archives=debs, parts=PARTS)
+        write_fashion_mnist(tmp_path / "out" / "set", root=debs, parts=PARTS)
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_the_table_of_collections():
-    assert sorted(COLLECTIONS) == ["emoji", "fashion-mnist", "logos", "openclipart"]

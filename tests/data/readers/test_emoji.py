@@ -9,7 +9,7 @@ from PIL import Image
 from sightline.data.images import check_images
 from sightline.data.manifest import read_manifest
 from sightline.data.readers.emoji import PACKAGES, write_emoji
-from sightline.data.readers.folder import split_of
+from sightline.data.readers.source import split_of
 from sightline.errors import InputError
 
 VENDORS = ("apple", "google")
@@ -48,7 +48,7 @@ def packages(tmp_path):
 
 
 def test_images_of_all_vendors_with_their_tree(tmp_path, packages):
-    written = write_emoji(tmp_path / "emoji", archives=tmp_path / "npm", packages=packages)
+    written = write_emoji(tmp_path / "emoji", root=tmp_path / "npm", packages=packages)
     manifest = read_manifest(written)
     check_images(manifest)
     assert (len(manifest), manifest.n_levels) == (80, 3)
@@ -62,7 +62,7 @@ def test_images_of_all_vendors_with_their_tree(tmp_path, packages):
 
 
 def test_splits_share_no_class_and_never_change(tmp_path, packages):
-    table = pl.read_csv(write_emoji(tmp_path / "emoji", archives=tmp_path / "npm", packages=packages))
+    table = pl.read_csv(write_emoji(tmp_path / "emoji", root=tmp_path / "npm", packages=packages))
     assert table.group_by("label_0").agg(pl.col("split").n_unique())["split"].max() == 1
     for name, split in table.select("label_0", "split").iter_rows():
         eighth_bytes = hashlib.sha256(f"emoji/{name}".encode()).hexdigest()[:16]
@@ -74,7 +74,7 @@ def test_splits_share_no_class_and_never_change(tmp_path, packages):
 
 
 def test_sources_name_package_version_licence_and_counts(tmp_path, packages):
-    write_emoji(tmp_path / "emoji", archives=tmp_path / "npm", packages=packages)
+    write_emoji(tmp_path / "emoji", root=tmp_path / "npm", packages=packages)
     page = (tmp_path / "emoji" / "SOURCES.md").read_text()
     assert "80 images, classes 40 < 4 < 2" in page
     assert "| emoji-apple | 1.0.0 | CC0-1.0 | 40 |" in page
@@ -82,11 +82,11 @@ def test_sources_name_package_version_licence_and_counts(tmp_path, packages):
 
 
 def test_a_second_call_changes_nothing_and_two_folders_are_alike(tmp_path, packages):
-    write_emoji(tmp_path / "one", archives=tmp_path / "npm", packages=packages)
+    write_emoji(tmp_path / "one", root=tmp_path / "npm", packages=packages)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "one").rglob("*")}
-    write_emoji(tmp_path / "one", archives=tmp_path / "nowhere", packages=packages)
+    write_emoji(tmp_path / "one", root=tmp_path / "nowhere", packages=packages)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "one").rglob("*")} == before
-    write_emoji(tmp_path / "two", archives=tmp_path / "npm", packages=packages)
+    write_emoji(tmp_path / "two", root=tmp_path / "npm", packages=packages)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -127,9 +127,7 @@ def test_wrong_content_is_named_and_leaves_nothing(tmp_path, packages, vendor, c
     files = {"emoji.json": json.dumps(rows).encode(), **pictures(vendor, rows)}
     change(files)
     with pytest.raises(InputError, match=message):
-        write_emoji(
-            tmp_path / "out" / "emoji", archives=tmp_path / "npm", packages=replaced(tmp_path, packages, vendor, files)
-        )
+        write_emoji(tmp_path / "out" / "emoji", root=tmp_path / "npm", packages=replaced(tmp_path, packages, vendor, files))
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -9,9 +9,17 @@ from PIL import Image, ImageDraw
 
 from sightline.data.images import check_images, load_image
 from sightline.data.manifest import read_manifest
-from sightline.data.readers.logo_drawings import READERS, Drawing, brand_key, read_drawings, same_brands
-from sightline.data.readers.logos import PACKAGES, write_logos
-from sightline.data.readers.near_duplicates import alike_pairs, ink_of
+from sightline.data.readers.logos import (
+    DRAWINGS,
+    PACKAGES,
+    Drawing,
+    alike_pairs,
+    brand_key,
+    ink_of,
+    read_drawings,
+    same_brands,
+    write_logos,
+)
 from sightline.errors import InputError
 
 CIRCLE = '<circle cx="12" cy="12" r="10" {}/>'
@@ -78,7 +86,7 @@ def packages(tmp_path):
 
 
 def table_of(tmp_path, packages):
-    written = write_logos(tmp_path / "logos", archives=tmp_path / "npm", packages=packages)
+    written = write_logos(tmp_path / "logos", root=tmp_path / "npm", packages=packages)
     manifest = read_manifest(written)
     check_images(manifest)
     return manifest.table
@@ -130,7 +138,7 @@ def test_rendered_on_white_in_the_colour_of_the_brand(tmp_path):
 
 def test_two_folders_are_alike(tmp_path, packages):
     for name in ("one", "two"):
-        write_logos(tmp_path / name, archives=tmp_path / "npm", packages=packages)
+        write_logos(tmp_path / name, root=tmp_path / "npm", packages=packages)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -217,7 +225,7 @@ def test_blank_has_no_ink_and_aspect_is_of_what_is_drawn():
 
 
 def test_every_package_has_a_reader_and_a_checksum():
-    assert set(PACKAGES) == set(READERS)
+    assert set(PACKAGES) == set(DRAWINGS)
     assert len(PACKAGES) == 9
     assert {len(package.integrity) for package in PACKAGES.values()} == {88}
 
@@ -251,14 +259,14 @@ def test_a_crash_in_the_middle_leaves_nothing(tmp_path, packages, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        write_logos(tmp_path / "out" / "logos", archives=tmp_path / "npm", packages=packages)
+        write_logos(tmp_path / "out" / "logos", root=tmp_path / "npm", packages=packages)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_no_brand_drawn_twice_is_refused(tmp_path):
     packages = {"bxl": write_npm(tmp_path / "npm", "@iconify-json/bxl", iconify({"acme": CROSS, "globex": CIRCLE}))}
     with pytest.raises(InputError, match="bxl: no brand has two drawings that differ"):
-        write_logos(tmp_path / "logos", archives=tmp_path / "npm", packages=packages)
+        write_logos(tmp_path / "logos", root=tmp_path / "npm", packages=packages)
     assert not (tmp_path / "logos").exists()
 
 

@@ -10,14 +10,14 @@ import pytest
 from package_archives import contents, write_npm
 
 from sightline.data.readers import archives
-from sightline.data.readers.folder import write_collection
-from sightline.data.readers.packages import (
+from sightline.data.readers.archives import (
     DebianPackage,
     NpmPackage,
     debian_files,
     npm_archives,
     read_archive,
 )
+from sightline.data.readers.source import write_collection
 from sightline.errors import InputError
 
 
@@ -130,7 +130,7 @@ def test_what_apt_cannot_find_is_named():
 
 def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="not empty, and not 'things' as this version makes it; choose another folder"):
+    with pytest.raises(InputError, match="not empty, and not the set with data 'things'"):
         write_collection(tmp_path, {"data": "things"}, lambda draft: pytest.fail("must not begin"))
     assert contents(tmp_path) == {"mine.txt": b"mine"}
     with pytest.raises(InputError, match=r"mine.txt: not empty"):
@@ -141,7 +141,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from sightline.data.readers import archives
-from sightline.data.readers.folder import write_collection
+from sightline.data.readers.source import write_collection
 def fill(draft):
     (draft / "a.png").write_text("half")
     print("writing", flush=True)

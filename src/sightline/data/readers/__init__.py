@@ -1,61 +1,46 @@
-"""Public data sets to manifests: from files on disk, and from packages that anyone can fetch; the readers by name."""
+"""Public data sets to manifests, by name: from files on disk, from packages that anyone can fetch, or drawn.
 
-from collections.abc import Mapping
+A data set is one callable and one row in :data:`READERS`. It takes ``out`` and returns the path of the manifest that it
+wrote; the further parameters that it has (``root``, ``subset``, ``size``, ``seed``, ``show_progress``) are options of
+``sightline data prepare``, and the first line of its documentation is what ``sightline data list`` prints.
+"""
+
 from pathlib import Path
-from typing import Protocol
 
-from sightline.data.readers.cars import CARS
-from sightline.data.readers.cub import CUB
-from sightline.data.readers.dyml import DYML_ANIMAL, DYML_PRODUCT, DYML_VEHICLE
-from sightline.data.readers.emoji import write_emoji
-from sightline.data.readers.fashion_mnist import write_fashion_mnist
-from sightline.data.readers.inaturalist import INATURALIST_BASE, INATURALIST_FULL
-from sightline.data.readers.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, SFM_120K
-from sightline.data.readers.logos import write_logos
-from sightline.data.readers.openclipart import write_openclipart
-from sightline.data.readers.outside import FOLDER, TEXTURES
-from sightline.data.readers.products import IN_SHOP, SOP
-from sightline.data.readers.revisited import ROXFORD, ROXFORD_1M, RPARIS, RPARIS_1M
-from sightline.data.readers.small_images import CIFAR_10, CIFAR_100, SVHN
-from sightline.data.readers.source import Reader
+from sightline.registry import Registry
 
-READERS: Mapping[str, Reader] = {
-    "cub": CUB,
-    "cars": CARS,
-    "sop": SOP,
-    "inshop": IN_SHOP,
-    "inat-base": INATURALIST_BASE,
-    "inat-full": INATURALIST_FULL,
-    "dyml-vehicle": DYML_VEHICLE,
-    "dyml-animal": DYML_ANIMAL,
-    "dyml-product": DYML_PRODUCT,
-    "gldv2": GLDV2,
-    "hgldv2": H_GLDV2,
-    "landmarks-clean": LANDMARKS_CLEAN,
-    "sfm120k": SFM_120K,
-    "roxford5k": ROXFORD,
-    "rparis6k": RPARIS,
-    "roxford5k-1m": ROXFORD_1M,
-    "rparis6k-1m": RPARIS_1M,
-    "cifar-10": CIFAR_10,
-    "cifar-100": CIFAR_100,
-    "svhn": SVHN,
-    "textures": TEXTURES,
-    "folder": FOLDER,
-}
-
-
-class WriteCollection(Protocol):
-    """Writes a collection below a folder and returns its manifest's path."""
-
-    def __call__(self, folder: Path, show_progress: bool = False, archives: Path | None = None) -> Path:
-        """Args: the folder to make, whether to draw bars, a folder of archives fetched before (None fetches them)."""
-        ...
-
-
-COLLECTIONS: dict[str, WriteCollection] = {
-    "emoji": write_emoji,
-    "fashion-mnist": write_fashion_mnist,
-    "logos": write_logos,
-    "openclipart": write_openclipart,
-}
+_HERE = "sightline.data.readers"
+READERS: Registry[Path] = Registry(
+    "data set",
+    {
+        "cub": f"{_HERE}.fine_grained:CUB",
+        "cars": f"{_HERE}.fine_grained:CARS",
+        "sop": f"{_HERE}.products:SOP",
+        "inshop": f"{_HERE}.products:IN_SHOP",
+        "inat-base": f"{_HERE}.fine_grained:INATURALIST_BASE",
+        "inat-full": f"{_HERE}.fine_grained:INATURALIST_FULL",
+        "dyml-vehicle": f"{_HERE}.dyml:DYML_VEHICLE",
+        "dyml-animal": f"{_HERE}.dyml:DYML_ANIMAL",
+        "dyml-product": f"{_HERE}.dyml:DYML_PRODUCT",
+        "gldv2": f"{_HERE}.landmarks:GLDV2",
+        "hgldv2": f"{_HERE}.landmarks:H_GLDV2",
+        "landmarks-clean": f"{_HERE}.landmarks:LANDMARKS_CLEAN",
+        "sfm120k": f"{_HERE}.landmarks:SFM_120K",
+        "roxford5k": f"{_HERE}.landmarks:ROXFORD",
+        "rparis6k": f"{_HERE}.landmarks:RPARIS",
+        "roxford5k-1m": f"{_HERE}.landmarks:ROXFORD_1M",
+        "rparis6k-1m": f"{_HERE}.landmarks:RPARIS_1M",
+        "cifar-10": f"{_HERE}.outside:CIFAR_10",
+        "cifar-100": f"{_HERE}.outside:CIFAR_100",
+        "svhn": f"{_HERE}.outside:SVHN",
+        "textures": f"{_HERE}.outside:TEXTURES",
+        "folder": f"{_HERE}.outside:FOLDER",
+        "glyphs": f"{_HERE}.glyphs:write_glyphs",
+        "emoji": f"{_HERE}.emoji:write_emoji",
+        "logos": f"{_HERE}.logos:write_logos",
+        "fashion-mnist": f"{_HERE}.debian_sets:write_fashion_mnist",
+        "openclipart": f"{_HERE}.debian_sets:write_openclipart",
+    },
+    "sightline.readers",
+    wanted="a function that takes 'out' and returns the path of the manifest it wrote",
+)

@@ -1,6 +1,7 @@
 """DyML-Vehicle, -Animal and -Product: three levels for training, and for testing a set of its own for each level."""
 
 import hashlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -9,9 +10,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.data.manifest import Manifest
-from sightline.data.readers.source import Draft, Part, Reader, Source, read_text, rows_of
-from sightline.errors import InputError, raise_faults
+from sightline.data.manifest import Manifest, label_columns
+from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, check_widths, read_text
+from sightline.errors import InputError
 from sightline.progress import tracked
 
 LEVELS = ("fine", "middle", "coarse")
@@ -48,80 +49,68 @@ def level_sets(manifest: Manifest) -> dict[str, LevelSet]:
     return sets
 
 
-def read_dyml(source: Source, all_in_one: bool) -> Draft:
+def read_dyml(source: SourceFiles, all_in_one: bool) -> Iterator[Draft]:
     """``train/label.csv``, ``train/imgs``, and ``bmk_<level>/{query,gallery}`` or ``mini-bmk_all_in_one``."""
-    labels_file = source.file("train/label.csv")
-    tables = [_labelled(labels_file, "train", "")]
-    files = {"train": labels_file}
+    yield _labelled("train", source.file("train/label.csv"))
     if all_in_one:
-        files["test"] = source.file("mini-bmk_all_in_one/label.csv")
-        both = {"is_query": True, "is_gallery": True, "test_level": "all"}
-        tables.append(_labelled(files["test"], "test", "test/").with_columns(**{k: pl.lit(v) for k, v in both.items()}))
+        yield _labelled("test", source.file("mini-bmk_all_in_one/label.csv"))
     else:
-        tables += [_test_of_level(source, level) for level in LEVELS]
-    return Draft(pl.concat(tables, how="diagonal"), files)
+        yield from (_test_of_level(source, level) for level in LEVELS)
 
 
-def _labelled(file: Path, split: str, prefix: str) -> pl.DataFrame:
-    rows = read_glued(file, TRAIN_COLUMNS)
-    labels = [[prefix + row[f"{level}_id"] for row in rows] for level in LEVELS]
-    return rows_of([file.parent / "imgs" / row["fname"] for row in rows], split, labels)
+def _labelled(split: str, file: Path) -> Draft:
+    is_test = split == "test"
+    labels = [pl.lit("test/" * is_test) + pl.col(f"{level}_id") for level in LEVELS]
+    rows = read_glued(file, TRAIN_COLUMNS).select(path="fname", **dict(zip(label_columns(3), labels, strict=True)))
+    roles = {"is_query": pl.lit(True), "is_gallery": pl.lit(True), "test_level": pl.lit("all")} if is_test else {}
+    return Draft(split, file, rows.with_columns(**roles), file.parent / "imgs")
 
 
-def _test_of_level(source: Source, level: str) -> pl.DataFrame:
+def _test_of_level(source: SourceFiles, level: str) -> Draft:
     """One level's queries and gallery; an image that is in both, by its bytes and label, is one row.
 
     Its label is known at that level alone, so all three columns hold it.
     """
     listed = {role: source.file(f"bmk_{level}/{role}.csv") for role in ("gallery", "query")}
-    rows = {role: read_glued(file, TEST_COLUMNS) for role, file in listed.items()}
-    paths = {role: [listed[role].parent / role / row["fname"] for row in rows[role]] for role in listed}
-    labels = {role: [f"{level}/{row['labels']}" for row in rows[role]] for role in listed}
-    title, total = f"Comparing {level} images", len(paths["gallery"]) + len(paths["query"])
-    every = tracked([*paths["gallery"], *paths["query"]], title, total, source.show_progress)
-    digests = [_digest(path) for path in every]
-    keys = list(zip(digests, [*labels["gallery"], *labels["query"]], strict=True))
-    n_items = len(paths["gallery"])
-    seen = {key: place for place, key in reversed(list(enumerate(keys[:n_items])))}  # of equal ones the first
-    is_query = [False] * n_items
-    outside = []
-    for place, key in enumerate(keys[n_items:]):
-        twin = seen.get(key)
-        if twin is None or is_query[twin]:
-            outside.append(place)
-        else:
-            is_query[twin] = True
-    gallery = rows_of(paths["gallery"], "test", [labels["gallery"]] * 3, is_query=is_query, is_gallery=True)
-    rest = [paths["query"][place] for place in outside]
-    alone = rows_of(rest, "test", [[labels["query"][place] for place in outside]] * 3, is_query=True, is_gallery=False)
-    return pl.concat([gallery, alone]).with_columns(test_level=pl.lit(level))
+    folder = listed["gallery"].parent
+    label = pl.format(f"{level}/{{}}", "labels")
+    rows = pl.concat(
+        read_glued(file, TEST_COLUMNS).select(
+            path=pl.format(f"{role}/{{}}", "fname"),
+            **dict.fromkeys(label_columns(3), label),
+            is_query=pl.lit(role == "query"),
+            is_gallery=pl.lit(role == "gallery"),
+        )
+        for role, file in listed.items()
+    )
+    paths = tracked(rows["path"], f"Comparing {level} images", len(rows), source.show_progress)
+    rows = rows.with_columns(digest=pl.Series([_digest(folder / path) for path in paths], dtype=pl.String))
+    image = ("digest", "label_0")
+    is_first = pl.struct("is_query", *image).is_first_distinct()
+    is_twin = is_first & (pl.col("is_query").n_unique().over(image) == 2)
+    rows = rows.with_columns(is_twin=is_twin).filter(pl.col("is_gallery") | ~pl.col("is_twin"))
+    rows = rows.with_columns(is_query=pl.col("is_query") | pl.col("is_twin"), test_level=pl.lit(level))
+    return Draft("test", None, rows.drop("digest", "is_twin"), folder)
 
 
-def _digest(path: Path) -> bytes | str:
+def _digest(path: Path) -> str:
     """Of the file's bytes; of a missing file its name, which is reported later."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).digest() if path.is_file() else str(path)
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else str(path)
 
 
-def read_glued(file: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def read_glued(file: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     """The rows of a CSV file of DyML, whose header may lack its line break: the first row then follows its last name."""
     lines = [[cell.strip() for cell in line.split(",")] for line in read_text(file).splitlines() if line.strip()]
-    header = lines[0][: len(columns)] if lines else []
-    last = next((name for name in columns if header and header[-1].startswith(name) and name not in header[:-1]), "")
-    names_found = [*header[:-1], last]
-    if sorted(names_found) != sorted(columns):
-        raise InputError(
-            f"{file}: the header {', '.join(columns)} is needed, found {', '.join(lines[0]) if lines else ''!r}"
-        )
+    header = lines[0][: len(columns)] if lines else [""]
+    last = next((name for name in columns if header[-1].startswith(name) and name not in header[:-1]), "")
+    found = [*header[:-1], last]
+    if sorted(found) != sorted(columns):
+        raise InputError(f"{file}: the header {', '.join(columns)} is needed, found {', '.join((lines or [['']])[0])!r}")
     glued = header[-1].removeprefix(last)
     rows = [(1, [glued, *lines[0][len(columns) :]])] if glued else []
-    rows += list(enumerate(lines[1:], start=2))
-    faults = [
-        f"line {number}: {len(columns)} fields are needed, found {len(row)}"
-        for number, row in rows
-        if len(row) != len(columns)
-    ]
-    raise_faults(file, faults)
-    return [dict(zip(names_found, row, strict=True)) for _, row in rows]
+    rows += enumerate(lines[1:], start=2)
+    check_widths(file, rows, len(columns))
+    return pl.DataFrame([row for _, row in rows], dict.fromkeys(found, pl.String), orient="row")
 
 
 def _reader(name: str, classes: tuple[int, ...], all_in_one: bool = False) -> Reader:
@@ -130,7 +119,7 @@ def _reader(name: str, classes: tuple[int, ...], all_in_one: bool = False) -> Re
         about=f"DyML-{name}: {classes[0]:,} fine < {classes[1]} middle < {classes[2]} coarse classes for training",
         needs=f"the folders 'train' and {tests}",
         read=partial(read_dyml, all_in_one=all_in_one),
-        counts={"train": Part(None, classes)},
+        counts={"train": Published(None, classes)},
     )
 
 

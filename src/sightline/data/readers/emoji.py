@@ -2,14 +2,15 @@
 
 import hashlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
 
 from sightline.data.images import as_rgb, open_image
-from sightline.data.readers.folder import Record, sources_page, split_of, write_collection
-from sightline.data.readers.packages import NpmPackage, need_files, npm_archives, read_archive, read_json
+from sightline.data.readers.archives import NpmPackage, need_files, npm_archives, read_archive, read_member
+from sightline.data.readers.source import Record, sources_page, split_of, write_collection
 from sightline.errors import InputError
 from sightline.progress import tracked
 
@@ -43,46 +44,52 @@ VERSION = 1
 KEYS = ("short_name", "name", "subcategory", "category", "image")
 
 
+COLUMNS = ("path", "split", "label_0", "label_1", "label_2", "vendor", "name", "pixels")
+
+
 def write_emoji(
-    folder: Path,
+    out: Path,
     show_progress: bool = False,
-    archives: Path | None = None,
+    root: Path | None = None,
     packages: dict[str, NpmPackage] = PACKAGES,
 ) -> Path:
-    """Write every emoji that all vendors draw, 64 x 64 on white, and its ``manifest.csv``, whose path is returned.
+    """Emoji, each drawn by four vendors: emoji < subcategory < category; needs npm, or its packages in --root.
 
-    The pinned packages give 1,857 emoji and 7,428 images. Columns: ``path``, ``split``, ``label_0`` (short name, unique),
-    ``label_1`` (subcategory), ``label_2`` (category), ``vendor``, ``name`` (Unicode's). No emoji is in two splits.
+    Every emoji that all vendors draw, 64 x 64 on white, and its ``manifest.csv``, whose path is returned. The pinned
+    packages give 1,857 emoji and 7,428 images. Columns: ``path``, ``split``, ``label_0`` (short name, unique), ``label_1``
+    (subcategory), ``label_2`` (category), ``vendor``, ``name`` (Unicode's). No emoji is in two splits.
 
     Args:
-        folder: new, empty, or with this very set, which is then left as it is.
+        out: a folder, new, empty, or with this very set, which is then left as it is.
         show_progress: draw bars.
-        archives: a folder of archives made by ``npm pack``; None fetches them.
+        root: a folder of archives made by ``npm pack``; None fetches them.
         packages: the package of each vendor.
     """
-    record: Record = {
-        "data": "emoji",
-        "version": VERSION,
-        "packages": [f"{package.name}@{package.version}" for package in packages.values()],
-    }
+    pinned = [f"{package.name}@{package.version}" for package in packages.values()]
+    record: Record = {"data": "emoji", "version": VERSION, "packages": pinned}
 
     def fill(draft: Path) -> tuple[pl.DataFrame, str]:
-        with npm_archives(list(packages.values()), archives, show_progress) as found:
+        with npm_archives(list(packages.values()), root, show_progress) as found:
             by_vendor = dict(zip(packages, found, strict=True))
-            emoji = _drawn_by_all(by_vendor)
-            rows = _write_images(draft, by_vendor, emoji, show_progress)
-        manifest = pl.DataFrame(
-            rows, ["path", "split", "label_0", "label_1", "label_2", "vendor", "name", "pixels"], orient="row"
-        ).sort("path")
-        return manifest.drop("pixels"), _sources(manifest, packages)
+            rows = list(_write_images(draft, by_vendor, _drawn_by_all(by_vendor), show_progress))
+        manifest = pl.DataFrame(rows, COLUMNS, orient="row").sort("path")
+        alike = manifest.filter(pl.col("label_0").n_unique().over("vendor", "pixels") > 1)["label_0"].n_unique()
+        sentences = [
+            "Each emoji that all vendors draw, 64 x 64, transparency on white.",
+            f"{alike} emoji share a picture, pixel for pixel, with another emoji of the same vendor: "
+            "flags of dependent territories above all. They stay, as two classes.",
+        ]
+        n_of = dict(manifest.group_by("vendor").len().iter_rows())
+        listed = [(p.name, p.version, p.licence, n_of[vendor]) for vendor, p in packages.items()]
+        return manifest.drop("pixels"), sources_page("Emoji", "emoji < subcategory < category", manifest, sentences, listed)
 
-    return write_collection(folder, record, fill)
+    return write_collection(out, record, fill)
 
 
 def _drawn_by_all(by_vendor: dict[str, Path]) -> list[dict[str, Any]]:
     """The entries of ``emoji.json`` that every vendor has an image of, as the first archive lists them."""
     archive = next(iter(by_vendor.values()))
-    listed = read_json(archive, read_archive(archive, lambda path: path == "emoji.json"), "emoji.json")
+    listed = read_member(archive, read_archive(archive, lambda path: path == "emoji.json"), "emoji.json")
     needed = {*KEYS, *(f"has_img_{vendor}" for vendor in by_vendor)}
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and needed <= entry.keys() for entry in listed):
         raise InputError(f"{archive.name}: emoji.json is not a list of emoji with {', '.join(sorted(needed))}")
@@ -94,9 +101,8 @@ def _drawn_by_all(by_vendor: dict[str, Path]) -> list[dict[str, Any]]:
 
 def _write_images(
     draft: Path, by_vendor: dict[str, Path], emoji: list[dict[str, Any]], show_progress: bool
-) -> list[tuple[str, ...]]:
+) -> Iterator[tuple[str, ...]]:
     """One row of the manifest for each image, and a hash of its pixels."""
-    rows: list[tuple[str, ...]] = []
     for vendor, archive in by_vendor.items():
         start = f"img/{vendor}/64/"
         files = read_archive(archive, lambda path, start=start: path.startswith(start))  # type: ignore[misc]
@@ -112,23 +118,4 @@ def _write_images(
             image.save(draft / path)
             labels = (entry["short_name"], entry["subcategory"], entry["category"])
             pixels = hashlib.sha256(image.tobytes()).hexdigest()
-            rows.append((path, split_of("emoji", labels[0]), *labels, vendor, entry["name"].lower(), pixels))
-    return rows
-
-
-def _sources(manifest: pl.DataFrame, packages: dict[str, NpmPackage]) -> str:
-    sizes = " < ".join(str(manifest[f"label_{level}"].n_unique()) for level in range(3))
-    counts = manifest.group_by("split").agg(pl.len(), pl.col("label_0").n_unique()).sort("split")
-    shared = manifest.filter(pl.col("label_0").n_unique().over("vendor", "pixels") > 1)
-    alike = shared["label_0"].n_unique()
-    sentences = [
-        f"{len(manifest)} images, classes {sizes} (emoji < subcategory < category): each emoji that all vendors draw.",
-        "Splits share no emoji: "
-        + ", ".join(f"{split} {images} images of {classes} emoji" for split, images, classes in counts.iter_rows())
-        + ".",
-        f"{alike} emoji share a picture, pixel for pixel, with another emoji of the same vendor: "
-        "flags of dependent territories above all. They stay, as two classes.",
-        "The images are 64 x 64, transparency on white.",
-    ]
-    n_of = dict(manifest.group_by("vendor").len().iter_rows())
-    return sources_page("Emoji", sentences, [(p.name, p.version, p.licence, n_of[v]) for v, p in packages.items()])
+            yield path, split_of("emoji", labels[0]), *labels, vendor, entry["name"].lower(), pixels

@@ -5,10 +5,8 @@ base letter one script (``latin``); what is no letter has a family (``arrow left
 is in two splits. Each image has its own colours, pose, blur and noise, so that comparing pixels does not solve it.
 """
 
-import contextlib
 import functools
 import itertools
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -22,8 +20,8 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
+from sightline.data.readers.source import Record, write_collection
 from sightline.errors import InputError, choose
-from sightline.files import read_json, replaced_folder
 from sightline.progress import tracked
 
 VERSION = 1  # of pictures and manifest: what another version wrote is not taken for this one
@@ -258,42 +256,26 @@ def glyph_manifest(size: str = "small", seed: int = 0) -> polars.DataFrame:
     return polars.DataFrame(rows, ["path", "split", "label_0", "label_1", "label_2", "name", "typeface"], orient="row")
 
 
-def write_glyphs(folder: Path, size: str = "small", seed: int = 0, show_progress: bool = False) -> Path:
-    """Draw the images below a folder and write its ``manifest.csv``, whose path is returned; at once if all is there.
+def write_glyphs(out: Path, size: str = "small", seed: int = 0, show_progress: bool = False) -> Path:
+    """Characters drawn from fonts: code point < base letter < script; needs nothing.
 
-    The folder appears when it is complete: until then the work is in a hidden one beside it, which a failure removes.
+    Draws the images below a folder and writes its ``manifest.csv``, whose path is returned; at once if all is there. The
+    folder appears when it is complete: until then the work is in a hidden one beside it, which a failure removes.
 
     Args:
-        folder: new, empty, or with this very set; any other is refused and left as it is.
+        out: a folder, new, empty, or with this very set; any other is refused and left as it is.
         size: a name in ``SIZES``.
         seed: 0 or more; chooses characters, typefaces, splits and how each image looks.
         show_progress: draw a bar.
     """
-    record: dict[str, str | int] = {"data": "glyphs", "version": VERSION, "size": size, "seed": seed}
-    if _is_finished(folder, record):
-        return folder / "manifest.csv"
-    manifest = glyph_manifest(size, seed)
-    try:
-        with replaced_folder(folder) as draft:
-            rows = manifest.select("path", "label_0", "typeface").rows()
-            for path, label, typeface in tracked(rows, "Drawing glyphs", len(rows), show_progress):
-                (draft / path).parent.mkdir(parents=True, exist_ok=True)
-                draw_glyph(chr(int(label[2:], 16)), typeface, seed).save(draft / path)
-            (draft / "glyphs.json").write_text(json.dumps(record | {"n_images": len(rows)}, indent=2) + "\n")
-            manifest.write_csv(draft / "manifest.csv")
-    except InputError:
-        if not _is_finished(folder, record):  # another process may have been faster
-            raise
-    return folder / "manifest.csv"
+    record: Record = {"data": "glyphs", "version": VERSION, "size": size, "seed": seed}
 
+    def fill(draft: Path) -> tuple[polars.DataFrame, str]:
+        manifest = glyph_manifest(size, seed)
+        rows = manifest.select("path", "label_0", "typeface").rows()
+        for path, label, typeface in tracked(rows, "Drawing glyphs", len(rows), show_progress):
+            (draft / path).parent.mkdir(parents=True, exist_ok=True)
+            draw_glyph(chr(int(label[2:], 16)), typeface, seed).save(draft / path)
+        return manifest, ""
 
-def _is_finished(folder: Path, record: dict[str, str | int]) -> bool:
-    """True if the folder holds the set that the record describes, False if it holds nothing; refused otherwise."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
-        found = read_json(folder / "glyphs.json", folder)
-        if (folder / "manifest.csv").is_file() and record.items() <= found.items():
-            return True
-    wanted = f"size {record['size']!r} and seed {record['seed']}"
-    raise InputError(f"{folder}: not empty, and not the glyphs of {wanted}; choose another folder")
+    return write_collection(out, record, fill, record_name="glyphs.json")

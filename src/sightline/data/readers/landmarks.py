@@ -1,22 +1,65 @@
-"""Google Landmarks v2, its hierarchical labels, Landmarks-clean and SfM-120k."""
+"""Landmarks: Google Landmarks v2 and its hierarchical labels, Landmarks-clean, SfM-120k, Revisited Oxford and Paris.
 
+Where labels do not say which items answer which query, judgements do: a JSON file beside the manifest.
+"""
+
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import polars as pl
+from PIL import ExifTags
 
+from sightline.data.images import open_image
+from sightline.data.manifest import BOX
 from sightline.data.readers.matlab import read_matlab
 from sightline.data.readers.pickles import as_text, read_pickle
-from sightline.data.readers.source import Draft, Part, Reader, Source, read_columns, read_fields, rows_of
-from sightline.errors import InputError, names, raise_faults
+from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, read_columns, read_fields
+from sightline.errors import InputError, raise_faults
+from sightline.files import read_json
 
 NO_LABEL = ("", "nan", "none", "null")
 PUBLIC_COLUMNS = ("landmark_id", "hierarchical_label", "natural_or_human_made")
 OLDER_COLUMNS = ("landmark_id", "cluster", "overall_cluster")
+GLDV2_FILES = {"train": "train_clean.csv", "gallery": "index_image_to_landmark.csv", "query": "retrieval_solution_v2.1.csv"}
+KINDS = ("easy", "hard", "junk")
 
 
-def read_gldv2(source: Source, hierarchical: bool) -> Draft:
+def read_judgements(
+    file: Path, query_ids: Sequence[str], gallery_ids: Sequence[str], kinds: Sequence[str] = KINDS
+) -> list[list[list[int]]]:
+    """The items of each kind for each query, as places in the gallery; ``evaluate_revisited`` takes the default three.
+
+    Args:
+        file: see :func:`~sightline.data.readers.source.judgements_file`.
+        query_ids: the manifest's ids of the queries, in the order of their vectors.
+        gallery_ids: of the items, in the order of theirs; distractors are among them.
+        kinds: ``easy``, ``hard`` and ``junk``, or ``relevant`` for Google Landmarks v2.
+
+    Returns:
+        For each kind, a list for each query.
+    """
+    try:
+        judged = read_json(Path(file))
+    except OSError as error:
+        raise InputError(f"{file}: not a file of judgements: {error}") from error
+    if not isinstance(judged, dict) or not all(isinstance(lists, dict) for lists in judged.values()):
+        raise InputError(f"{file}: not a file of judgements: a table of lists for each query is needed")
+    place = {name: number for number, name in enumerate(gallery_ids)}
+    faults = []
+    for query in query_ids:
+        for kind in kinds:
+            if not isinstance(judged.get(query, {}).get(kind), list):
+                faults.append(f"query {query!r}: no list {kind!r}")
+            else:
+                strange = [item for item in judged[query][kind] if not isinstance(item, str) or item not in place]
+                faults += [f"query {query!r}: {item!r} is not in the gallery" for item in strange]
+    raise_faults(file, faults)
+    return [[[place[item] for item in judged[query][kind]] for query in query_ids] for kind in kinds]
+
+
+def read_gldv2(source: SourceFiles, hierarchical: bool) -> Iterator[Draft]:
     """``train_clean.csv``, ``index_image_to_landmark.csv`` and ``retrieval_solution_v2.1.csv``.
 
     The index is the gallery; queries are the test images with a solution, and have the landmark of its first image.
@@ -26,124 +69,147 @@ def read_gldv2(source: Source, hierarchical: bool) -> Draft:
         source: the files.
         hierarchical: three levels; images whose landmark has no hierarchical label are left out.
     """
-    names_of = {
-        "train": "train_clean.csv",
-        "gallery": "index_image_to_landmark.csv",
-        "query": "retrieval_solution_v2.1.csv",
-    }
-    files = {part: source.file(name, f"metadata/{name}") for part, name in names_of.items()}
+    files = {part: source.file(name, f"metadata/{name}") for part, name in GLDV2_FILES.items()}
     train = read_columns(files["train"], ("landmark_id", "images"))
     train = train.select("landmark_id", id=pl.col("images").str.split(" ")).explode("id").filter(pl.col("id") != "")
     index = read_columns(files["gallery"], ("landmark_id", "id"))
-    solved = read_columns(files["query"], ("id", "images")).filter(
-        pl.col("images").is_not_null() & (pl.col("images") != "None")
-    )
-    solved = solved.with_columns(relevant=pl.col("images").str.split(" "))
-    found = solved.with_columns(first=pl.col("relevant").list.first())
-    found = found.join(index.rename({"id": "first"}), on="first", how="left", maintain_order="left")
-    lost = found.filter(pl.col("landmark_id").is_null())
-    raise_faults(
-        files["query"], [f"query {a}: {b} is not in {files['gallery'].name}" for a, b in lost["id", "first"].rows()]
-    )
-    parts = [
-        _images_of(source, train, "train", "train", None, None),
-        _images_of(source, index, "index", "test", False, True),
-        _images_of(source, found.select("landmark_id", "id"), "test", "test", True, False),
-    ]
-    if hierarchical:
-        above = {kind: _hierarchy(source, kind) for kind in ("train", "index")}
-        parts = [
-            part.join(above["train" if place == 0 else "index"], on="landmark_id", how="inner", maintain_order="left")
-            for place, part in enumerate(parts)
-        ]
-    table = pl.concat(parts).drop("landmark_id")
+    solved = read_columns(files["query"], ("id", "images")).filter(pl.col("images") != "None")
+    solved = solved.with_columns(pl.col("images").str.split(" ")).with_columns(first=pl.col("images").list.first())
+    solved = solved.join(index.rename({"id": "first"}), on="first", how="left", maintain_order="left")
+    lost = solved.filter(pl.col("landmark_id").is_null())["id", "first"].rows()
+    raise_faults(files["query"], [f"query {query}: {item} is not in {files['gallery'].name}" for query, item in lost])
     judged = {
-        f"test/{query}": {"relevant": [f"index/{image}" for image in relevant]}
-        for query, relevant in solved["id", "relevant"].rows()
+        f"test/{query}": {"relevant": [f"index/{item}" for item in items]} for query, items in solved["id", "images"].rows()
     }
-    return Draft(table, files, judged)
-
-
-def _images_of(
-    source: Source, images: pl.DataFrame, kind: str, split: str, is_query: bool | None, is_gallery: bool | None
-) -> pl.DataFrame:
-    """The rows of one list: ``<kind>/a/b/c/abc....jpg``, after the first three letters of the id."""
-    base = source.folder(f"images/{kind}", kind)
     letters = [pl.col("id").str.slice(place, 1) for place in range(3)]
-    space = "train" if kind == "train" else "index"
-    return images.select(
-        "landmark_id",
-        path=pl.format(f"{base}/{{}}/{{}}/{{}}/{{}}.jpg", *letters, pl.col("id")),
-        split=pl.lit(split),
-        label_0=pl.format(f"{space}/{{}}", "landmark_id"),
-        is_query=pl.lit(is_query, pl.Boolean),
-        is_gallery=pl.lit(is_gallery, pl.Boolean),
-        id=pl.format(f"{kind}/{{}}", "id"),
-    )
+    for part, kind, images in (("train", "train", train), ("gallery", "index", index), ("query", "test", solved)):
+        space = "train" if part == "train" else "index"
+        rows = images.select(
+            "landmark_id",
+            path=pl.format("{}/{}/{}/{}.jpg", *letters, "id"),
+            label_0=pl.format(f"{space}/{{}}", "landmark_id"),
+            id=pl.format(f"{kind}/{{}}", "id"),
+        )
+        if hierarchical:
+            rows = rows.join(_hierarchy(source, space), on="landmark_id", how="inner", maintain_order="left")
+        folder = source.folder(f"images/{kind}", kind)
+        yield Draft(part, files[part], rows.drop("landmark_id"), folder, judged if part == "query" else None)
 
 
-def _hierarchy(source: Source, kind: str) -> pl.DataFrame:
+def _hierarchy(source: SourceFiles, space: str) -> pl.DataFrame:
     """The group and the root of each landmark that has both."""
-    choices = (f"{kind}_label_to_hierarchical.csv", f"{kind}_label_to_subcategory_with_clusters.csv")
+    choices = (f"{space}_label_to_hierarchical.csv", f"{space}_label_to_subcategory_with_clusters.csv")
     file = source.file(*choices, *(f"metadata/{name}" for name in choices))
     table = read_columns(file, PUBLIC_COLUMNS, OLDER_COLUMNS)
-    empty = [
-        pl.col(name).str.strip_chars().str.to_lowercase().is_in(NO_LABEL).fill_null(True) for name in PUBLIC_COLUMNS[1:]
-    ]
-    table = table.filter(~pl.any_horizontal(empty)).rename(
-        dict(zip(PUBLIC_COLUMNS[1:], ("label_1", "label_2"), strict=True))
-    )
+    table.columns = ["landmark_id", "label_1", "label_2"]
+    empty = pl.col("label_1", "label_2").str.strip_chars().str.to_lowercase().is_in(NO_LABEL).fill_null(True)
+    table = table.filter(~pl.any_horizontal(empty))
     twice = table.filter(pl.col("landmark_id").is_duplicated())["landmark_id"].unique(maintain_order=True)
     raise_faults(file, [f"landmark {number} is there more than once" for number in twice])
     return table
 
 
-def read_landmarks_clean(source: Source) -> Draft:
+def read_landmarks_clean(source: SourceFiles) -> Iterator[Draft]:
     """``annotation_clean_{train,val}.txt``: an image and its landmark in each line.
 
     An image given by its address is looked for where ``wget --force-directories`` puts it.
     """
-    tables, files = [], {}
+    at_its_site = pl.col("path").str.replace(r"^[^/:]*://([^?#]*).*$", "$1")
     for split in ("train", "val"):
-        name = f"annotation_clean_{split}.txt"
         folders = ("", "annotations/", "annotations_landmarks/")
-        files[split] = listed = source.file(*(folder + name for folder in folders))
-        rows = read_fields(listed, 2)
-        places = [f"{urlsplit(row[0]).netloc}{urlsplit(row[0]).path}" if "://" in row[0] else row[0] for row in rows]
-        tables.append(rows_of([source.root / place for place in places], split, [[row[1] for row in rows]]))
-    return Draft(pl.concat(tables), files)
+        listed = source.file(*(f"{folder}annotation_clean_{split}.txt" for folder in folders))
+        yield Draft(split, listed, read_fields(listed, ("path", "label_0")).with_columns(at_its_site), source.root)
 
 
-def read_sfm(source: Source) -> Draft:
+def read_sfm(source: SourceFiles) -> Iterator[Draft]:
     """``retrieval-SfM-120k.pkl``, or the ``.mat`` of names and clusters, which knows no validation part; ``ims/``."""
-    parts: dict[str, tuple[list[str], list[str]]] = {}
-    pickled = source.find(["retrieval-SfM-120k.pkl"], Path.is_file)
-    if pickled is not None:
-        listed = pickled
-        pickle = read_pickle(listed.read_bytes(), listed)
-        for split in ("train", "val"):
-            try:
-                found = as_text(pickle)
-                parts[split] = [str(name) for name in found[split]["cids"]], [str(int(n)) for n in found[split]["cluster"]]
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                needed = names(("train", "val"))
-                raise InputError(f"{listed}: {needed}, each with 'cids' and 'cluster', are needed: {error!r}") from error
-    else:
-        listed = source.file("retrieval-SfM-120k-imagenames-clusterids.mat")
-        arrays = read_matlab(listed, "cids", "cluster")
-        try:
-            ids = [str(cell[0]) for cell in arrays["cids"].ravel()]
-            parts["train"] = ids, [str(int(n)) for n in arrays["cluster"].ravel()]
-        except (TypeError, IndexError, ValueError) as error:
-            raise InputError(f"{listed}: 'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
-    images = source.folder("ims")
-    tables = []
-    for split, (ids, clusters) in parts.items():
-        if len(ids) != len(clusters):
-            raise InputError(f"{listed}: {split}: {len(ids)} images and {len(clusters)} clusters")
-        paths = [images / name[-2:] / name[-4:-2] / name[-6:-4] / name for name in ids]
-        tables.append(rows_of(paths, split, [[f"{split}/{cluster}" for cluster in clusters]]))
-    return Draft(pl.concat(tables), dict.fromkeys(parts, listed) if pickled else {})  # the .mat has another selection
+    pickled = source.find(["retrieval-SfM-120k.pkl"])
+    listed = pickled or source.file("retrieval-SfM-120k-imagenames-clusterids.mat")
+    found = read_pickle(listed.read_bytes(), listed) if pickled else read_matlab(listed, "cids", "cluster")
+    tables = {}
+    try:
+        for split in ("train", "val") if pickled else ("train",):
+            part = as_text(found)[split] if pickled else found
+            cells, numbers = (list(part[key]) if pickled else list(part[key].ravel()) for key in ("cids", "cluster"))
+            ids = [str(cell if pickled else cell[0]) for cell in cells]
+            if len(ids) != len(numbers):
+                raise ValueError(f"{split}: {len(ids)} images and {len(numbers)} clusters")
+            paths = [f"{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in ids]
+            tables[split] = pl.DataFrame({"path": paths, "label_0": [f"{split}/{int(number)}" for number in numbers]})
+    except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
+        parts = "'train' and 'val', each with " if pickled else ""
+        raise InputError(f"{listed}: {parts}'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
+    for split, rows in tables.items():  # the .mat has another selection: its images are not counted
+        yield Draft(split, pickled, rows, source.folder("ims"))
+
+
+def read_revisited(source: SourceFiles, name: str, distractors: bool) -> Iterator[Draft]:
+    """``gnd_<name>.pkl`` with ``imlist``, ``qimlist`` and ``gnd``, images in ``jpg``; distractors in ``revisitop1m``."""
+    listed = source.file(f"gnd_{name}.pkl", f"{name}/gnd_{name}.pkl")
+    items, queries, boxes, judged = _ground_truth(listed)
+    images = source.folder("jpg", f"{name}/jpg")
+    corners = [_pixels(images / f"{query}.jpg", box) for query, box in zip(queries, boxes, strict=True)]
+    sides = pl.DataFrame(corners, dict.fromkeys(BOX, pl.Int64), orient="row")
+    asked = pl.DataFrame({"path": [f"{query}.jpg" for query in queries], "id": [f"query/{query}" for query in queries]})
+    yield Draft("query", listed, pl.concat([asked, sides], how="horizontal"), images, judged)
+    yield Draft("gallery", listed, pl.DataFrame({"path": [f"{item}.jpg" for item in items], "id": items}), images)
+    if distractors:
+        base = source.folder("revisitop1m", "../revisitop1m")
+        rows = read_fields(source.file(f"{base}/revisitop1m.txt"), ["path"])
+        yield Draft("gallery", listed, rows.with_columns(id=pl.format("distractor/{}", "path")), base / "jpg")
+
+
+def _ground_truth(listed: Path) -> tuple[list[str], list[str], list[list[int]], dict[str, dict[str, list[str]]]]:
+    """Images, queries, the box of each query, and its images of each kind."""
+    found = read_pickle(listed.read_bytes(), listed)
+    try:
+        truth: Any = as_text(found)
+        items, queries = ([str(name) for name in truth[key]] for key in ("imlist", "qimlist"))
+        judged = list(truth["gnd"])
+        boxes = [[round(float(side)) for side in entry["bbx"]] for entry in judged]
+        places = [{kind: [int(place) for place in entry[kind]] for kind in KINDS} for entry in judged]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{listed}: imlist, qimlist and gnd with bbx, {', '.join(KINDS)} are needed: {error!r}") from error
+    faults = [] if len(queries) == len(judged) else [f"{len(queries)} queries, judgements of {len(judged)}"]
+    faults += [] if queries else ["no query"]
+    for query, box, lists in zip(queries, boxes, places, strict=False):
+        faults += [f"query {query}: bbx has {len(box)} sides"] if len(box) != 4 else []
+        far = [(kind, place) for kind in KINDS for place in lists[kind] if not 0 <= place < len(items)]
+        faults += [f"query {query}: {kind} has place {place}, there are {len(items)} images" for kind, place in far]
+    raise_faults(listed, faults)
+    named = [{kind: [items[place] for place in lists[kind]] for kind in KINDS} for lists in places]
+    return items, queries, boxes, dict(zip((f"query/{query}" for query in queries), named, strict=True))
+
+
+def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:
+    """The box in whole pixels, within the image where that can be read.
+
+    Boxes are of the stored pixels; images are turned as their cameras say when they are opened, and the box with them.
+    """
+    left, top, right, bottom = box
+    try:
+        with open_image(path) as image:
+            width, height = image.size
+            turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # whatever its bytes lead to; missing images are reported together
+        return left, top, right, bottom
+    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+    if turn in (2, 3, 7, 8):
+        left, right = width - right, width - left
+    if turn in (3, 4, 6, 7):
+        top, bottom = height - bottom, height - top
+    return (top, left, bottom, right) if turn in (5, 6, 7, 8) else (left, top, right, bottom)
+
+
+def _revisited(name: str, city: str, n_images: int, distractors: bool) -> Reader:
+    more, folder = (" and a million distractors", " and the folder 'revisitop1m'") if distractors else ("", "")
+    return Reader(
+        about=f"70 queries of landmarks in {city}, judged easy, hard or junk{more}",
+        needs=f"'{name}/gnd_{name}.pkl', the folder '{name}/jpg'{folder}",
+        read=partial(read_revisited, name=name, distractors=distractors),
+        counts={"query": Published(70), "gallery": Published(n_images + 1_001_001 * distractors)},
+        labelled=False,
+    )
 
 
 _GLDV2_NEEDS = (
@@ -154,24 +220,28 @@ GLDV2 = Reader(
     about="Google Landmarks v2, clean training part, index and queries",
     needs=_GLDV2_NEEDS,
     read=partial(read_gldv2, hierarchical=False),
-    counts={"train": Part(1580470, (81313,)), "gallery": Part(761757), "query": Part(1129)},
+    counts={"train": Published(1580470, (81313,)), "gallery": Published(761757), "query": Published(1129)},
 )
 H_GLDV2 = Reader(
     about="Google Landmarks v2 with hierarchical labels: landmark < group < natural or human-made",
     needs=_GLDV2_NEEDS + ", 'train_label_to_hierarchical.csv', 'index_label_to_hierarchical.csv'",
     read=partial(read_gldv2, hierarchical=True),
-    counts={"train": Part(970981, (46593,))},
+    counts={"train": Published(970981, (46593,))},
 )
 LANDMARKS_CLEAN = Reader(
     about="586 landmarks, cleaned by geometry",
     needs="'annotation_clean_train.txt', 'annotation_clean_val.txt' (or in 'annotations') and the images they name",
     read=read_landmarks_clean,
-    counts={"train": Part(42410, (586,))},
+    counts={"train": Published(42410, (586,))},
     class_disjoint=False,
 )
 SFM_120K = Reader(
     about="photos of buildings by the 3D model they belong to",
     needs="'retrieval-SfM-120k.pkl' (or 'retrieval-SfM-120k-imagenames-clusterids.mat') and the folder 'ims'",
     read=read_sfm,
-    counts={"train": Part(91642), "val": Part(6403)},
+    counts={"train": Published(91642), "val": Published(6403)},
 )
+ROXFORD = _revisited("roxford5k", "Oxford", 4993, distractors=False)
+RPARIS = _revisited("rparis6k", "Paris", 6322, distractors=False)
+ROXFORD_1M = _revisited("roxford5k", "Oxford", 4993, distractors=True)
+RPARIS_1M = _revisited("rparis6k", "Paris", 6322, distractors=True)

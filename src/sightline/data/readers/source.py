@@ -1,22 +1,35 @@
-"""What the readers of public data sets share: finding files, reading lines of text, and the shape of what they give."""
+"""What the readers of public data sets share: finding files, reading lists, checking counts, and writing one manifest.
 
+A reader of files on disk is a :class:`Reader`; what is drawn or fetched is written by :func:`write_collection`.
+"""
+
+import contextlib
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import polars as pl
 
-from sightline.data.manifest import UNREADABLE, label_columns
+from sightline.data.manifest import FLAGS, label_columns, table_faults
 from sightline.data.readers.archives import unpack
 from sightline.errors import InputError, names, raise_faults
+from sightline.files import read_json, replaced, replaced_folder
+from sightline.progress import tracked
 
-SHOWN = 12  # names of a folder in a message
+SHOWN_ENTRIES, SHOWN_PATHS = 12, 5  # in a message: names of a folder, images
+SUFFIXES = (".parquet", ".csv")
+MANIFEST, RECORD = "manifest.csv", "collection.json"
 Judgements = Mapping[str, Mapping[str, Sequence[str]]]
+Record = dict[str, str | int | list[str]]
 
 
-class Part(NamedTuple):
+class Published(NamedTuple):
     """How much a part of a data set has; None, or fewer levels than there are, where that is not known."""
 
     images: int | None = None
@@ -25,46 +38,54 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """What a reader found.
+    """What a reader found of one part of a data set.
 
     Attributes:
-        table: the manifest's columns; ``path`` in full.
-        files: the file that lists each part (a split, ``query`` or ``gallery``); only these parts are counted.
+        part: ``train``, ``val`` or ``test``; or ``query`` or ``gallery``, which are in the split ``test``.
+        file: the file that lists it; None where the published counts do not hold for it.
+        rows: the manifest's columns without ``split``.
+        folder: what ``path`` starts from.
         judgements: for each query's id, the ids of the items of each kind, such as ``easy``; None where labels say it.
     """
 
-    table: pl.DataFrame
-    files: Mapping[str, Path]
+    part: str
+    file: Path | None
+    rows: pl.DataFrame
+    folder: Path
     judgements: Judgements | None = None
+
+    def table(self) -> pl.DataFrame:
+        """The rows with full paths, their split, and whether they are queries or items of the gallery."""
+        has_role = f"is_{self.part}" in FLAGS
+        roles = {flag: pl.lit(flag == f"is_{self.part}") for flag in FLAGS if has_role}
+        path = pl.lit(f"{self.folder}/") + pl.col("path")
+        return self.rows.with_columns(path=path, split=pl.lit("test" if has_role else self.part), **roles)
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFiles:
     """The files of a data set, as the user has them.
 
     Attributes:
         root: the folder that the user named.
         room: makes a folder for the images that a reader unpacks or writes; called once, and refused if its place is taken.
         show_progress: draw bars.
-        bases: where files are looked for.
+        more: where files are looked for beside the root.
     """
 
     root: Path
     room: Callable[[], Path]
     show_progress: bool = False
-    bases: tuple[Path, ...] = field(default=())
+    more: tuple[Path, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bases", self.bases or (self.root,))
-
-    def find(self, choices: Sequence[str], is_it: Callable[[Path], bool]) -> Path | None:
+    def find(self, choices: Sequence[str], is_it: Callable[[Path], bool] = Path.is_file) -> Path | None:
         """The first of the choices that is there."""
-        paths = (base / choice for base in self.bases for choice in choices)
+        paths = (base / choice for base in (self.root, *self.more) for choice in choices)
         return next((path for path in paths if is_it(path)), None)
 
     def file(self, *choices: str) -> Path:
         """The first of these files; one error that says what was looked for, and what the folder has."""
-        return self.find(choices, Path.is_file) or self._refuse("file", choices)
+        return self.find(choices) or self._refuse("file", choices)
 
     def folder(self, *choices: str) -> Path:
         """The first of these folders; refused like :meth:`file`."""
@@ -72,28 +93,27 @@ class Source:
 
     def _refuse(self, what: str, choices: Sequence[str]) -> Path:
         found = sorted(entry.name + "/" * entry.is_dir() for entry in os.scandir(self.root))
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        has = f"it has {names(found[:SHOWN])}{more}" if found else "it is empty"
+        has = f"it has {_some(found, SHOWN_ENTRIES)}" if found else "it is empty"
         raise InputError(f"{self.root}: no {what} {' or '.join(map(repr, choices))} in this folder; {has}")
 
-    def unpacked(self, archives: Sequence[str], unless: Sequence[str]) -> "Source":
+    def unpacked(self, archives: Sequence[str], unless: Sequence[str]) -> "SourceFiles":
         """Where none of the folders ``unless`` is there but an archive is: a source that also looks into the archive."""
-        archive = self.find(archives, Path.is_file)
+        archive = self.find(archives)
         if archive is None or self.find(unless, Path.is_dir):
             return self
         made = self.room()
         unpack(archive, made)
-        return replace(self, bases=(*self.bases, made))
+        return replace(self, more=(made,))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How one data set's files become a manifest.
+    """How one data set's files on disk become a manifest.
 
     Attributes:
         about: what the images are, in a few words.
         needs: the files that the folder must have.
-        read: finds, reads and joins them.
+        read: finds and reads them, part by part.
         counts: what the published set has: for each split, ``query`` and ``gallery``.
         class_disjoint: no class of the finest level is in two splits.
         labelled: its images have labels.
@@ -101,27 +121,141 @@ class Reader:
 
     about: str
     needs: str
-    read: Callable[[Source], Draft]
-    counts: Mapping[str, Part] = field(default_factory=dict)
+    read: Callable[[SourceFiles], Iterable[Draft]]
+    counts: Mapping[str, Published] = field(default_factory=dict)
     class_disjoint: bool = True
     labelled: bool = True
+    suffix: ClassVar[str] = SUFFIXES[0]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", f"{self.about}; needs {self.needs}")  # as a function has it
+
+    def __call__(self, out: Path, root: Path, subset: bool = False, show_progress: bool = False) -> Path:
+        """Write the manifest of a public data set that is on disk; it appears complete or not at all.
+
+        Images that come in an archive or an array are written to a folder beside the manifest, ``<its name>_images``, and
+        judgements to ``<its name>.judgements.json``. Every image is looked for, none is decoded.
+
+        Args:
+            out: a ``.parquet`` or ``.csv`` file; paths in it are relative to its folder.
+            root: the folder with the published files.
+            subset: leave out images that are not there, and check no counts.
+            show_progress: draw bars.
+
+        Returns:
+            ``out``.
+        """
+        root, out = Path(root), Path(out)
+        if out.suffix not in SUFFIXES:
+            raise InputError(f"{out}: the manifest's name must end in one of {names(SUFFIXES)}")
+        if not root.is_dir():
+            found = "it is a file; give the folder it lies in" if root.exists() else "no such folder"
+            raise InputError(f"{root}: {found}; needed is a folder with {self.needs}")
+        images = out.with_name(f"{out.stem}_images")
+        made: list[Path] = []
+        with ExitStack() as at_the_end:
+
+            def room() -> Path:
+                if images.exists():
+                    raise InputError(
+                        f"{images}: already there, and images would go there: remove it or choose another name"
+                    )
+                made.append(at_the_end.enter_context(replaced_folder(images)).resolve())
+                return made[0]
+
+            drafts = list(self.read(SourceFiles(root.resolve(), room, show_progress)))
+            table = self._checked(root, drafts, subset, show_progress)
+            # What was made comes last: its folder may lie below the root.
+            places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
+            table = _relative(table, places | dict.fromkeys(made, images.name))
+        for judged in (draft.judgements for draft in drafts if draft.judgements is not None):
+            with replaced(judgements_file(out)) as scratch:
+                scratch.write_text(json.dumps(_of_those_left(judged, set(table["id"]))), encoding="utf-8")
+        with replaced(out) as scratch:
+            (table.write_csv if out.suffix == ".csv" else table.write_parquet)(scratch)
+        return out
+
+    def _checked(self, root: Path, drafts: Sequence[Draft], subset: bool, show_progress: bool) -> pl.DataFrame:
+        """The table with its columns in order; all faults at once."""
+        table = pl.concat([draft.table() for draft in drafts], how="diagonal")
+        known = ("path", "split", *label_columns(len(table.columns)), *FLAGS)
+        first = [name for name in known if name in table.columns]
+        table = table.select(*first, *(name for name in table.columns if name not in first))
+        listed = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
+        missing = [path for path in listed if not os.path.isfile(path)]
+        if subset and len(missing) == len(table):
+            raise InputError(f"{root}: none of its {len(table)} images is there; needed is a folder with {self.needs}")
+        lost = f"{len(missing)} of {len(table)} images are not there"
+        if subset and missing:
+            warnings.warn(f"{root}: {lost} and left out: {_images(missing, root)}", stacklevel=3)
+            table = table.filter(~pl.col("path").is_in(missing))
+        faults = [] if subset else [*_count_faults(table, drafts, self.counts, root)]
+        faults += [f"{lost}: {_images(missing, root)}"] if missing and not subset else []
+        if twice := table.filter(pl.col("path").is_duplicated())["path"].unique(maintain_order=True).to_list():
+            noun = "path is" if len(twice) == 1 else "paths are"
+            faults.append(f"{len(twice)} {noun} listed more than once: {_images(twice, root)}")
+        if self.class_disjoint and self.labelled:
+            splits = table.group_by("label_0").agg(pl.col("split").unique().sort()).sort("label_0")
+            faults += [
+                f"class {label!r} is in the splits {names(several)}, which share no class as published"
+                for label, several in splits.filter(pl.col("split").list.len() > 1).rows()
+            ]
+        raise_faults(root, faults)
+        return table
 
 
-def rows_of(paths: Iterable[str | Path], split: str, labels: Sequence[Iterable[str]], **columns: object) -> pl.DataFrame:
-    """Rows of one split.
+def judgements_file(manifest: Path) -> Path:
+    """Where the judgements of a manifest are.
 
-    Args:
-        paths: of the images, in full.
-        split: of all of them.
-        labels: for each level, finest first, the label of each image.
-        columns: further ones: a list, or one value for all.
+    Example:
+        >>> judgements_file(Path("sets/roxford5k.parquet")).as_posix()
+        'sets/roxford5k.judgements.json'
     """
-    found: dict[str, Any] = {"path": [str(path) for path in paths]}
-    found |= {name: list(level) for name, level in zip(label_columns(len(labels)), labels, strict=True)}
-    listed = {name: value for name, value in columns.items() if isinstance(value, list)}
-    single = {name: pl.lit(value) for name, value in columns.items() if not isinstance(value, list)}
-    table = pl.DataFrame(found | listed).with_columns(split=pl.lit(split), **single)
-    return table.select("path", "split", *label_columns(len(labels)), *columns)
+    return manifest.with_name(f"{manifest.stem}.judgements.json")
+
+
+def _of_those_left(judgements: Judgements, ids: set[str]) -> Judgements:
+    return {
+        query: {kind: [item for item in items if item in ids] for kind, items in kinds.items()}
+        for query, kinds in judgements.items()
+        if query in ids
+    }
+
+
+def _some(words: Sequence[str], n_shown: int) -> str:
+    return names(words[:n_shown]) + (f" and {len(words) - n_shown} more" if len(words) > n_shown else "")
+
+
+def _images(paths: Sequence[str], root: Path) -> str:
+    return _some([os.path.relpath(path, root.resolve()) for path in paths], SHOWN_PATHS)
+
+
+def _count_faults(
+    table: pl.DataFrame, drafts: Sequence[Draft], counts: Mapping[str, Published], root: Path
+) -> Iterator[str]:
+    """Where the parts are not as large as they should be: the file that lists them, what was found, what was published."""
+    files = {draft.part: draft.file for draft in drafts if draft.file is not None}
+    for part in (part for part in counts if part in files):
+        rows = table.filter(pl.col(f"is_{part}") if f"is_{part}" in table.columns else pl.col("split") == part)
+        where = f"{os.path.relpath(files[part], root.resolve())} ({part})"
+        wanted, found = counts[part].images, len(rows)
+        if wanted not in (None, found):
+            reason = "the file is short" if found < (wanted or 0) else "it has rows that do not belong to it"
+            yield f"{where}: {found} images, {wanted} are published: {reason}"
+        for level, n_classes in enumerate(counts[part].classes):
+            if n_classes not in (None, n_found := rows[f"label_{level}"].n_unique()):
+                yield f"{where}: {n_found} classes in label_{level}, {n_classes} are published"
+
+
+def _relative(table: pl.DataFrame, places: Mapping[Path, str]) -> pl.DataFrame:
+    """Paths as seen from the manifest: each folder's place put for the folder itself."""
+    path = pl.col("path")
+    for folder, place in places.items():
+        below = f"{folder}{os.sep}"
+        start = "" if place == "." else f"{Path(place).as_posix()}/"
+        moved = pl.lit(start) + pl.col("path").str.slice(len(below))
+        path = pl.when(pl.col("path").str.starts_with(below)).then(moved).otherwise(path)
+    return table.with_columns(path=path)
 
 
 def read_text(file: Path) -> str:
@@ -132,21 +266,28 @@ def read_text(file: Path) -> str:
         raise InputError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def read_fields(file: Path, n_fields: int, skip: int = 0) -> list[list[str]]:
+def read_fields(file: Path, columns: Sequence[str], header: int = 0) -> pl.DataFrame:
     """The fields of each line, separated by blanks; lines with another number of them are refused, all at once.
 
     Args:
         file: of text.
-        n_fields: in each line; the last field takes all that is left.
-        skip: lines at the top that are no rows.
+        columns: names of the fields; the last one takes all that is left of a line.
+        header: the line that has these names, above the rows; 0 if none has.
     """
-    lines = list(enumerate(read_text(file).splitlines(), start=1))[skip:]
-    rows = [(number, line.strip().split(maxsplit=n_fields - 1)) for number, line in lines if line.strip()]
-    raise_faults(
-        file,
-        [f"line {number}: {n_fields} fields are needed, found {len(row)}" for number, row in rows if len(row) != n_fields],
-    )
-    return [row for _, row in rows]
+    lines = read_text(file).splitlines()
+    wanted, found = " ".join(columns), " ".join(" ".join(lines[header - 1 : header] if header else []).split())
+    if header and found != wanted:
+        raise InputError(f"{file}: line {header}: the header {wanted!r} is needed, found {found!r}")
+    numbered = list(enumerate(lines, start=1))[header:]
+    rows = [(number, line.strip().split(maxsplit=len(columns) - 1)) for number, line in numbered if line.strip()]
+    check_widths(file, rows, len(columns))
+    return pl.DataFrame([row for _, row in rows], dict.fromkeys(columns, pl.String), orient="row")
+
+
+def check_widths(file: Path, rows: Iterable[tuple[int, Sequence[str]]], n_fields: int) -> None:
+    """Refuse lines, given with their numbers, that have another number of fields."""
+    wrong = ((number, len(row)) for number, row in rows if len(row) != n_fields)
+    raise_faults(file, [f"line {number}: {n_fields} fields are needed, found {n_found}" for number, n_found in wrong])
 
 
 def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
@@ -156,12 +297,94 @@ def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
         file: with a header.
         choices: names of columns; they come back under those of the first choice.
     """
-    try:
+    with table_faults(file):
         table = pl.read_csv(file, infer_schema=False)
-    except UNREADABLE as error:
-        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from error
     for columns in choices:
         if set(columns) <= set(table.columns):
             return table.select(pl.col(column).alias(name) for column, name in zip(columns, choices[0], strict=True))
     needed = " or ".join(names(columns) for columns in choices)
     raise InputError(f"{file}: columns {needed} are needed; the header has {names(table.columns)}")
+
+
+def split_of(collection: str, label: str) -> str:
+    """The split of a class, from a hash of its name: half the classes ``test``, a twentieth ``val``, the rest ``train``.
+
+    A class keeps its split whatever else a later version of the collection adds.
+
+    Example:
+        >>> split_of("emoji", "grinning")
+        'test'
+    """
+    digest = hashlib.sha256(f"{collection}/{label}".encode()).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64
+    return "test" if place < 0.5 else "val" if place < 0.55 else "train"
+
+
+def write_collection(
+    folder: Path, record: Record, fill: Callable[[Path], tuple[pl.DataFrame, str]], record_name: str = RECORD
+) -> Path:
+    """Write images, ``SOURCES.md`` and ``manifest.csv``, whose path is returned; at once if all is there.
+
+    The folder appears when it is complete: until then the work is in a hidden one beside it, which a failure removes.
+
+    Args:
+        folder: new, empty, or with this very collection; any other is refused and left as it is.
+        record: what makes this collection this one: its name, the version of its code, its packages.
+        fill: given an empty folder, writes the images and returns the manifest and the text of ``SOURCES.md``, if any.
+        record_name: the file that the record goes to.
+    """
+    if not _is_finished(folder, record, record_name):
+        try:
+            with replaced_folder(folder) as draft:
+                manifest, sources = fill(draft)
+                manifest.write_csv(draft / MANIFEST)
+                described = json.dumps(record | {"n_images": len(manifest)}, indent=2) + "\n"
+                for name, text in ((record_name, described), ("SOURCES.md", sources)):
+                    if text:
+                        (draft / name).write_text(text, encoding="utf-8")
+        except InputError:
+            if not _is_finished(folder, record, record_name):  # another process may have been faster
+                raise
+    return folder / MANIFEST
+
+
+def _is_finished(folder: Path, record: Record, record_name: str) -> bool:
+    """True if the folder holds the collection that the record describes, False if it holds nothing; refused otherwise."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
+        found = read_json(folder / record_name, folder)
+        if (folder / MANIFEST).is_file() and record.items() <= found.items():
+            return True
+    wanted = ", ".join(f"{key} {value!r}" for key, value in record.items() if isinstance(value, str | int))
+    raise InputError(f"{folder}: not empty, and not the set with {wanted}; choose another folder")
+
+
+def sources_page(
+    title: str,
+    levels: str,
+    manifest: pl.DataFrame,
+    sentences: Sequence[str],
+    packages: Sequence[tuple[str, str, str, int]],
+    counts: Mapping[str, int] | None = None,
+) -> str:
+    """The text of ``SOURCES.md``.
+
+    Args:
+        title: the collection's name.
+        levels: what its label levels are, finest first.
+        manifest: its table; images, classes and splits are counted.
+        sentences: what else there is to say.
+        packages: package, version, licence and images of each source.
+        counts: what was found and left out.
+    """
+    labels = [name for name in label_columns(len(manifest.columns)) if name in manifest.columns]
+    sizes = " < ".join(str(manifest[name].n_unique()) for name in labels)
+    splits = manifest.group_by("split").agg(pl.len(), pl.col("label_0").n_unique()).sort("split")
+    each = ", ".join(f"{split} {n_images} images of {n_classes} classes" for split, n_images, n_classes in splits.rows())
+    counted = f"{len(manifest)} images, classes {sizes} ({levels})."
+    lines = [f"# {title}", "", counted, f"Splits share no class: {each}.", *sentences]
+    lines += ["", *(f"- {what}: {number}" for what, number in counts.items())] if counts else []
+    lines += ["", "| package | version | licence | images |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(map(str, package))} |" for package in packages]
+    return "\n".join(lines) + "\n"
