@@ -247,15 +247,16 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
     if not files:
         raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
     folders = [file.parts[:-1] for file in files]
-    first = {_split_of(parts[0]) if parts else "" for parts in folders}
-    are_splits = first <= set(SPLITS)
-    if not are_splits and len(first & set(SPLITS)) > 1:
-        beside = sorted({parts[0] for parts in folders if parts and _split_of(parts[0]) in SPLITS})
+    first = {"".join(parts[:1]) for parts in folders}
+    beside = sorted(name for name in first if _split_of(name) in SPLITS)
+    are_splits = len(beside) == len(first)
+    if not are_splits and len(beside) > 1:
         raise InputError(f"{root}: {names(beside)} look like splits, but other folders or images stand beside them")
     splits = [_split_of(parts[0]) if are_splits else "train" for parts in folders]
     above = [parts[are_splits:] for parts in folders]
-    n_levels = _depth_of_most([len(parts) for parts in above], labelled)
-    raise_faults(root, _tree_faults(files, [len(parts) for parts in above], n_levels, labelled))
+    depths = [len(parts) for parts in above]
+    n_levels = _depth_of_most(depths, labelled)
+    raise_faults(root, _tree_faults(files, depths, n_levels, labelled))
     paths = [file.as_posix() for file in files]
     columns = {"id": paths, "path": paths, "split": splits}
     columns |= {name: [parts[-1 - level] for parts in above] for level, name in enumerate(label_columns(n_levels))}
@@ -346,10 +347,11 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
         marked = pl.concat_str(["path", *boxes], separator=" ", ignore_nulls=True)
         table = table.with_columns(id=pl.when(several).then(marked).otherwise("path"))
 
-    word_of = {"label_0": "label_0" if has_label_0 else "label"}
-    checks = [(pl.col(column).is_null(), column, f"{word_of.get(column, column)} is empty") for column in words]
+    empty = [(pl.col(column).is_null(), column, f"{column} is empty") for column in words]
+    if not has_label_0:  # as its file calls it
+        empty[2] = (*empty[2][:2], "label is empty")
     faults = []
-    for condition, column, message in (*checks, *_name_checks(has_ids), *_flag_checks(flags), *_box_checks(boxes)):
+    for condition, column, message in (*empty, *_name_checks(has_ids), *_flag_checks(flags), *_box_checks(boxes)):
         rows = table.select(pl.int_range(pl.len()).filter(condition), pl.col(column).filter(condition).alias("found"))
         faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
     raise_faults(source, [f"{places[row]}: {message}" for row, message in sorted(faults)])

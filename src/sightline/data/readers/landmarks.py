@@ -128,17 +128,19 @@ def read_sfm(source: SourceFiles) -> Iterator[Draft]:
     found = read_pickle(listed.read_bytes(), listed) if pickled else read_matlab(listed, "cids", "cluster")
     tables = {}
     try:
-        for split in ("train", "val") if pickled else ("train",):
-            part = as_text(found)[split] if pickled else found
-            cells, numbers = (list(part[key]) if pickled else list(part[key].ravel()) for key in ("cids", "cluster"))
-            ids = [str(cell if pickled else cell[0]) for cell in cells]
+        if pickled:
+            parts = {split: as_text(found)[split] for split in ("train", "val")}
+        else:
+            parts = {"train": {"cids": [cell[0] for cell in found["cids"].ravel()], "cluster": found["cluster"].ravel()}}
+        for split, part in parts.items():
+            ids, numbers = [str(name) for name in part["cids"]], part["cluster"]
             if len(ids) != len(numbers):
                 raise ValueError(f"{split}: {len(ids)} images and {len(numbers)} clusters")
             paths = [f"{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in ids]
             tables[split] = pl.DataFrame({"path": paths, "label_0": [f"{split}/{int(number)}" for number in numbers]})
     except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
-        parts = "'train' and 'val', each with " if pickled else ""
-        raise InputError(f"{listed}: {parts}'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
+        each = "'train' and 'val', each with " if pickled else ""
+        raise InputError(f"{listed}: {each}'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
     for split, rows in tables.items():  # the .mat has another selection: its images are not counted
         yield Draft(split, pickled, rows, source.folder("ims"))
 
@@ -170,15 +172,18 @@ def _ground_truth(listed: Path) -> tuple[list[str], list[str], list[list[int]], 
         places = [{kind: [int(place) for place in entry[kind]] for kind in KINDS} for entry in judged]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{listed}: imlist, qimlist and gnd with bbx, {', '.join(KINDS)} are needed: {error!r}") from error
-    faults = [] if len(queries) == len(judged) else [f"{len(queries)} queries, judgements of {len(judged)}"]
-    faults += [] if queries else ["no query"]
+    faults = [] if len(queries) == len(judged) > 0 else [f"{len(queries)} queries, judgements of {len(judged)}"]
     for query, box, lists in zip(queries, boxes, places, strict=False):
-        faults += [f"query {query}: bbx has {len(box)} sides"] if len(box) != 4 else []
-        far = [(kind, place) for kind in KINDS for place in lists[kind] if not 0 <= place < len(items)]
-        faults += [f"query {query}: {kind} has place {place}, there are {len(items)} images" for kind, place in far]
+        faults += _query_faults(query, box, lists, len(items))
     raise_faults(listed, faults)
     named = [{kind: [items[place] for place in lists[kind]] for kind in KINDS} for lists in places]
     return items, queries, boxes, dict(zip((f"query/{query}" for query in queries), named, strict=True))
+
+
+def _query_faults(query: str, box: Sequence[int], lists: dict[str, list[int]], n_items: int) -> list[str]:
+    far = [(kind, place) for kind in KINDS for place in lists[kind] if not 0 <= place < n_items]
+    faults = [f"query {query}: {kind} has place {place}, there are {n_items} images" for kind, place in far]
+    return faults if len(box) == 4 else [f"query {query}: bbx has {len(box)} sides", *faults]
 
 
 def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:

@@ -180,7 +180,7 @@ class Reader:
         table = pl.concat([draft.table() for draft in drafts], how="diagonal")
         known = ("path", "split", *label_columns(len(table.columns)), *FLAGS)
         first = [name for name in known if name in table.columns]
-        table = table.select(*first, *(name for name in table.columns if name not in first))
+        table = table.select(*first, pl.exclude(first))
         listed = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
         missing = [path for path in listed if not os.path.isfile(path)]
         if subset and len(missing) == len(table):
@@ -194,14 +194,16 @@ class Reader:
         if twice := table.filter(pl.col("path").is_duplicated())["path"].unique(maintain_order=True).to_list():
             noun = "path is" if len(twice) == 1 else "paths are"
             faults.append(f"{len(twice)} {noun} listed more than once: {_images(twice, root)}")
-        if self.class_disjoint and self.labelled:
-            splits = table.group_by("label_0").agg(pl.col("split").unique().sort()).sort("label_0")
-            faults += [
-                f"class {label!r} is in the splits {names(several)}, which share no class as published"
-                for label, several in splits.filter(pl.col("split").list.len() > 1).rows()
-            ]
-        raise_faults(root, faults)
+        raise_faults(root, faults + (_shared_classes(table) if self.class_disjoint and self.labelled else []))
         return table
+
+
+def _shared_classes(table: pl.DataFrame) -> list[str]:
+    splits = table.group_by("label_0").agg(pl.col("split").unique().sort()).sort("label_0")
+    return [
+        f"class {label!r} is in the splits {names(several)}, which share no class as published"
+        for label, several in splits.filter(pl.col("split").list.len() > 1).rows()
+    ]
 
 
 def judgements_file(manifest: Path) -> Path:
