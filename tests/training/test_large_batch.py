@@ -165,7 +165,7 @@ def test_staged_with_memory_equals_one_pass_with_memory(name):
     module = fabric.setup_module(encoder)
     for step in range(3):
         images, labels, ids = draw(step)
-        expected = one_pass(other, other_loss, Examples(images, labels, ids + 8 * step), step, 4)
+        expected = one_pass(other, other_loss, images, labels, ids + 8 * step, step, 4)
         assert_close(back_propagate(fabric, module, loss, Examples(images, labels, ids + 8 * step), step, 4), expected)
     assert_close(gradients(encoder, loss), gradients(other, other_loss), rtol=1e-6, atol=1e-12)
     assert_close(loss.state_dict(), other_loss.state_dict())
