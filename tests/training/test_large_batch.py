@@ -310,8 +310,8 @@ def test_what_was_kept_is_handed_back_when_asked_for():
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    from sightline.training import allocator
+    from sightline.training import large_batch
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
-    assert allocator.keep_freed_memory() is False
-    allocator.release_freed_memory()
+    monkeypatch.setattr(large_batch.ctypes, "CDLL", lambda name: object())
+    assert large_batch.keep_freed_memory() is False
+    large_batch.release_freed_memory()
