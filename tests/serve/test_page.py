@@ -394,7 +394,7 @@ def test_an_item_is_shown_whatever_its_id(opened, galleries, tmp_path):
     drawn = galleries["plain"].parent / "drawn"
     with Gallery.create(tmp_path / "odd", encoder) as gallery:
         gallery.add(["../1.png", "a?b#c%2F/image"], vectors, [{"path": str(drawn / f"{n}.png")} for n in (1, 2)])
-    with served(tmp_path / "odd") as url:
+    with served(tmp_path / "odd", image_roots=[drawn]) as url:
         page = opened(at=url)
         for name in ("../1.png", "a?b#c%2F/image"):
             page.goto("/")
