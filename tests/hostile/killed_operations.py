@@ -1,0 +1,215 @@
+"""What is killed, and how the rest is judged: by readers that share no code with Sightline."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from base_artefacts import train_words, write_images
+from PIL import Image
+from safetensors.numpy import load_file
+
+GONE = ["images/0-0.png", "images/3-1.png", "images/7-3.png"]
+
+
+def gallery_state(folder: Path, scratch: Path):
+    """Id, metadata and vector of each item in order, by SQLite and numpy alone; None where there is no gallery.
+
+    What is read is a copy: SQLite would put the log of a process that was killed into the database.
+    """
+    if not (folder / "gallery.db").exists():
+        return None
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    for name in ("gallery.db", "gallery.db-wal"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, scratch / name)
+    connection = sqlite3.connect(scratch / "gallery.db")
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        dim = int(connection.execute("SELECT value FROM described WHERE key = 'dim'").fetchone()[0])
+        items = connection.execute("SELECT row, id, metadata FROM items ORDER BY row").fetchall()
+        blocks = connection.execute("SELECT start, n, vectors FROM blocks").fetchall()
+        (next_row, n_items), *_ = connection.execute("SELECT next_row, n_items FROM state").fetchall()
+    finally:
+        connection.close()
+    rows = {}
+    for start, n, vectors in blocks:
+        table = np.frombuffer(vectors, "<f4").reshape(n, dim)
+        rows.update({start + place: vector.tobytes() for place, vector in enumerate(table)})
+    assert len(items) == n_items
+    assert all(0 <= row < next_row for row, *_ in items)
+    return [(id_, json.loads(text), rows[row]) for row, id_, text in items]
+
+
+def without(state, ids):
+    return [item for item in state if item[0] not in ids]
+
+
+def weights(file: Path):
+    return {name: tensor.tobytes() for name, tensor in load_file(file).items()}
+
+
+def table_state(file: Path):
+    """Rows and vectors of a Parquet file, the images by their names; None where there is none."""
+    if not file.exists():
+        return None
+    return pl.read_parquet(file).with_columns(path=pl.col("path").str.split("/").list.tail(2)).rows()
+
+
+def folder_state(folder: Path):
+    """All files of a folder by their bytes; None where there is none."""
+    if not folder.exists():
+        return None
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether nested dictionaries and lists of tensors and values are the same to the last bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_bits(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_bits, one, other))
+    return one == other
+
+
+def run_state(folder: Path):
+    """What a finished run is: checkpoint, weights and log."""
+    if not (folder / "last.pt").exists() or not (folder / "encoder/model.safetensors").exists():
+        return None
+    log = (folder / "log.csv").read_bytes()
+    return [torch.load(folder / "last.pt", weights_only=True), weights(folder / "encoder/model.safetensors"), log]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A command that is killed.
+
+    Attributes:
+        words: the step, of the prepared inputs and the folder it works in.
+        prepare: copies to that folder what must be there before.
+        state: what the folder holds of interest.
+        checked: the gallery that `index verify` must find without fault, if it is there.
+        middle: what may be found besides the state before and after.
+        again: whether the same command, run again, must end in the state after.
+    """
+
+    words: Callable[[Path, Path], tuple[Any, ...]]
+    prepare: Callable[[Path, Path], None]
+    state: Callable[[Path], Any]
+    checked: str | None = None
+    middle: Callable[[Any, Any], list[Any]] = lambda before, after: []
+    again: bool = True
+
+
+def of_gallery(name: str = "gallery"):
+    return lambda folder: gallery_state(folder / name, folder / "scratch")
+
+
+def copied(*names: str):
+    """A preparation: copies from the inputs, ``from`` or ``from:to``."""
+
+    def prepare(inputs, folder):
+        for name in names:
+            source, _, target = name.partition(":")
+            if (inputs / source).is_dir():
+                shutil.copytree(inputs / source, folder / (target or source))
+            else:
+                shutil.copy(inputs / source, folder / (target or source))
+
+    return prepare
+
+
+def command(*words):
+    """A step whose words may name ``@input`` and ``=output``."""
+
+    def step(inputs, folder):
+        places = {"@": inputs, "=": folder}
+        return "command", *(places[word[0]] / word[1:] if word[:1] in places else word for word in words)
+
+    return step
+
+
+BUILD = ("index", "build", "@encoder", "@manifest.csv", "--out", "=gallery", "--index", "HNSW8", "--workers", "0")
+OPERATIONS = {
+    "build": Operation(command(*BUILD), copied(), of_gallery(), "gallery", lambda before, after: [[]]),
+    "add": Operation(
+        command("index", "add", "=gallery", "@more", "--prefix", "more", "--workers", "0"),
+        copied("gallery"),
+        of_gallery(),
+        "gallery",
+    ),
+    "remove": Operation(
+        command("index", "remove", "=gallery", *GONE), copied("gallery"), of_gallery(), "gallery", again=False
+    ),
+    "compact": Operation(command("index", "compact", "=gallery"), copied("thinned:gallery"), of_gallery(), "gallery"),
+    "prune": Operation(
+        command("index", "build", "@encoder", "@changed/manifest.csv", "--out", "=gallery", "--prune", "--workers", "0"),
+        copied("galleries/old:gallery"),
+        of_gallery(),
+        "gallery",
+        lambda before, after: [without(before, {item[0] for item in before} - {item[0] for item in after})],
+    ),
+    "backup": Operation(
+        command("index", "backup", "=gallery", "=copy"), copied("gallery"), of_gallery("copy"), "copy", again=False
+    ),
+    "restore": Operation(
+        command("index", "restore", "@backup", "=gallery"), copied("thinned:gallery"), of_gallery(), "gallery"
+    ),
+    "restore_new": Operation(command("index", "restore", "@backup", "=gallery"), copied(), of_gallery(), "gallery"),
+    "embed": Operation(
+        command("embed", "@encoder", "@more", "--out", "=table.parquet", "--workers", "0"),
+        copied("table.parquet"),
+        lambda folder: table_state(folder / "table.parquet"),
+    ),
+    "encoder": Operation(  # a folder of weights in the place of another
+        command("whiten", "@encoder", "@table.parquet", "--out", "=encoder"),
+        copied("encoder"),
+        lambda folder: weights(folder / "encoder/model.safetensors"),
+    ),
+    "prepare": Operation(
+        command("data", "prepare", "cub", "--root", "@birds", "--out", "=birds.parquet", "--subset"),
+        copied(),
+        lambda folder: table_state(folder / "birds.parquet"),
+    ),
+    "glyphs": Operation(
+        lambda inputs, folder: ("glyphs", folder / "glyphs"), copied(), lambda folder: folder_state(folder / "glyphs")
+    ),
+    "train": Operation(
+        lambda inputs, folder: ("command", *train_words(inputs, folder / "run"), "--resume"),
+        copied(),
+        lambda folder: run_state(folder / "run"),
+    ),
+}
+
+
+def write_inputs(warm, base: Path, folder: Path) -> Path:
+    """What the operations read: the base artefacts, more images, a gallery with items removed, a data set to prepare."""
+    for name in ("encoder", "gallery", "backup", "images"):
+        shutil.copytree(base / name, folder / name)
+    for name in ("manifest.csv", "table.parquet"):
+        shutil.copy(base / name, folder / name)
+    write_images(folder / "more", n_classes=3, seed=1)
+    changed = write_images(folder / "changed", seed=2)
+    header, *rows = changed.read_text().splitlines(keepends=True)
+    changed.write_text(header + "".join(rows[:-4]))
+    old = folder / "galleries" / "old"  # not beside the images, and so copied without them
+    warm.call(("command", "index", "build", folder / "encoder", changed, "--out", old, "--index", "HNSW8", "--workers", 0))
+    changed.write_text(header + "".join(rows[4:]))
+    shutil.copytree(base / "gallery", folder / "thinned")
+    warm.call(("command", "index", "remove", folder / "thinned", *GONE))
+    for number, bird in enumerate(("Black_footed_Albatross", "Laysan_Albatross"), start=1):
+        (folder / f"birds/images/{number:03}.{bird}").mkdir(parents=True)
+        for item in range(3):
+            Image.new("RGB", (8, 8)).save(folder / f"birds/images/{number:03}.{bird}/{item}.jpg")
+    return folder
