@@ -42,7 +42,9 @@ def named_failures(target: Path) -> Iterator[None]:
 
 def _failure(error: BaseException | None) -> int | None:
     """The number of the disk's error behind an exception, whatever a library made of it; None if it is another."""
-    while error is not None:
+    met: set[int] = set()
+    while error is not None and id(error) not in met:  # an error raised in a block can be its own cause's context
+        met.add(id(error))
         if isinstance(error, OSError) and error.errno in FAILING:
             return error.errno
         if found := re.search(r"(?:os error|\[Errno) (\d+)", str(error)):  # Rust's libraries; shutil's, of several files
@@ -119,6 +121,9 @@ def replaced_folder(folder: Path, mark: str | None = None, what: str = "") -> It
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = _saving(folder)
     new, old = scratch / "new", scratch / "old"
+    for path in (scratch, new, old):
+        if path.is_symlink():
+            raise InputError(f"{path}: a link, where {folder.name} is to be written first; remove it")
     with named_failures(folder), locked(scratch / "lock"):
         try:
             _recover(folder, old)
@@ -137,7 +142,7 @@ def replaced_folder(folder: Path, mark: str | None = None, what: str = "") -> It
 def recovered_folder(folder: Path) -> Path:
     """The folder, put back first if a process was killed while it replaced it; to be called by what opens one."""
     old = _saving(folder) / "old"
-    if old.is_dir() and not folder.exists():
+    if old.is_dir() and not old.is_symlink() and not old.parent.is_symlink() and not folder.exists():
         with locked(_saving(folder) / "lock"):
             _recover(folder, old)
     return folder

@@ -142,6 +142,8 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
         generation = opened.generation if out is None else None  # before the items: they may be newer
         table = gallery_table(opened)
         folder = Path(opened.folder) / REJECTOR_FOLDER if out is None else out
+        if out is None and folder.is_symlink():
+            raise InputError(f"{folder}: a link, which is not followed; say by --out where the rejector goes")
     can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())
     return table, table if can_match else None, generation, folder
 

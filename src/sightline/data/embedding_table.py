@@ -99,11 +99,17 @@ class EmbeddingTable:
             rows = table.drop("vector")
             if vectors.dtype != np.float32 or vectors.ndim != 2:
                 raise ValueError(f"its vectors are {vectors.dtype} of shape {vectors.shape}, not rows of float32")
-            if missing := [name for name in ("id", "path", "split", *label_columns(n_levels)) if name not in rows.columns]:
+            if not 0 <= n_levels < len(rows.columns):
+                raise ValueError(f"n_levels is {n_levels}, of {len(rows.columns)} columns")
+            words = ["id", "path", "split", *label_columns(n_levels)]
+            if missing := [name for name in words if name not in rows.columns]:
                 raise ValueError(f"no column {names(missing)}")
+            if empty := [name for name in words if rows[name].null_count()]:
+                raise ValueError(f"empty values in {names(empty)}")
             checksum = described.pop("checksum", None)  # None in tables that were written before there was one
             if checksum is not None and checksum != _checksum(rows, vectors, described):
                 raise ValueError("the file is damaged: its checksum is wrong")
+            rows = rows.with_columns(pl.col(words).cast(pl.String))
             return cls(Manifest(file, root, rows, n_levels), vectors, described["fingerprint"])
         except (ValueError, KeyError, OverflowError, *UNREADABLE) as error:
             raise InputError(f"{file}: not an embedding table that can be used: {error}") from error

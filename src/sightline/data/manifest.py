@@ -390,6 +390,7 @@ def _cleaned(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFr
 
 
 def _name_checks(has_ids: bool) -> Iterator[Check]:
+    yield pl.col("path").str.contains("\0", literal=True), "path", "path {!r} has a zero byte"
     yield ~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"
     remedy = "" if has_ids else "; a column 'id' is needed"
     is_twice = pl.col("id").is_duplicated() & pl.col("id").is_not_null()

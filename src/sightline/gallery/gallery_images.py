@@ -1,7 +1,10 @@
 """Put the images of a manifest into a gallery, embedding only what is new or has changed."""
 
+import errno
 import hashlib
+import os
 import sqlite3
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,7 +184,7 @@ def _prune(gallery: Gallery, source: Source, prefix: str, ids: list[str]) -> int
 
 def _described(manifest: Manifest, root: str, prefix: str) -> list[dict[str, Any]]:
     """The rows of a manifest with full paths, and where they come from."""
-    paths = [str(path.resolve()) for path in manifest.paths()]
+    paths = map(os.path.realpath, manifest.paths())  # also where links go in a circle
     origin = {ROOT: root, **({PREFIX: prefix} if prefix else {})}
     rows = []
     for row, path in zip(typed_table(manifest).iter_rows(named=True), paths, strict=True):
@@ -239,6 +242,8 @@ def _index_part(
 def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Value]:
     """Size, time and hash of an image's file; it is not read if size and time are those that its item has."""
     file = Path(row["path"]).stat()
+    if not stat.S_ISREG(file.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", row["path"])
     touched = before.get(SIZE) != file.st_size or before.get(TIME) != file.st_mtime_ns
     known = _hash(Path(row["path"])) if touched else before[HASH]
     return {SIZE: file.st_size, TIME: file.st_mtime_ns, HASH: known}

@@ -1,5 +1,6 @@
 """Where the image of an item lies, and which source it came from: how a gallery notes both, and finds them after a move."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,8 +49,13 @@ def image_path(folder: Path | str, metadata: Mapping[str, Value], root: Path | N
     if not isinstance(path, str) or not path:
         return None
     if root is not None and path.startswith(BESIDE):
-        return (root / path.removeprefix(BESIDE)).resolve()
-    return (folder / path if isinstance(folder, Path) else Path(path)).resolve()
+        return _real(root / path.removeprefix(BESIDE))
+    return _real(folder / path if isinstance(folder, Path) else Path(path))
+
+
+def _real(file: Path) -> Path:
+    """The path without links; unlike ``Path.resolve`` also where links go in a circle."""
+    return Path(os.path.realpath(file))
 
 
 def noted_root(id_: str, metadata: Mapping[str, Value]) -> str | None:

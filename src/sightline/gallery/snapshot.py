@@ -148,11 +148,14 @@ def _mapped(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as opened:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size < 4 * shape[0] * shape[1]:
             return None
-        return np.asarray(np.memmap(opened, "<f4", "c", shape=shape))
+        with os.fdopen(handle, "rb", closefd=False) as opened:
+            return np.asarray(np.memmap(opened, "<f4", "c", shape=shape))
+    finally:
+        os.close(handle)
 
 
 def _stale(table: NDArray[np.float32], blocks: list[Block]) -> list[Block]:

@@ -122,6 +122,8 @@ class Store:
         with translated(folder):
             if not read_only and not (os.access(file, os.W_OK) and os.access(folder, os.W_OK)):
                 raise InputError(f"{folder}: cannot be written; open it with read_only=True")
+            if not read_only and file.stat().st_nlink > 1:
+                raise InputError(f"{file}: has other names (hard links), which a write would change too; copy the gallery")
             connection, still = connected_to_read(file) if read_only else (connected(file, "rw"), None)
             try:
                 found = (_one(connection, "PRAGMA application_id"), _one(connection, "PRAGMA user_version"))
@@ -395,6 +397,8 @@ class Store:
             if not block.start <= (row := rows[place]) < block.start + block.n:
                 block = self.block_before(row + 1) or Block(row, 0, 0)
                 vectors = self.block_vectors(block)
+                if row >= block.start + block.n:
+                    raise DamagedError(f"{self.folder}: the database is damaged: row {row} has no vector")
             found[place] = vectors[row - block.start]
         return found
 

@@ -142,7 +142,7 @@ class Collection:
         """The number of the database's file, which no other has while it is open; None where it is gone."""
         try:
             return (self.folder / DATABASE).stat().st_ino
-        except FileNotFoundError:
+        except OSError:  # gone, or links in a circle
             return None
 
     def _let_go(self, held: Held) -> None:
