@@ -241,7 +241,7 @@ def new_encoder(folder):
 
 def few_glyphs(folder):
     """``sightline data prepare glyphs``, of 6 characters instead of 500."""
-    from sightline.data import glyphs
+    from sightline.data.readers import glyphs
 
     glyphs.SIZES["small"] = glyphs.GlyphSize(6, 4)
     return command("data", "prepare", "glyphs", "--out", folder)
