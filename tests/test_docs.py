@@ -94,12 +94,19 @@ In a sentence `sightline serve --hots 0.0.0.0` and `sightline index rebuild`, bu
     assert [fragment for fragment, fault in zip(fragments, found, strict=True) if fragment not in fault] == []
 
 
-@pytest.mark.parametrize("maker", ["make_losses.py", "make_reference.py", "make_data_flow.py"])
+@pytest.mark.parametrize("maker", ["make_losses.py", "make_reference.py", "make_data_flow.py", "make_architecture.py"])
 def test_made_pages_are_up_to_date(maker):
     made = runpy.run_path(str(DOCS / maker))
     made_files = made.get("FILES") or {"losses.md": made["page"]}
     stale = [file for file, make in made_files.items() if (DOCS / file).read_text() != make()]
     assert stale == [], f"run python docs/{maker}"
+
+
+def test_every_file_that_the_architecture_names_is_there():
+    text = (DOCS / "architecture.md").read_text()
+    files = re.findall(r"`([a-z_]+(?:/[a-z_]*)*(?:\.py|/))`", text)
+    assert len(files) > 25
+    assert [file for file in files if not (Path(sightline.__file__).parent / file).exists()] == []
 
 
 def test_page_of_losses_has_all_and_says_nothing_twice():

@@ -1,1 +1,1 @@
-"""What levels of shared labels are worth."""
+"""Builds a label tree from names, step by step: collect, clean, embed, cluster, review, apply."""
