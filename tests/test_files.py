@@ -195,3 +195,23 @@ def test_a_block_that_writes_nothing_leaves_the_old_file(tmp_path):
     with pytest.raises(FileNotFoundError), replaced(file):
         pass
     assert file.read_text() == "old"
+
+
+def test_an_error_that_is_among_its_own_causes_ends_the_block(tmp_path):
+    first, second = InputError("first"), ValueError("second")
+    first.__cause__, second.__context__ = second, first
+    with pytest.raises(InputError, match="first"), replaced(tmp_path / "a.txt"):
+        raise first
+
+
+@pytest.mark.parametrize("part", ["", "new", "old"])
+def test_a_folder_is_not_written_through_a_link_beside_it(tmp_path, part):
+    outside, scratch = tmp_path / "outside", tmp_path / ".a.saving" / part
+    outside.mkdir()
+    (outside / "mine.txt").write_text("mine")
+    scratch.parent.mkdir(exist_ok=True)
+    scratch.symlink_to(outside)
+    with pytest.raises(InputError, match=r"\.a\.saving"), replaced_folder(tmp_path / "a") as new:
+        (new / "b.txt").write_text("b")
+    assert recovered_folder(tmp_path / "a").exists() is False
+    assert [path.name for path in outside.iterdir()] == ["mine.txt"]

@@ -165,6 +165,31 @@ def test_a_file_that_is_no_table_is_refused(table, tmp_path):
             EmbeddingTable.read(file)
 
 
+@pytest.mark.parametrize(
+    ("changed", "described", "fact"),
+    [
+        ({}, {"n_levels": "-1"}, "-1"),
+        ({}, {"n_levels": "1000000000"}, "1000000000"),
+        ({"path": pl.lit(None, pl.String)}, {}, "path"),
+        ({"label_0": pl.lit(None, pl.String)}, {}, "label_0"),
+        ({"label_0": pl.lit([1, 2])}, {}, "table"),
+    ],
+)
+def test_a_forged_table_is_refused(changed, described, fact, table, tmp_path):
+    file = table.write(tmp_path / "table.parquet")
+    known = {key: value for key, value in pl.read_parquet_metadata(file).items() if key not in ("ARROW:schema", "checksum")}
+    pl.read_parquet(file).with_columns(**changed).write_parquet(file, metadata=known | described)
+    with pytest.raises(InputError, match=rf"table\.parquet: .*{fact}"):
+        EmbeddingTable.read(file)
+
+
+def test_labels_that_are_numbers_are_read_as_words(table, tmp_path):
+    file = table.write(tmp_path / "table.parquet")
+    known = {key: value for key, value in pl.read_parquet_metadata(file).items() if key not in ("ARROW:schema", "checksum")}
+    pl.read_parquet(file).with_columns(label_0=pl.lit(7)).write_parquet(file, metadata=known)
+    assert EmbeddingTable.read(file).manifest.table["label_0"].to_list() == ["7"] * 3
+
+
 def test_a_pipe_is_no_table_and_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.parquet")
     assert not EmbeddingTable.is_at(tmp_path / "pipe.parquet")

@@ -251,6 +251,7 @@ def test_a_level_left_out_is_refused_where_no_label_is_needed_too(tmp_path):
         ("path,split,label,id", "a,train,x,", "id is empty"),
         ("path,split,label,is_query", "a,test,x,yes", "is_query is 'yes', not true or false"),
         ("path,split,label,is_gallery", "a,test,x,2", "is_gallery is '2', not true or false"),
+        ("path,split,label", "a\0b,test,x", "path 'a\\x00b' has a zero byte"),
         ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,one,2,3,4", "x_1 is 'one', no pixel"),
         ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2.5,3,4", "y_1 is '2.5', no pixel"),
         ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,-1,2,3,4", "x_1 is '-1', no pixel"),

@@ -13,6 +13,7 @@ import pytest
 from sightline.errors import InputError
 from sightline.gallery.backup import backup_gallery, restore_gallery
 from sightline.gallery.gallery import Gallery
+from sightline.gallery.image_paths import image_path
 from sightline.gallery.items import EncoderIdentity
 
 DIM = 8
@@ -321,3 +322,43 @@ def test_a_rejector_whose_replacement_was_killed_between_two_steps_is_put_back(t
     with pytest.raises(InputError, match="a rejector of format None"):  # found, and read
         Rejector.load(tmp_path / "rejector")
     assert Path(tmp_path / "rejector").is_dir()
+
+
+def test_a_database_with_another_name_is_read_and_not_written(folder, tmp_path):
+    os.link(folder / "gallery.db", tmp_path / "other.db")
+    assert search(folder, read_only=True)
+    with pytest.raises(InputError, match=r"gallery\.db: .*hard links"):
+        Gallery.open(folder)
+
+
+def test_a_folder_in_the_place_of_the_table_is_searched_around(folder):
+    expected = search(folder)
+    (folder / "vectors-0.f32").unlink()
+    (folder / "vectors-0.f32").mkdir()
+    assert search(folder) == search(folder, read_only=True) == expected
+
+
+def test_an_item_whose_row_no_block_has_is_replaced(folder):
+    connection = sqlite3.connect(folder / "gallery.db")
+    connection.execute(f"UPDATE items SET row = {2**62} WHERE id = 'item 3'")
+    connection.commit()
+    connection.close()
+    with Gallery.open(folder) as gallery:
+        gallery.upsert(["item 3"], draw(1))
+        assert gallery.ids()[-1] == "item 3"
+
+
+def test_images_in_a_circle_of_links_have_a_path(tmp_path):
+    (tmp_path / "a.png").symlink_to("a.png")
+    assert image_path(tmp_path, {"path": "a.png"}) is not None
+
+
+def test_a_rejector_is_not_written_through_a_link(sightline, folder, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (folder / "rejector").symlink_to(outside)
+    status, _, message = sightline("ood", "fit", "--gallery", folder, "--scorer", "knn", "--option", "k=2")
+    assert status == 2
+    assert "rejector" in message
+    assert "--out" in message
+    assert list(outside.iterdir()) == []
