@@ -3,7 +3,7 @@ import pytest
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.readers.dyml import DYML_ANIMAL, DYML_PRODUCT, TRAIN_COLUMNS, level_sets, read_glued
-from sightline.data.readers.source import Published
+from sightline.data.readers.source import PublishedCounts
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml
 from sightline.evaluation.tables import evaluate_table
@@ -35,7 +35,7 @@ def put_levels(tree, glued=True):
 @pytest.mark.parametrize("glued", [True, False])
 def test_no_image_is_lost_to_a_header_without_its_line_break(tree, rows, glued):
     put_levels(tree, glued)
-    manifest = tree.prepare(DYML_ANIMAL, counts={"train": Published(3, (2, 2, 1))})
+    manifest = tree.prepare(DYML_ANIMAL, counts={"train": PublishedCounts(3, (2, 2, 1))})
     train = manifest.split("train")
     assert rows(train, "path", "label_0", "label_1", "label_2") == [
         ("../files/train/imgs/0.jpg", "2", "3", "4"),
@@ -100,7 +100,9 @@ def test_product_has_all_levels_in_one(tree):
     put_training(tree)
     tree.text("mini-bmk_all_in_one/label.csv", csv(TRAIN_HEADER, ["0.jpg, 1, 1, 1", "1.jpg, 1, 2, 2", "2.jpg, 1, 2, 2"]))
     tree.images(*(f"mini-bmk_all_in_one/imgs/{number}.jpg" for number in range(3)))
-    manifest = tree.prepare(DYML_PRODUCT, counts={"train": Published(3, (2, 2, 1)), "test": Published(3, (2, 2, 1))})
+    manifest = tree.prepare(
+        DYML_PRODUCT, counts={"train": PublishedCounts(3, (2, 2, 1)), "test": PublishedCounts(3, (2, 2, 1))}
+    )
     for (queries, gallery, labels), n_classes in zip(level_sets(manifest).values(), (2, 2, 1), strict=True):
         assert queries.tolist() == gallery.tolist() == [3, 4, 5]
         assert len(set(labels[queries])) == n_classes

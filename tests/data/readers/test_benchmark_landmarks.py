@@ -11,7 +11,7 @@ from scipy.io import savemat
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.readers.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, ROXFORD, ROXFORD_1M, SFM_120K, read_judgements
-from sightline.data.readers.source import Published, judgements_file
+from sightline.data.readers.source import PublishedCounts, judgements_file
 from sightline.errors import InputError
 from sightline.evaluation.benchmark_protocols import evaluate_revisited
 from sightline.evaluation.tables import evaluate_table
@@ -40,7 +40,8 @@ def put_hierarchy(tree, header="landmark_id,category,supercategory,hierarchical_
 def test_landmarks_of_training_and_index_are_different_ones(tree, rows, folders):
     put_landmarks(tree, *folders)
     manifest = tree.prepare(
-        GLDV2, counts={"train": Published(3, (2,)), "gallery": Published(3, (2,)), "query": Published(2, (2,))}
+        GLDV2,
+        counts={"train": PublishedCounts(3, (2,)), "gallery": PublishedCounts(3, (2,)), "query": PublishedCounts(2, (2,))},
     )
     assert rows(manifest, "id", "split", "label_0", "is_query", "is_gallery") == [
         ("index/bbb1", "test", "index/7", False, True),
@@ -76,7 +77,9 @@ def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path):
 def test_images_without_a_hierarchical_label_are_left_out(tree, rows):
     put_landmarks(tree)
     put_hierarchy(tree)
-    manifest = tree.prepare(H_GLDV2, counts={"train": Published(2, (1, 1, 1)), "gallery": Published(3, (2, 2, 2))})
+    manifest = tree.prepare(
+        H_GLDV2, counts={"train": PublishedCounts(2, (1, 1, 1)), "gallery": PublishedCounts(3, (2, 2, 2))}
+    )
     assert rows(manifest, "id", "label_1", "label_2") == [
         ("index/bbb1", "lake", "natural"),
         ("index/bcd2", "church", "human-made"),
@@ -117,7 +120,7 @@ def test_landmarks_clean(tree, rows):
     tree.text("annotations/annotation_clean_train.txt", "a/1.jpg 0\nhttp://site.org/b/2.jpg?size=3 1\n")
     tree.text("annotations/annotation_clean_val.txt", "a/3.jpg 0\n")
     tree.images("a/1.jpg", "site.org/b/2.jpg", "a/3.jpg")
-    manifest = tree.prepare(LANDMARKS_CLEAN, counts={"train": Published(2, (2,)), "val": Published(1, (1,))})
+    manifest = tree.prepare(LANDMARKS_CLEAN, counts={"train": PublishedCounts(2, (2,)), "val": PublishedCounts(1, (1,))})
     assert rows(manifest, "path", "split", "label_0") == [
         ("../files/a/1.jpg", "train", "0"),
         ("../files/a/3.jpg", "val", "0"),
@@ -144,7 +147,7 @@ def test_sfm_from_its_pickle(tree, rows):
         for split, cid in zip(("train", "val"), CIDS, strict=True)
     }
     tree.data("retrieval-SfM-120k.pkl", pickle.dumps(parts, protocol=2))
-    manifest = tree.prepare(SFM_120K, counts={"train": Published(1, (1,)), "val": Published(1, (1,))})
+    manifest = tree.prepare(SFM_120K, counts={"train": PublishedCounts(1, (1,)), "val": PublishedCounts(1, (1,))})
     assert rows(manifest, "path", "split", "label_0") == [
         (f"../files/{PLACES[1]}", "val", "val/3"),
         (f"../files/{PLACES[0]}", "train", "train/3"),
@@ -181,7 +184,7 @@ def put_oxford(tree, truth=TRUTH, folder="roxford5k/"):
 @pytest.mark.parametrize("folder", ["roxford5k/", ""])
 def test_queries_have_boxes_and_judgements(tree, folder):
     put_oxford(tree, folder=folder)
-    manifest = tree.prepare(ROXFORD, counts={"query": Published(2), "gallery": Published(4)})
+    manifest = tree.prepare(ROXFORD, counts={"query": PublishedCounts(2), "gallery": PublishedCounts(4)})
     assert manifest.table["id"].to_list() == ["query/all_souls_000006", "query/hertford_000007", *ITEMS]
     assert manifest.boxes() == [(1, 0, 5, 5), (0, 1, 3, 4), None, None, None, None]  # the images are 6 x 5
     with Image.open(manifest.paths()[0]) as image:
@@ -208,7 +211,7 @@ def test_judgements_fit_the_evaluation_with_and_without_distractors(tree):
     put_oxford(tree)
     rng = np.random.default_rng(0)
     for reader, n_items in ((ROXFORD, 4), (ROXFORD_1M, 6)):
-        manifest = tree.prepare(reader, counts={"query": Published(2), "gallery": Published(n_items)})
+        manifest = tree.prepare(reader, counts={"query": PublishedCounts(2), "gallery": PublishedCounts(n_items)})
         gallery, queries = (manifest.where(pl.col(role)) for role in ("is_gallery", "is_query"))
         items = gallery.table["id"].to_list()[::-1]
         easy, hard, junk = read_judgements(judgements_file(tree.out), queries.table["id"].to_list(), items)

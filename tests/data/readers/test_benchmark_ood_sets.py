@@ -8,11 +8,11 @@ from scipy.io import savemat
 
 from sightline.data.readers.outside import CIFAR_10, CIFAR_100, FOLDER, SVHN, TEXTURES
 from sightline.data.readers.pickles import read_pickle
-from sightline.data.readers.source import Published
+from sightline.data.readers.source import PublishedCounts
 from sightline.errors import InputError
 
 PARTS = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-COUNTS = {"train": Published(10, (2,)), "test": Published(2, (2,))}
+COUNTS = {"train": PublishedCounts(10, (2,)), "test": PublishedCounts(2, (2,))}
 
 
 def batches(seed=0):
@@ -67,7 +67,7 @@ def test_cifar_100_has_two_levels_and_the_binary_form_the_coarse_one_first(tree,
     tree.data("python/cifar-100-python/meta", pickle.dumps(names, protocol=2))
     tree.text("cifar-100-binary/fine_label_names.txt", "apple\nbed\n")
     tree.text("cifar-100-binary/coarse_label_names.txt", "fruit\nfurniture\n")
-    counts = {"train": Published(2, (2, 2)), "test": Published(2, (2, 2))}
+    counts = {"train": PublishedCounts(2, (2, 2)), "test": PublishedCounts(2, (2, 2))}
     found = [rows(tree.prepare(CIFAR_100, counts=counts), "split", "path", "label_0", "label_1")]
     tree.root, tree.out = tree.root / "python", tree.out.with_name("two") / "set.csv"
     found.append(rows(tree.prepare(CIFAR_100, counts=counts), "split", "path", "label_0", "label_1"))
@@ -129,7 +129,7 @@ def test_svhn(tree, rows):
     pixels = {split: rng.integers(0, 256, (32, 32, 3, 3), dtype=np.uint8) for split in ("train", "test")}
     for split, images in pixels.items():
         savemat(tree.root / f"{split}_32x32.mat", {"X": images, "y": np.array([[10], [3], [10]], np.uint8)})
-    manifest = tree.prepare(SVHN, counts={"train": Published(3, (2,)), "test": Published(3, (2,))})
+    manifest = tree.prepare(SVHN, counts={"train": PublishedCounts(3, (2,)), "test": PublishedCounts(3, (2,))})
     assert rows(manifest.split("test"), "path", "label_0") == [
         ("set_images/test/0/00000.png", "0"),
         ("set_images/test/0/00002.png", "0"),
@@ -153,7 +153,7 @@ def test_textures(tree, rows, packed):
         tree.images(f"dtd/images/banded/{number}.jpg", f"dtd/images/dotted/{number}.jpg")
     if packed:
         tree.archive("dtd-r1.0.1.tar.gz", "dtd")
-    manifest = tree.prepare(TEXTURES, counts={split: Published(2, (2,)) for split in ("train", "val", "test")})
+    manifest = tree.prepare(TEXTURES, counts={split: PublishedCounts(2, (2,)) for split in ("train", "val", "test")})
     assert rows(manifest, "split", "label_0") == [
         (split, kind) for split in ("test", "train", "val") for kind in ("banded", "dotted")
     ]

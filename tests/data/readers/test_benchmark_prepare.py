@@ -8,11 +8,11 @@ import pytest
 from sightline.data.manifest import read_manifest
 from sightline.data.readers import READERS
 from sightline.data.readers.products import SOP
-from sightline.data.readers.source import Published, Reader
+from sightline.data.readers.source import PublishedCounts, Reader
 from sightline.errors import InputError
 
 HEADER = "image_id class_id super_class_id path\n"
-COUNTS = {"train": Published(2, (1, 1)), "test": Published(1, (1, 1))}
+COUNTS = {"train": PublishedCounts(2, (1, 1)), "test": PublishedCounts(1, (1, 1))}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_published_counts_are_asked_for_if_none_are_given(sop):
 
 
 def test_more_than_published_is_a_fault_too(sop):
-    said = sop.complaint(SOP, counts={"test": Published(0)})
+    said = sop.complaint(SOP, counts={"test": PublishedCounts(0)})
     assert "Ebay_test.txt (test): 1 images, 0 are published: it has rows that do not belong to it" in said
 
 

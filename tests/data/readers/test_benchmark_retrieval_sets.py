@@ -6,7 +6,7 @@ from scipy.io import savemat
 
 from sightline.data.readers.fine_grained import CARS, CUB, INATURALIST_BASE, INATURALIST_FULL, bird_families, body_of
 from sightline.data.readers.products import IN_SHOP, SOP
-from sightline.data.readers.source import Published
+from sightline.data.readers.source import PublishedCounts
 
 BIRDS = ("001.Black_footed_Albatross", "002.Gadwall", "003.Mallard", "004.Sayornis")
 
@@ -21,7 +21,7 @@ EXPECTED_BIRDS = [
     ("003.Mallard", "Anatidae", "Anseriformes", "test"),
     ("004.Sayornis", "Tyrannidae", "Passeriformes", "test"),
 ]
-BIRD_COUNTS = {"train": Published(4, (2, 2, 2)), "test": Published(4, (2, 2, 2))}
+BIRD_COUNTS = {"train": PublishedCounts(4, (2, 2, 2)), "test": PublishedCounts(4, (2, 2, 2))}
 
 
 def test_cub_from_its_folders(tree, rows):
@@ -80,7 +80,7 @@ def put_cars(tree, classes=(1, 2, 3, 4, 4), models=MODELS):
 
 def test_cars(tree, rows):
     put_cars(tree)
-    manifest = tree.prepare(CARS, counts={"train": Published(2, (2, 2)), "test": Published(3, (2, 2))})
+    manifest = tree.prepare(CARS, counts={"train": PublishedCounts(2, (2, 2)), "test": PublishedCounts(3, (2, 2))})
     assert rows(manifest, "path", "label_0", "label_1", "split") == [
         ("../files/car_ims/000001.jpg", MODELS[0], "SUV", "train"),
         ("../files/car_ims/000002.jpg", MODELS[1], "Coupe", "train"),
@@ -120,7 +120,7 @@ def test_sop(tree, rows):
     tree.text("Ebay_train.txt", header + "1 1 1 bicycle_final/1_0.JPG\n2 2 2 sofa_final/2_0.JPG\n")
     tree.text("Ebay_test.txt", header + "3 3 2 sofa_final/3_0.JPG\r\n")
     tree.images("bicycle_final/1_0.JPG", "sofa_final/2_0.JPG", "sofa_final/3_0.JPG")
-    manifest = tree.prepare(SOP, counts={"train": Published(2, (2, 2)), "test": Published(1, (1, 1))})
+    manifest = tree.prepare(SOP, counts={"train": PublishedCounts(2, (2, 2)), "test": PublishedCounts(1, (1, 1))})
     assert rows(manifest, "path", "split", "label_0", "label_1") == [
         ("../files/bicycle_final/1_0.JPG", "train", "1", "bicycle"),
         ("../files/sofa_final/2_0.JPG", "train", "2", "sofa"),
@@ -142,7 +142,11 @@ def test_sop_from_its_archive(tree):
     tree.data("Stanford_Online_Products.zip", whole[:-30])
     assert "Stanford_Online_Products.zip: cannot be unpacked: File is not a zip file" in tree.complaint(SOP)
     tree.data("Stanford_Online_Products.zip", whole)
-    paths = tree.prepare(SOP, counts={"train": Published(1, (1, 1)), "test": Published(1, (1, 1))}).table["path"].to_list()
+    paths = (
+        tree.prepare(SOP, counts={"train": PublishedCounts(1, (1, 1)), "test": PublishedCounts(1, (1, 1))})
+        .table["path"]
+        .to_list()
+    )
     assert paths == [f"set_images/{folder}/bicycle_final/{number}_0.JPG" for number in (1, 2)]
 
 
@@ -164,7 +168,12 @@ def put_clothes(tree, listed="Eval/list_eval_partition.txt", n_said=4, images="I
 def test_in_shop(tree, rows, listed, images):
     put_clothes(tree, listed, images=images)
     manifest = tree.prepare(
-        IN_SHOP, counts={"train": Published(1, (1, 1, 1)), "query": Published(1, (1,)), "gallery": Published(2, (2, 2, 2))}
+        IN_SHOP,
+        counts={
+            "train": PublishedCounts(1, (1, 1, 1)),
+            "query": PublishedCounts(1, (1,)),
+            "gallery": PublishedCounts(2, (2, 2, 2)),
+        },
     )
     found = rows(manifest, "label_0", "label_1", "label_2", "split", "is_gallery", "is_query")
     assert found[0] == ("id_00000001", "WOMEN/Dresses", "WOMEN", "train", None, None)
@@ -208,7 +217,9 @@ def put_species(tree):
 
 def test_inaturalist_by_folders(tree, rows):
     put_species(tree)
-    manifest = tree.prepare(INATURALIST_BASE, counts={"train": Published(4, (2, 2)), "test": Published(2, (1, 1))})
+    manifest = tree.prepare(
+        INATURALIST_BASE, counts={"train": PublishedCounts(4, (2, 2)), "test": PublishedCounts(2, (1, 1))}
+    )
     found = rows(manifest, "split", "label_0", "label_1")
     assert found[::2] == [("test", "17", "Aves"), ("train", "0", "Aves"), ("train", "23", "Plantae")]
 
@@ -216,7 +227,7 @@ def test_inaturalist_by_folders(tree, rows):
 def test_inaturalist_by_its_taxonomy(tree, rows):
     put_species(tree)
     manifest = tree.prepare(
-        INATURALIST_FULL, counts={"train": Published(4, (2, None, *(2,) * 5)), "test": Published(2, (1,) * 7)}
+        INATURALIST_FULL, counts={"train": PublishedCounts(4, (2, None, *(2,) * 5)), "test": PublishedCounts(2, (1,) * 7)}
     )
     assert manifest.n_levels == 7
     assert rows(manifest, "label_0", "label_1", "label_6")[::2] == [

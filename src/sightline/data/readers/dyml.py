@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sightline.data.manifest import Manifest, label_columns
-from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, check_widths, read_text
+from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, check_widths, read_text
 from sightline.errors import InputError
 from sightline.progress import tracked
 
@@ -119,7 +119,7 @@ def _reader(name: str, classes: tuple[int, ...], all_in_one: bool = False) -> Re
         about=f"DyML-{name}: {classes[0]:,} fine < {classes[1]} middle < {classes[2]} coarse classes for training",
         needs=f"the folders 'train' and {tests}",
         read=partial(read_dyml, all_in_one=all_in_one),
-        counts={"train": Published(None, classes)},
+        counts={"train": PublishedCounts(None, classes)},
     )
 
 

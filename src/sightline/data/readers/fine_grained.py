@@ -10,7 +10,7 @@ import polars as pl
 
 from sightline.data.manifest import UNREADABLE, image_files, label_columns
 from sightline.data.readers.matlab import read_matlab
-from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, read_fields, read_text
+from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_fields, read_text
 from sightline.errors import InputError, raise_faults
 
 BODIES = ("Cab", "Convertible", "Coupe", "Hatchback", "Minivan", "SUV", "Sedan", "Van", "Wagon")
@@ -152,25 +152,25 @@ CUB = Reader(
     about="200 species of birds < 37 families < 13 orders",
     needs="'CUB_200_2011.tgz', or 'images' and 'images.txt' from it",
     read=read_cub,
-    counts={"train": Published(5864, (100, 29, 13)), "test": Published(5924, (100, 20, 6))},
+    counts={"train": PublishedCounts(5864, (100, 29, 13)), "test": PublishedCounts(5924, (100, 20, 6))},
 )
 CARS = Reader(
     about="196 models of cars < 9 kinds of body",
     needs="'cars_annos.mat', and 'car_ims.tgz' or the folder 'car_ims' from it",
     read=read_cars,
-    counts={"train": Published(8054, (98,)), "test": Published(8131, (98,))},
+    counts={"train": PublishedCounts(8054, (98,)), "test": PublishedCounts(8131, (98,))},
 )
 _LISTS = "'Inat_dataset_splits/Inaturalist_train_set1.txt', '..._test_set1.txt' and the folder 'train_val2018'"
 INATURALIST_BASE = Reader(
     about="iNaturalist-2018: 8,142 species < super-categories",
     needs=_LISTS,
     read=partial(read_inaturalist, full=False),
-    counts={"train": Published(325846, (5690, 13)), "test": Published(136093, (2452,))},
+    counts={"train": PublishedCounts(325846, (5690, 13)), "test": PublishedCounts(136093, (2452,))},
 )
 INATURALIST_FULL = Reader(
     about="iNaturalist-2018: 8,142 species < genus < family < order < class < phylum < kingdom",
     needs=f"{_LISTS}, and 'train2018.json'",
     read=partial(read_inaturalist, full=True),
     # Genera share names across kingdoms, and it is not published whether such a name was counted once or twice.
-    counts={"train": Published(325846, (5690, None, 961, 249, 54, 23, 5)), "test": Published(136093, (2452,))},
+    counts={"train": PublishedCounts(325846, (5690, None, 961, 249, 54, 23, 5)), "test": PublishedCounts(136093, (2452,))},
 )

@@ -15,7 +15,7 @@ from sightline.data.images import open_image
 from sightline.data.manifest import BOX
 from sightline.data.readers.matlab import read_matlab
 from sightline.data.readers.pickles import as_text, read_pickle
-from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, read_columns, read_fields
+from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_columns, read_fields
 from sightline.errors import InputError, raise_faults
 from sightline.files import read_json
 
@@ -212,7 +212,7 @@ def _revisited(name: str, city: str, n_images: int, distractors: bool) -> Reader
         about=f"70 queries of landmarks in {city}, judged easy, hard or junk{more}",
         needs=f"'{name}/gnd_{name}.pkl', the folder '{name}/jpg'{folder}",
         read=partial(read_revisited, name=name, distractors=distractors),
-        counts={"query": Published(70), "gallery": Published(n_images + 1_001_001 * distractors)},
+        counts={"query": PublishedCounts(70), "gallery": PublishedCounts(n_images + 1_001_001 * distractors)},
         labelled=False,
     )
 
@@ -225,26 +225,30 @@ GLDV2 = Reader(
     about="Google Landmarks v2, clean training part, index and queries",
     needs=_GLDV2_NEEDS,
     read=partial(read_gldv2, hierarchical=False),
-    counts={"train": Published(1580470, (81313,)), "gallery": Published(761757), "query": Published(1129)},
+    counts={
+        "train": PublishedCounts(1580470, (81313,)),
+        "gallery": PublishedCounts(761757),
+        "query": PublishedCounts(1129),
+    },
 )
 H_GLDV2 = Reader(
     about="Google Landmarks v2 with hierarchical labels: landmark < group < natural or human-made",
     needs=_GLDV2_NEEDS + ", 'train_label_to_hierarchical.csv', 'index_label_to_hierarchical.csv'",
     read=partial(read_gldv2, hierarchical=True),
-    counts={"train": Published(970981, (46593,))},
+    counts={"train": PublishedCounts(970981, (46593,))},
 )
 LANDMARKS_CLEAN = Reader(
     about="586 landmarks, cleaned by geometry",
     needs="'annotation_clean_train.txt', 'annotation_clean_val.txt' (or in 'annotations') and the images they name",
     read=read_landmarks_clean,
-    counts={"train": Published(42410, (586,))},
+    counts={"train": PublishedCounts(42410, (586,))},
     class_disjoint=False,
 )
 SFM_120K = Reader(
     about="photos of buildings by the 3D model they belong to",
     needs="'retrieval-SfM-120k.pkl' (or 'retrieval-SfM-120k-imagenames-clusterids.mat') and the folder 'ims'",
     read=read_sfm,
-    counts={"train": Published(91642), "val": Published(6403)},
+    counts={"train": PublishedCounts(91642), "val": PublishedCounts(6403)},
 )
 ROXFORD = _revisited("roxford5k", "Oxford", 4993, distractors=False)
 RPARIS = _revisited("rparis6k", "Paris", 6322, distractors=False)

@@ -18,7 +18,7 @@ from sightline.data.manifest import IMAGE_SUFFIXES, image_files
 from sightline.data.readers.archives import archive_faults, tar_files, tar_stream
 from sightline.data.readers.matlab import read_matlab
 from sightline.data.readers.pickles import as_text, read_pickle
-from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, read_fields
+from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_fields
 from sightline.errors import InputError, names, raise_faults
 from sightline.progress import tracked
 
@@ -201,7 +201,7 @@ def _cifar(files: Cifar, about: str, classes: tuple[int, ...]) -> Reader:
         about=about,
         needs=" or ".join(repr(name) for name in (*files.archives, *files.folders)),
         read=partial(read_cifar, files=files),
-        counts={"train": Published(50000, classes), "test": Published(10000, classes)},
+        counts={"train": PublishedCounts(50000, classes), "test": PublishedCounts(10000, classes)},
         class_disjoint=False,
     )
 
@@ -212,14 +212,14 @@ SVHN = Reader(
     about="house numbers: 10 digits",
     needs="'train_32x32.mat' and 'test_32x32.mat'",
     read=read_svhn,
-    counts={"train": Published(73257, (10,)), "test": Published(26032, (10,))},
+    counts={"train": PublishedCounts(73257, (10,)), "test": PublishedCounts(26032, (10,))},
     class_disjoint=False,
 )
 TEXTURES = Reader(
     about="Describable Textures: 47 kinds of texture",
     needs="'dtd-r1.0.1.tar.gz', or 'images' and 'labels' from it (or in 'dtd')",
     read=read_textures,
-    counts={split: Published(1880, (47,)) for split in ("train", "val", "test")},
+    counts={split: PublishedCounts(1880, (47,)) for split in ("train", "val", "test")},
     class_disjoint=False,
 )
 FOLDER = Reader(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from sightline.data.readers.source import Draft, Published, Reader, SourceFiles, read_fields, read_text
+from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_fields, read_text
 from sightline.errors import names, raise_faults
 
 SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
@@ -48,11 +48,15 @@ SOP = Reader(
     about="22,634 products on sale < 12 kinds",
     needs="'Stanford_Online_Products.zip', or 'Ebay_train.txt', 'Ebay_test.txt' and folders like 'bicycle_final' from it",
     read=read_sop,
-    counts={"train": Published(59551, (11318, 12)), "test": Published(60502, (11316, 12))},
+    counts={"train": PublishedCounts(59551, (11318, 12)), "test": PublishedCounts(60502, (11316, 12))},
 )
 IN_SHOP = Reader(
     about="7,982 pieces of clothing < categories < gender; queries and a gallery",
     needs="'list_eval_partition.txt' (or in 'Eval') and 'img.zip' or the folder 'img' from it (or in 'Img')",
     read=read_in_shop,
-    counts={"train": Published(25882, (3997,)), "query": Published(14218, (3985,)), "gallery": Published(12612, (3985,))},
+    counts={
+        "train": PublishedCounts(25882, (3997,)),
+        "query": PublishedCounts(14218, (3985,)),
+        "gallery": PublishedCounts(12612, (3985,)),
+    },
 )

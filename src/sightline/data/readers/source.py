@@ -29,7 +29,7 @@ Judgements = Mapping[str, Mapping[str, Sequence[str]]]
 Record = dict[str, str | int | list[str]]
 
 
-class Published(NamedTuple):
+class PublishedCounts(NamedTuple):
     """How much a part of a data set has; None, or fewer levels than there are, where that is not known."""
 
     images: int | None = None
@@ -122,7 +122,7 @@ class Reader:
     about: str
     needs: str
     read: Callable[[SourceFiles], Iterable[Draft]]
-    counts: Mapping[str, Published] = field(default_factory=dict)
+    counts: Mapping[str, PublishedCounts] = field(default_factory=dict)
     class_disjoint: bool = True
     labelled: bool = True
     suffix: ClassVar[str] = SUFFIXES[0]
@@ -233,7 +233,7 @@ def _images(paths: Sequence[str], root: Path) -> str:
 
 
 def _count_faults(
-    table: pl.DataFrame, drafts: Sequence[Draft], counts: Mapping[str, Published], root: Path
+    table: pl.DataFrame, drafts: Sequence[Draft], counts: Mapping[str, PublishedCounts], root: Path
 ) -> Iterator[str]:
     """Where the parts are not as large as they should be: the file that lists them, what was found, what was published."""
     files = {draft.part: draft.file for draft in drafts if draft.file is not None}
