@@ -104,18 +104,22 @@ def cluster(
 def review(
     folder: Folder,
     csv: Annotated[bool, typer.Option("--csv", help="Only write review.csv, to be edited as a table.")] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8765,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
     """Rename, split, merge and move groups on a local page; every change is kept (journal.jsonl)."""
+    from sightline.errors import InputError
     from sightline.hierarchy.review import Review
-    from sightline.hierarchy.review_page import serve_review
     from sightline.hierarchy.steps import REVIEW, write_step
 
     state = Review(folder)
     if not csv:
-        serve_review(state, host, port, open_page, lambda address: echo(f"{address} (Ctrl-C ends)"))
+        try:
+            from sightline.serve.review import serve_review
+        except ModuleNotFoundError as error:
+            raise InputError(f"the page needs {error.name}: pip install 'sightline[serve]', or take --csv") from error
+        serve_review(state, host, port, open_page, echo)
     echo(write_step(folder, REVIEW, state.table()))
 
 

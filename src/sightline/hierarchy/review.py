@@ -98,7 +98,8 @@ class State:
                     del self.groups[number]
 
 
-def _group(state: State, number: object, level: int | None = None) -> Group:
+def group_of(state: State, number: object, level: int | None = None) -> Group:
+    """A group by its number, of a level if one is asked for."""
     group = state.groups.get(number) if isinstance(number, int) else None
     if group is None:
         raise InputError(f"no group {number!r}")
@@ -124,17 +125,17 @@ def _free_name(state: State, name: object, level: int, but: int | None = None) -
 
 
 def _rename(state: State, change: Change) -> None:
-    group = _group(state, change["group"])
+    group = group_of(state, change["group"])
     group.name = _free_name(state, change["name"], group.level, change["group"])
 
 
 def _merge(state: State, change: Change) -> None:
-    into = _group(state, change["into"])
+    into = group_of(state, change["into"])
     others = [number for number in change["groups"] if number != change["into"]]
     if not others:
         raise InputError("merge: another group is needed")
     for number in others:
-        _group(state, number, into.level)
+        group_of(state, number, into.level)
     for number in others:
         for text in state.texts(number) if into.level == 1 else []:
             state.place(text, change["into"])
@@ -145,7 +146,7 @@ def _merge(state: State, change: Change) -> None:
 
 def _split(state: State, change: Change) -> None:
     """Some of a group's texts, or of its groups, become a group of their own beside it."""
-    group = _group(state, change["group"])
+    group = group_of(state, change["group"])
     name = _free_name(state, change["name"], group.level)
     number = state.next_number
     if group.level == 1:
@@ -153,7 +154,7 @@ def _split(state: State, change: Change) -> None:
         wrong = any(state.home[text] != change["group"] for text in parts)
     else:
         parts = change["groups"]
-        wrong = not parts or any(_group(state, part, group.level - 1).parent != change["group"] for part in parts)
+        wrong = not parts or any(group_of(state, part, group.level - 1).parent != change["group"] for part in parts)
     whole = len(state.texts(change["group"]) if group.level == 1 else state.children(change["group"]))
     if wrong or len({*parts}) == whole:
         raise InputError(f"split: some, not all, of what is in {group.name!r} is needed")
@@ -170,12 +171,12 @@ def _split(state: State, change: Change) -> None:
 def _move(state: State, change: Change) -> None:
     """Texts into another group of level 1, or a group below another one."""
     if "texts" in change:
-        _group(state, change["group"], 1)
+        group_of(state, change["group"], 1)
         for text in _texts(state, change):
             state.place(text, change["group"])
         return
-    group = _group(state, change["group"])
-    _group(state, change["parent"], group.level + 1)
+    group = group_of(state, change["group"])
+    group_of(state, change["parent"], group.level + 1)
     group.parent = change["parent"]
 
 
@@ -185,7 +186,7 @@ def _drop(state: State, change: Change) -> None:
 
 
 def _done(state: State, change: Change) -> None:
-    _group(state, change["group"]).done = bool(change["done"])
+    group_of(state, change["group"]).done = bool(change["done"])
 
 
 CHANGES: dict[str, Callable[[State, Change], None]] = {

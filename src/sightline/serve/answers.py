@@ -1,6 +1,5 @@
 """Bodies of answers, made from what was found."""
 
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -95,19 +94,3 @@ def gallery_body(served: Served, may_write: bool) -> GalleryBody:
             rejector=served.collection.rejector() is not None,
             writable=served.collection.writable and may_write,
         )
-
-
-def web_files(folder: Path) -> dict[str, Path]:
-    """The page's files by name. A request's path is looked up here; it never makes a path."""
-    return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.suffix in WEB_TYPES}
-
-
-WEB_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".webmanifest": "application/manifest+json",
-}

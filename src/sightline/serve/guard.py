@@ -5,19 +5,27 @@ import ipaddress
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
+from itertools import chain
+from typing import Any
 from urllib.parse import urlsplit
 
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sightline.serve.arrivals import Arrival
-from sightline.serve.measures import LOG
+from sightline.serve.arrivals import Arrival, Arrivals
+from sightline.serve.connections import most_connections
+from sightline.serve.measures import LOG, Measures
 from sightline.serve.problems import Problem, TooBusy, problem_response
-from sightline.serve.service import Service
 from sightline.serve.settings import ServeSettings
 from sightline.serve.tokens import Token, Tokens
 
@@ -87,13 +95,27 @@ class RateLimit:
         return 0.0 if is_taken else (cost - level) / self._rate
 
 
+class Gate:
+    """What the guard of an application keeps: its settings, tokens, counters and the requests that arrive."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.measures = Measures()
+        self.tokens = Tokens(settings.token_file, settings.session_key, settings.session_seconds)
+        most_arrivals = max(1, most_connections(settings.connections) // 2)
+        self.arrivals = Arrivals(settings.upload_budget_bytes, most_arrivals, settings.upload_seconds)
+
+    def close(self) -> None:
+        """Let go of everything when the application shuts down."""
+
+
 class Guard:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self.app = app
-        self.service = service
-        self.settings = service.settings
+        self.gate = gate
+        self.settings = gate.settings
         self.limit = RateLimit(self.settings.rate, self.settings.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +131,7 @@ class Guard:
             nonlocal status, has_begun
             if message["type"] == "http.response.start":
                 status, has_begun = message["status"], True
-                self.service.arrivals.release(arrival)  # a client that does not listen holds no bytes of its request
+                self.gate.arrivals.release(arrival)  # a client that does not listen holds no bytes of its request
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -137,20 +159,20 @@ class Guard:
             if not has_begun:
                 await problem_response(500, f"an error of the service, noted as {request_id}")(scope, receive, sent)
         finally:
-            self.service.arrivals.release(arrival)
+            self.gate.arrivals.release(arrival)
             self._note(scope, status, time.perf_counter() - since, request_id)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         # What asks whether it runs asks by whatever address it has.
         check_origin(headers, None if scope["path"] in PROBES else self.settings.known_hosts())
-        caller = caller_of(headers, scope, self.service.tokens, self.settings)
+        caller = caller_of(headers, scope, self.gate.tokens, self.settings)
         scope["state"]["caller"] = caller
         path, method = scope["path"], scope["method"]
         if path not in PROBES:
             cost = READ_COST if method in ("GET", "HEAD") else 1.0
             if wait := self.limit.seconds_to_wait(caller.name, cost, time.monotonic()):
-                self.service.measures.refused.labels("rate").inc()
+                self.gate.measures.refused.labels("rate").inc()
                 raise TooBusy("too many requests of one caller; ask again later", wait)
         scope_needed = needed_scope(method, path)
         if scope_needed is not None and scope_needed not in caller.scopes:
@@ -183,7 +205,7 @@ class Guard:
             while True:
                 if int(length) > most or n_bytes > most:
                     raise too_long
-                message = await self.service.arrivals.message(arrival, receive)
+                message = await self.gate.arrivals.message(arrival, receive)
                 n_bytes += len(message.get("body", b""))
                 if max(n_bytes, int(length)) <= limit:
                     return message
@@ -196,8 +218,8 @@ class Guard:
         """Count and log; a route by its template, so that neither ids nor searches are kept."""
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
-        self.service.measures.requests.labels(method, route, str(status)).inc()
-        self.service.measures.seconds.labels(method, route).observe(seconds)
+        self.gate.measures.requests.labels(method, route, str(status)).inc()
+        self.gate.measures.seconds.labels(method, route).observe(seconds)
         caller = scope["state"].get("caller")
         told = {
             "request": request_id,
@@ -273,3 +295,44 @@ def _address(scope: Scope) -> str:
     if address.version == 6:
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+def guarded_app(gate: Gate, routers: Sequence[APIRouter], **described: Any) -> FastAPI:
+    """An application of some routes behind a :class:`Guard`, whose errors are problem documents.
+
+    Args:
+        gate: closed when the application shuts down.
+        routers: its routes.
+        described: what FastAPI says of it in its OpenAPI document.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        yield {"end_arrivals": gate.arrivals.end}
+        gate.close()
+
+    # The pages of documentation would load scripts from elsewhere.
+    app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False, **described)
+    app.state.routes = [route for router in routers for route in router.routes]
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(Guard, gate=gate)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _unfit)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # a path has a route for each method, and each knows of its own alone
+        routes = [route for route in request.app.state.routes if isinstance(route, Route)]
+        matched = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({*chain(*matched)}))
+    return problem_response(error.status_code, str(error.detail), headers)
+
+
+async def _unfit(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [{"where": ".".join(map(str, fault["loc"]))[:200], "what": fault["msg"]} for fault in error.errors()[:20]]
+    return problem_response(422, "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults), errors=faults)

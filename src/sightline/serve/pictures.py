@@ -1,4 +1,4 @@
-"""Images of items, always encoded anew: what is sent is made here, whatever lies in the file."""
+"""What is sent as a file: images of items, encoded again whatever lies in the file; the files of the pages."""
 
 import hashlib
 import io
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
+from starlette.responses import Response
 
 from sightline.data.images import Box, load_image, open_image
 from sightline.data.manifest import BOX
@@ -22,6 +23,13 @@ from sightline.serve.problems import Problem
 
 LARGEST = 2048
 SAMPLED = 500
+WEB = Path(__file__).parent / "web"
+WEB_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 LOSSLESS = 128 * 128  # pixels up to which PNG is small enough
 
 
@@ -126,3 +134,11 @@ def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
         if not is_below(file, allowed):
             tops.setdefault(file.parts[1], []).append(file.parent)
     return [Path(os.path.commonpath(parents)) for parents in tops.values()]
+
+
+def web_response(name: str) -> Response:
+    """A file of a page. Its name is looked up among those there are; it never makes a path."""
+    file = next((file for file in WEB.iterdir() if file.name == name and file.suffix in WEB_TYPES), None)
+    if file is None:
+        raise Problem(404, "the page has no such file")
+    return Response(file.read_bytes(), headers={"Cache-Control": "no-cache"}, media_type=WEB_TYPES[file.suffix])

@@ -1,18 +1,17 @@
 """Galleries, statistics, health, readiness and metrics; the session of a page; the page itself."""
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from sightline.serve.answers import WEB_TYPES, gallery_body, web_files
+from sightline.serve.answers import gallery_body
 from sightline.serve.guard import COOKIE
 from sightline.serve.measures import LOG
+from sightline.serve.pictures import web_response
 from sightline.serve.problems import Problem
 from sightline.serve.routes_search import ServiceOf
 from sightline.serve.schemas import GalleryBody, Health, Ready
 
-WEB = Path(__file__).parent / "web"
 router = APIRouter()
 
 
@@ -94,11 +93,4 @@ async def page(service: ServiceOf) -> Response:
 @router.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(name: str, service: ServiceOf) -> Response:
     """A file of the page."""
-
-    def read() -> Response:
-        file = web_files(WEB).get(name)
-        if file is None:
-            raise Problem(404, "the page has no such file")
-        return Response(file.read_bytes(), headers={"Cache-Control": "no-cache"}, media_type=WEB_TYPES[file.suffix])
-
-    return await service.aside(read)
+    return await service.aside(lambda: web_response(name))

@@ -31,36 +31,50 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
         settings: what to serve, and how.
         tell: is given the address once it is listened to, then a line for each gallery whose images are not shown.
     """
-    with _bound(settings.host, settings.port) as listening:
-        host, port = listening.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        if settings.workers == 1:
-            from sightline.serve.app import create_app
 
-            server = uvicorn.Server(_configured(settings, create_app(settings)))
-            logging.config.dictConfig(LOGGING)
-            listening.listen(BACKLOG)
-            tell(address)
-            _tell_hidden(settings, tell)
-            server.run(sockets=[listening])
-        else:
-            _serve_by_workers(settings, listening, address, tell)
-
-
-def _serve_by_workers(
-    settings: ServeSettings, listening: socket.socket, address: str, tell: Callable[[str], object]
-) -> None:
-    for gallery in settings.galleries:  # a fault is told once, here, and not by every worker again and again
-        with Gallery.open(gallery, read_only=True) as opened:
-            opened.encoder()
-    logging.config.dictConfig(LOGGING)
-    os.environ[HANDED_ON] = settings.model_dump_json()
-    with tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
-        os.environ[MULTIPROCESS] = folder
-        config = _configured(settings, "sightline.serve.run:handed_on")
-        listening.listen(BACKLOG)
+    def begin(address: str) -> None:
         tell(address)
         _tell_hidden(settings, tell)
+
+    if settings.workers == 1:
+        from sightline.serve.app import create_app
+
+        run_app(lambda: create_app(settings), settings, begin)
+    else:
+        _serve_by_workers(settings, begin)
+
+
+def run_app(
+    create: Callable[[], FastAPI], settings: ServeSettings, begin: Callable[[str], None], log_level: str = "INFO"
+) -> None:
+    """Run an application in this process until a signal ends it.
+
+    Args:
+        create: makes it, once the address is ours.
+        settings: the address and the limits of connections.
+        begin: is given the address once it is listened to.
+        log_level: of the service's own lines.
+    """
+    with _bound(settings) as listening:
+        server = uvicorn.Server(configured(settings, create()))
+        logging.config.dictConfig(LOGGING)
+        for name in ("uvicorn", "sightline.serve"):
+            logging.getLogger(name).setLevel(log_level)
+        listening.listen(BACKLOG)
+        begin(_address(listening))
+        server.run(sockets=[listening])
+
+
+def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> None:
+    with _bound(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
+        for gallery in settings.galleries:  # one message of a fault here, not one from every worker again and again
+            with Gallery.open(gallery, read_only=True) as opened:
+                opened.encoder()
+        logging.config.dictConfig(LOGGING)
+        os.environ.update({HANDED_ON: settings.model_dump_json(), MULTIPROCESS: folder})
+        config = configured(settings, "sightline.serve.run:handed_on")
+        listening.listen(BACKLOG)
+        begin(_address(listening))
         Multiprocess(config, sockets=[listening]).run()
 
 
@@ -88,7 +102,8 @@ def handed_on() -> FastAPI:
     return create_app(ServeSettings.model_validate_json(os.environ[HANDED_ON]))
 
 
-def _configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
+def configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
+    """How uvicorn runs an application: its limits, and nothing said of itself."""
     seconds = settings.upload_seconds
     limits = Limits(most_connections(settings.connections), min(HEAD_SECONDS, seconds), seconds)
     return uvicorn.Config(
@@ -109,14 +124,19 @@ def _configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
     )
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
+def _bound(settings: ServeSettings) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
+        made.bind((settings.host, settings.port))
     except OSError as error:
         made.close()
-        raise InputError(f"{host}:{port}: cannot be listened on: {error.strerror or error}") from error
+        where = f"{settings.host}:{settings.port}"
+        raise InputError(f"{where}: cannot be listened on: {error.strerror or error}; --port 0 takes a free one") from error
     made.set_inheritable(True)
     return made
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

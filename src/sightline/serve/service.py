@@ -17,17 +17,14 @@ from torch import Tensor
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
 from sightline.models.encoder import Encoder
-from sightline.serve.arrivals import Arrivals
 from sightline.serve.batching import Batcher
 from sightline.serve.collection import Collection, Found, SearchJob
-from sightline.serve.connections import most_connections
 from sightline.serve.fields import Fields
-from sightline.serve.measures import Measures
+from sightline.serve.guard import Gate
 from sightline.serve.pictures import Pictures
 from sightline.serve.problems import Problem, TooBusy
 from sightline.serve.schemas import FieldBody
 from sightline.serve.settings import ServeSettings
-from sightline.serve.tokens import Tokens
 from sightline.serve.uploads import Crop, decoded
 
 T = TypeVar("T")
@@ -71,15 +68,11 @@ class Encoding:
         return list(vectors)
 
 
-class Service:
+class Service(Gate):
     """Everything that is open while the service runs."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
-        self.measures = Measures()
-        self.tokens = Tokens(settings.token_file, settings.session_key, settings.session_seconds)
-        most_arrivals = max(1, most_connections(settings.connections) // 2)
-        self.arrivals = Arrivals(settings.upload_budget_bytes, most_arrivals, settings.upload_seconds)
+        super().__init__(settings)
         self.pictures = Pictures(settings.image_roots, settings.pixels, settings.cache_bytes)
         # Decoding threads compute on one core each; the encoder's own thread uses all.
         n_threads = torch.get_num_threads()

@@ -53,7 +53,7 @@ class ServeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    galleries: tuple[Path, ...] = Field(min_length=1)
+    galleries: tuple[Path, ...]
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=64)

@@ -4,35 +4,28 @@ import http.client
 import json
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-import time
+from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import polars as pl
 import pytest
+import uvicorn
+from page_server import CHROMIUM, FLAGS, NO_CHROMIUM
 from PIL import Image
 from safetensors.numpy import save_file
 
-from sightline.hierarchy import review_page
+from sightline.errors import InputError
 from sightline.hierarchy.review import Review
-from sightline.hierarchy.review_page import create_server
 from sightline.hierarchy.steps import digest, write_step
+from sightline.serve.review import create_review_app, serve_review
+from sightline.serve.run import configured
+from sightline.serve.settings import ServeSettings
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 TEXTS = {"cat": ("pets", "animals"), "dog": ("pets", "animals"), "car": ("pets", "animals"), "bus": ("pets", "animals"),
          "lion": ("wild", "animals"), "oak": ("trees", "plants"), "elm": ("trees", "plants")}  # fmt: skip
 PLACES = {"cat": 0.0, "dog": 0.1, "lion": 0.3, "car": 3.0, "bus": 3.1, "oak": 1.5, "elm": 1.6}
@@ -53,19 +46,29 @@ def folder(tmp_path):
     return tmp_path
 
 
+@contextmanager
+def served(folder, **limits):
+    """The port of the page of a review."""
+    settings = ServeSettings(galleries=(), rate=None, **limits)
+    server = uvicorn.Server(configured(settings, create_review_app(Review(folder), settings)))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
 @pytest.fixture
 def server(folder):
-    server = create_server(Review(folder))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(folder) as port:
+        yield port
 
 
 def groups_on_disk(folder):
-    """What somebody who opens the folder anew would find."""
+    """What somebody who opens the folder again finds."""
     state = Review(folder).state
     found = {}
     for text in state.home:
@@ -77,31 +80,28 @@ FIRST = {"animals/pets": {"cat", "dog", "car", "bus"}, "animals/wild": {"lion"},
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "answer"),
     [
-        b"",
-        b"GET / HTTP/1.1\r\nX-Half: ",
-        b"POST /api/act HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        (b"GET / HTTP/1.1\r\nX-Half: ", b""),
+        (
+            b"POST /api/act HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+            b"HTTP/1.1 408 ",
+        ),
     ],
-    ids=["nothing", "half a head", "half a body"],
+    ids=["half a head", "half a body"],
 )
-def test_a_request_that_is_half_sent_ends(server, monkeypatch, sent):
-    monkeypatch.setattr(review_page._Handler, "timeout", 0.2)
-    with socket.create_connection(server.server_address, timeout=60) as opened:
+def test_a_request_that_is_half_sent_ends(folder, sent, answer):
+    with served(folder, upload_seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as opened:
         opened.sendall(sent)
-        assert opened.recv(1000) == b""
-
-
-def test_a_length_that_is_no_number_is_refused(server):
-    with socket.create_connection(server.server_address, timeout=60) as opened:
-        opened.sendall(b"POST /api/act HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: \xb2\r\n\r\n")
-        assert b" 415 " in opened.recv(1000)
+        with opened.makefile("rb") as heard:
+            found = heard.read()
+    assert found[: len(answer) or None] == answer
 
 
 @pytest.fixture
 def tab(server):
     if not CHROMIUM.is_file():
-        pytest.skip(f"no browser: {CHROMIUM} is not there")
+        pytest.skip(NO_CHROMIUM)
     playwright = pytest.importorskip("playwright.sync_api")
     import_module("sklearn.cluster")  # which the command loads in the background
     with playwright.sync_playwright() as run:
@@ -112,7 +112,7 @@ def tab(server):
         tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
         tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
         tab.on("request", lambda request: "127.0.0.1" in request.url or tab.troubles.append(request.url))
-        tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        tab.goto(f"http://127.0.0.1:{server}/")
         tab.wait_for_selector(".member")
         yield tab
         browser.close()
@@ -215,26 +215,32 @@ def test_a_mistake_is_told_and_a_phone_shows_one_thing_at_a_time(tab, folder):
 
 def test_a_change_can_be_undone_as_soon_as_it_is_told(tab, folder):
     open_group(tab, "pets")
-    tab.route("**/api/members*", lambda route: (tab.wait_for_timeout(1000), route.continue_()))
+    held = []
+    tab.route("**/api/members*", lambda route: held.append(route))
     tab.keyboard.press("s")
     told(tab, "Split in two")
     tab.keyboard.press("u")
     told(tab, "Undone")
+    for request in held:
+        request.continue_()
     assert groups_on_disk(folder) == FIRST
 
 
 def test_a_key_pressed_twice_makes_one_change_and_a_slow_one_says_so(tab, folder):
     open_group(tab, "pets")
-    tab.route("**/api/act", lambda route: (tab.wait_for_timeout(1000), route.continue_()))
+    held = []
+    tab.route("**/api/act", lambda route: held.append(route))
     tab.keyboard.press("s")
     tab.keyboard.press("s")
     told(tab, "Working…")
+    assert len(held) == 1
+    held[0].continue_()
     told(tab, "Split in two")
     assert len((folder / "journal.jsonl").read_text().splitlines()) == 2, "one line says which clusters, one is the change"
 
 
 def asked(server, path, body=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server, timeout=10)
     usual = {"Content-Type": "application/json"} if body is not None else {}
     connection.request("GET" if body is None else "POST", path, body and json.dumps(body), usual | headers)
     answer = connection.getresponse()
@@ -246,12 +252,15 @@ def asked(server, path, body=None, **headers):
 def test_a_stale_page_and_wrong_requests_change_nothing(server, folder):
     change = {"action": "drop", "texts": ["cat"]}
     assert asked(server, "/api/act", {"version": 3, "change": change})[0] == 409
-    assert asked(server, "/api/act", {"change": change})[0] == 400
-    assert asked(server, "/api/act", {"version": 0, "change": [change]})[0] == 400
-    assert asked(server, "/api/act", {"version": 0, "change": change}, **{"Content-Type": "text/plain"})[0] == 415
-    assert asked(server, "/api/act", {"version": 0, "change": change}, Host="evil.example:80")[0] == 403
+    assert asked(server, "/api/act", {"change": change})[0] == 422
+    assert asked(server, "/api/act", {"version": 0, "change": [change]})[0] == 422
+    whole = {"version": 0, "change": change}
+    assert asked(server, "/api/act", whole, **{"Content-Type": "text/plain"})[0] == 422
+    assert asked(server, "/api/act", whole, Host="evil.example:80")[0] == 421
+    assert asked(server, "/api/act", whole, Origin="http://evil.example")[0] == 403
+    assert asked(server, "/api/act")[0] == 405
     assert asked(server, "/api/members?group=99")[0] == 409
-    assert asked(server, "/api/members")[0] == 400
+    assert asked(server, "/api/members")[0] == 422
     assert asked(server, "/../secrets")[0] == 404
     assert groups_on_disk(folder) == FIRST
     assert asked(server, "/api/act", {"version": 0, "change": change})[0] == 200
@@ -275,24 +284,15 @@ def test_the_command_serves_until_it_is_interrupted(folder):
 
 def test_pictures_are_small_and_only_those_of_the_texts(server):
     status, kind, body = asked(server, "/picture?text=cat&n=0")
-    assert (status, kind) == (200, "image/webp")
+    assert (status, kind) == (200, "image/png")
     assert len(body) < 5000
     assert asked(server, "/picture?text=cat&n=1")[0] == 409
     assert asked(server, "/picture?text=..%2Fclusters.csv&n=0")[0] == 409
 
 
-def test_a_browser_that_leaves_is_no_news(server, capsys):
-    before = threading.active_count()
-    with server.RequestHandlerClass.args[0].review.lock:  # the answer waits until nobody is there to take it
-        left = socket.create_connection(server.server_address)
-        left.sendall(b"GET /api/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        while threading.active_count() == before:
-            time.sleep(0.01)
-        left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        left.close()
-    while threading.active_count() > before:
-        time.sleep(0.01)
-    assert capsys.readouterr().err == ""
+def test_the_page_serves_this_machine_alone(folder):
+    with pytest.raises(InputError, match=r"--host 0\.0\.0\.0.* token"):
+        serve_review(Review(folder), "0.0.0.0", 0, False, print)
 
 
 def test_the_nearest_groups_come_first_and_texts_are_found(server):

@@ -20,7 +20,7 @@ async function ask(path, body) {
   const sent = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   const answer = await fetch(path, sent);
   const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error);
+  if (!answer.ok) throw new Error(found.detail);
   return found;
 }
 
@@ -45,7 +45,8 @@ async function act(change, told, next = current) {
   const slow = setTimeout(() => say("Working…"), 300);
   try {
     take(await ask("api/act", { version: all.version, change }));
-    drawTree(); // what is told can be undone from here on
+    if (["split", "move", "drop", "merge"].includes(change.action)) selected = new Set(); // they are elsewhere now
+    drawTree(); // what the toast says can be undone from here on
     clearTimeout(slow);
     say(told, false, change.action !== "undo");
   } catch (error) {
@@ -186,7 +187,8 @@ async function show(number, enter = false) {
   selected = moved ? new Set() : new Set([...selected].filter((key) => there.has(key)));
   anchor = null;
   const group = byId.get(current);
-  at("name").value = group ? group.name : "Left out";
+  // The same group shown again takes nothing from somebody who is typing its name.
+  if (moved || document.activeElement !== at("name")) at("name").value = group ? group.name : "Left out";
   at("name").disabled = at("done").disabled = !group;
   at("done").setAttribute("aria-pressed", Boolean(group?.done));
   const above = [];
