@@ -18,7 +18,7 @@ import typer
 from PIL import Image
 
 from sightline import EmbeddingTable, Encoder
-from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.gallery import EncoderIdentity
 from sightline.gallery.milvus import MilvusGallery
 
 FACTORIES = {  # np: without an order of the codes, which takes minutes and is of no use here
@@ -67,7 +67,7 @@ def milvus(queries: np.ndarray, items: np.ndarray, best: np.ndarray) -> None:
     folder = Path(tempfile.mkdtemp())
     ids = [str(number) for number in range(len(items))]
     identity = EncoderIdentity("measured", items.shape[1], "measured")
-    with MilvusGallery.create(f"milvus+file:{folder}/scale.db/items", identity, index="HNSW32") as gallery:
+    with MilvusGallery.make(f"milvus+file:{folder}/scale.db/items", identity, index="HNSW32") as gallery:
         adding = seconds(lambda: gallery.add(ids, items))
         gallery.compact()
         found: list[np.ndarray] = []

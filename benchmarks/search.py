@@ -121,8 +121,7 @@ def bare_line(vectors: NDArray[np.float32], queries: NDArray[np.float32], folder
 
 def gallery_line(kind: str, vectors: NDArray[np.float32], queries: NDArray[np.float32], folder: Path) -> dict[str, float]:
     """A gallery in the folder, or in a Milvus Lite file there."""
-    from sightline.gallery.gallery import Gallery
-    from sightline.gallery.items import EncoderIdentity
+    from sightline.gallery.gallery import EncoderIdentity, Gallery
 
     home, identity = folder / "gallery", EncoderIdentity("0", DIM, "benchmark")
     ids = [str(n) for n in range(len(vectors))]
@@ -135,7 +134,7 @@ def gallery_line(kind: str, vectors: NDArray[np.float32], queries: NDArray[np.fl
 
         home.mkdir()
         where = f"milvus+file:{home / 'lite.db'}/benchmark"
-        with MilvusGallery.create(where, identity) as cluster:
+        with MilvusGallery.make(where, identity) as cluster:
             found["write"] = seconds(lambda: cluster.add(ids, vectors, metadata))
     else:
         with Gallery.create(home, identity, index=kind) as gallery:

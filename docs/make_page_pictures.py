@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from sightline import Encoder, Gallery
 from sightline.data.manifest import Manifest, read_manifest
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 from sightline.models.embed import embed_manifest
 from sightline.ood.rejector import FOLDER, Rejector, fit_rejector
 

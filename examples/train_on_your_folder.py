@@ -16,7 +16,7 @@ import polars as pl
 
 import sightline as sl
 from sightline.data.manifest import hold_out_classes, label_columns, manifest_statistics
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 
 # %% [markdown]
 # ## 1. From a folder to a table with a test split

@@ -18,7 +18,7 @@ from command_lines import shell_lines
 from sightline.data.manifest import read_manifest
 from sightline.data.readers.glyphs import SIZES, GlyphSize
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.training.recipe import read_recipe

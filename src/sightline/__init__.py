@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
-    from sightline.gallery.gallery import Gallery
-    from sightline.gallery.images import search_images
-    from sightline.gallery.items import EncoderIdentity, Item
-    from sightline.gallery.refine import refined_search
+    from sightline.gallery.gallery import EncoderIdentity, Gallery, Item
+    from sightline.gallery.query import refined_search, search_images
     from sightline.labels.codes import CodeRelevance
     from sightline.labels.relevance import Relevance
     from sightline.labels.tree import Tree
@@ -44,10 +42,10 @@ _MODULES = {
     "CodeRelevance": "labels.codes",
     "EmbeddingTable": "data.embedding_table",
     "Encoder": "models.encoder",
-    "EncoderIdentity": "gallery.items",
+    "EncoderIdentity": "gallery.gallery",
     "Gallery": "gallery.gallery",
     "InputError": "errors",
-    "Item": "gallery.items",
+    "Item": "gallery.gallery",
     "Manifest": "data.manifest",
     "Metric": "evaluation.metrics",
     "Recipe": "training.recipe",
@@ -75,8 +73,8 @@ _MODULES = {
     "read_card": "models.card",
     "read_manifest": "data.manifest",
     "read_recipe": "training.recipe",
-    "refined_search": "gallery.refine",
-    "search_images": "gallery.images",
+    "refined_search": "gallery.query",
+    "search_images": "gallery.query",
     "train": "training.run",
 }
 

@@ -12,9 +12,7 @@ import pytest
 
 from sightline.errors import InputError
 from sightline.gallery.backup import backup_gallery, restore_gallery
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.image_paths import image_path
-from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.gallery import EncoderIdentity, Gallery, image_path
 
 DIM = 8
 IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")

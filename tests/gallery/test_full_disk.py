@@ -14,10 +14,9 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.gallery import gallery_images
+from sightline.gallery import ingest
 from sightline.gallery.backup import backup_gallery, restore_gallery
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.models.encoder import Encoder
 
 IDENTITY = EncoderIdentity("f", 64, "by hand")
@@ -62,7 +61,7 @@ def leave(disk, n_bytes):
 
 
 def test_a_run_that_finds_the_disk_full_says_how_far_it_came(tmp_path, image_tree, monkeypatch):
-    monkeypatch.setattr(gallery_images, "CHUNK", 12)
+    monkeypatch.setattr(ingest, "CHUNK", 12)
     encoder = Encoder.create("tiny", 8, image_size=32)
     upsert, calls = Gallery.upsert, []
 
@@ -74,11 +73,11 @@ def test_a_run_that_finds_the_disk_full_says_how_far_it_came(tmp_path, image_tre
     monkeypatch.setattr(Gallery, "upsert", third_time_full)
     with Gallery.create(tmp_path / "g", encoder) as gallery:
         with pytest.raises(InputError) as caught:
-            gallery_images.index_images(gallery, encoder, read_manifest(image_tree))
+            ingest.index_images(gallery, encoder, read_manifest(image_tree))
         said = str(caught.value)
         assert all(fact in said for fact in (str(tmp_path / "g"), "disk full", "24 items", "same command"))
         assert (len(gallery), gallery.verify()) == (24, [])
-        done = gallery_images.index_images(gallery, encoder, read_manifest(image_tree))
+        done = ingest.index_images(gallery, encoder, read_manifest(image_tree))
     assert (done.added, done.unchanged) == (48, 24)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.gallery.image_paths import image_path, stored_path
+from sightline.gallery.gallery import image_path, stored_path
 from sightline.serve.pictures import Pictures
 
 
@@ -33,10 +33,9 @@ def test_only_what_lay_beside_is_looked_for_in_the_root():
     assert image_path(folder, {}) is None
 
 
-def test_milvus_lies_beside_nothing():
-    address = "milvus+http://host:19530/birds"
-    assert stored_path(address, Path("/images/a.png")) == "/images/a.png"
-    assert image_path(address, {"path": "/images/a.png"}) == Path("/images/a.png")
+def test_a_gallery_without_a_folder_lies_beside_nothing():
+    assert stored_path(None, Path("/images/a.png")) == "/images/a.png"
+    assert image_path(None, {"path": "/images/a.png"}) == Path("/images/a.png")
 
 
 def test_a_link_to_a_gallery_finds_the_images_beside_the_real_one(tmp_path):

@@ -23,8 +23,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.items import EncoderIdentity
+from sightline.gallery.gallery import EncoderIdentity, Gallery
 
 DIM, N_FIRST, LONGEST = 64, 300, 0.06
 KINDS = ["add", "remove", "compact", "build"]

@@ -6,7 +6,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.gallery.images import search_images
+from sightline.gallery.query import search_images
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 

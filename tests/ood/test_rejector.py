@@ -9,8 +9,7 @@ import pytest
 
 from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
 from sightline.evaluation.detection import identification_rates
-from sightline.gallery.answers import withholds
-from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_threshold
+from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_threshold, withholds
 
 PRINT, OTHER = "a" * 32, "b" * 32
 

@@ -14,7 +14,7 @@ from served_galleries import encoded
 
 from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import FOLDER, fit_rejector

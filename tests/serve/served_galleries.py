@@ -8,7 +8,7 @@ from PIL import Image
 
 from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 from sightline.models.encoder import Encoder
 
 BASE = "http://127.0.0.1:8000"

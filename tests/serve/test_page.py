@@ -11,7 +11,7 @@ from playwright.sync_api import expect, sync_playwright
 from served_galleries import encoded
 
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.refine import refined_search
+from sightline.gallery.query import refined_search
 from sightline.ranking.refine import Refinement
 from sightline.serve.tokens import add_token
 

@@ -2,7 +2,7 @@
 
 from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.gallery_images import index_images
+from sightline.gallery.ingest import index_images
 from sightline.models.encoder import Encoder
 
 ROWS = (("99", "true", "007"), ("2019", "false", "12"), ("", "", "3"))  # year, whether it was sold, code

@@ -19,8 +19,11 @@ from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
+from sightline.gallery import query as queries
 from sightline.gallery.backup import backup_gallery, restore_gallery
 from sightline.gallery.gallery import Gallery
+from sightline.gallery.local import LocalGallery
+from sightline.gallery.query import QueryOptions
 from sightline.gallery.store import Store
 from sightline.ranking.refine import Refinement
 from sightline.serve import collection as collections
@@ -422,25 +425,26 @@ def test_a_gallery_that_was_replaced_is_closed_after_the_last_search_in_it(own_g
     with Gallery.open(own_gallery) as other:
         vector = other.vectors(["super0/class00/0.png"])[0]
         other.remove(["super0/class00/0.png"])
-    search, is_searching, may_end = collections.refined_search, threading.Event(), threading.Event()
+    search, is_searching, may_end = queries.refined_search, threading.Event(), threading.Event()
 
     def slowly(*args, **kwargs):
         is_searching.set()
         assert may_end.wait(30)
         return search(*args, **kwargs)
 
-    monkeypatch.setattr(collections, "refined_search", slowly)
+    monkeypatch.setattr(queries, "refined_search", slowly)
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(served.search, [collections.SearchJob(vector, 1)])
+        early = pool.submit(served.search, [collections.SearchJob(vector, QueryOptions(1))])
         assert is_searching.wait(30)
         restore_gallery(tmp_path / "copy", own_gallery)
         assert served.known("super0/class00/0.png")  # of the restored one
         assert removed_but_open()
         may_end.set()
         (found,) = early.result()
-    assert found.ids != ["super0/class00/0.png"]  # of the one before
+    assert [hit.id for hit in found.results] != ["super0/class00/0.png"]  # of the one before
     assert removed_but_open() == []
-    assert served.search([collections.SearchJob(vector, 1)])[0].ids == ["super0/class00/0.png"]
+    (found,) = served.search([collections.SearchJob(vector, QueryOptions(1))])
+    assert [hit.id for hit in found.results] == ["super0/class00/0.png"]
     served.close()
 
 
@@ -478,7 +482,7 @@ def test_backups_inside_the_gallery_are_neither_made_nor_lost(own_gallery, tmp_p
 
 def test_an_item_that_vanishes_during_a_search_costs_a_second_try_alone(own_gallery, monkeypatch):
     served = Collection(own_gallery)
-    search = collections.refined_search
+    search = queries.refined_search
     with Gallery.open(own_gallery) as other:
         vector = other.vectors(["super0/class00/0.png"])[0]
 
@@ -488,15 +492,15 @@ def test_an_item_that_vanishes_during_a_search_costs_a_second_try_alone(own_gall
                 other.remove(["super0/class00/0.png"])
             return found
 
-        monkeypatch.setattr(collections, "refined_search", removed_meanwhile)
-        answer = served.search([collections.SearchJob(vector, 3)])[0]
+        monkeypatch.setattr(queries, "refined_search", removed_meanwhile)
+        answer = served.search([collections.SearchJob(vector, QueryOptions(3))])[0]
     served.close()
-    assert len(answer.ids) == 3
-    assert "super0/class00/0.png" not in answer.ids
+    assert len([hit.id for hit in answer.results]) == 3
+    assert "super0/class00/0.png" not in [hit.id for hit in answer.results]
 
 
 def test_an_item_that_vanishes_while_a_query_is_expanded_costs_a_second_try_alone(own_gallery, monkeypatch):
-    vectors = Gallery.vectors
+    vectors = LocalGallery.vectors
     with closing(Collection(own_gallery)) as served, Gallery.open(own_gallery) as other:
         query = other.vectors(["super0/class00/0.png"])[0]
 
@@ -505,7 +509,7 @@ def test_an_item_that_vanishes_while_a_query_is_expanded_costs_a_second_try_alon
                 other.remove(["super0/class00/0.png"])
             return vectors(gallery, ids)
 
-        monkeypatch.setattr(Gallery, "vectors", removed_meanwhile)
-        (answer,) = served.search([collections.SearchJob(query, 3, refinement=Refinement(expand=2))])
-    assert len(answer.ids) == 3
-    assert "super0/class00/0.png" not in answer.ids
+        monkeypatch.setattr(LocalGallery, "vectors", removed_meanwhile)
+        (answer,) = served.search([collections.SearchJob(query, QueryOptions(3, refinement=Refinement(expand=2)))])
+    assert len([hit.id for hit in answer.results]) == 3
+    assert "super0/class00/0.png" not in [hit.id for hit in answer.results]

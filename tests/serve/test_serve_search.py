@@ -12,7 +12,7 @@ from served_galleries import encoded, png
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.refine import refined_search
+from sightline.gallery.query import refined_search
 from sightline.models.embed import embed_manifest
 from sightline.ood.rejector import FOLDER, fit_rejector
 from sightline.ranking.refine import Refinement

@@ -17,7 +17,7 @@ def demo(
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.demo import run_demo
     from sightline.evaluation.result import shown
-    from sightline.gallery.images import search_images
+    from sightline.gallery.query import search_images
     from sightline.models.encoder import Encoder
     from sightline.training.large_batch import keep_freed_memory
 
@@ -34,6 +34,6 @@ def demo(
     queries = outcome.queries[:3]
     for query, hits in zip(queries, search_images(encoder, table, queries, k=6), strict=True):
         echo(f"nearest to {query}:")
-        for hit in [hit for hit in hits if hit.path.resolve() != query.resolve()][:5]:
+        for hit in [hit for hit in hits if Path(str(hit.path)).resolve() != query.resolve()][:5]:
             echo(f"  {hit.score:.3f}  {hit.id}  {hit.labels[0]}")
     echo(f"Report: {outcome.report} (took {time.monotonic() - since:.0f} s)")

@@ -9,9 +9,10 @@ import typer
 from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import Manifest
     from sightline.gallery.gallery import Gallery
-    from sightline.gallery.gallery_images import Indexed
+    from sightline.gallery.ingest import Indexed
     from sightline.ood.rejector import Rejector
 
 app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
@@ -19,7 +20,9 @@ GalleryFolder = Annotated[
     str,
     typer.Argument(help="Gallery folder, made by `sightline index build`, or an address: milvus+http://host:19530/name."),
 ]
-Source = Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]
+Source = Annotated[
+    Path, typer.Argument(help="A .csv or .parquet manifest, a folder of images, or a table by `sightline embed`.")
+]
 Split = Annotated[str | None, typer.Option(help="Only this split.")]
 Prune = Annotated[
     bool, typer.Option("--prune", help="Remove items that came from this manifest or folder and are not in it.")
@@ -52,30 +55,24 @@ def build(
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
-    """Embed every image that is new or has changed, and build the index."""
-    from sightline.errors import InputError
-    from sightline.gallery.faiss_index import check_index, check_recall
-    from sightline.gallery.gallery import Gallery, is_cluster
-    from sightline.gallery.gallery_images import index_images
+    """Embed every image that is new or has changed, and build the index; a table's vectors are taken as they are."""
+    from sightline.gallery.gallery import REJECTOR_FOLDER, create_gallery, gallery_exists, open_gallery, own_folder
+    from sightline.gallery.ingest import index_images
     from sightline.models.encoder import Encoder
-    from sightline.ood.rejector import FOLDER
+    from sightline.ood.rejector import Rejector
 
     model = Encoder.from_pretrained(encoder)
-    rejector = None if is_cluster(out) else _rejector(encoder, model.fingerprint())
-    manifest = _manifest(source, split)
-    if is_cluster(out) and recall is not None:
-        raise InputError("--recall: Milvus does not tune its index to a recall")
-    check_recall(recall)  # before the images are embedded
-    if index is not None and not is_cluster(out):
-        check_index(index, model.dim)
-    with Gallery.open(out) if Gallery.is_at(out) else Gallery.create(out, model, index=index or "auto") as gallery:
+    given = own_folder(encoder, REJECTOR_FOLDER)
+    rejector = None if given is None else Rejector.load(given, model.fingerprint())
+    images = _images(source, split)
+    is_there = gallery_exists(out)
+    with open_gallery(out) if is_there else create_gallery(out, model, index=index or "auto", recall=recall) as gallery:
         gallery.check_encoder(model)
-        if is_cluster(out):
-            gallery.build_index(index)  # refuses another than the collection's before the work is done
+        gallery.check_index(index, recall)  # before images are embedded
         done = index_images(
             gallery,
             model,
-            manifest,
+            images,
             prune=prune,
             prefix=prefix,
             moved_from=moved_from,
@@ -86,8 +83,9 @@ def build(
         )
         _print_indexed(gallery, done)
         _build_index(gallery, index, recall)
-        if rejector is not None and not (gallery.folder / FOLDER).exists():
-            echo(f"{rejector.save(gallery.folder / FOLDER)}: {_described(rejector)}")
+        is_wanted = gallery.capabilities.keeps_models and gallery.model_folder(REJECTOR_FOLDER) is None
+        if rejector is not None and is_wanted:
+            echo(f"{rejector.save(Path(gallery.address) / REJECTOR_FOLDER)}: {_described(rejector)}")
         _print_age(gallery)
 
 
@@ -104,18 +102,18 @@ def add(
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
-    """Add images; those that are there and have not changed are not embedded again."""
-    from sightline.gallery.gallery import Gallery
-    from sightline.gallery.gallery_images import index_images
+    """Add images or a table; images that are there and have not changed are not embedded again."""
+    from sightline.gallery.gallery import open_gallery
+    from sightline.gallery.ingest import index_images
     from sightline.models.encoder import Encoder
 
-    manifest = _manifest(source, split)
-    with Gallery.open(gallery) as opened:
-        model = opened.encoder() if encoder is None else Encoder.from_pretrained(encoder)
+    images = _images(source, split)
+    with open_gallery(gallery) as opened:
+        model = None if encoder is None else Encoder.from_pretrained(encoder)
         done = index_images(
             opened,
             model,
-            manifest,
+            images,
             prune=prune,
             prefix=prefix,
             moved_from=moved_from,
@@ -125,10 +123,7 @@ def add(
             show_progress=True,
         )
         _print_indexed(opened, done)
-        stats = opened.stats()
-        if "index_covers" not in stats:  # Milvus, which looks after its index
-            return
-        if stats["items"] + stats["removed"] - stats["index_covers"] > 0.1 * stats["items"]:
+        if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)
 
@@ -141,14 +136,16 @@ def remove(
 ) -> None:
     """Remove items; if one id is unknown, none is removed."""
     from sightline.errors import InputError
-    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery import open_gallery
 
     if bool(ids) == bool(where):
         raise InputError("either ids or --where is needed")
-    with Gallery.open(gallery) as opened:
+    with open_gallery(gallery) as opened:
         gone = opened.filter(where) if where else ids or []
         opened.remove(gone)
-        echo(f"{opened.folder}: {len(gone)} removed, {len(opened)} left")
+        if not opened.capabilities.remembers_removals:
+            echo("note: this kind of gallery does not remember removals; their source adds them again", err=True)
+        echo(f"{opened.address}: {len(gone)} removed, {len(opened)} left")
 
 
 @app.command()
@@ -160,26 +157,26 @@ def verify(
     import numpy as np
 
     from sightline.errors import InputError, raise_faults
-    from sightline.gallery.gallery import ENCODER_FOLDER, Gallery
+    from sightline.gallery.gallery import ENCODER_FOLDER, open_gallery
 
-    with Gallery.open(gallery, read_only=not repair) as opened:
+    with open_gallery(gallery, read_only=not repair) as opened:
         if repair:
             with suppress(InputError):
                 opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files anew
         faults = opened.verify()
         try:
-            rejector = _rejector(opened.folder, opened.identity.fingerprint)
+            rejector = opened.rejector()
         except InputError as error:
             faults.append(str(error))
-        if (Path(opened.folder) / ENCODER_FOLDER).is_dir():
-            try:
+        try:
+            if opened.model_folder(ENCODER_FOLDER) is not None:
                 opened.encoder()
-            except InputError as error:
-                faults.append(str(error))
-        raise_faults(opened.folder, faults)
+        except InputError as error:
+            faults.append(str(error))
+        raise_faults(opened.address, faults)
         for sentence in opened.repairs:
             echo(f"repaired: {sentence}")
-        echo(f"{opened.folder}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
+        echo(f"{opened.address}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
         _print_age(opened)
 
 
@@ -190,10 +187,10 @@ def stats(
     """Print what a gallery holds, of which encoder, and how much disk it takes."""
     from json import dumps
 
-    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery import open_gallery
 
-    with Gallery.open(gallery, read_only=True) as opened:
-        rejector = _rejector(opened.folder, opened.identity.fingerprint)
+    with open_gallery(gallery, read_only=True) as opened:
+        rejector = opened.rejector()
         found = opened.stats() | {"rejector": None if rejector is None else _described(rejector)}
     echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
 
@@ -201,16 +198,16 @@ def stats(
 @app.command()
 def compact(gallery: GalleryFolder) -> None:
     """Write the gallery anew without what was removed, and build its index."""
-    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery import open_gallery
 
-    with Gallery.open(gallery) as opened:
-        before = opened.stats().get("folder_bytes")
+    with open_gallery(gallery) as opened:
+        before = opened.stats()
         opened.compact()
-        after = opened.stats().get("folder_bytes")
-        if before is None or after is None:
-            echo(f"{opened.folder}: {len(opened)} items; Milvus goes on with it")
+        if not opened.capabilities.builds_index:
+            echo(f"{opened.address}: {len(opened)} items; its server goes on with it")
         else:
-            echo(f"{gallery}: {len(opened)} items, {before / 1e6:.1f} MB before, {after / 1e6:.1f} MB after")
+            n_bytes = [found["folder_bytes"] / 1e6 for found in (before, opened.stats())]
+            echo(f"{gallery}: {len(opened)} items, {n_bytes[0]:.1f} MB before, {n_bytes[1]:.1f} MB after")
 
 
 @app.command()
@@ -224,32 +221,21 @@ def augment(
     index: Annotated[str, typer.Option(help="exact, auto, or a FAISS factory string.")] = "auto",
 ) -> None:
     """Write a gallery whose items are averaged with their neighbours; make it anew when items have come or gone."""
-    from sightline.gallery.gallery import Gallery
-    from sightline.gallery.gallery_table import write_augmented
+    from sightline.gallery.gallery import open_gallery
+    from sightline.gallery.ingest import write_augmented
 
-    with Gallery.open(gallery, read_only=True) as opened:
+    with open_gallery(gallery, read_only=True) as opened:
         n_items = write_augmented(opened, out, neighbours, alpha, index)
     echo(f"{out}: {n_items} items, each with {neighbours} neighbours")
-    with Gallery.open(out) as written:
+    with open_gallery(out) as written:
         _build_index(written, None, None)
-
-
-def _rejector(folder: Path | str, fingerprint: str) -> "Rejector | None":
-    """The rejector in an encoder's or gallery's folder, if there is one; refused if damaged or of another encoder."""
-    from sightline.gallery.gallery import own_folder
-    from sightline.ood.rejector import FOLDER, Rejector
-
-    own = own_folder(Path(folder), FOLDER)
-    return None if own is None else Rejector.load(own, fingerprint)
 
 
 def _print_age(gallery: "Gallery") -> None:
     """Say so if items were added since the gallery's rejector was fitted on it."""
-    if not isinstance(gallery.folder, Path):  # Milvus, which keeps none
-        return
-    rejector = _rejector(gallery.folder, gallery.identity.fingerprint)
+    rejector = gallery.rejector()
     if rejector is not None and rejector.generation is not None and (gallery.newest or 0) > rejector.generation:
-        again = f"`sightline ood fit --gallery {gallery.folder}`"
+        again = f"`sightline ood fit --gallery {gallery.address}`"
         echo(f"note: the rejector is older than the newest items; {again} fits it to them")
 
 
@@ -258,17 +244,20 @@ def _described(rejector: "Rejector") -> str:
     return f"{rejector.scorer.name}, accepts {100 * (rejector.scorer.acceptance or 0):g} %{matches}, {rejector.policy}"
 
 
-def _manifest(source: Path, split: str | None) -> "Manifest":
+def _images(source: Path, split: str | None) -> "Manifest | EmbeddingTable":
+    """What to index, of one split or of all."""
+    from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import read_manifest
 
-    manifest = read_manifest(source, labelled=False)
-    return manifest if split is None else manifest.split(split)
+    is_table = EmbeddingTable.is_at(source)
+    images = EmbeddingTable.read(source) if is_table else read_manifest(source, labelled=False)
+    return images if split is None else images.split(split)
 
 
 def _print_indexed(gallery: "Gallery", done: "Indexed") -> None:
     for fault in done.broken:
         echo(f"skipped: {fault}", err=True)
-    echo(f"{gallery.folder}: {len(gallery)} items: {done}")
+    echo(f"{gallery.address}: {len(gallery)} items: {done}")
 
 
 def _build_index(gallery: "Gallery", index: str | None, recall: float | None) -> None:

@@ -133,15 +133,15 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
     and where that goes.
     """
     from sightline.errors import InputError
-    from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery
-    from sightline.gallery.gallery_table import gallery_table
+    from sightline.gallery.gallery import REJECTOR_FOLDER, open_gallery
+    from sightline.gallery.ingest import gallery_table
 
-    with Gallery.open(address, read_only=True) as opened:
-        if out is None and not isinstance(opened.folder, Path):
-            raise InputError(f"{opened.folder}: Milvus keeps no rejector: --out is needed")
+    with open_gallery(address, read_only=True) as opened:
+        if out is None and not opened.capabilities.keeps_models:
+            raise InputError(f"{opened.address}: this kind of gallery keeps no rejector: give --out")
         generation = opened.generation if out is None else None  # before the items: they may be newer
         table = gallery_table(opened)
-        folder = Path(opened.folder) / REJECTOR_FOLDER if out is None else out
+        folder = out or Path(opened.address) / REJECTOR_FOLDER
         if out is None and folder.is_symlink():
             raise InputError(f"{folder}: a link, which is not followed; say by --out where the rejector goes")
     can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())

@@ -1,5 +1,8 @@
 """``sightline search``."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +12,7 @@ from sightline.cli.printing import echo
 
 if TYPE_CHECKING:
     from sightline.gallery.gallery import Gallery
+    from sightline.gallery.query import Hit
     from sightline.ood.rejector import Rejector
 
 
@@ -51,8 +55,8 @@ def search(
 ) -> None:
     """Print the nearest images of a gallery or a table: place, similarity, path, labels."""
     from sightline.errors import InputError
-    from sightline.gallery import answers
-    from sightline.gallery.gallery import Gallery
+    from sightline.gallery.gallery import open_gallery
+    from sightline.gallery.query import QueryOptions, ask
     from sightline.models.encoder import Encoder
     from sightline.ranking.refine import Refinement
 
@@ -65,55 +69,54 @@ def search(
         return
     if not reject and (policy is not None or rejector is not None):
         raise InputError("--policy and --rejector say how to --reject, which is not there")
-    refinement = Refinement(expand, alpha, rerank, depth, reciprocal)
-    with Gallery.open(str(gallery), read_only=True) as opened:
+    options = QueryOptions(k, where, Refinement(expand, alpha, rerank, depth, reciprocal), policy, explain=True)
+    with open_gallery(str(gallery), read_only=True) as opened:
         model = None if encoder is None else Encoder.from_pretrained(encoder)
         judge = _rejector(opened, rejector, policy) if reject else None
-        found = answers.ask(
-            opened,
-            queries,
-            k,
-            encoder=model,
-            where=where,
-            refinement=refinement,
-            judge=None if judge is None else judge.judge,
-            policy=None if judge is None else judge.policy,
-            root=root,
-        )
+        found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
     for repair in opened.repairs:
-        echo(f"sightline: {opened.folder}: {repair}", err=True)
+        echo(f"sightline: {opened.address}: {repair}", err=True)
     if html is not None:
-        echo(answers.write_contact_sheet(html, found, f"Found in {opened.folder}"))
+        from sightline.report.contact_sheet import write_contact_sheet
+
+        echo(write_contact_sheet(html, found, f"Found in {opened.address}"))
+    elif json:
+        echo(dumps([asdict(answer) for answer in found], ensure_ascii=False, indent=2))
     else:
-        echo(answers.as_json(found) if json else answers.as_text(found))
+        for answer in found:
+            echo("\n".join([answer.query, *(f"      {remark}" for remark in answer.remarks())]))
+            _print_hits(answer.results)
+
+
+def _print_hits(hits: "Sequence[Hit]") -> None:
+    """A line for each result: place, similarity, path or id, labels."""
+    for place, hit in enumerate(hits, start=1):
+        echo(f"{place:>4}  {hit.score:.4f}  {hit.path or hit.id}  {' < '.join(hit.labels)}".rstrip())
 
 
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":
-    """The rejector that was given or lies in the gallery, with the policy that is asked for."""
+    """The rejector that was given or lies in the gallery; a policy that there is not is refused."""
     from sightline.errors import InputError, choose
-    from sightline.gallery.gallery import REJECTOR_FOLDER, own_folder
     from sightline.ood.rejector import POLICIES, Rejector
 
-    if folder is None:
-        folder = own_folder(Path(gallery.folder), REJECTOR_FOLDER)
-        if folder is None:
-            raise InputError(
-                f"{gallery.folder}: no rejector is saved in this gallery: give one by --rejector, or make it with "
-                f"`sightline ood fit --gallery {gallery.folder}`"
-            )
-    loaded = Rejector.load(folder)
-    loaded.check_encoder(gallery.identity.fingerprint, f"{folder}, for {gallery.folder} of {gallery.identity.name!r}")
-    loaded.policy = loaded.policy if policy is None else choose(POLICIES, policy, "policy")
-    return loaded
+    if policy is not None:
+        choose(POLICIES, policy, "policy")
+    found = gallery.rejector() if folder is None else Rejector.load(folder)
+    if found is None:
+        raise InputError(
+            f"{gallery.address}: no rejector is saved in this gallery: give one by --rejector, or make it with "
+            f"`sightline ood fit --gallery {gallery.address}`"
+        )
+    found.check_encoder(gallery.identity.fingerprint, f"{folder}, for {gallery.address} of {gallery.identity.name!r}")
+    return found
 
 
 def _search_table(images: list[str], table: Path, encoder: Path, k: int) -> None:
     from sightline.data.embedding_table import EmbeddingTable
-    from sightline.gallery.images import search_images
+    from sightline.gallery.query import search_images
     from sightline.models.encoder import Encoder
 
     found = search_images(Encoder.from_pretrained(encoder), EmbeddingTable.read(table), images, k)
     for image, hits in zip(images, found, strict=True):
-        echo(f"{image}")
-        for place, hit in enumerate(hits, start=1):
-            echo(f"{place:>4}  {hit.score:.4f}  {hit.path}  {' < '.join(hit.labels)}".rstrip())
+        echo(image)
+        _print_hits(hits)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from sightline.errors import InputError
 from sightline.files import copy_folder, own_file, recovered_folder, replaced_folder
-from sightline.gallery.gallery import IMAGES, Gallery, own_folder
+from sightline.gallery.gallery import IMAGES, own_folder
+from sightline.gallery.local import LocalGallery
 from sightline.gallery.store import DATABASE
 
 
@@ -32,12 +33,12 @@ def backup_gallery(folder: Path, copy: Path) -> int:
         # Before the items and after them: an item's file is there before the item, and goes after it.
         early = scratch.with_name(IMAGES)
         _copy_images(folder, early)
-        with Gallery.open(folder, read_only=True) as gallery:
+        with LocalGallery.connect(str(folder), read_only=True) as gallery:
             gallery.backup(scratch)
         if early.is_dir():
             early.rename(scratch / IMAGES)
         _copy_images(folder, scratch / IMAGES)
-        with Gallery.open(scratch, read_only=True) as copied:
+        with LocalGallery.connect(str(scratch), read_only=True) as copied:
             return len(copied)
 
 
@@ -60,13 +61,13 @@ def restore_gallery(copy: Path, folder: Path) -> int:
     if copy.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{copy}: lies inside {folder}, and would be lost when that is replaced; move it elsewhere first")
     with replaced_folder(folder, DATABASE, "a gallery") as scratch:
-        with Gallery.open(copy, read_only=True) as gallery:
+        with LocalGallery.connect(str(copy), read_only=True) as gallery:
             if faults := gallery.verify():
                 raise InputError(f"{copy}: is damaged, nothing was restored: {'; '.join(faults[:3])}")
             gallery.backup(scratch)
         if (images := own_folder(copy, IMAGES)) is not None:
             copy_folder(images, scratch / IMAGES)
-        with Gallery.open(scratch) as restored:
+        with LocalGallery.connect(str(scratch)) as restored:
             restored.build_index()
             return len(restored)
 

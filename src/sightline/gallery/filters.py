@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass
 
 from sightline.errors import InputError
-from sightline.gallery.items import Value, is_utf8
+from sightline.gallery.gallery import Value, is_utf8
 
 LONGEST = 10_000
 MOST_COMPARISONS = 500  # SQLite takes no condition of more than 1000 parts

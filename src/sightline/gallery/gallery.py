@@ -1,58 +1,149 @@
-"""The folder people keep: items, vectors and metadata; add, remove, search, verify."""
+"""What a gallery is: items with vectors of one encoder; what each kind of gallery offers; which kind is at an address."""
 
+import math
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from sightline.errors import InputError
-from sightline.files import copy_folder, folder_bytes, recovered_folder, replaced_folder
-from sightline.gallery.faiss_index import Header, check_index, check_recall
-from sightline.gallery.filters import compile_filter
-from sightline.gallery.image_paths import noted_root
-from sightline.gallery.indexes import Indexes
-from sightline.gallery.items import (
-    EncoderIdentity,
-    Item,
-    Metadata,
-    Value,
-    check_metric,
-    checked_ids,
-    checked_metadata,
-    checked_queries,
-    checked_vectors,
-    listed_ids,
-    may_be_id,
-    some,
-)
-from sightline.gallery.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
-from sightline.gallery.store import DATABASE, NEWEST, Store
+from sightline.errors import InputError, choose, names, raise_faults
+from sightline.files import recovered_folder
+from sightline.registry import Registry
 
 if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
+    from sightline.ood.rejector import Rejector
 
+Value = str | int | float | bool | None
+Metadata = Sequence[Mapping[str, Value]] | pl.DataFrame
+Ranking = tuple[NDArray[np.float32], NDArray[np.object_]]
+METRICS = {"cosine": "angle between vectors, which are stored at length 1", "dot": "inner product of vectors as they are"}
 ENCODER_FOLDER, REJECTOR_FOLDER = "encoder", "rejector"
 IMAGES = "images"  # inside the gallery's folder: the files of uploaded items, under names that the service gives them
-FILTERS_KEPT = 64
-RECALL = 0.95
+BESIDE = "../"
+ROOT, PREFIX, HASH = "file_root", "file_prefix", "file_hash"  # metadata of items that came from a folder or a manifest
+PLAIN = (str, bool, int, float, type(None))
+SHORTEST = 1e-12
+LARGEST_DIM = 1 << 20
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+SHOWN = 10
 
 
-class Gallery:
-    """A searchable collection in one folder.
-
-    Several processes may read it while one writes; what is written is seen by all at their next search. A write has
-    happened when its call returns, whatever happens to the process or the machine afterwards; before that, none of it has.
+@dataclass(frozen=True)
+class EncoderIdentity:
+    """Which encoder made a gallery's vectors.
 
     Attributes:
-        folder: where it is.
+        fingerprint: the encoder's, see :meth:`sightline.Encoder.fingerprint`.
+        dim: length of its vectors.
+        name: what people call it.
+    """
+
+    fingerprint: str
+    dim: int
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint or not 1 <= self.dim <= LARGEST_DIM:
+            raise InputError(
+                f"an encoder needs a fingerprint and from 1 to {LARGEST_DIM} dimensions: {self.fingerprint!r}, {self.dim}"
+            )
+
+    @classmethod
+    def of(cls, encoder: "Encoder | EncoderIdentity") -> "EncoderIdentity":
+        """The identity of an encoder; an identity is its own."""
+        if isinstance(encoder, EncoderIdentity):
+            return encoder
+        return cls(encoder.fingerprint(), encoder.dim, encoder.settings.backbone)
+
+    def check(self, other: "Encoder | EncoderIdentity | str", where: object) -> None:
+        """Refuse another encoder, or another's fingerprint, by name."""
+        if isinstance(other, str):
+            fingerprint, called = other, "the one given"
+        else:
+            identity = EncoderIdentity.of(other)
+            fingerprint, called = identity.fingerprint, f"{identity.name!r}"
+        if fingerprint != self.fingerprint:
+            raise InputError(
+                f"{where}: its vectors are of another encoder: {self.name!r} with the fingerprint {self.fingerprint}; "
+                f"{called} has {fingerprint}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One item of a gallery: its id, what is known of it, and its (D,) float32 vector."""
+
+    id: str
+    metadata: dict[str, Value]
+    vector: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an index file is of, and how good it was measured to be.
+
+    Attributes:
+        factory: FAISS's name for the kind of index.
+        epoch: of the gallery it was built from.
+        n_rows: rows from 0 that it covers.
+        token: a checksum over the blocks of these rows.
+        file: its name.
+        checksum: of the file's bytes.
+        recall: share of the true 10 nearest that it finds, over some items of the gallery.
+        effort: search parameters that were needed for it.
+    """
+
+    factory: str
+    epoch: int
+    n_rows: int
+    token: str
+    file: str
+    checksum: str
+    recall: float
+    effort: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of gallery offers beyond items and search.
+
+    Attributes:
+        keeps_models: its encoder and its rejector, in a folder of its own.
+        keeps_uploads: image files of items, and writes of several steps as one: it can be served for writing.
+        remembers_removals: what was removed, so that its source does not add it again.
+        builds_index: when it is asked to; others look after their index themselves.
+    """
+
+    keeps_models: bool = False
+    keeps_uploads: bool = False
+    remembers_removals: bool = False
+    builds_index: bool = False
+
+
+class Gallery(ABC):
+    """A searchable collection: what every kind of gallery has, and how one is made or opened by its address.
+
+    A kind of gallery is a subclass and a row in :data:`GALLERIES`. It implements the abstract methods; what is given to
+    :meth:`write`, :meth:`delete` and :meth:`nearest` was checked before.
+
+    Attributes:
+        capabilities: what this kind offers.
+        address: where it is, for messages; without a password.
+        folder: where it is on this machine; None where it is elsewhere.
         identity: the encoder its vectors are of.
         metric: ``cosine`` or ``dot``; higher is nearer.
-        repairs: what was found damaged in derived files and made anew, one sentence each.
+        repairs: what was found damaged in derived files and made again, one sentence each.
 
     Example:
         >>> import tempfile
@@ -65,103 +156,100 @@ class Gallery:
         ([['a']], ['b'])
     """
 
-    def __init__(self, store: Store) -> None:
-        self.folder = store.folder
-        self.identity = store.identity
-        self.metric = store.metric
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(self, address: str, identity: EncoderIdentity, metric: str, folder: Path | None = None) -> None:
+        self.address = address
+        self.folder = folder
+        self.identity = identity
+        self.metric = metric
         self.repairs: list[str] = []
-        self._store = store
-        self._indexes = Indexes(store, self.repairs)
-        self._snapshot: Snapshot | None = None
-        self._filtered: dict[str, NDArray[np.int64]] = {}
-        self._filtered_at = -1
-
-    @classmethod
-    def create(
-        cls, folder: Path | str, encoder: "Encoder | EncoderIdentity", *, index: str = "auto", metric: str = "cosine"
-    ) -> "Gallery":
-        """A new, empty gallery; it appears complete or not at all.
-
-        Args:
-            folder: must not exist, or be empty; or an address of Milvus, such as ``milvus+http://host:19530/collection``.
-            encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the folder too.
-            index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
-            metric: ``cosine`` or ``dot``.
-        """
-        if is_cluster(folder):
-            from sightline.gallery.milvus import MilvusGallery
-
-            cluster: Any = MilvusGallery.create(str(folder), encoder, index=index, metric=metric)
-            return cluster  # type: ignore[no-any-return]
-        folder = Path(folder)
-        check_metric(metric)
-        identity = EncoderIdentity.of(encoder)
-        check_index(index, identity.dim)
-        with replaced_folder(folder) as scratch:
-            Store.create(scratch, identity, metric, index, RECALL).close()
-            if not isinstance(encoder, EncoderIdentity):
-                encoder.save_pretrained(scratch / ENCODER_FOLDER)
-        return cls.open(folder)
-
-    @classmethod
-    def open(cls, folder_or_uri: Path | str, *, read_only: bool = False) -> "Gallery":
-        """The gallery in a folder, or on a cluster (``milvus+http://host:19530/collection``, or a Milvus Lite file)."""
-        if is_cluster(folder_or_uri):
-            from sightline.gallery.milvus import MilvusGallery
-
-            cluster: Any = MilvusGallery.open(str(folder_or_uri), read_only=read_only)  # has the same methods
-            return cluster  # type: ignore[no-any-return]
-        return cls(Store.open(Path(folder_or_uri), read_only))
 
     @staticmethod
-    def is_at(folder_or_uri: Path | str) -> bool:
-        """Whether there is a gallery; on a cluster, a collection of that name."""
-        if is_cluster(folder_or_uri):
-            from sightline.gallery.milvus_connection import collection_is_at
+    def create(
+        uri: Path | str, encoder: "Encoder | EncoderIdentity", *, index: str = "auto", metric: str = "cosine"
+    ) -> "Gallery":
+        """A new, empty gallery; see :func:`create_gallery`."""
+        return create_gallery(uri, encoder, index=index, metric=metric)
 
-            return collection_is_at(str(folder_or_uri))
-        return os.path.lexists(recovered_folder(Path(folder_or_uri)) / DATABASE)
+    @staticmethod
+    def open(uri: Path | str, *, read_only: bool = False) -> "Gallery":
+        """The gallery at an address; see :func:`open_gallery`."""
+        return open_gallery(uri, read_only=read_only)
 
+    @staticmethod
+    def is_at(uri: Path | str) -> bool:
+        """Whether there is a gallery; see :func:`gallery_exists`."""
+        return gallery_exists(uri)
+
+    @classmethod
+    @abstractmethod
+    def make(
+        cls, uri: str, encoder: "Encoder | EncoderIdentity", *, index: str, metric: str, recall: float | None
+    ) -> "Gallery":
+        """A new, empty gallery of this kind; an index or a recall that it cannot have is refused first."""
+
+    @classmethod
+    @abstractmethod
+    def connect(cls, uri: str, *, read_only: bool) -> "Gallery":
+        """The gallery of this kind at an address."""
+
+    @classmethod
+    @abstractmethod
+    def exists(cls, uri: str) -> bool:
+        """Whether there is something of this kind at an address."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Let go of the files; may be called twice."""
-        self._store.close()
-        self._snapshot = None
+        """Let go of files and connections; may be called twice."""
 
-    def __enter__(self) -> "Gallery":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    @abstractmethod
     def __len__(self) -> int:
-        return self._store.state().n_items
+        """The number of items."""
 
     @property
     def generation(self) -> int:
-        """A number that changes with every committed write, of whichever process."""
-        return self._store.state().generation
+        """A number that changes with every committed write, of whichever process; 0 where this kind has none."""
+        return 0
 
     @property
     def newest(self) -> int | None:
-        """The generation in which an item was last added, or got another vector; None where an old version added all."""
-        with self._store.reading():
-            found = self._store.described().get(NEWEST)
-        return None if found is None else int(found)  # checked where it is read
+        """The generation in which an item was last added, or got another vector; None where it is not known."""
+        return None
+
+    def model_folder(self, name: str) -> Path | None:
+        """The folder of the encoder or rejector inside the gallery; None if there is none, and a link is refused."""
+        return None if self.folder is None else own_folder(self.folder, name)
 
     def encoder(self) -> "Encoder":
         """The encoder saved in the gallery."""
-        folder = own_folder(self.folder, ENCODER_FOLDER)
+        folder = self.model_folder(ENCODER_FOLDER)
         if folder is None:
-            raise InputError(f"{self.folder}: no encoder was saved in this gallery; it is of {self.identity.name!r}")
+            raise InputError(
+                f"{self.address}: no encoder is saved in this gallery, give that of its vectors, {self.identity.name!r}"
+            )
         from sightline.models.encoder import Encoder
 
         encoder = Encoder.from_pretrained(folder)
         self.check_encoder(encoder)
         return encoder
 
+    def rejector(self) -> "Rejector | None":
+        """The rejector saved in the gallery, if there is one; one that is damaged or of another encoder is refused."""
+        from sightline.ood.rejector import Rejector
+
+        folder = self.model_folder(REJECTOR_FOLDER)
+        return None if folder is None else Rejector.load(folder, self.identity.fingerprint)
+
     def check_encoder(self, encoder: "Encoder | EncoderIdentity | str") -> None:
         """Refuse another encoder than that of the gallery's vectors, given itself or by its fingerprint."""
-        self.identity.check(encoder, self.folder)
+        self.identity.check(encoder, self.address)
 
     def add(
         self,
@@ -179,7 +267,7 @@ class Gallery:
             metadata: a dictionary for each, or a table; values are str, int, float, bool or None.
             encoder: what made the vectors, or its fingerprint, if it is to be checked.
         """
-        self._write(ids, vectors, metadata, encoder, replace=False)
+        self._put(ids, vectors, metadata, encoder, replace=False)
 
     def upsert(
         self,
@@ -190,9 +278,9 @@ class Gallery:
         encoder: "Encoder | EncoderIdentity | str | None" = None,
     ) -> None:
         """Add items, in place of those that have the same ids; see :meth:`add`."""
-        self._write(ids, vectors, metadata, encoder, replace=True)
+        self._put(ids, vectors, metadata, encoder, replace=True)
 
-    def _write(
+    def _put(
         self,
         ids: Sequence[str],
         vectors: ArrayLike,
@@ -205,34 +293,12 @@ class Gallery:
         listed = checked_ids(ids)
         table = checked_vectors(listed, vectors, self.identity.dim, self.metric)
         rows = checked_metadata(listed, metadata)
-        if not listed:
-            return
-        with self._store.writing():
-            there = self._store.rows_of(listed)
-            if there and not replace:
-                raise InputError(f"{self.folder}: {len(there)} ids are there already: {some(list(there))}")
-            if self._has_news(listed, table, there):
-                self._store.describe(NEWEST, str(self._store.state().generation + 1))
-            if there:
-                self._store.remove(list(there.values()))
-            first = self._store.state().next_row
-            self._store.append(listed, table, rows)
-            self._store.readmit(listed)
-            extend_table(self._store, first)
+        if listed:
+            self.write(listed, table, rows, replace)
 
-    def _has_news(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
-        """Whether one of some items is new, or has another vector than before."""
-        if len(there) < len(ids):
-            return True
-        try:
-            before = self._store.vectors_of([there[id_] for id_ in ids])
-            return not np.allclose(before, vectors, rtol=1e-5, atol=1e-6)  # lengths are made 1 again at each write
-        except InputError:  # damaged: this write is what makes it good
-            return True
-
-    def writing(self) -> AbstractContextManager[None]:
-        """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
-        return self._store.writing()
+    @abstractmethod
+    def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
+        """Add checked items; those that are there already are replaced or, without ``replace``, refused."""
 
     def remove(self, ids: Sequence[str], *, remember: bool = True) -> None:
         """Take items out, all of them or, if one is unknown, none.
@@ -241,79 +307,49 @@ class Gallery:
             ids: of the items.
             remember: that they were removed, so that images of a folder or manifest are not added again with it.
         """
-        listed = checked_ids(ids)
-        if not listed:
-            return
-        with self._store.writing():
-            rows = self._known_rows(listed)
-            if remember:
-                known = self._store.metadata_of(list(rows.values()))
-                roots = {id_: noted_root(id_, known[row]) for id_, row in rows.items()}
-                self._store.dismiss({id_: root for id_, root in roots.items() if root is not None})
-            self._store.remove(list(rows.values()))
+        if listed := checked_ids(ids):
+            self.delete(listed, remember)
+
+    @abstractmethod
+    def delete(self, ids: list[str], remember: bool) -> None:
+        """Take items out; if one is unknown, none."""
 
     def removed(self) -> dict[str, str]:
         """The ids that were removed and not added again since, with the root, as noted, of the images they were of."""
-        with self._store.reading():
-            return self._store.dismissed()
+        return {}
 
-    def _known_rows(self, ids: list[str]) -> dict[str, int]:
-        rows = self._store.rows_of([id_ for id_ in ids if may_be_id(id_)])
-        if missing := [id_ for id_ in ids if id_ not in rows]:
-            raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
-        return rows
+    def reading(self) -> AbstractContextManager[None]:
+        """A block in which all that is read is of one moment, where this kind has transactions."""
+        return nullcontext()
+
+    def writing(self) -> AbstractContextManager[None]:
+        """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
+        raise InputError(f"{self.address}: this kind of gallery has no transactions")
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; unknown ones are refused."""
-        listed = listed_ids(ids)
-        with self._store.reading():
-            rows = self._known_rows(listed)
-            snapshot = self._refresh()
-            metadata = self._store.metadata_of(list(rows.values()))
-        return [Item(id_, dict(metadata[rows[id_]]), np.array(snapshot.table[rows[id_]])) for id_ in listed]
+        with self.reading():
+            return list(map(Item, listed_ids(ids), self.metadata(ids), self.vectors(ids)))
 
+    @abstractmethod
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
-        """What is known of the items of these ids, in their order."""
-        listed = listed_ids(ids)
-        with self._store.reading():
-            rows = self._known_rows(listed)
-            metadata = self._store.metadata_of(list(rows.values()))
-        return [metadata[rows[id_]] for id_ in listed]
+        """What is known of the items of these ids, in their order; unknown ones are refused."""
 
+    @abstractmethod
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
-        listed = listed_ids(ids)
-        with self._store.reading():
-            rows = self._known_rows(listed)
-            snapshot = self._refresh()
-        return np.array(snapshot.table[[rows[id_] for id_ in listed]]).reshape(len(listed), self.identity.dim)
 
+    @abstractmethod
     def ids(self) -> list[str]:
         """All ids, in the order they were added; an item put in place of another counts as new."""
-        with self._store.reading():
-            return [id_ for _, id_ in self._store.ids_from(0)]
 
+    @abstractmethod
     def filter(self, where: str) -> list[str]:
         """The ids of the items for which a condition holds, in the order they were added.
 
         Args:
             where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.gallery.filters`.
         """
-        with self._store.reading():
-            snapshot = self._refresh()
-            return list(snapshot.ids[self._matching(where)])
-
-    def _matching(self, where: str) -> NDArray[np.int64]:
-        """The rows of a filter at the present snapshot; the last filters' are remembered."""
-        snapshot = self._refresh()
-        if self._filtered_at != snapshot.generation:
-            self._filtered, self._filtered_at = {}, snapshot.generation
-        if where not in self._filtered:
-            condition = compile_filter(where)
-            if len(self._filtered) >= FILTERS_KEPT:
-                self._filtered.pop(next(iter(self._filtered)))
-            self._filtered[where] = self._store.rows_where(condition.sql, condition.values)
-        return self._filtered[where]
 
     def search(
         self,
@@ -322,8 +358,8 @@ class Gallery:
         *,
         where: str | None = None,
         encoder: "Encoder | EncoderIdentity | str | None" = None,
-    ) -> tuple[NDArray[np.float32], NDArray[np.object_]]:
-        """The k nearest items of each query, best first; equal scores in the order the items were added.
+    ) -> Ranking:
+        """The k nearest items of each query, best first.
 
         Args:
             queries: (Q, D), of the gallery's encoder.
@@ -332,103 +368,110 @@ class Gallery:
             encoder: what made the queries, or its fingerprint, if it is to be checked.
 
         Returns:
-            (Q, K) float32 scores and (Q, K) ids, K being k or, if smaller, the number of items that match.
+            (Q, K) float32 scores and (Q, K) ids, K being k or, if smaller, the most that any query found; -inf and None
+            where another has found fewer.
         """
         if encoder is not None:
             self.check_encoder(encoder)
         table = checked_queries(queries, self.identity.dim, self.metric)
         if k < 1:
             raise InputError(f"k is {k}; at least 1 is needed")
-        with self._store.reading():
-            snapshot = self._refresh()
-            rows = None if where is None else self._matching(where)
-        scores, places = self._indexes.nearest(snapshot, table, k, rows)
-        return scores, snapshot.ids_at(places)
+        return self.nearest(table, k, where)
 
-    def _refresh(self) -> Snapshot:
-        """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
-        self._snapshot = refreshed(self._store, self._snapshot, self.repairs)
-        return self._snapshot
+    @abstractmethod
+    def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
+        """What :meth:`search` returns, for checked queries."""
+
+    def check_index(self, index: str | None, recall: float | None) -> None:
+        """Refuse an index or a recall that :meth:`build_index` would refuse: to be called before images are embedded."""
+        if index is not None or recall is not None:
+            raise InputError(f"{self.address}: this kind of gallery has no choice of index: {index or recall}")
 
     def build_index(
         self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False
     ) -> Header | None:
-        """Build the index from the vectors, tune it to the asked recall, measure it, and save it.
+        """Build the index from the vectors; see :meth:`LocalGallery.build_index`. Others look after theirs themselves."""
+        self.check_index(index, recall)
+        return None
 
-        Until then, and for items added later, search is by brute force: exact, and slower.
-
-        Args:
-            index: ``exact``, a FAISS factory string or ``auto``; None for what the gallery was created with.
-            recall: share of the true 10 nearest to be found, in (0, 1]; None for what was asked before, at first 0.95.
-            show_progress: draw a bar.
-
-        Returns:
-            What was built, with the recall that was measured; None where search is by brute force: for ``exact``, for
-            ``auto`` with few items, and where there are too few to make the index.
-        """
-        check_recall(recall)
-        wanted = {"index": index and check_index(index, self.identity.dim), "recall": recall and str(recall)}
-        if any(wanted.values()):
-            with self._store.writing():
-                for key, value in wanted.items():
-                    if value:
-                        self._store.describe(key, value)
-        with self._store.reading():
-            snapshot = self._refresh()
-        return self._indexes.build(snapshot, show_progress)
+    def index_is_behind(self) -> bool:
+        """Whether more than a tenth of the items were added since the index was built."""
+        return False
 
     def compact(self) -> None:
-        """Write the items anew without what was removed, give the space back, and build the index anew."""
-        with self._store.writing():
-            snapshot = self._refresh()
-            self._store.compact(snapshot.table, snapshot.rows())
-            extend_table(self._store, 0)
-        remove_old_tables(self._store)
-        self._store.shrink()
-        self.build_index()
+        """Give back the space of what was removed; refused where this kind does so itself."""
+        raise InputError(f"{self.address}: this kind of gallery is never compacted")
 
+    @abstractmethod
     def verify(self) -> list[str]:
-        """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
-        faults = self._store.faults()
-        if not faults:
-            with self._store.reading():
-                faults = table_faults(self._store)
-            self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
-        return link_faults(self.folder) + faults + self._indexes.faults()
+        """What is wrong with the gallery, one sentence each, or nothing."""
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the gallery, by name."""
-        with self._store.reading():
-            state = self._store.state()
-            n_blocks = len(self._store.blocks_from(0))
-            asked = self._store.described()
-        header = self._indexes.header()
-        header = header if header and header.epoch == state.epoch else None
-        database, log = self._store.size()
-        return {
-            "items": state.n_items,
-            "removed": state.next_row - state.n_items,
-            "dim": self.identity.dim,
-            "metric": self.metric,
-            "encoder": self.identity.name,
-            "fingerprint": self.identity.fingerprint,
-            "generation": state.generation,
-            "blocks": n_blocks,
-            "index": asked["index"],
-            "index_built": header.factory if header else "exact",
-            "index_covers": header.n_rows if header else 0,
-            "index_recall": header.recall if header else 1.0,
-            "database_bytes": database + log,
-            "folder_bytes": folder_bytes(self.folder),
-        }
+        known = {"items": len(self), "dim": self.identity.dim, "metric": self.metric}
+        return known | {"encoder": self.identity.name, "fingerprint": self.identity.fingerprint} | self.details()
 
-    def backup(self, folder: Path | str) -> None:
-        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
-        with replaced_folder(Path(folder)) as scratch:
-            self._store.backup(scratch / DATABASE)
-            for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
-                if (own := own_folder(self.folder, name)) is not None:
-                    copy_folder(own, scratch / name)
+    def details(self) -> dict[str, Any]:
+        """What :meth:`stats` says of this kind of gallery alone; ``index`` is the kind of index."""
+        return {"index": "exact"}
+
+
+LOCAL, MILVUS = "sightline.gallery.local:LocalGallery", "sightline.gallery.milvus:MilvusGallery"
+GALLERIES: Registry[Gallery] = Registry(
+    "gallery",
+    {  # by the scheme of an address; by the ending of a file's name; without either it is a folder
+        "": LOCAL,
+        "file": LOCAL,
+        ".db": MILVUS,
+        "milvus+file": MILVUS,
+        "milvus+http": MILVUS,
+        "milvus+https": MILVUS,
+    },
+    "sightline.galleries",
+    lambda found: isinstance(found, type) and issubclass(found, Gallery),
+    "a subclass of sightline.Gallery",
+)
+
+
+def gallery_kind(uri: Path | str) -> type[Gallery]:
+    """The class of the galleries at such an address."""
+    text, file = str(uri), Path(uri)
+    scheme = re.match(r"([A-Za-z][\w+.-]*):(//)?", text)
+    if scheme is None or not (scheme[2] or scheme[1] in GALLERIES):
+        is_file = file.suffix in GALLERIES and file.name != "gallery.db"  # which is inside the folder of a local one
+        return cast(type[Gallery], GALLERIES.find(file.suffix if is_file else ""))
+    return cast(type[Gallery], GALLERIES.find(scheme[1]))
+
+
+def create_gallery(
+    uri: Path | str,
+    encoder: "Encoder | EncoderIdentity",
+    *,
+    index: str = "auto",
+    metric: str = "cosine",
+    recall: float | None = None,
+) -> Gallery:
+    """A new, empty gallery; in a folder it appears complete or not at all.
+
+    Args:
+        uri: a folder that does not exist or is empty, or an address such as ``milvus+http://host:19530/collection``.
+        encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the folder too.
+        index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
+        metric: ``cosine`` or ``dot``.
+        recall: share of the true 10 nearest that an index is to find; default: 0.95.
+    """
+    choose(METRICS, metric, "metric")
+    return gallery_kind(uri).make(str(uri), encoder, index=index, metric=metric, recall=recall)
+
+
+def open_gallery(uri: Path | str, *, read_only: bool = False) -> Gallery:
+    """The gallery in a folder, or at an address such as ``milvus+http://host:19530/collection``."""
+    return gallery_kind(uri).connect(str(uri), read_only=read_only)
+
+
+def gallery_exists(uri: Path | str) -> bool:
+    """Whether there is a gallery in a folder or at an address."""
+    return gallery_kind(uri).exists(str(uri))
 
 
 def own_folder(folder: Path, name: str) -> Path | None:
@@ -439,17 +482,197 @@ def own_folder(folder: Path, name: str) -> Path | None:
     return found if found.is_dir() else None
 
 
-def link_faults(folder: Path) -> list[str]:
-    """What there is in a gallery's folder that is neither a file nor a folder of its own, one sentence each."""
-    return [
-        f"{path.relative_to(folder)}: {'a link, which is not followed' if path.is_symlink() else 'no file and no folder'}"
-        for above, folders, files in os.walk(folder)
-        for path in (Path(above, name) for name in sorted([*folders, *files]))
-        if path.is_symlink() or not (path.is_file() or path.is_dir())
-    ]
+def labels_of(metadata: Mapping[str, Value]) -> list[str]:
+    """The labels of an item, finest first.
+
+    Example:
+        >>> labels_of({"label_0": "oak", "label_1": "tree", "year": 2020})
+        ['oak', 'tree']
+    """
+    found: list[str] = []
+    while (label := metadata.get(f"label_{len(found)}")) is not None:
+        found.append(str(label))
+    return found
 
 
-def is_cluster(folder_or_uri: Path | str) -> bool:
-    """Whether it is an address of Milvus or a file of Milvus Lite."""
-    file = Path(folder_or_uri)
-    return str(folder_or_uri).startswith("milvus+") or (file.suffix == ".db" and file.name != DATABASE)
+def stored_path(folder: Path | None, file: Path) -> str:
+    """What a gallery notes of an image: its path from the gallery if it lies beside it, otherwise its full path.
+
+    So a gallery and its images can be moved together. Images inside the gallery's own folder keep their full path: those
+    noted by a path inside it were uploaded, and are removed with their item.
+
+    Args:
+        folder: the gallery's, resolved; None for one that has none, and lies beside nothing.
+        file: the image, resolved.
+
+    Example:
+        >>> stored_path(Path("/data/gallery"), Path("/data/images/a.png"))
+        '../images/a.png'
+        >>> stored_path(Path("/data/gallery"), Path("/elsewhere/a.png"))
+        '/elsewhere/a.png'
+    """
+    if folder is None or folder.parent == Path(folder.anchor):  # below / is everything
+        return str(file)
+    is_beside = file.is_relative_to(folder.parent) and not file.is_relative_to(folder)
+    return BESIDE + file.relative_to(folder.parent).as_posix() if is_beside else str(file)
+
+
+def image_path(folder: Path | None, metadata: Mapping[str, Value], root: Path | None = None) -> Path | None:
+    """The full path of an item's image, whether it is there or not; None where the metadata says nothing.
+
+    Args:
+        folder: the gallery's, if it has one.
+        metadata: the item's.
+        root: where to look for images that lay beside the gallery, in place of the folder that it lies in now.
+
+    Example:
+        >>> image_path(Path("/data/gallery"), {"path": "../images/a.png"}, root=Path("/new")).as_posix()
+        '/new/images/a.png'
+    """
+    path = metadata.get("path")
+    if not isinstance(path, str) or not path:
+        return None
+    if root is not None and path.startswith(BESIDE):
+        return _real(root / path.removeprefix(BESIDE))
+    return _real(folder / path if folder is not None else Path(path))
+
+
+def _real(file: Path) -> Path:
+    """The path without links; unlike ``Path.resolve`` also where links go in a circle."""
+    return Path(os.path.realpath(file))
+
+
+def noted_root(id_: str, metadata: Mapping[str, Value]) -> str | None:
+    """The root of the source that an item came from, as a gallery notes it; None for what was uploaded or added in Python.
+
+    Galleries of earlier versions note no root: there it is what stands before the id in the path, if the path ends in it.
+
+    Example:
+        >>> noted_root("2023/a.png", {"path": "../photos/2023/a.png", "file_hash": "00ff"})
+        '../photos'
+    """
+    root, path = metadata.get(ROOT), metadata.get("path")
+    if isinstance(root, str):
+        return root
+    is_old = metadata.get(HASH) is not None and isinstance(path, str) and path.endswith(f"/{id_}")
+    return str(path)[: -len(id_) - 1] or "/" if is_old else None
+
+
+def checked_ids(ids: Sequence[str]) -> list[str]:
+    """The ids as a list; refused where one is no string, empty, or there twice."""
+    listed = listed_ids(ids)
+    faults = [f"id {id_!r} is not a string of at least one letter" for id_ in listed if not may_be_id(id_)]
+    raise_faults("ids", faults)
+    if len(set(listed)) < len(listed):
+        twice = [id_ for id_, n in Counter(listed).items() if n > 1]
+        raise InputError(f"{len(twice)} ids are there more than once in one call: {some(twice)}")
+    return listed
+
+
+def listed_ids(ids: Sequence[str]) -> list[str]:
+    """The ids as a list; one string is none."""
+    if isinstance(ids, str):
+        raise InputError(f"a list of ids is needed, found the single string {ids!r}")
+    return list(ids)
+
+
+def may_be_id(id_: object) -> bool:
+    """Whether an item can have such an id."""
+    return isinstance(id_, str) and id_ != "" and "\0" not in id_ and (id_.isascii() or is_utf8(id_))
+
+
+def is_utf8(text: str) -> bool:
+    """False where Python holds bytes that it could not decode."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def checked_vectors(ids: Sequence[str], vectors: ArrayLike, dim: int, metric: str) -> NDArray[np.float32]:
+    """(N, D) float32, one for each id, at length 1 for cosine; faults are named by id."""
+    table = _table(vectors, dim, "vectors")
+    if len(table) != len(ids):
+        raise InputError(f"{len(table)} vectors for {len(ids)} ids")
+    squares = np.einsum("nd,nd->n", table, table)
+    doubtful = np.flatnonzero(~((squares > 1e-30) & (squares < 1e30)))  # NaN, or too far from 1 for float32
+    wide = table[doubtful].astype(np.float64)
+    if (wrong := doubtful[~np.isfinite(wide).all(1)]).size:
+        raise InputError(f"NaN or infinity in the vectors of {some([ids[row] for row in wrong.tolist()])}")
+    if metric != "cosine":
+        return table
+    lengths = np.sqrt(squares)
+    lengths[doubtful] = np.linalg.norm(wide, axis=1)
+    if (short := doubtful[lengths[doubtful] <= SHORTEST]).size:
+        raise InputError(f"vectors of length 0 have no cosine: {some([ids[row] for row in short.tolist()])}")
+    unit: NDArray[np.float32] = table / lengths[:, None]
+    return unit
+
+
+def checked_queries(queries: ArrayLike, dim: int, metric: str) -> NDArray[np.float32]:
+    """(Q, D) float32, at length 1 for cosine; a zero vector stays zero, and is like nothing."""
+    table = _table(queries, dim, "queries")
+    if not np.isfinite(table).all():
+        rows = np.flatnonzero(~np.isfinite(table).all(1)).tolist()
+        raise InputError(f"queries: NaN or infinity in {len(rows)} of {len(table)} rows: {some(rows)}")
+    if metric != "cosine":
+        return table
+    wide = table.astype(np.float64)  # squares of what float32 holds may not fit in it
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), SHORTEST), np.float32)
+
+
+def _table(vectors: ArrayLike, dim: int, name: str) -> NDArray[np.float32]:
+    try:
+        table = np.asarray(vectors)
+    except ValueError as error:
+        raise InputError(f"{name}: a table (N, {dim}) is needed, found rows of different lengths") from error
+    if table.ndim != 2 or table.dtype.kind != "f":
+        raise InputError(
+            f"{name}: a table of floating point numbers (N, {dim}) is needed, found {table.dtype} {table.shape}"
+        )
+    if table.shape[1] != dim:
+        raise InputError(f"{name} have {table.shape[1]} dimensions, the gallery {dim}")
+    with np.errstate(over="ignore"):  # becomes infinity, which is refused by those who ask
+        return np.ascontiguousarray(table, np.float32)
+
+
+def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict[str, Value]]:
+    """One dictionary of plain values for each id; ``id`` among its keys may only repeat the id, and is left out."""
+    if metadata is None:
+        return [{} for _ in ids]
+    rows = metadata.to_dicts() if isinstance(metadata, pl.DataFrame) else list(metadata)
+    if strange := [f"row {place}: {row!r}" for place, row in enumerate(rows) if not isinstance(row, Mapping)]:
+        raise InputError(f"metadata: a dictionary is needed for each item, found {some(strange)}")
+    if len(rows) != len(ids):
+        raise InputError(f"{len(rows)} rows of metadata for {len(ids)} ids")
+    kept = [dict(row) for row in rows]
+    keys: set[object] = set().union(*kept)
+    faults = [f"the key {key!r} is not a string" for key in keys if not isinstance(key, str) or not key or not is_utf8(key)]
+    for id_, row in zip(ids, kept, strict=True):
+        if row.pop("id", id_) != id_:
+            faults.append(f"{id_!r}: its metadata has another id")
+        for key, value in row.items():
+            kind = type(value)
+            if (kind is str and value.isascii()) or (kind is int and SMALLEST <= value <= LARGEST):
+                continue  # most are, and 60,000 items have many
+            if isinstance(value, np.generic):
+                row[key] = value = value.item()
+            if fault := value_fault(key, value):
+                faults.append(f"{id_!r}: {fault}")
+    raise_faults("metadata", faults)
+    return kept
+
+
+def value_fault(key: object, value: object) -> str | None:
+    """A sentence if an item cannot have such a value."""
+    if type(value) not in PLAIN:
+        return f"{key} is of type {type(value).__name__}, not str, int, float, bool or None"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{key} is {value}; a number or None is needed"
+    if isinstance(value, int) and not SMALLEST <= value <= LARGEST:
+        return f"{key} is {value}, which does not fit in 64 bits"
+    if isinstance(value, str) and not is_utf8(value):
+        return f"{key} is {value!a}, which is not UTF-8"
+    return None
+
+
+def some(words: Sequence[object]) -> str:
+    """The words in quotes, cut after ten."""
+    return names(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")

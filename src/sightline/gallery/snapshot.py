@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.gallery.connection import DamagedError
-from sightline.gallery.store import Block, Store, block_checksum
+from sightline.gallery.store import Block, DamagedError, Store, block_checksum
 from sightline.ranking.similarity import EVEN_COLUMNS
 
 PREFIX = "vectors-"

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,8 @@ Policy = Literal["reject", "flag", "ignore"]
 POLICIES: dict[str, Policy] = {"reject": "reject", "flag": "flag", "ignore": "ignore"}
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """What is said of one query.
 
     Attributes:
@@ -45,6 +46,11 @@ class Verdict(NamedTuple):
     matched: bool | None
     similarity: float | None
     similarity_threshold: float | None
+
+
+def withholds(policy: str | None, verdict: Verdict | None) -> bool:
+    """Whether a query gets no results: under the policy ``reject``, if a rejector says that it does not belong."""
+    return policy == "reject" and verdict is not None and not verdict.belongs
 
 
 @dataclass
@@ -89,7 +95,7 @@ class Rejector:
             vectors: (Q, D) of the encoder it belongs to.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
             is_item: (Q,) bool, the queries that are items of the gallery, as
-                :func:`~sightline.gallery.refine.best_matches` finds: they belong, however late they were added.
+                :func:`~sightline.gallery.query.best_matches` finds: they belong, however late they were added.
         """
         energies = self.scorer.score(np.asarray(vectors))
         best: list[float | None] = [None] * len(energies)

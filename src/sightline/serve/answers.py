@@ -1,25 +1,28 @@
 """Bodies of answers, made from what was found."""
 
+from dataclasses import asdict
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.gallery.items import Value
+from sightline.gallery.gallery import Value, labels_of
+from sightline.gallery.query import Answer, QueryOptions
+from sightline.ood.rejector import POLICIES
 from sightline.ranking.refine import Refinement
-from sightline.serve.collection import Collection, Found, SearchJob
-from sightline.serve.fields import labels_of, relation
+from sightline.serve.collection import Collection, SearchJob
+from sightline.serve.fields import relation
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import (
     OF_THE_IMAGE,
-    Answer,
+    AnswerBody,
     GalleryBody,
     ItemBody,
     JudgedOptions,
-    Query,
+    QueryBody,
     ResultBody,
     Took,
-    Verdict,
+    VerdictBody,
 )
 from sightline.serve.service import Served
 
@@ -40,20 +43,20 @@ def item_body(collection: Collection, id_: str, metadata: dict[str, Value]) -> I
 
 
 def answer_body(
-    collection: Collection, found: Found, took: dict[str, float], id_: str | None = None, labels: list[str] | None = None
-) -> Answer:
+    collection: Collection, answer: Answer, took: dict[str, float], id_: str | None = None, labels: list[str] | None = None
+) -> AnswerBody:
     """What was found for a query; its id and labels where it is an item."""
     results = []
-    for one, score, metadata in zip(found.ids, found.scores, found.metadata, strict=True):
-        item = item_body(collection, one, metadata)
-        results.append(ResultBody(**item.model_dump(), score=score, relation=relation(labels, item.labels)))
+    for hit in answer.results:
+        item = item_body(collection, hit.id, hit.metadata)
+        results.append(ResultBody(**item.model_dump(), score=hit.score, relation=relation(labels, item.labels)))
     verdict = None
-    if found.verdict is not None:
-        verdict = Verdict.model_validate({**found.verdict._asdict(), "policy": found.policy})
-    return Answer(
+    if answer.verdict is not None and answer.policy is not None:
+        verdict = VerdictBody(**asdict(answer.verdict), policy=POLICIES[answer.policy])
+    return AnswerBody(
         gallery=collection.name,
-        generation=found.generation,
-        query=Query(id=id_, labels=labels or None),
+        generation=answer.generation,
+        query=QueryBody(id=id_, labels=labels or None),
         verdict=verdict,
         results=results,
         took=Took(encode_ms=took.get("encode", 0.0), search_ms=took.get("search", 0.0)),
@@ -63,7 +66,7 @@ def answer_body(
 def search_job(options: JudgedOptions, vector: NDArray[np.float32], own: str | None = None) -> SearchJob:
     """The query that some options and a vector make."""
     refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
-    return SearchJob(vector, options.k, options.where, refinement, own, options.policy)
+    return SearchJob(vector, QueryOptions(options.k, options.where, refinement, options.policy), own)
 
 
 def checked_vector(values: list[float], dim: int) -> NDArray[np.float32]:

@@ -16,46 +16,25 @@ from numpy.typing import NDArray
 
 from sightline.errors import InputError
 from sightline.files import replaced
-from sightline.gallery.answers import withholds
-from sightline.gallery.connection import DamagedError
 from sightline.gallery.filters import filter_names
-from sightline.gallery.gallery import IMAGES, Gallery, own_folder
-from sightline.gallery.items import EncoderIdentity, Value
-from sightline.gallery.refine import best_matches, refined_search
-from sightline.gallery.store import DATABASE
-from sightline.ood.rejector import FOLDER as REJECTOR
-from sightline.ood.rejector import POLICIES, SETTINGS_FILE, Rejector, Verdict
-from sightline.ranking.refine import NOTHING, Refinement
+from sightline.gallery.gallery import IMAGES, REJECTOR_FOLDER, EncoderIdentity, Gallery, Value, open_gallery
+from sightline.gallery.query import Answer, QueryOptions, query
+from sightline.gallery.store import DATABASE, DamagedError
+from sightline.ood.rejector import SETTINGS_FILE, Rejector
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE
 
-TRIES = 5
 DAMAGE = (sqlite3.Error, json.JSONDecodeError)  # causes of errors that are not the caller's
 Upload = tuple[bytes, str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """A query: its (D,) vector and what is wanted; ``own`` is its id where it is an item."""
+    """A query: its (D,) vector and what is asked; ``own`` is its id where it is an item."""
 
     vector: NDArray[np.float32]
-    k: int
-    where: str | None = None
-    refinement: Refinement = NOTHING
+    options: QueryOptions
     own: str | None = None
-    policy: str | None = None
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found for a query, best first."""
-
-    generation: int
-    ids: list[str]
-    scores: list[float]
-    metadata: list[dict[str, Value]]
-    verdict: Verdict | None
-    policy: str | None
 
 
 @dataclass(eq=False)
@@ -77,11 +56,11 @@ class Collection:
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self.folder = folder.absolute()  # which stands in messages for nothing else, as "." would
         self.name = folder.resolve().name
-        self.writable = not read_only
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._inode = self._inode_now()
-        self._reader = Held(Gallery.open(self.folder, read_only=True))
+        self._reader = Held(open_gallery(self.folder, read_only=True))
+        self.writable = not read_only and self._reader.gallery.capabilities.keeps_uploads
         self._writer: Held | None = None
         self._past: list[Held] = []  # in use still
         self._rejector: Rejector | None = None
@@ -114,7 +93,7 @@ class Collection:
             if not self.is_there():
                 raise Problem(503, f"the files of gallery {self.name!r} are gone", {"Retry-After": "1"})
             if self._writer is None:
-                self._writer = Held(Gallery.open(self.folder))
+                self._writer = Held(open_gallery(self.folder))
             held = self._writer
             held.n_users += 1
         try:
@@ -128,7 +107,7 @@ class Collection:
         if inode in (None, self._inode):
             return
         before = [held for held in (self._reader, self._writer) if held is not None]
-        self._reader, self._writer, self._inode = Held(Gallery.open(self.folder, read_only=True)), None, inode
+        self._reader, self._writer, self._inode = Held(open_gallery(self.folder, read_only=True)), None, inode
         self._past += before
         for held in before:
             held.is_past = True
@@ -158,15 +137,14 @@ class Collection:
     def rejector(self) -> Rejector | None:
         """The rejector in the gallery's folder, if there is one; read again when it changes."""
         try:
-            file = (self.folder / REJECTOR / SETTINGS_FILE).stat()
+            file = (self.folder / REJECTOR_FOLDER / SETTINGS_FILE).stat()
         except OSError:
             return None
         stamp = file.st_mtime_ns, file.st_ino
         with self._lock:
             if stamp != self._rejector_stamp:
                 try:
-                    own = own_folder(self.folder, REJECTOR) or self.folder / REJECTOR
-                    self._rejector = Rejector.load(own, self._reader.gallery.identity.fingerprint)
+                    self._rejector = self._reader.gallery.rejector()
                 except InputError as error:
                     message = str(error).replace(str(self.folder), self.name)
                     raise Problem(503, f"the rejector cannot be used: {message}", {"Retry-After": "1"}) from error
@@ -209,57 +187,28 @@ class Collection:
             return Problem(503, message, {"Retry-After": "1"})
         return Problem(422, message)
 
-    def search(self, jobs: Sequence[SearchJob]) -> list[Found | Exception]:
-        """Answers in the order of the jobs; those that want the same are searched together."""
-        groups: dict[tuple[object, ...], list[int]] = {}
+    def search(self, jobs: Sequence[SearchJob]) -> list[Answer | Exception]:
+        """Answers in the order of the jobs; those that ask the same are searched together."""
+        groups: dict[QueryOptions, list[int]] = {}
         for place, job in enumerate(jobs):
-            groups.setdefault((job.k, job.where, job.refinement, job.policy), []).append(place)
-        answers: list[Found | Exception] = [Problem(500, "not searched")] * len(jobs)
-        for places in groups.values():
+            groups.setdefault(job.options, []).append(place)
+        answers: list[Answer | Exception] = [Problem(500, "not searched")] * len(jobs)
+        for options, places in groups.items():
             try:
-                with self.told(), self.gallery() as gallery:
-                    found: Sequence[Found | Exception] = self._search_alike(gallery, [jobs[place] for place in places])
-            except Exception as error:  # is told to those who asked
+                found: Sequence[Answer | Exception] = self._answers(options, [jobs[place] for place in places])
+            except Exception as error:  # each of those who asked gets it
                 found = [error] * len(places)
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
         return answers
 
-    def _search_alike(self, gallery: Gallery, jobs: list[SearchJob]) -> list[Found]:
-        first = jobs[0]
-        check_filter(first.where)
-        queries, own = np.stack([job.vector for job in jobs]), [job.own for job in jobs]
-        for tries_left in reversed(range(TRIES)):
-            generation = gallery.generation
-            try:
-                scores, ids = refined_search(gallery, queries, first.k, first.refinement, where=first.where, own=own)
-                listed = sorted({id_ for id_ in ids.reshape(-1) if id_ is not None})
-                known = dict(zip(listed, gallery.metadata(listed), strict=True))
-                break
-            except InputError:  # one was removed in between
-                if not tries_left:
-                    raise
-        verdicts, policy = self._judged(gallery, jobs, queries, own)
-        answers = []
-        for row_scores, row_ids, verdict in zip(scores, ids, verdicts, strict=True):
-            withheld = withholds(policy, verdict)
-            kept = [
-                (str(id_), float(score))
-                for id_, score in zip(row_ids, row_scores, strict=True)
-                if id_ is not None and not withheld
-            ]
-            told = [known[id_] for id_, _ in kept]
-            answers.append(Found(generation, [id_ for id_, _ in kept], [score for _, score in kept], told, verdict, policy))
-        return answers
-
-    def _judged(
-        self, gallery: Gallery, jobs: list[SearchJob], queries: NDArray[np.float32], own: list[str | None]
-    ) -> tuple[Sequence[Verdict | None], str | None]:
-        rejector = self.rejector()
-        policy = jobs[0].policy or (rejector.policy if rejector else "ignore")
-        if rejector is None or policy not in POLICIES or policy == "ignore":
-            return [None] * len(jobs), None
-        return rejector.judge(queries, *best_matches(gallery, queries, own)), policy
+    def _answers(self, options: QueryOptions, jobs: list[SearchJob]) -> list[Answer]:
+        with self.told(), self.gallery() as gallery:
+            check_filter(options.where)
+            vectors, rejector = np.stack([job.vector for job in jobs]), self.rejector()
+            if rejector is not None and (options.policy or rejector.policy) == "ignore":
+                rejector = None
+            return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector)
 
     def known(self, id_: str) -> dict[str, Value]:
         """What is known of an item."""

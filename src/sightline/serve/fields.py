@@ -8,26 +8,12 @@ from dataclasses import dataclass
 
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.items import Value
+from sightline.gallery.gallery import Gallery, Value
 from sightline.serve.schemas import HIDDEN, FieldBody, ValueCount
 
 MOST_VALUES = 200
 AT_ONCE = 5000  # items read at a time: others read in between
 FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read through for each question
-
-
-def labels_of(metadata: dict[str, Value]) -> list[str]:
-    """The labels of an item, finest first.
-
-    Example:
-        >>> labels_of({"label_0": "oak", "label_1": "tree", "year": 2020})
-        ['oak', 'tree']
-    """
-    found: list[str] = []
-    while (label := metadata.get(f"label_{len(found)}")) is not None:
-        found.append(str(label))
-    return found
 
 
 def relation(query: list[str] | None, item: list[str]) -> int | None:

@@ -16,9 +16,7 @@ from starlette.responses import Response
 from sightline.data.images import Box, load_image, open_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.image_paths import image_path
-from sightline.gallery.items import Value
+from sightline.gallery.gallery import Gallery, Value, image_path
 from sightline.serve.problems import Problem
 
 LARGEST = 2048
@@ -124,7 +122,7 @@ def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
 
     Found by up to 500 items: for each folder below ``/``, what all paths in it have in common.
     """
-    folder = Path(gallery.folder).resolve()
+    folder = Path(gallery.address).resolve()
     ids = gallery.ids()
     rows = gallery.metadata(ids[:: 1 + len(ids) // SAMPLED])
     files = [file for row in rows if (file := image_path(folder, row)) is not None]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.data.images import open_image
-from sightline.gallery.items import Value, is_utf8
+from sightline.gallery.gallery import Value, is_utf8
 from sightline.serve.answers import SUFFIXES, item_body
 from sightline.serve.pictures import LARGEST
 from sightline.serve.problems import Problem

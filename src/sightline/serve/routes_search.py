@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ValidationError
 
+from sightline.gallery.gallery import labels_of
 from sightline.serve.answers import answer_body, checked_vector, search_job
-from sightline.serve.fields import labels_of
 from sightline.serve.problems import Problem
-from sightline.serve.schemas import Answer, IdSearch, UploadOptions, VectorSearch, metadata_schema
+from sightline.serve.schemas import AnswerBody, IdSearch, UploadOptions, VectorSearch, metadata_schema
 from sightline.serve.service import Service, timed
 from sightline.serve.uploads import read_form
 
@@ -62,7 +62,7 @@ def checked_form(model: type[UploadOptions], fields: dict[str, str]) -> UploadOp
 
 
 @router.post("", openapi_extra=form_body(UploadOptions, ["image"]))
-async def search_by_image(request: Request, service: ServiceOf) -> Answer:
+async def search_by_image(request: Request, service: ServiceOf) -> AnswerBody:
     """The items that resemble an uploaded image, or a part of it."""
     service.check_waiting()
     data, fields = await read_form(request)
@@ -80,7 +80,7 @@ async def search_by_image(request: Request, service: ServiceOf) -> Answer:
 
 
 @router.post("/id")
-async def search_by_id(body: IdSearch, service: ServiceOf) -> Answer:
+async def search_by_id(body: IdSearch, service: ServiceOf) -> AnswerBody:
     """The items that resemble an item, itself left out."""
     with service.accepted():
         served = service.served(body.gallery)
@@ -93,7 +93,7 @@ async def search_by_id(body: IdSearch, service: ServiceOf) -> Answer:
 
 
 @router.post("/vector")
-async def search_by_vector(body: VectorSearch, service: ServiceOf) -> Answer:
+async def search_by_vector(body: VectorSearch, service: ServiceOf) -> AnswerBody:
     """The items nearest to a vector of the gallery's encoder."""
     with service.accepted():
         served = service.served(body.gallery)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery import open_gallery
 from sightline.serve.connections import HEAD_SECONDS, BoundedProtocol, Limits, most_connections
 from sightline.serve.measures import LOGGING, MULTIPROCESS
 from sightline.serve.pictures import hidden_folders
@@ -68,7 +68,7 @@ def run_app(
 def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> None:
     with _bound(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
         for gallery in settings.galleries:  # one message of a fault here, not one from every worker again and again
-            with Gallery.open(gallery, read_only=True) as opened:
+            with open_gallery(gallery, read_only=True) as opened:
                 opened.encoder()
         logging.config.dictConfig(LOGGING)
         os.environ.update({HANDED_ON: settings.model_dump_json(), MULTIPROCESS: folder})
@@ -81,7 +81,7 @@ def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> 
 def _tell_hidden(settings: ServeSettings, tell: Callable[[str], object]) -> None:
     """Say which images are not shown, and which option shows them."""
     for folder in settings.galleries:
-        with Gallery.open(folder, read_only=True) as gallery:
+        with open_gallery(folder, read_only=True) as gallery:
             hidden = hidden_folders(gallery, settings.image_roots)
         if hidden:
             options = " ".join(f"--images {shlex.quote(_from_here(one))}" for one in hidden)

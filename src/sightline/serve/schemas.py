@@ -1,13 +1,15 @@
 """Bodies of requests and responses."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from sightline.data.manifest import BOX
-from sightline.gallery.items import Value
+from sightline.gallery.gallery import Value
+from sightline.ood.rejector import Policy, Verdict
 from sightline.serve.problems import Problem
 from sightline.serve.uploads import Crop
 
@@ -29,7 +31,6 @@ ID = r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$"  # neither . nor .., which addresses
 ID_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": LONGEST_ID, "pattern": ID}
 SHARE = r"(?:0(?:\.[0-9]{1,20})?|1(?:\.0{1,20})?)"
 CROP = rf"^(?:{SHARE}(?:,{SHARE}){{3}})?$"
-Policy = Literal["reject", "flag", "ignore"]
 Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
 
 
@@ -122,22 +123,17 @@ class VectorSearch(JsonOptions):
     fingerprint: str | None = Field(default=None, max_length=200)
 
 
-class Query(BaseModel):
+class QueryBody(BaseModel):
     """What was asked by: the id and labels of an item, if it was one."""
 
     id: str | None
     labels: list[str] | None
 
 
-class Verdict(BaseModel):
+@dataclass(frozen=True)
+class VerdictBody(Verdict):
     """Whether the query belongs to the collection, and has a match in it."""
 
-    belongs: bool
-    energy: float
-    threshold: float
-    matched: bool | None
-    similarity: float | None
-    similarity_threshold: float | None
     policy: Policy
 
 
@@ -165,13 +161,13 @@ class Took(BaseModel):
     search_ms: float
 
 
-class Answer(BaseModel):
+class AnswerBody(BaseModel):
     """What was found."""
 
     gallery: str
     generation: int
-    query: Query
-    verdict: Verdict | None
+    query: QueryBody
+    verdict: VerdictBody | None
     results: list[ResultBody]
     took: Took
 

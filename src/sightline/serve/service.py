@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
+from sightline.gallery.query import Answer
 from sightline.models.encoder import Encoder
 from sightline.serve.batching import Batcher
-from sightline.serve.collection import Collection, Found, SearchJob
+from sightline.serve.collection import Collection, SearchJob
 from sightline.serve.fields import Fields
 from sightline.serve.guard import Gate
 from sightline.serve.pictures import Pictures
@@ -36,7 +37,7 @@ class Served:
 
     collection: Collection
     fields: Fields
-    searcher: Batcher[SearchJob, Found]
+    searcher: Batcher[SearchJob, Answer]
 
     def known_fields(self) -> list[FieldBody]:
         """The fields; reads all items where they changed, so not for the event loop."""
@@ -84,7 +85,7 @@ class Service(Gate):
         self.galleries: dict[str, Served] = {}
         for folder in settings.galleries:
             collection = Collection(folder, settings.read_only)
-            searcher: Batcher[SearchJob, Found] = Batcher(
+            searcher: Batcher[SearchJob, Answer] = Batcher(
                 collection.search, "search", settings.batch, begin=lambda: torch.set_num_threads(n_threads)
             )
             self.galleries[collection.name] = Served(collection, Fields(), searcher)
@@ -156,7 +157,7 @@ class Service(Gate):
         encoding, image = await self.aside(prepared)
         return await asyncio.wrap_future(encoding.batcher.submit(image))
 
-    async def searched(self, served: Served, job: SearchJob) -> Found:
+    async def searched(self, served: Served, job: SearchJob) -> Answer:
         """What is found for a query."""
         return await asyncio.wrap_future(served.searcher.submit(job))
 

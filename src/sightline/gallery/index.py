@@ -8,19 +8,25 @@ import hashlib
 import json
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
 from sightline.files import locked, own_file, read_json, replaced
+from sightline.gallery.gallery import Header
+from sightline.gallery.snapshot import Snapshot
+from sightline.gallery.store import Store
 from sightline.progress import tracked
+from sightline.ranking.nearest import top_k_products
 
 HEADER = "index.json"
 LOCK = "index.lock"
@@ -32,31 +38,9 @@ CHEAP_PRODUCT = 1 << 26  # values: a query over 130,000 x 512 takes some 25 ms b
 LARGEST_GRAPH = 300_000  # a graph of more takes hours to build on two cores
 ADDED_AT_ONCE = 16_384
 Exact = Callable[[NDArray[np.float32], int], NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What an index file is of, and how good it was measured to be.
-
-    Attributes:
-        factory: FAISS's name for the kind of index.
-        epoch: of the gallery it was built from.
-        n_rows: rows from 0 that it covers.
-        token: a checksum over the blocks of these rows.
-        file: its name.
-        checksum: of the file's bytes.
-        recall: share of the true 10 nearest that it finds, over some items of the gallery.
-        effort: search parameters that were needed for it.
-    """
-
-    factory: str
-    epoch: int
-    n_rows: int
-    token: str
-    file: str
-    checksum: str
-    recall: float
-    effort: dict[str, int] = field(default_factory=dict)
+GATHERED_SHARE = 4  # below a quarter of the rows, a filter's vectors are put together; above, the others are passed over
+EXACT_MATCHES = 65_536  # a filter that leaves no more items than this is searched by brute force
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def library() -> Any:
@@ -382,3 +366,165 @@ def _checksum(file: Path) -> str:
 def building(folder: Path) -> AbstractContextManager[bool]:
     """True for the one process that may build this folder's index."""
     return locked(folder / LOCK, wait=False)
+
+
+def exact_nearest(snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None = None) -> Found:
+    """Scores and rows of the nearest items by brute force: the oracle of every index.
+
+    Args:
+        snapshot: what to search.
+        queries: (Q, D), checked.
+        k: results wanted; fewer come back where there are fewer items.
+        rows: those that may be found, rising; None for all items.
+    """
+    n_rows = len(snapshot.ids)
+    wanted = torch.from_numpy(queries)
+    if rows is not None and len(rows) * GATHERED_SHARE <= n_rows:
+        filled = torch.zeros(len(rows) + -len(rows) % 16, queries.shape[1])
+        filled[: len(rows)] = torch.from_numpy(snapshot.table[rows])
+        scores, places = top_k_products(wanted, filled, len(rows), min(k, len(rows)))
+        return scores.numpy(), rows[places.numpy()]
+    shown = None
+    if rows is not None or snapshot.n_items < n_rows:
+        shown = torch.from_numpy(_shown(snapshot, rows))
+    n_shown = snapshot.n_items if rows is None else len(rows)
+    scores, places = top_k_products(wanted, torch.from_numpy(snapshot.table), n_rows, min(k, n_shown), shown)
+    return scores.numpy(), places.numpy()
+
+
+def _shown(snapshot: Snapshot, rows: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    if rows is None:
+        return snapshot.alive
+    shown = np.zeros(len(snapshot.ids), bool)
+    shown[rows] = True
+    return shown
+
+
+class Indexes:
+    """The derived index of one open gallery: loaded when it is first needed, built anew if it is damaged."""
+
+    def __init__(self, store: Store, repairs: list[str]) -> None:
+        self._store = store
+        self._repairs = repairs
+        self._loading = threading.Lock()
+        self._stamp: tuple[int, int] | None = None
+        self._loaded: FaissIndex | None = None
+
+    def nearest(self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> Found:
+        """As :func:`exact_nearest`, by the index if there is one; queries for which it finds fewer are searched exactly."""
+        with self._loading:
+            index = None if rows is not None and len(rows) <= EXACT_MATCHES else self._current(snapshot)
+        shown = _shown(snapshot, rows)
+        k = min(k, int(shown.sum()))
+        if index is None or k == 0:
+            return exact_nearest(snapshot, queries, k, rows)
+        n_covered = index.header.n_rows
+        candidates = index.candidates(queries, k, shown[:n_covered])
+        later = n_covered + np.flatnonzero(shown[n_covered:])
+        if len(later):
+            candidates = np.hstack([candidates, exact_nearest(snapshot, queries, k, later)[1]])
+        scores, places = nearest_of(snapshot.table, queries, candidates, k)
+        if (short := np.flatnonzero(places[:, -1] < 0)).size:  # its lists held too few, as after many removals
+            scores[short], places[short] = exact_nearest(snapshot, queries[short], k, rows)
+        return scores, places
+
+    def _current(self, snapshot: Snapshot) -> FaissIndex | None:
+        """The index of this snapshot's rows, or None."""
+        stamp = _stamp_of(self._store.folder / HEADER)
+        if stamp is None:
+            self._loaded, self._stamp = None, None
+        elif stamp != self._stamp:
+            header = read_header(self._store.folder)
+            if header is not None and header.epoch != snapshot.epoch:
+                return None  # of a gallery before it was compacted, or after
+            self._loaded = None if header is None else self._load(header, snapshot)
+            if self._loaded is None:
+                if _stamp_of(self._store.folder / HEADER) != stamp:
+                    return self._current(snapshot)  # another process built one meanwhile, and removed this one
+                outcome = "built anew" if self._rebuild(snapshot) else "searched by brute force"
+                file = HEADER if header is None else header.file
+                self._repairs.append(f"{file}: damaged or missing; {outcome}")
+            self._stamp = _stamp_of(self._store.folder / HEADER)
+        found = self._loaded
+        fits = found is not None and found.header.epoch == snapshot.epoch and found.header.n_rows <= len(snapshot.ids)
+        return found if fits else None
+
+    def _load(self, header: Header, snapshot: Snapshot) -> FaissIndex | None:
+        if header.n_rows > len(snapshot.ids) or self._token(snapshot, header.n_rows) != header.token:
+            return None
+        return load(self._store.folder, header, self._store.identity.dim)
+
+    def _rebuild(self, snapshot: Snapshot) -> bool:
+        """Replace a damaged index; where this process may not, or another is at it already, search goes on exactly."""
+        if not self._store.read_only:
+            with suppress(InputError):
+                self.build(snapshot)
+                return True
+        return False
+
+    def build(self, snapshot: Snapshot, show_progress: bool = False) -> Header | None:
+        """Build the index that the gallery asks for from its vectors, and save it; None if brute force is to be used."""
+        self._store.check_writable()
+        with self._store.reading():
+            asked = self._store.described()
+        factory, recall = asked["index"], float(asked["recall"])
+        if factory == AUTO:
+            factory = choose_index(snapshot.n_items, self._store.identity.dim, recall)
+        with building(self._store.folder) as mine:
+            if not mine:
+                raise InputError(f"{self._store.folder}: another process is building the index")
+            made = None
+            if factory != EXACT and snapshot.n_items:
+                vectors = snapshot.table[: len(snapshot.ids)]
+                made = build(
+                    vectors,
+                    snapshot.alive,
+                    factory,
+                    recall,
+                    lambda queries, k: exact_nearest(snapshot, queries, k)[1],
+                    show_progress=show_progress,
+                )
+            token = self._token(snapshot, len(snapshot.ids))
+            if made is None or token is None:
+                forget(self._store.folder)
+                self._loaded = None
+                return None
+            index, reached, effort = made
+            header = Header(factory, snapshot.epoch, len(snapshot.ids), token, "", "", reached, effort)
+            header = save(self._store.folder, index, header)
+            self._loaded = FaissIndex(header, index)
+            self._stamp = _stamp_of(self._store.folder / HEADER)
+            return header
+
+    def header(self) -> Header | None:
+        """What the index on disk is of."""
+        return read_header(self._store.folder)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the index on disk, one sentence each."""
+        if not os.path.lexists(self._store.folder / HEADER):
+            return []
+        header, repair = self.header(), "`sightline index verify --repair` builds it anew"
+        if header is None:
+            return [f"{HEADER}: cannot be read; {repair}"]
+        state = self._store.state()
+        fits = header.epoch != state.epoch or header.n_rows <= state.next_row
+        whole = fits and is_whole(self._store.folder, header)
+        return [] if whole else [f"{header.file}: damaged or missing; {repair}"]
+
+    def _token(self, snapshot: Snapshot, n_rows: int) -> str | None:
+        """A checksum over the blocks of the first rows; None if the gallery was compacted since the snapshot."""
+        with self._store.reading():
+            if self._store.state().epoch != snapshot.epoch:
+                return None
+            blocks = self._store.blocks_from(0)
+        text = " ".join(f"{block.start}:{block.checksum}" for block in blocks if block.start < n_rows)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _stamp_of(file: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.items import EncoderIdentity
-from sightline.gallery.refine import best_matches, refined_search
+from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.query import best_matches, refined_search
 from sightline.ranking.refine import Refinement, expand_queries, kreciprocal_scores
 
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
-from sightline.gallery import faiss_index, indexes
-from sightline.gallery.faiss_index import choose_index, nearest_of
-from sightline.gallery.gallery import Gallery
-from sightline.gallery.items import EncoderIdentity
+from sightline.gallery import index as index_module
+from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.index import choose_index, nearest_of
 
 DIM, N_ITEMS = 16, 900
 KINDS = [
@@ -93,7 +92,7 @@ def test_flat_equals_exact_with_scores(tmp_path, queries):
 
 @pytest.mark.parametrize("limit", [0, 65_536])
 def test_filters_hold_with_an_index(tmp_path, queries, limit, monkeypatch):
-    monkeypatch.setattr(indexes, "EXACT_MATCHES", limit)
+    monkeypatch.setattr(index_module, "EXACT_MATCHES", limit)
     with create(tmp_path / "g", "Flat") as gallery:
         gallery.build_index()
         gallery.add(["late"], queries[:1], [{"year": 2000}])
@@ -167,16 +166,16 @@ def test_readers_take_a_new_index_when_it_is_there(tmp_path, queries):
 
 
 def test_an_index_that_is_replaced_while_it_is_read_is_not_taken_for_a_damaged_one(tmp_path, queries, monkeypatch):
-    load = faiss_index.load
+    load = index_module.load
 
     def late(folder, header, dim):
-        monkeypatch.setattr(faiss_index, "load", load)
+        monkeypatch.setattr(index_module, "load", load)
         gallery.build_index("HNSW16")  # as another process would, between the header's reading and its file's
         return load(folder, header, dim)
 
     with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
         gallery.build_index()
-        monkeypatch.setattr(faiss_index, "load", late)
+        monkeypatch.setattr(index_module, "load", late)
         assert recall(reader.search(queries)[1], truth(reader, queries, 10)) > 0.75
         assert reader._indexes._loaded.header == gallery._indexes.header()
         assert reader._indexes._loaded.header.factory == "HNSW16"
@@ -228,7 +227,7 @@ def test_too_few_items_to_train_are_searched_by_brute_force(tmp_path, queries):
 
 
 def test_only_one_process_builds(tmp_path):
-    with create(tmp_path / "g", "Flat") as gallery, faiss_index.building(gallery.folder) as mine:
+    with create(tmp_path / "g", "Flat") as gallery, index_module.building(gallery.folder) as mine:
         assert mine
         with pytest.raises(InputError, match="another process is building the index"):
             gallery.build_index()

@@ -1,0 +1,316 @@
+"""A gallery in a folder of this machine: SQLite holds the truth, vectors are mapped, FAISS makes search fast."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InputError
+from sightline.files import copy_folder, folder_bytes, recovered_folder, replaced_folder
+from sightline.gallery.filters import compile_filter
+from sightline.gallery.gallery import (
+    ENCODER_FOLDER,
+    REJECTOR_FOLDER,
+    Capabilities,
+    EncoderIdentity,
+    Gallery,
+    Header,
+    Ranking,
+    Value,
+    listed_ids,
+    may_be_id,
+    noted_root,
+    own_folder,
+    some,
+)
+from sightline.gallery.index import Indexes, check_index, check_recall
+from sightline.gallery.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
+from sightline.gallery.store import DATABASE, NEWEST, Store
+
+if TYPE_CHECKING:
+    from sightline.models.encoder import Encoder
+
+FILTERS_KEPT = 64
+RECALL = 0.95
+
+
+class LocalGallery(Gallery):
+    """A searchable collection in one folder.
+
+    Several processes may read it while one writes; what is written is seen by all at their next search. A write has
+    happened when its call returns, whatever happens to the process or the machine afterwards; before that, none of it has.
+    Equal scores come in the order the items were added.
+    """
+
+    capabilities = Capabilities(keeps_models=True, keeps_uploads=True, remembers_removals=True, builds_index=True)
+    folder: Path
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(str(store.folder), store.identity, store.metric, store.folder)
+        self._store = store
+        self._indexes = Indexes(store, self.repairs)
+        self._snapshot: Snapshot | None = None
+        self._filtered: dict[str, NDArray[np.int64]] = {}
+        self._filtered_at = -1
+
+    @classmethod
+    def make(
+        cls,
+        uri: str,
+        encoder: "Encoder | EncoderIdentity",
+        *,
+        index: str = "auto",
+        metric: str = "cosine",
+        recall: float | None = None,
+    ) -> "LocalGallery":
+        """A new, empty gallery in a folder that does not exist or is empty; it appears complete or not at all."""
+        folder, identity = _folder(uri), EncoderIdentity.of(encoder)
+        check_index(index, identity.dim)
+        check_recall(recall)
+        with replaced_folder(folder) as scratch:
+            Store.create(scratch, identity, metric, index, RECALL if recall is None else recall).close()
+            if not isinstance(encoder, EncoderIdentity):
+                encoder.save_pretrained(scratch / ENCODER_FOLDER)
+        return cls.connect(uri)
+
+    @classmethod
+    def connect(cls, uri: str, *, read_only: bool = False) -> "LocalGallery":
+        """The gallery in a folder."""
+        return cls(Store.open(_folder(uri), read_only))
+
+    @classmethod
+    def exists(cls, uri: str) -> bool:
+        """Whether the folder has a gallery's database."""
+        return os.path.lexists(recovered_folder(_folder(uri)) / DATABASE)
+
+    def close(self) -> None:
+        """Let go of the files; may be called twice."""
+        self._store.close()
+        self._snapshot = None
+
+    def __len__(self) -> int:
+        return self._store.state().n_items
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every committed write, of whichever process."""
+        return self._store.state().generation
+
+    @property
+    def newest(self) -> int | None:
+        """The generation in which an item was last added, or got another vector; None where an old version added all."""
+        with self._store.reading():
+            found = self._store.described().get(NEWEST)
+        return None if found is None else int(found)  # checked where it is read
+
+    def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
+        """Add checked items, all of them or none."""
+        with self._store.writing():
+            there = self._store.rows_of(ids)
+            if there and not replace:
+                raise InputError(f"{self.folder}: {len(there)} ids are there already: {some(list(there))}")
+            if self._has_news(ids, vectors, there):
+                self._store.describe(NEWEST, str(self._store.state().generation + 1))
+            if there:
+                self._store.remove(list(there.values()))
+            first = self._store.state().next_row
+            self._store.append(ids, vectors, metadata)
+            self._store.readmit(ids)
+            extend_table(self._store, first)
+
+    def _has_news(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
+        """Whether one of some items is new, or has another vector than before."""
+        if len(there) < len(ids):
+            return True
+        try:
+            before = self._store.vectors_of([there[id_] for id_ in ids])
+            return not np.allclose(before, vectors, rtol=1e-5, atol=1e-6)  # lengths are made 1 again at each write
+        except InputError:  # damaged: this write is what makes it good
+            return True
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A block in which all that is read is of one moment."""
+        return self._store.reading()
+
+    def writing(self) -> AbstractContextManager[None]:
+        """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
+        return self._store.writing()
+
+    def delete(self, ids: list[str], remember: bool) -> None:
+        """Take items out; if one is unknown, none."""
+        with self._store.writing():
+            rows = self._known_rows(ids)
+            if remember:
+                known = self._store.metadata_of(list(rows.values()))
+                roots = {id_: noted_root(id_, known[row]) for id_, row in rows.items()}
+                self._store.dismiss({id_: root for id_, root in roots.items() if root is not None})
+            self._store.remove(list(rows.values()))
+
+    def removed(self) -> dict[str, str]:
+        """The ids that were removed and not added again since, with the root, as noted, of the images they were of."""
+        with self._store.reading():
+            return self._store.dismissed()
+
+    def _known_rows(self, ids: list[str]) -> dict[str, int]:
+        rows = self._store.rows_of([id_ for id_ in ids if may_be_id(id_)])
+        if missing := [id_ for id_ in ids if id_ not in rows]:
+            raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
+        return rows
+
+    def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
+        """What is known of the items of these ids, in their order."""
+        listed = listed_ids(ids)
+        with self._store.reading():
+            rows = self._known_rows(listed)
+            metadata = self._store.metadata_of(list(rows.values()))
+        return [metadata[rows[id_]] for id_ in listed]
+
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
+        listed = listed_ids(ids)
+        with self._store.reading():
+            rows = self._known_rows(listed)
+            snapshot = self._refresh()
+        return np.array(snapshot.table[[rows[id_] for id_ in listed]]).reshape(len(listed), self.identity.dim)
+
+    def ids(self) -> list[str]:
+        """All ids, in the order they were added; an item put in place of another counts as new."""
+        with self._store.reading():
+            return [id_ for _, id_ in self._store.ids_from(0)]
+
+    def filter(self, where: str) -> list[str]:
+        """The ids of the items for which a condition holds, in the order they were added."""
+        with self._store.reading():
+            snapshot = self._refresh()
+            return list(snapshot.ids[self._matching(where)])
+
+    def _matching(self, where: str) -> NDArray[np.int64]:
+        """The rows of a filter at the present snapshot; the last filters' are remembered."""
+        snapshot = self._refresh()
+        if self._filtered_at != snapshot.generation:
+            self._filtered, self._filtered_at = {}, snapshot.generation
+        if where not in self._filtered:
+            condition = compile_filter(where)
+            if len(self._filtered) >= FILTERS_KEPT:
+                self._filtered.pop(next(iter(self._filtered)))
+            self._filtered[where] = self._store.rows_where(condition.sql, condition.values)
+        return self._filtered[where]
+
+    def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
+        """The k nearest items of each query, by the index if there is one."""
+        with self._store.reading():
+            snapshot = self._refresh()
+            rows = None if where is None else self._matching(where)
+        scores, places = self._indexes.nearest(snapshot, queries, k, rows)
+        return scores, snapshot.ids_at(places)
+
+    def _refresh(self) -> Snapshot:
+        """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
+        self._snapshot = refreshed(self._store, self._snapshot, self.repairs)
+        return self._snapshot
+
+    def check_index(self, index: str | None, recall: float | None) -> None:
+        """Refuse what is no FAISS factory string, and no share of the true nearest."""
+        check_recall(recall)
+        if index is not None:
+            check_index(index, self.identity.dim)
+
+    def build_index(
+        self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False
+    ) -> Header | None:
+        """Build the index from the vectors, tune it to the asked recall, measure it, and save it.
+
+        Until then, and for items added later, search is by brute force: exact, and slower.
+
+        Args:
+            index: ``exact``, a FAISS factory string or ``auto``; None for what the gallery was created with.
+            recall: share of the true 10 nearest to be found, in (0, 1]; None for what was asked before, by default 0.95.
+            show_progress: draw a bar.
+
+        Returns:
+            What was built, with the recall that was measured; None where search is by brute force: for ``exact``, for
+            ``auto`` with few items, and where there are too few to make the index.
+        """
+        self.check_index(index, recall)
+        wanted = {"index": index, "recall": recall and str(recall)}
+        if any(wanted.values()):
+            with self._store.writing():
+                for key, value in wanted.items():
+                    if value:
+                        self._store.describe(key, value)
+        with self._store.reading():
+            snapshot = self._refresh()
+        return self._indexes.build(snapshot, show_progress)
+
+    def index_is_behind(self) -> bool:
+        """Whether more than a tenth of the items were added since the index was built."""
+        state, header = self._store.state(), self._header()
+        return state.next_row - (header.n_rows if header else 0) > 0.1 * state.n_items
+
+    def _header(self) -> Header | None:
+        """What the index is of, if it is of the gallery as it was last compacted."""
+        header = self._indexes.header()
+        return header if header and header.epoch == self._store.state().epoch else None
+
+    def compact(self) -> None:
+        """Write the items anew without what was removed, give the space back, and build the index anew."""
+        with self._store.writing():
+            snapshot = self._refresh()
+            self._store.compact(snapshot.table, snapshot.rows())
+            extend_table(self._store, 0)
+        remove_old_tables(self._store)
+        self._store.shrink()
+        self.build_index()
+
+    def verify(self) -> list[str]:
+        """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
+        faults = self._store.faults()
+        if not faults:
+            with self._store.reading():
+                faults = table_faults(self._store)
+            self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
+        return link_faults(self.folder) + faults + self._indexes.faults()
+
+    def details(self) -> dict[str, Any]:
+        """What was removed and written, which index there is, and how much disk all takes."""
+        with self._store.reading():
+            state, n_blocks, asked = self._store.state(), len(self._store.blocks_from(0)), self._store.described()
+        header = self._header()
+        return {
+            "removed": state.next_row - state.n_items,
+            "generation": state.generation,
+            "blocks": n_blocks,
+            "index": asked["index"],
+            "index_built": header.factory if header else "exact",
+            "index_covers": header.n_rows if header else 0,
+            "index_recall": header.recall if header else 1.0,
+            "database_bytes": self._store.size(),
+            "folder_bytes": folder_bytes(self.folder),
+        }
+
+    def backup(self, folder: Path | str) -> None:
+        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
+        with replaced_folder(Path(folder)) as scratch:
+            self._store.backup(scratch / DATABASE)
+            for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
+                if (own := own_folder(self.folder, name)) is not None:
+                    copy_folder(own, scratch / name)
+
+
+def _folder(uri: str) -> Path:
+    return Path(re.sub("^file:(//)?", "", uri))
+
+
+def link_faults(folder: Path) -> list[str]:
+    """What there is in a gallery's folder that is neither a file nor a folder of its own, one sentence each."""
+    return [
+        f"{path.relative_to(folder)}: {'a link, which is not followed' if path.is_symlink() else 'no file and no folder'}"
+        for above, folders, files in os.walk(folder)
+        for path in (Path(above, name) for name in sorted([*folders, *files]))
+        if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]

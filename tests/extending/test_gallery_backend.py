@@ -1,0 +1,150 @@
+"""Another kind of gallery, from outside: one class, found by the scheme of its address."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+import sightline as sl
+from sightline.gallery.gallery import GALLERIES, create_gallery, gallery_exists, open_gallery
+from sightline.gallery.query import QueryOptions, query
+
+BACKEND = '''
+import json
+import sqlite3
+
+import numpy as np
+
+import sightline as sl
+from sightline.gallery.filters import compile_filter
+
+KEPT = {}
+
+
+class MemoryGallery(sl.Gallery):
+    """A gallery in the memory of this process."""
+
+    def __init__(self, uri, identity, metric):
+        super().__init__(uri, identity, metric)
+        self.items = {}
+
+    @classmethod
+    def make(cls, uri, encoder, *, index, metric, recall):
+        KEPT[uri] = cls(uri, sl.EncoderIdentity.of(encoder), metric)
+        return KEPT[uri]
+
+    @classmethod
+    def connect(cls, uri, *, read_only):
+        if uri not in KEPT:
+            raise sl.InputError(f"{uri}: no such gallery")
+        return KEPT[uri]
+
+    @classmethod
+    def exists(cls, uri):
+        return uri in KEPT
+
+    def close(self):
+        pass
+
+    def __len__(self):
+        return len(self.items)
+
+    def write(self, ids, vectors, metadata, replace):
+        if not replace and (there := [id_ for id_ in ids if id_ in self.items]):
+            raise sl.InputError(f"{self.address}: is there already: {there}")
+        self.items |= zip(ids, zip(vectors, metadata, strict=True), strict=True)
+
+    def delete(self, ids, remember):
+        self.metadata(ids)
+        for id_ in ids:
+            del self.items[id_]
+
+    def ids(self):
+        return list(self.items)
+
+    def metadata(self, ids):
+        if unknown := [id_ for id_ in ids if id_ not in self.items]:
+            raise sl.InputError(f"{self.address}: unknown ids: {unknown}")
+        return [dict(self.items[id_][1]) for id_ in ids]
+
+    def vectors(self, ids):
+        return np.array([self.items[id_][0] for id_ in ids], np.float32).reshape(len(ids), self.identity.dim)
+
+    def filter(self, where):
+        condition, database = compile_filter(where), sqlite3.connect(":memory:")
+        database.execute("CREATE TABLE items (id, metadata)")
+        rows = [(id_, json.dumps(known)) for id_, (_, known) in self.items.items()]
+        database.executemany("INSERT INTO items VALUES (?, ?)", rows)
+        found = database.execute(f"SELECT id FROM items WHERE {condition.sql}", condition.values).fetchall()
+        database.close()
+        return [id_ for id_, in found]
+
+    def nearest(self, queries, k, where):
+        shown = self.ids() if where is None else self.filter(where)
+        scores = queries @ self.vectors(shown).T
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores, order, 1), np.array(shown, object)[order]
+
+    def verify(self):
+        return []
+'''
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """An installed package that adds the scheme ``memory`` by an entry point; a gallery of it, filled."""
+    (tmp_path / "memory_backend.py").write_text(BACKEND)
+    folder = tmp_path / "memory_backend-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: memory-backend\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[sightline.galleries]\nmemory = memory_backend:MemoryGallery\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    GALLERIES.__dict__.pop("_added", None)  # entry points are read once
+    identity = sl.EncoderIdentity("00ff", 2, "by hand")
+    with create_gallery("memory://shapes", identity) as gallery:
+        gallery.add(["a", "b", "c"], np.array([[1.0, 0], [0.8, 0.6], [0, 2.0]]), [{"year": year} for year in (1, 2, 3)])
+    yield "memory://shapes"
+    GALLERIES.__dict__.pop("_added", None)
+
+
+def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
+    assert gallery_exists(memory)
+    assert not gallery_exists("memory://others")
+    with open_gallery(memory, read_only=True) as gallery:
+        assert isinstance(gallery, sl.Gallery)
+        assert not any(vars(gallery.capabilities).values())
+        assert (gallery.folder, gallery.rejector(), gallery.removed()) == (None, None, {})
+        with pytest.raises(sl.InputError, match="HNSW32"):
+            gallery.build_index("HNSW32")
+        with pytest.raises(sl.InputError, match="memory://shapes: no encoder"):
+            gallery.encoder()
+
+
+def test_it_answers_queries_like_any_other(memory):
+    with open_gallery(memory) as gallery:
+        options = QueryOptions(k=2, where="year >= 2", refinement=sl.Refinement(expand=1))
+        (answer,) = query(gallery, gallery.vectors(["a"]), options, own=["a"])
+        assert [hit.id for hit in answer.results] == ["b", "c"]
+        assert answer.results[0].metadata == {"year": 2}
+        (nothing,) = query(gallery, gallery.vectors(["a"]), QueryOptions(where="size == 1", explain=True))
+        assert nothing.unknown == ("size",)
+
+
+def test_the_command_line_reads_it(memory, sightline):
+    status, out, _ = sightline("index", "stats", memory, "--json")
+    found = json.loads(out)
+    assert (status, found["items"], found["encoder"], found["rejector"]) == (0, 3, "by hand", None)
+    status, out, _ = sightline("search", "a", "--gallery", memory, "-k", 2)
+    assert status == 0
+    assert [line.split()[2] for line in out.splitlines()[1:]] == ["b", "c"]
+    status, out, err = sightline("index", "remove", memory, "c")
+    assert (status, "1 removed, 2 left" in out, "does not remember" in err) == (0, True, True)
+    assert sightline("index", "verify", memory)[0] == 0
+    assert sightline("search", "nobody", "--gallery", memory)[0] == 2
+
+
+def test_a_scheme_that_nobody_has_is_refused_by_name():
+    with pytest.raises(sl.InputError, match="unknown gallery 'memry'"):
+        open_gallery("memry://shapes")
