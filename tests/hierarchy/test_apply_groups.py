@@ -9,8 +9,8 @@ import pytest
 from sightline.data.manifest import Manifest, read_manifest
 from sightline.errors import InputError
 from sightline.hierarchy.apply import apply_groups, label_groups, level_reports, report_text, with_groups
+from sightline.hierarchy.collect import write_step
 from sightline.hierarchy.review import first_state
-from sightline.hierarchy.steps import write_step
 
 
 @pytest.fixture

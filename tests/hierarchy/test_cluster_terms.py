@@ -17,7 +17,7 @@ from sightline.hierarchy.cluster import (
     suggested_k,
     suggested_ks,
 )
-from sightline.hierarchy.steps import digest, read_step, write_step
+from sightline.hierarchy.collect import digest, read_step, write_step
 
 
 def heaps(n_coarse=3, n_fine=4, n_each=8, seed=0):

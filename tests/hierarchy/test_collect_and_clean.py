@@ -6,8 +6,7 @@ import pytest
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.hierarchy.clean import CleanRules, clean, cleaned
-from sightline.hierarchy.collect import COLUMNS, labels_of_manifest, read_labels, with_categories, write_labels
-from sightline.hierarchy.steps import read_step
+from sightline.hierarchy.collect import COLUMNS, labels_of_manifest, read_labels, read_step, with_categories, write_labels
 
 
 def written(file, text):

@@ -98,7 +98,7 @@ def test_a_tree_at_hand_is_attached(tmp_path):
     words = ["--tree", tmp_path / "ranks.csv", "--out", tmp_path / "new.csv", "--unplaced", "alone"]
     run("attach", tmp_path / "m.csv", *words)
     assert read_manifest(tmp_path / "new.csv").table["label_1"].to_list() == ["Animalia", "26.01.15", "Animalia", "Plantae"]
-    with pytest.raises(InputError, match="either --tree or --codes is needed"):
+    with pytest.raises(InputError, match="--tree or --codes"):
         run("attach", tmp_path / "m.csv", "--out", tmp_path / "new.csv")
 
 

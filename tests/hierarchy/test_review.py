@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from sightline.errors import InputError
+from sightline.hierarchy.collect import write_step
 from sightline.hierarchy.review import Review, first_state, merged_reviews, read_review
-from sightline.hierarchy.steps import write_step
 
 ROWS = [
     ("cat", "pets", "animals"),
@@ -104,11 +104,11 @@ def test_groups_that_become_empty_are_gone(folder):
         ({"action": "rename", "group": 1, "name": " "}, "a group needs a name"),
         ({"action": "rename", "group": 1, "name": "trees"}, "another group is called 'trees': merge the two"),
         ({"action": "rename", "group": 1}, "rename: 'name' is missing"),
-        ({"action": "merge", "groups": [1], "into": 1}, "another group is needed"),
+        ({"action": "merge", "groups": [1], "into": 1}, "another group"),
         ({"action": "merge", "groups": [0], "into": 1}, "'animals' is a group of level 2, not 1"),
         ({"action": "split", "group": 1, "name": "x", "texts": ["cat", "dog"]}, "some, not all"),
         ({"action": "split", "group": 1, "name": "x", "texts": ["oak"]}, "some, not all"),
-        ({"action": "move", "texts": ["unicorn"], "group": 1}, "texts: a list of known ones"),
+        ({"action": "move", "texts": ["unicorn"], "group": 1}, "a list of known ones"),
         ({"action": "move", "group": 1, "parent": 2}, "'wild' is a group of level 1, not 2"),
         ({"action": "undo"}, "nothing to undo"),
         ({"action": "redo"}, "nothing to redo"),

@@ -8,8 +8,8 @@ from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.hierarchy import embed
 from sightline.hierarchy.cluster import ClusterOptions, cluster
+from sightline.hierarchy.collect import write_step
 from sightline.hierarchy.embed import class_means, embed_terms, joined, read_vectors, terms_of, text_vectors
-from sightline.hierarchy.steps import write_step
 
 
 def kept(rows):

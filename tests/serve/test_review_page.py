@@ -20,8 +20,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from sightline.errors import InputError
+from sightline.hierarchy.collect import digest, write_step
 from sightline.hierarchy.review import Review
-from sightline.hierarchy.steps import digest, write_step
 from sightline.serve.review import create_review_app, serve_review
 from sightline.serve.run import configured
 from sightline.serve.settings import ServeSettings

@@ -27,8 +27,7 @@ def collect(
     import polars as pl
 
     from sightline.data.manifest import read_manifest
-    from sightline.hierarchy.collect import labels_of_manifest, read_labels, with_categories, write_labels
-    from sightline.hierarchy.steps import read_words
+    from sightline.hierarchy.collect import labels_of_manifest, read_labels, read_words, with_categories, write_labels
     from sightline.hierarchy.wikimedia import Wikimedia
 
     is_manifest = source.is_dir() or source.suffix.lower() == ".parquet"
@@ -110,8 +109,8 @@ def review(
 ) -> None:
     """Rename, split, merge and move groups on a local page; every change is kept (journal.jsonl)."""
     from sightline.errors import InputError
+    from sightline.hierarchy.collect import REVIEW, write_step
     from sightline.hierarchy.review import Review
-    from sightline.hierarchy.steps import REVIEW, write_step
 
     state = Review(folder)
     if not csv:
@@ -135,8 +134,8 @@ def apply(
     from sightline.data.manifest import read_manifest
     from sightline.errors import InputError
     from sightline.hierarchy.apply import apply_groups, level_reports, report_text
+    from sightline.hierarchy.collect import AGREED, CONFLICTS, write_step
     from sightline.hierarchy.review import Review, merged_reviews, read_review
-    from sightline.hierarchy.steps import AGREED, CONFLICTS, write_step
 
     if review and len(review) > 1:
         agreed, conflicts = merged_reviews(review)
@@ -167,7 +166,7 @@ def attach(
     codes: Annotated[bool, typer.Option("--codes", help="The labels themselves are dotted codes: 26.1.15.")] = False,
     unplaced: Annotated[str, typer.Option(help="Labels that are not in the tree: drop, or alone.")] = "drop",
 ) -> None:
-    """Give a manifest the levels of a tree that you have; all faults of the tree are told at once."""
+    """Give a manifest the levels of a tree that you have; all faults of the tree are listed at once."""
     from sightline.data.manifest import read_manifest
     from sightline.errors import InputError
     from sightline.hierarchy.apply import (
@@ -182,7 +181,7 @@ def attach(
     from sightline.labels.tree import read_tree
 
     if (tree is None) != codes:
-        raise InputError("either --tree or --codes is needed, not both")
+        raise InputError("give either --tree or --codes")
     if codes and (kind != "auto" or several_parents != "fault" or fill):
         raise InputError("--kind, --several-parents and --fill say how to read --tree, and there is none")
     images = read_manifest(manifest)

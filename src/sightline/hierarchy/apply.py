@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, choose, raise_faults
 from sightline.files import replaced
+from sightline.hierarchy.collect import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
 from sightline.hierarchy.review import State
-from sightline.hierarchy.steps import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
 from sightline.labels.codes import normal_codes
 from sightline.labels.tree import Tree
 

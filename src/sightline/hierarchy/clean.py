@@ -9,8 +9,7 @@ from typing import Any
 import polars as pl
 
 from sightline.errors import InputError, choose
-from sightline.hierarchy.collect import BETWEEN, COLUMNS
-from sightline.hierarchy.steps import CLEAN, DROPPED, LABELS, read_step, whole_numbers, write_step
+from sightline.hierarchy.collect import BETWEEN, CLEAN, COLUMNS, DROPPED, LABELS, read_step, whole_numbers, write_step
 
 META = (r"wikimedia .*", r"wikipedia:.*", r".*disambiguation.*", r"list of .*", r"(unknown|other|misc\.?|n/?a|none|\?+)")
 TEXTS = ("category", "description", "name")

@@ -1,5 +1,6 @@
 """Fourth step: groups of texts in one or several levels, as ``clusters.csv``, nearest to its group's centre first."""
 
+import json
 import re
 import warnings
 from collections import Counter
@@ -14,8 +15,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sightline.errors import InputError, choose
+from sightline.files import replaced
+from sightline.hierarchy.collect import CLEAN, CLUSTERS, JOURNAL, MADE_FOR, TERMS, digest, write_step
 from sightline.hierarchy.embed import Vectors, read_vectors
-from sightline.hierarchy.steps import JOURNAL, write_clusters
 
 Groups = NDArray[np.int64]
 SAMPLE = 2000  # texts on which a number of groups is judged
@@ -190,7 +192,7 @@ def cluster(folder: Path, options: ClusterOptions) -> tuple[int, ...]:
     """
     folder = Path(folder)
     if (folder / JOURNAL).is_file():
-        raise InputError(f"{folder / JOURNAL}: a review of these clusters has begun; move it away to cluster anew")
+        raise InputError(f"{folder / JOURNAL}: a review of these clusters has begun; move it away to cluster again")
     terms, vectors = read_vectors(folder, of_clean=True)
     levels = clustered(vectors, options)
     texts = terms["text"].to_list()
@@ -201,5 +203,8 @@ def cluster(folder: Path, options: ClusterOptions) -> tuple[int, ...]:
         columns[f"group_{level}"] = pl.Series([called[group] for group in groups.tolist()])
     table = terms.select("text", "n_labels", "n_images").with_columns(**columns)
     order = [f"group_{level}" for level in range(len(levels), 0, -1)]
-    write_clusters(folder, table.sort(*order, "distance"))
+    write_step(folder, CLUSTERS, table.sort(*order, "distance"))
+    made_for = {name: digest(folder / name) for name in (CLEAN, TERMS) if (folder / name).is_file()}
+    with replaced(folder / MADE_FOR) as scratch:
+        scratch.write_text(json.dumps(made_for) + "\n", encoding="utf-8")
     return tuple(int(groups.max()) + 1 for groups in levels)

@@ -1,21 +1,81 @@
-"""First step: the labels, with what is known about each, as ``labels.csv``.
+"""First step: the labels, with what is known about each, as ``labels.csv``; and the tables between all steps.
 
-Columns: ``label``; ``category``, several separated by ``|``; ``description``; ``n_images``; ``examples``, full paths
-separated by ``|``.
+A step writes tables into one folder that a person can open and change. Columns of ``labels.csv``: ``label``; ``category``,
+several separated by ``|``; ``description``; ``n_images``; ``examples``, full paths separated by ``|``.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
-from sightline.data.manifest import Manifest
+from sightline.data.manifest import Manifest, table_faults
 from sightline.errors import InputError, names, raise_faults
-from sightline.hierarchy.steps import LABELS, read_words, whole_numbers, write_step
+from sightline.files import replaced
 
+LABELS, CLEAN, DROPPED = "labels.csv", "clean.csv", "dropped.csv"
+TERMS, VECTORS, CLUSTERS = "terms.csv", "vectors.safetensors", "clusters.csv"
+MADE_FOR = "clusters.json"  # what the files held that the clusters were made for
+JOURNAL, REVIEW, AGREED, CONFLICTS = "journal.jsonl", "review.csv", "agreed.csv", "conflicts.csv"
+REPORT, PLOT, UNPLACED = "report.csv", "report.svg", "unplaced.csv"
+MADE_BY = {LABELS: "collect", CLEAN: "clean", TERMS: "embed", VECTORS: "embed", CLUSTERS: "cluster"}
 COLUMNS = ("label", "category", "description", "n_images", "examples")
 N_EXAMPLES = 6
 BETWEEN = "|"
+
+
+def read_step(folder: Path, name: str, columns: Sequence[str]) -> pl.DataFrame:
+    """A table of an earlier step, all text."""
+    return read_words(check_made(folder, name), columns)
+
+
+def check_made(folder: Path, name: str) -> Path:
+    """The file of an earlier step; where it is missing the message says which command makes it."""
+    file = Path(folder) / name
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; `sightline hierarchy {MADE_BY[name]}` makes it")
+    return file
+
+
+def read_words(file: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """A CSV file as text, empty where a field is; the columns asked for must be there."""
+    with table_faults(file):
+        table = pl.read_csv(file, infer_schema=False).with_columns(pl.all().fill_null("").str.strip_chars())
+    if missing := [column for column in columns if column not in table.columns]:
+        raise InputError(f"{file}: no column {names(missing)}; the header has {names(table.columns)}")
+    return table
+
+
+def write_step(folder: Path, name: str, table: pl.DataFrame) -> Path:
+    """Write a step's table, complete or not at all."""
+    file = Path(folder) / name
+    with replaced(file) as scratch:
+        table.write_csv(scratch)
+    return file
+
+
+def check_made_for(folder: Path, name: str, made_for: Mapping[str, str]) -> None:
+    """Refuse a step's file where one of the files it was made for, given by digest, is no longer the same."""
+    changed = [one for one, was in made_for.items() if not (folder / one).is_file() or digest(folder / one) != was]
+    if changed:
+        again = f"run `sightline hierarchy {MADE_BY[name]}` again"
+        raise InputError(f"{folder / name}: made for another {changed[0]}: {again}")
+
+
+def digest(file: Path) -> str:
+    """What a file holds, as a short text: another one shows that it was changed since."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def whole_numbers(table: pl.DataFrame, column: str, file: Path) -> pl.Series:
+    """A column of counts; a field that is none is refused with its line."""
+    numbers = table[column].cast(pl.Int64, strict=False)
+    wrong = table.with_row_index("row").filter(numbers.is_null())
+    if len(wrong):
+        row, found = wrong["row"][0] + 2, wrong[column][0]
+        raise InputError(f"{file}: line {row}: {column} is {found!r}, not a whole number")
+    return numbers
 
 
 def labels_of_manifest(manifest: Manifest, description: str | None = None, category: str | None = None) -> pl.DataFrame:

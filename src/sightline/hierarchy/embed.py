@@ -20,8 +20,19 @@ from numpy.typing import NDArray
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, names, raise_faults
 from sightline.files import replaced
-from sightline.hierarchy.collect import BETWEEN, N_EXAMPLES
-from sightline.hierarchy.steps import CLEAN, TERMS, VECTORS, digest, read_step, whole_numbers, write_step
+from sightline.hierarchy.collect import (
+    BETWEEN,
+    CLEAN,
+    N_EXAMPLES,
+    TERMS,
+    VECTORS,
+    check_made,
+    check_made_for,
+    digest,
+    read_step,
+    whole_numbers,
+    write_step,
+)
 from sightline.progress import tracked
 
 Vectors = NDArray[np.float32]
@@ -133,8 +144,8 @@ def embed_terms(
     vectors = joined(parts, weights)
     write_step(folder, TERMS, terms)
     with replaced(folder / VECTORS) as scratch:
-        told = {"terms": digest(folder / TERMS), "clean": digest(folder / CLEAN), "model": MODEL}
-        save_file({"vectors": vectors}, scratch, told)
+        metadata = {"terms": digest(folder / TERMS), "clean": digest(folder / CLEAN), "model": MODEL}
+        save_file({"vectors": vectors}, scratch, metadata)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return vectors.shape[0], vectors.shape[1]
 
@@ -148,17 +159,15 @@ def read_vectors(folder: Path, of_clean: bool = False) -> tuple[pl.DataFrame, Ve
 
     folder = Path(folder)
     terms = read_step(folder, TERMS, ("text", "n_labels", "n_images", "labels", "examples"))
-    if not (folder / VECTORS).is_file():
-        raise InputError(f"{folder / VECTORS}: no such file; `sightline hierarchy embed` makes it")
     try:
-        with safe_open(folder / VECTORS, "numpy") as file:
-            told, vectors = file.metadata() or {}, file.get_tensor("vectors")
+        with safe_open(check_made(folder, VECTORS), "numpy") as file:
+            metadata, vectors = file.metadata() or {}, file.get_tensor("vectors")
     except SafetensorError as error:
         raise InputError(f"{folder / VECTORS}: damaged ({error}): run `sightline hierarchy embed` again") from error
-    if told.get("terms") != digest(folder / TERMS):
-        raise InputError(f"{folder / VECTORS}: made for another {TERMS}: run `sightline hierarchy embed` again")
-    if of_clean and "clean" in told and (not (folder / CLEAN).is_file() or told["clean"] != digest(folder / CLEAN)):
-        raise InputError(f"{folder / VECTORS}: made for another {CLEAN}: run `sightline hierarchy embed` again")
+    made_for = {TERMS: metadata.get("terms", "")}
+    if of_clean and "clean" in metadata:
+        made_for[CLEAN] = metadata["clean"]
+    check_made_for(folder, VECTORS, made_for)
     counts = {name: whole_numbers(terms, name, folder / TERMS) for name in ("n_labels", "n_images")}
     return terms.with_columns(**counts), vectors
 

@@ -15,7 +15,8 @@ from typing import Any
 import polars as pl
 
 from sightline.errors import InputError, choose, names, raise_faults
-from sightline.hierarchy.steps import CLUSTERS, JOURNAL, digest, read_clusters, read_words
+from sightline.files import read_json_object
+from sightline.hierarchy.collect import CLUSTERS, JOURNAL, MADE_FOR, check_made_for, digest, read_step, read_words
 
 Change = dict[str, Any]
 
@@ -111,7 +112,7 @@ def group_of(state: State, number: object, level: int | None = None) -> Group:
 def _texts(state: State, change: Change) -> list[str]:
     texts = change["texts"]
     if not isinstance(texts, list) or not texts or any(text not in state.home for text in texts):
-        raise InputError("texts: a list of known ones is needed")
+        raise InputError("texts must be a list of known ones")
     return texts
 
 
@@ -133,7 +134,7 @@ def _merge(state: State, change: Change) -> None:
     into = group_of(state, change["into"])
     others = [number for number in change["groups"] if number != change["into"]]
     if not others:
-        raise InputError("merge: another group is needed")
+        raise InputError("merge: name another group")
     for number in others:
         group_of(state, number, into.level)
     for number in others:
@@ -157,7 +158,7 @@ def _split(state: State, change: Change) -> None:
         wrong = not parts or any(group_of(state, part, group.level - 1).parent != change["group"] for part in parts)
     whole = len(state.texts(change["group"]) if group.level == 1 else state.children(change["group"]))
     if wrong or len({*parts}) == whole:
-        raise InputError(f"split: some, not all, of what is in {group.name!r} is needed")
+        raise InputError(f"split: choose some, not all, of what is in {group.name!r}")
     state.groups[number] = Group(name, group.level, group.parent)
     state.next_number += 1
     for part in parts:
@@ -266,7 +267,9 @@ class Review:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.lock = threading.RLock()
-        self._table = read_clusters(self.folder)
+        self._table = read_step(self.folder, CLUSTERS, ("text", "group_1"))
+        if (self.folder / MADE_FOR).is_file():
+            check_made_for(self.folder, CLUSTERS, read_json_object(self.folder / MADE_FOR))
         self._changes: list[Change] = []
         self._undone: list[Change] = []
         self.version = 0
@@ -386,14 +389,14 @@ def merged_reviews(files: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
     tables = [read_words(Path(file), ("text", "group_1", "keep")) for file in files]
     columns = group_columns(tables[0])
     for file, table in zip(files, tables, strict=True):
-        read_review(file)  # tells what is wrong with it
+        read_review(file)  # raises what is wrong with it
         if group_columns(table) != columns or {*table["text"]} != {*tables[0]["text"]}:
-            raise InputError(f"{file}: other texts or levels than {files[0]}: tables of one review are needed")
+            raise InputError(f"{file}: other texts or levels than {files[0]}: give tables of one review")
     is_out, path = pl.col("keep").str.to_lowercase() == "no", pl.concat_str(list(reversed(columns)), separator=" > ")
-    told = pl.when(is_out).then(pl.lit("(left out)")).otherwise(path)
-    both = tables[0].select("text", told.alias("1"))
+    place = pl.when(is_out).then(pl.lit("(left out)")).otherwise(path)
+    both = tables[0].select("text", place.alias("1"))
     for number, table in enumerate(tables[1:], start=2):
-        both = both.join(table.select("text", told.alias(str(number))), on="text", how="left", maintain_order="left")
+        both = both.join(table.select("text", place.alias(str(number))), on="text", how="left", maintain_order="left")
     differs = pl.any_horizontal(pl.col(str(number)) != pl.col("1") for number in range(2, len(tables) + 1))
     conflicts = both.filter(differs).rename({str(n): f"{n}: {Path(file).name}" for n, file in enumerate(files, start=1)})
     agreed = tables[0].join(both.filter(~differs).select("text"), on="text", how="semi", maintain_order="left")
