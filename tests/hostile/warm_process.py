@@ -184,11 +184,12 @@ def operate(collection, attempt):
     """One operation after another, each tried whatever became of the others."""
     import numpy as np
 
+    from sightline.gallery.query import QueryOptions
     from sightline.serve.collection import SearchJob
 
     attempt(collection.warm)
     vector = np.ones(8, np.float32)
-    for answer in attempt(collection.search, [SearchJob(vector, 3)]) or []:
+    for answer in attempt(collection.search, [SearchJob(vector, QueryOptions(3))]) or []:
         attempt(raised, answer)
     upload = picture(), ".png", vector
     for metadata in ({"year": 1}, None):
