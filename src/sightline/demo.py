@@ -8,8 +8,8 @@ from sightline.data.readers.glyphs import write_glyphs
 from sightline.evaluation.result import Result
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.report.measures import told_metrics
-from sightline.report.page import write_report
+from sightline.report.numbers import table_metrics
+from sightline.report.page import ReportOptions, write_report
 from sightline.report.subject import Subject, read_untrained
 from sightline.training.logs import read_log
 from sightline.training.recipe import read_recipe
@@ -64,18 +64,20 @@ def run_demo(folder: Path, overrides: list[str] | None = None, show_progress: bo
         folder / "report.html",
         trained,
         untrained,
-        title="Sightline on characters it has never seen",
-        summary=[
-            f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for "
-            f"{recipe.schedule.epochs} epochs on characters drawn in several typefaces, then asked to find the same "
-            "character in other typefaces. "
-            "No character of this page was seen in training.",
-            "Untrained: the pretrained features as they are. Repeat with: sightline demo",
-        ],
-        k=N_SHOWN,
-        seed=recipe.seed,
+        ReportOptions(
+            title="Sightline on characters it has never seen",
+            summary=[
+                f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for "
+                f"{recipe.schedule.epochs} epochs on characters drawn in several typefaces, then asked to find the same "
+                "character in other typefaces. "
+                "No character of this page was seen in training.",
+                "Untrained: the pretrained features as they are. Repeat with: sightline demo",
+            ],
+            k=N_SHOWN,
+            seed=recipe.seed,
+        ),
     )
-    told = told_metrics(test.n_levels, N_SHOWN)
+    told = table_metrics(test.n_levels, N_SHOWN)
     results = [
         Result({name: report.results[one.name].per_query[name] for name in told}, after.ids) for one in (untrained, trained)
     ]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sightline.report.page import write_report
+from sightline.report.page import ReportOptions, write_report
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Deb
 
 @pytest.fixture(scope="module")
 def file(two_subjects, tmp_path_factory):
-    return write_report(tmp_path_factory.mktemp("page") / "r.html", *two_subjects, k=4, n_queries=2).file
+    return write_report(tmp_path_factory.mktemp("page") / "r.html", *two_subjects, ReportOptions(k=4, n_queries=2)).file
 
 
 @pytest.fixture(params=[1280, 390, 360])
@@ -74,7 +74,7 @@ def test_long_names_push_no_number_off_the_screen(width, circle, tmp_path):
     angles = [37 * place % 180 for place in range(12)]
     new, old = (circle(turn, *labels, name=f"efficientnet at {turn[1]} px") for turn in (angles, angles[::-1]))
     with browser_page(width) as page:
-        page.goto(write_report(tmp_path / "r.html", new, old, k=2, n_queries=1).file.as_uri())
+        page.goto(write_report(tmp_path / "r.html", new, old, ReportOptions(k=2, n_queries=1)).file.as_uri())
         for box in ("#metrics .card", "#classes-table"):
             page.locator(box).first.scroll_into_view_if_needed()
             assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box

@@ -14,7 +14,7 @@ from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.report.curves import recall_panel, score_panel, severity_panel, smoothed, training_panels
 from sightline.report.maps import class_map, class_means, map_panel, neighbour_purity
-from sightline.report.published import KNOWN, places_of, published_tables_of
+from sightline.report.numbers import KNOWN, places_of, published_tables_of
 from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
 
 LOSSES = [(step, 0, "loss", 1 / step) for step in range(1, 6)]

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from sightline.evaluation.tables import evaluate_table
-from sightline.report.gallery import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
+from sightline.report.galleries import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
 from sightline.report.rankings import first_results
 from sightline.report.style import PURPLE, as_svg, level_colours
 

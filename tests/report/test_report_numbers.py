@@ -8,9 +8,8 @@ from torch.testing import assert_close
 
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
-from sightline.report.classes import class_rows
-from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, told_metrics
-from sightline.report.rankings import first_results
+from sightline.report.numbers import gaps_by_batch_size, label_recalls, measure, metric_rows, table_metrics
+from sightline.report.rankings import class_rows, first_results
 
 
 def test_each_class_by_definition(random_subject):
@@ -51,17 +50,17 @@ def test_the_table_says_which_differences_are_real():
     rows, by = metric_rows({"new": new, "old": old}, ["map", "recall@1", "severity@1"])
     assert by == "classes"
     assert [row.verdict for row in rows] == ["better", "may be chance", "better"]
-    assert [row.difference.value for row in rows] == ["+20.0", "+0.0", "-0.30"]
-    assert [cell.value for cell in rows[0].cells] == [f"{100 * new['map']:.1f}", f"{100 * old['map']:.1f}"]
-    low, high = map(float, rows[0].cells[0].interval.split(" – "))
+    assert [row.difference[0] for row in rows] == ["+20.0", "+0.0", "-0.30"]
+    assert [cell[0] for cell in rows[0].cells] == [f"{100 * new['map']:.1f}", f"{100 * old['map']:.1f}"]
+    low, high = map(float, rows[0].cells[0][1].split(" – "))
     assert low < 100 * new["map"] < high
     assert [row.verdict for row in metric_rows({"old": old, "new": new}, ["map"])[0]] == ["worse"]
 
 
 def test_every_metric_of_the_table_and_the_curves_is_measured(random_subject):
     subject = random_subject()
-    result = measured(subject, k=5)
-    told = told_metrics(3, 5)
+    result = measure(subject, k=5)
+    told = table_metrics(3, 5)
     assert told[-2:] == ["severity@1", "distance@5"]
     assert_close(result["distance@5"], float(first_results(subject, 5).heights.mean()))
     recalls = label_recalls(result, 3, [1, 2, 4, 8])

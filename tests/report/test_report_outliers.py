@@ -8,27 +8,27 @@ from sklearn.metrics import roc_auc_score
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.ood.rejector import fit_rejector
-from sightline.report.outliers import held_rejector, outlier_panel, read_outliers
-from sightline.report.page import write_report
-from sightline.report.subject import Subject
+from sightline.report.curves import outlier_panel
+from sightline.report.page import ReportOptions, write_report
+from sightline.report.subject import Subject, held_rejector, read_outliers
 
 
 @pytest.fixture(scope="module")
 def fitted(two_subjects, tmp_path_factory):
-    """A rejector of 8-dimensional vectors around one direction, their table, and strangers around another."""
+    """A rejector of 8-dimensional vectors around one direction, their table, and outliers around another."""
     folder, rng = tmp_path_factory.mktemp("rejector"), np.random.default_rng(0)
     manifest = two_subjects[0].table.manifest
     own = (rng.normal(0, 0.2, (40, 8)) + np.eye(8)[0]).astype(np.float32)
     far = (rng.normal(0, 0.2, (40, 8)) + np.eye(8)[3]).astype(np.float32)
     table = EmbeddingTable(manifest, own, "e")
     rejector = fit_rejector(table, "knn", gallery=table, k=5)
-    strangers = EmbeddingTable(manifest, far, "e").write(folder / "strangers.parquet")
-    return rejector, rejector.save(folder / "rejector"), table, strangers, far
+    outliers = EmbeddingTable(manifest, far, "e").write(folder / "outliers.parquet")
+    return rejector, rejector.save(folder / "rejector"), table, outliers, far
 
 
 def test_energies_are_those_of_the_rejector(fitted):
-    rejector, folder, table, strangers, far = fitted
-    found = read_outliers(folder, table, strangers)
+    rejector, folder, table, outliers, far = fitted
+    found = read_outliers(folder, table, outliers)
     np.testing.assert_allclose(found.inside, rejector.scorer.score(table.vectors))
     np.testing.assert_allclose(found.outside, rejector.scorer.score(far))
     assert (found.threshold, found.match) == (rejector.scorer.threshold, rejector.similarity_threshold)
@@ -37,17 +37,17 @@ def test_energies_are_those_of_the_rejector(fitted):
     auroc = roc_auc_score([0] * 40 + [1] * 40, [*found.inside, *found.outside])
     assert found.sentences() == [
         f"{100 * kept:.1f} % of the 40 images belong, says knn.",
-        f"Of 40 strangers {100 * refused:.1f} % are refused; AUROC {100 * auroc:.1f} %.",
+        f"Of 40 outliers {100 * refused:.1f} % are refused; AUROC {100 * auroc:.1f} %.",
     ]
     (axes,) = outlier_panel(found).figure.axes
     assert axes.lines[0].get_xdata()[0] == found.threshold
 
 
 def test_vectors_of_another_encoder_are_refused(fitted, two_subjects):
-    _, folder, table, strangers, far = fitted
+    _, folder, table, outliers, far = fitted
     with pytest.raises(InputError, match="was fitted on vectors of encoder e, these are of f"):
         read_outliers(folder, two_subjects[0].table)
-    other = EmbeddingTable(table.manifest, far, "g").write(strangers.with_name("other.parquet"))
+    other = EmbeddingTable(table.manifest, far, "g").write(outliers.with_name("other.parquet"))
     with pytest.raises(InputError, match=r"other\.parquet: the rejector was fitted"):
         read_outliers(folder, table, other)
 
@@ -56,20 +56,19 @@ def test_the_page_has_a_section_for_them(fitted, tmp_path):
     _, folder, table, _, _ = fitted
     found = read_outliers(folder, table)
     assert len(found.sentences()) == 1
-    text = write_report(tmp_path / "r.html", Subject("m", table), outliers=found, k=3, n_queries=1).file.read_text()
+    options = ReportOptions(outliers=found, k=3, n_queries=1)
+    text = write_report(tmp_path / "r.html", Subject("m", table), options=options).file.read_text()
     assert re.search(r'<section id="outliers".*?belong, says knn', text, re.DOTALL)
     assert "From the line match on" in text
 
 
 def test_a_rejector_in_the_runs_encoder_is_shown_without_being_asked_for(fitted, tmp_path, sightline, monkeypatch):
-    _, folder, table, strangers, _ = fitted
+    _, folder, table, outliers, _ = fitted
     shutil.copytree(folder, tmp_path / "run" / "encoder" / "rejector")
     assert held_rejector(tmp_path / "run") == tmp_path / "run" / "encoder" / "rejector"
-    assert held_rejector(strangers) is None
+    assert held_rejector(outliers) is None
     subject = Subject("m", table)
     monkeypatch.setattr("sightline.report.subject.read_subject", lambda *_, **__: subject)
-    status, _, error = sightline(
-        "report", tmp_path / "run", "--strangers", strangers, "--out", tmp_path / "r.html", "-k", 3
-    )
+    status, _, error = sightline("report", tmp_path / "run", "--outliers", outliers, "--out", tmp_path / "r.html", "-k", 3)
     assert status == 0, error
-    assert "Of 40 strangers" in (tmp_path / "r.html").read_text()
+    assert "Of 40 outliers" in (tmp_path / "r.html").read_text()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
-from sightline.report.page import write_report
+from sightline.report.page import ReportOptions, write_report
 from sightline.report.subject import Subject
 
 NASTY = "<script>alert('x')</script> & \"q\""
@@ -56,7 +56,9 @@ def two(two_subjects):
 def report(two, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     said = {"title": f"Title {NASTY}", "summary": [f"Two {NASTY}."]}
-    return write_report(folder / "new" / "report.html", *two, **said, k=4, n_queries=2, figures=folder / "figures")
+    return write_report(
+        folder / "new" / "report.html", *two, ReportOptions(**said, k=4, n_queries=2, figures=folder / "figures")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +135,7 @@ def test_frames_and_marks_of_results(report, text):
 
 
 def test_one_model_and_one_level_need_no_comparison_and_no_tree(circle, tmp_path):
-    report = write_report(tmp_path / "r.html", circle((0, 5, 50, 60, 7), "aabbb"), k=3)
+    report = write_report(tmp_path / "r.html", circle((0, 5, 50, 60, 7), "aabbb"), options=ReportOptions(k=3))
     text = report.file.read_text(encoding="utf-8")
     assert "verdict" not in "".join(Page(text).texts)
     assert "another class" in text
@@ -146,7 +148,7 @@ def test_images_that_cannot_be_read_have_a_placeholder_and_a_count(circle, tmp_p
     subject = circle((0, 5, 50, 60, 7), "aabbb")
     for path in subject.table.manifest.paths()[:3]:
         path.unlink()
-    report = write_report(tmp_path / "r.html", subject, k=4)
+    report = write_report(tmp_path / "r.html", subject, options=ReportOptions(k=4))
     assert report.n_missing == 3
     text = report.file.read_text(encoding="utf-8")
     assert f"{report.n_missing} of the images shown could not be read" in text
@@ -179,7 +181,9 @@ def test_every_figure_is_a_file_too(report):
 
 def test_the_same_report_twice_is_the_same_page(circle, tmp_path):
     subject = circle((0, 5, 50, 60, 7, 80), "aabbbb", "xxxxyy")
-    first, second = (write_report(tmp_path / f"{n}.html", subject, k=4).file.read_bytes() for n in range(2))
+    first, second = (
+        write_report(tmp_path / f"{n}.html", subject, options=ReportOptions(k=4)).file.read_bytes() for n in range(2)
+    )
     assert first == second
 
 
@@ -211,7 +215,8 @@ def test_a_page_of_vectors_that_coincide_or_are_huge(random_subject, tmp_path, k
         "f",
     )
     against = random_subject(1, "other")
-    report = write_report(tmp_path / "report.html", replace(subject, table=table), against, figures=tmp_path / "figures")
+    options = ReportOptions(figures=tmp_path / "figures")
+    report = write_report(tmp_path / "report.html", replace(subject, table=table), against, options)
     page = Page(report.file.read_text(encoding="utf-8"))
     maps = [attrs["aria-label"] for _, attrs in page.tags if attrs.get("aria-label", "").startswith("t-SNE map")]
     is_left_out = kind in ("equal", "zero")

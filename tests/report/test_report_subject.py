@@ -163,7 +163,7 @@ def test_the_commands_of_the_page_run(run, two_subjects, tmp_path, monkeypatch, 
 
 
 def test_options_that_need_another_are_refused_before_the_work(sightline):
-    for option, told in (("--strangers", "a --detector is needed"), ("--against-name", "there is no --against")):
+    for option, told in (("--outliers", "--detector"), ("--against-name", "--against")):
         status, _, error = sightline("report", "nowhere.parquet", option, "x")
         assert (status, told in error) == (2, True)
 

@@ -123,7 +123,7 @@ def evaluate(
     if json is not None:
         result.write_json(json, interval or 0.95)
     if plot is not None:
-        from sightline.report.detection import draw_detection
+        from sightline.report.curves import draw_detection
 
         draw_detection(result, plot, threshold)
 

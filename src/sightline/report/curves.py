@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,13 +11,31 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from sightline.evaluation.decomposability import Gap
+from sightline.evaluation.detection import DetectionResult, roc
 from sightline.evaluation.metrics import shown_scale
 from sightline.report.rankings import EDGES, GRID, Curves
-from sightline.report.style import INK, MODELS, drawing, dress, level_colours, level_lines, level_names
-from sightline.report.subject import LogRow
+from sightline.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MODELS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    drawing,
+    dress,
+    level_colours,
+    level_lines,
+    level_names,
+    write_figure,
+)
+from sightline.report.subject import LogRow, Outliers
 from sightline.training.logs import TERM
 
 Floats = NDArray[np.float64]
+OUTLIER_SETS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY)
+N_BINS = 60  # of energies
 LABEL_LINES = ("-", "--", ":", "-.")  # of relevance by the finest label, the next one, ...
 
 
@@ -112,8 +132,8 @@ def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:
     with drawing() as (figure, axes):
         _by_label(axes, np.array(ks, np.float64), recalls)
         axes.set_xscale("log", base=2)
-        told = list(ks)[:: 1 if len(ks) <= 6 else 2]
-        axes.set_xticks(told, [str(k) for k in told])
+        ticks = list(ks)[:: 1 if len(ks) <= 6 else 2]
+        axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.set_ylim(top=101)
         dress(axes, "Recall@k: a right image among the first k", "k", "queries (%)")
         _legend_below(figure, recalls)
@@ -208,6 +228,55 @@ def gap_panel(gaps: dict[str, dict[int, Gap]]) -> Panel:
         dress(axes, "AP inside batches minus AP of the whole set", "batch size", "gap (points)")
         _legend_of_several(figure, gaps)
     return Panel("decomposability-gap", "decomposability gap of average precision against batch size", figure)
+
+
+def outlier_panel(found: Outliers) -> Panel:
+    """Densities of the energies, and the threshold."""
+    kinds = {"images shown": found.inside} | ({} if found.outside is None else {"outliers": found.outside})
+    everything = np.concatenate([*kinds.values(), [found.threshold]])
+    edges = _energy_edges(everything, found.threshold)
+    with drawing() as (figure, axes):
+        for (colour, line), (name, energies) in zip(MODELS, kinds.items(), strict=False):
+            density = np.histogram(np.clip(energies, edges[0], edges[-1]), edges, density=True)[0]
+            axes.stairs(density, edges, color=colour, fill=True, alpha=0.15)
+            axes.stairs(density, edges, color=colour, linestyle=line, linewidth=1.6, label=name)
+        axes.axvline(found.threshold, color=INK, linewidth=1.2, linestyle=":", label="threshold")
+        dress(axes, f"Energies by {found.scorer}", "further out →", "density")
+        figure.legend(loc="outside lower center", fontsize=9, ncols=len(kinds) + 1)
+    return Panel("outliers", "densities of energies: how far out images are, and the threshold", figure)
+
+
+def draw_detection(result: DetectionResult, file: Path, threshold: float | None = None) -> Path:
+    """Draw the ROC of each outlier set beside the histograms of all energies.
+
+    Args:
+        result: energies of both kinds.
+        file: to write; its ending says the format.
+        threshold: drawn as a line over the histograms.
+    """
+    bins = _energy_edges(np.concatenate([result.inside, *result.outside.values()]))
+    with drawing(9.5, 3.8, ncols=2) as (figure, (left, right)):
+        inside = np.clip(result.inside, bins[0], bins[-1])
+        right.hist(inside, bins.tolist(), density=True, color=INK, alpha=0.5, label="belongs")
+        for (name, energies), colour in zip(result.outside.items(), cycle(OUTLIER_SETS)):
+            area = f"{name}: {100 * result.per_set[name]['auroc']:.1f}"
+            left.plot(*roc(result.inside, energies), color=colour, label=area)
+            clipped = np.clip(energies, bins[0], bins[-1])
+            right.hist(clipped, bins.tolist(), density=True, histtype="step", color=colour, linewidth=1.5, label=name)
+        if threshold is not None:
+            right.axvline(threshold, color="black", linestyle="--", linewidth=1, label="threshold")
+        left.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
+        dress(left, "", "outliers accepted", "images that belong accepted")
+        dress(right, "", "energy", "density")
+        left.legend(loc="lower right", fontsize=9, title="AUROC in percent")
+        right.legend(loc="upper right", fontsize=9)
+    return write_figure(figure, file.parent, file.stem, (file.suffix.removeprefix(".") or "svg",), dpi=120)[0]
+
+
+def _energy_edges(energies: Floats, least: float = -np.inf) -> Floats:
+    """Edges of a histogram, up to ``least`` or further: a few energies far out are left for its last bin."""
+    low, high = float(energies.min()), max(float(np.quantile(energies, 0.995)), least)
+    return np.linspace(low, high if high > low else low + 1, N_BINS + 1)
 
 
 def _by_label(axes: Axes, x: Floats, curves: dict[str, Floats]) -> None:

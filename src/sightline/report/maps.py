@@ -11,7 +11,7 @@ from sightline.report.curves import Panel
 from sightline.report.style import CLASSES, GREY, MARKERS, ON_DARK, drawing, dress
 from sightline.report.subject import Subject
 
-MOST_CLASSES = 2000  # points of a map; more are drawn by lot
+MOST_CLASSES = 2000  # points of a map; more are drawn at random
 MOST_DIMS = 32  # kept of the class means before t-SNE
 N_ROUNDS = 500
 DECIMALS = 6  # of class means; those that agree in all of them are one point
@@ -28,11 +28,6 @@ class Kind:
     name: str
     colour: str
     marker: str
-
-    @property
-    def on_dark(self) -> str:
-        """Its colour on a dark page."""
-        return ON_DARK.get(self.colour, self.colour)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +76,8 @@ def class_map(subjects: list[Subject], seed: int = 0) -> ClassMap:
     means = {subject.name: class_means(subject)[shown] for subject in subjects}
     planes = {name: _plane(own, seed) for name, own in means.items()}
     points = {name: plane for name, plane in planes.items() if plane is not None}
-    told = manifest.n_levels > 1 and len(shown) > 1
-    purity = {name: neighbour_purity(own, coarse[shown]) for name, own in means.items()} if told else {}
+    is_graded = manifest.n_levels > 1 and len(shown) > 1
+    purity = {name: neighbour_purity(own, coarse[shown]) for name, own in means.items()} if is_graded else {}
     return ClassMap([names[code] for code in shown], kinds, kind_of, points, n_classes, purity)
 
 
@@ -112,6 +107,17 @@ def _kinds(coarse: NDArray[np.int64], names: list[str], n_levels: int) -> tuple[
     rank = np.zeros(int(codes.max()) + 1, np.int64)
     rank[by_size] = np.minimum(np.arange(len(by_size)), len(looks))
     return kinds, rank[coarse]
+
+
+def kind_styles(kinds: list[Kind]) -> str:
+    """The colour of each kind's points, as CSS."""
+    rules = [f".k{number} {{ fill: {kind.colour}; }}" for number, kind in enumerate(kinds)]
+    dark = [
+        f"@media (prefers-color-scheme: dark) {{ .k{number} {{ fill: {ON_DARK[kind.colour]}; }} }}"
+        for number, kind in enumerate(kinds)
+        if kind.colour in ON_DARK
+    ]
+    return "\n".join([*rules, *dark])
 
 
 def _plane(means: Floats, seed: int) -> Floats | None:

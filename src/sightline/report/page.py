@@ -1,8 +1,11 @@
-"""One offline page about a model, alone or against another: everything a report shows, put together."""
+"""One offline page about a model, alone or against another: a list of sections.
 
-import shlex
-from collections.abc import Sequence
+A section is one function of the :class:`Material`, one row of :data:`SECTIONS` and one template of that name.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -13,25 +16,60 @@ from sightline import __version__
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import has_role
 from sightline.files import replaced
-from sightline.report.classes import MOST_ROWS, class_rows
 from sightline.report.curves import (
     Panel,
     gap_panel,
     h_precision_panel,
+    outlier_panel,
     precision_panel,
     recall_panel,
     score_panel,
     severity_panel,
     training_panels,
 )
-from sightline.report.gallery import N_QUERIES, Gallery, Thumbnails, galleries, gallery_figure
-from sightline.report.maps import N_NEAR, SHAPES, SIZE, class_map, map_panel, marks
-from sightline.report.measures import gaps_by_batch_size, label_recalls, measured, metric_rows, recall_places, told_metrics
-from sightline.report.outliers import Outliers, outlier_panel
-from sightline.report.published import places_of, published_tables_of
-from sightline.report.rankings import first_results, sampled_curves
+from sightline.report.galleries import N_QUERIES, QueryGallery, Thumbnails, galleries, gallery_figure, level_styles
+from sightline.report.maps import N_NEAR, SHAPES, SIZE, class_map, kind_styles, map_panel, marks
+from sightline.report.numbers import (
+    gaps_by_batch_size,
+    label_recalls,
+    measure,
+    metric_rows,
+    places_of,
+    published_tables_of,
+    recall_places,
+    table_metrics,
+)
+from sightline.report.rankings import MOST_ROWS, Curves, FirstResults, class_rows, first_results, sampled_curves
 from sightline.report.style import as_svg, level_colours, level_names, write_figure
-from sightline.report.subject import Subject, matched
+from sightline.report.subject import Outliers, Subject, matched
+
+
+@dataclass(frozen=True, eq=False)
+class ReportOptions:
+    """How a report is made.
+
+    Attributes:
+        title: of the page; None for the names of the models.
+        summary: sentences that say what was done, and how to repeat it.
+        figures: folder for every figure as PNG and SVG; None for none.
+        published: the name of a paper's table to show beside; None for those of a data set that is known by its folder.
+        outliers: what a rejector says of the first model's images, if there is one.
+        k: results of a query that galleries show.
+        n_queries: in each gallery.
+        seed: random seed of samples and of t-SNE.
+    """
+
+    title: str | None = None
+    summary: Sequence[str] = ()
+    figures: Path | None = None
+    published: str | None = None
+    outliers: Outliers | None = None
+    k: int = 10
+    n_queries: int = N_QUERIES
+    seed: int = 0
+
+
+DEFAULTS = ReportOptions()
 
 
 @dataclass(frozen=True)
@@ -48,147 +86,236 @@ class Report:
 
     file: Path
     results: dict[str, Result]
-    galleries: list[Gallery]
+    galleries: list[QueryGallery]
     n_missing: int
     figures: list[Path]
 
 
-def write_report(
-    file: Path,
-    subject: Subject,
-    against: Subject | None = None,
-    *,
-    title: str | None = None,
-    summary: Sequence[str] = (),
-    figures: Path | None = None,
-    published: str | None = None,
-    outliers: Outliers | None = None,
-    k: int = 10,
-    n_queries: int = N_QUERIES,
-    seed: int = 0,
-) -> Report:
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What sections are made of: one or two models, the options, and what several sections read, measured once."""
+
+    subjects: list[Subject]
+    options: ReportOptions
+
+    @property
+    def subject(self) -> Subject:
+        """The model that the page is about."""
+        return self.subjects[0]
+
+    @property
+    def n_levels(self) -> int:
+        """Label levels."""
+        return self.subject.table.manifest.n_levels
+
+    @cached_property
+    def results(self) -> dict[str, Result]:
+        """The metrics by model."""
+        return {one.name: measure(one, self.options.k) for one in self.subjects}
+
+    @cached_property
+    def found(self) -> dict[str, FirstResults]:
+        """The first results by model."""
+        return {one.name: first_results(one, self.options.k) for one in self.subjects}
+
+    @cached_property
+    def curves(self) -> dict[str, Curves]:
+        """Curves and histograms by model."""
+        return {one.name: sampled_curves(one, self.options.seed) for one in self.subjects}
+
+    @cached_property
+    def galleries(self) -> list[QueryGallery]:
+        """The queries that are shown."""
+        precision = {name: one.per_query["map"] for name, one in self.results.items()}
+        return galleries(self.subject.table, self.found, precision, self.options.n_queries, self.options.seed)
+
+    @cached_property
+    def thumbnails(self) -> Thumbnails:
+        """The images that are shown."""
+        return Thumbnails(self.subject.table)
+
+
+@dataclass(frozen=True, eq=False)
+class ReportSection:
+    """What a section shows.
+
+    Attributes:
+        values: by the names that its template has for them.
+        panels: figures of the section.
+        files: figures that are drawn for ``--figures`` alone.
+        css: rules of its own.
+    """
+
+    values: dict[str, object]
+    panels: Sequence[Panel] = ()
+    files: Iterable[Panel] = ()
+    css: str = ""
+
+
+def metrics_section(material: Material) -> ReportSection:
+    """Every metric with its interval, and the papers' numbers for a known set."""
+    names = table_metrics(material.n_levels, material.options.k)
+    rows, by = metric_rows(material.results, names)
+    ks = recall_places(len(material.subject.items))
+    comparable = list(dict.fromkeys([*names, *(f"recall@{place}" for place in ks)]))
+    places = places_of(material.subject.table.manifest)
+    published = published_tables_of(places, material.options.published, comparable)
+    return ReportSection({"rows": rows, "by": by, "published": published})
+
+
+def training_section(material: Material) -> ReportSection | None:
+    """The loss and the validation metric, from the runs' logs."""
+    recipes = [one.recipe for one in material.subjects if one.recipe is not None]
+    metric = recipes[0].validation.metric if recipes else "map@r"
+    panels = training_panels({one.name: one.log for one in material.subjects}, metric)
+    return ReportSection({}, panels) if panels else None
+
+
+def curves_section(material: Material) -> ReportSection:
+    """Recall at each place, and precision at each recall."""
+    ks = recall_places(len(material.subject.items))
+    recalls = {name: label_recalls(one, material.n_levels, ks) for name, one in material.results.items()}
+    panels = [recall_panel(ks, recalls), precision_panel(material.curves)]
+    if material.n_levels > 1:
+        panels.append(h_precision_panel(material.curves))
+    return ReportSection({}, panels)
+
+
+def galleries_section(material: Material) -> ReportSection:
+    """Queries with what they find."""
+    n_levels, thumbnails, shown = material.n_levels, material.thumbnails, material.galleries
+    levels = list(zip(level_names(n_levels), level_colours(n_levels), strict=True))
+    values = {"galleries": shown, "thumbnails": thumbnails, "levels": levels}
+    files = (Panel(f"gallery-{one.name}", one.title, gallery_figure(one, thumbnails, n_levels)) for one in shown)
+    return ReportSection(values, files=files, css=level_styles(n_levels))
+
+
+def map_section(material: Material) -> ReportSection:
+    """The class means on a plane."""
+    plane = class_map(material.subjects, material.options.seed)
+    values = {
+        "plane": plane,
+        "marks": {name: marks(plane, name) for name in plane.points},
+        "map_size": SIZE,
+        "n_near": min(N_NEAR, len(plane.names) - 1),
+        "shapes": SHAPES,
+    }
+    return ReportSection(values, files=(map_panel(plane, name) for name in plane.points), css=kind_styles(plane.kinds))
+
+
+def severity_section(material: Material) -> ReportSection:
+    """How far up the label tree mistakes are."""
+    shares = {
+        place: {name: one.height_shares(place, material.n_levels) for name, one in material.found.items()}
+        for place in dict.fromkeys((1, material.options.k))
+    }
+    return ReportSection({}, [severity_panel(share, place) for place, share in shares.items()])
+
+
+def scores_section(material: Material) -> ReportSection:
+    """Cosines of pairs by what they share, and thresholds."""
+    thresholds = {one.name: one.thresholds for one in material.subjects}
+    values = {"has_thresholds": any(thresholds.values()), "has_match": False}
+    outliers = material.options.outliers
+    if outliers is not None and outliers.match is not None:
+        thresholds[material.subject.name] |= {"match": outliers.match}
+        values["has_match"] = True
+    panels = [score_panel(name, one.histogram, thresholds[name]) for name, one in material.curves.items()]
+    return ReportSection(dict(values), panels)
+
+
+def outliers_section(material: Material) -> ReportSection | None:
+    """What a rejector says of the images."""
+    outliers = material.options.outliers
+    return None if outliers is None else ReportSection({"outliers": outliers}, [outlier_panel(outliers)])
+
+
+def gap_section(material: Material) -> ReportSection | None:
+    """How much better average precision looks inside batches."""
+    seed = material.options.seed
+    gaps = {one.name: gaps for one in material.subjects if (gaps := gaps_by_batch_size(one, seed))}
+    return ReportSection({}, [gap_panel(gaps)]) if gaps else None
+
+
+def classes_section(material: Material) -> ReportSection:
+    """Every class, the worst first."""
+    results, mine = list(material.results.values()), material.found[material.subject.name]
+    rows = class_rows(material.subject.table, results[0], mine, results[1] if len(results) > 1 else None)
+    return ReportSection({"classes": rows, "most_rows": MOST_ROWS})
+
+
+# In the order of the page: the id and template of each section, its name in the navigation, and what makes it; a section
+# that has nothing to show gives None.
+SECTIONS: list[tuple[str, str, Callable[[Material], ReportSection | None]]] = [
+    ("metrics", "Metrics", metrics_section),
+    ("training", "Training", training_section),
+    ("curves", "Curves", curves_section),
+    ("galleries", "Galleries", galleries_section),
+    ("map", "Map", map_section),
+    ("severity", "Severity", severity_section),
+    ("scores", "Scores", scores_section),
+    ("outliers", "Outliers", outliers_section),
+    ("gap", "Batches", gap_section),
+    ("classes", "Classes", classes_section),
+]
+
+
+def write_report(file: Path, subject: Subject, against: Subject | None = None, options: ReportOptions = DEFAULTS) -> Report:
     """Write one HTML file that needs nothing but itself.
 
     Args:
         file: where to.
         subject: the model to show.
         against: one to compare it with, of the same images and labels.
-        title: of the page; None for the names of the models.
-        summary: sentences that say what was done, and how to repeat it.
-        figures: folder for every figure as PNG and SVG; None for none.
-        published: the name of a paper's table to show beside; None for those of a data set that is known by its folder.
-        outliers: what a rejector says of the first model's images, if there is one.
-        k: results of a query that galleries show.
-        n_queries: in each gallery.
-        seed: of what is drawn by lot, and of t-SNE.
+        options: what to show and how.
     """
+    subjects = [subject]
     if against is not None:
-        against = matched(subject, against)
-        if against.name == subject.name:
-            against = replace(against, name=f"{against.name} (other)")
-    subjects = [subject] if against is None else [subject, against]
-    table, n_levels = subject.table, subject.table.manifest.n_levels
-    results = {one.name: measured(one, k) for one in subjects}
-    rows, by = metric_rows(results, told_metrics(n_levels, k))
-    found = {one.name: first_results(one, k) for one in subjects}
-    curves = {one.name: sampled_curves(one, seed) for one in subjects}
-    ks = recall_places(len(subject.items))
-    metric = next((one.recipe.validation.metric for one in subjects if one.recipe is not None), "map@r")
-    shares = {
-        place: {name: one.height_shares(place, n_levels) for name, one in found.items()} for place in dict.fromkeys((1, k))
-    }
-    gaps = {one.name: gaps for one in subjects if (gaps := gaps_by_batch_size(one, seed))}
-    thresholds = {one.name: one.thresholds for one in subjects}
-    if outliers is not None and outliers.match is not None:
-        thresholds[subject.name] = {**thresholds[subject.name], "match": outliers.match}
-    panels = {
-        "training": training_panels({one.name: one.log for one in subjects}, metric),
-        "curves": [
-            recall_panel(ks, {name: label_recalls(one, n_levels, ks) for name, one in results.items()}),
-            precision_panel(curves),
-            *([h_precision_panel(curves)] if n_levels > 1 else []),
-        ],
-        "severity": [severity_panel(share, place) for place, share in shares.items()],
-        "scores": [score_panel(one.name, curves[one.name].histogram, thresholds[one.name]) for one in subjects],
-        "outliers": [] if outliers is None else [outlier_panel(outliers)],
-        "gap": [gap_panel(gaps)] if gaps else [],
-    }
-    plane = class_map(subjects, seed)
-    precision = {name: one.per_query["map"] for name, one in results.items()}
-    shown = galleries(table, found, precision, n_queries, seed)
-    thumbnails = Thumbnails(table)
-    comparable = list(dict.fromkeys([*told_metrics(n_levels, k), *(f"recall@{place}" for place in ks)]))
-    tables = published_tables_of(places_of(table.manifest), published, comparable)
-    mine, other = results[subject.name], None if against is None else results[against.name]
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title or " against ".join(one.name for one in subjects),
-            summary=summary,
-            names=list(results),
-            rows=rows,
-            by=by,
-            n_images=len(table),
-            n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
-            n_classes=[int(column.max()) + 1 for column in table.manifest.labels().T],
-            result=mine,
-            published=tables,
-            results=results,
-            panels={
-                part: [Markup(as_svg(one.figure, one.name, one.description)) for one in some]
-                for part, some in panels.items()
-            },
-            n_sampled=next(iter(curves.values())).n_queries,
-            galleries=shown,
-            thumbnails=thumbnails,
-            levels=list(zip(level_names(n_levels), level_colours(n_levels), strict=True)),
-            plane=plane,
-            marks={name: marks(plane, name) for name in plane.points},
-            map_size=SIZE,
-            n_near=min(N_NEAR, len(plane.names) - 1),
-            shapes=SHAPES,
-            k=k,
-            has_thresholds=any("alpha" in some for some in thresholds.values()),
-            has_match="match" in thresholds[subject.name],
-            outliers=outliers,
-            classes=class_rows(table, mine, found[subject.name], other),
-            most_rows=MOST_ROWS,
-            fingerprints={one.name: one.table.fingerprint for one in subjects},
-            version=__version__,
-            css=Markup(_asset("page.css")),
-            js=Markup(_asset("page.js")),
-        )
-    )
+        other = matched(subject, against)
+        subjects.append(replace(other, name=f"{other.name} (other)") if other.name == subject.name else other)
+    material = Material(subjects, options)
+    sections = [(name, title, made) for name, title, make in SECTIONS if (made := make(material)) is not None]
+    page = _rendered(material, sections)
     with replaced(Path(file)) as scratch:
         scratch.write_text(page, encoding="utf-8")
     written = []
-    if figures is not None:
-        drawn = [*(panel for some in panels.values() for panel in some), *(map_panel(plane, name) for name in plane.points)]
-        drawn += [Panel(f"gallery-{one.name}", one.title, gallery_figure(one, thumbnails, n_levels)) for one in shown]
-        written = [path for panel in drawn for path in write_figure(panel.figure, Path(figures), panel.name)]
-    return Report(Path(file), results, shown, len(thumbnails.missing), written)
+    if options.figures is not None:
+        drawn = [panel for _, _, section in sections for panel in (*section.panels, *section.files)]
+        written = [path for panel in drawn for path in write_figure(panel.figure, Path(options.figures), panel.name)]
+    return Report(Path(file), material.results, material.galleries, len(material.thumbnails.missing), written)
 
 
-def command_line(words: Sequence[object]) -> str:
-    """The words as one would type them again.
-
-    Example:
-        >>> command_line(["sightline", "report", "my run"])
-        "sightline report 'my run'"
-    """
-    return shlex.join(map(str, words))
-
-
-def _environment() -> Environment:
-    return Environment(
+def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSection]]) -> str:
+    environment = Environment(
         loader=PackageLoader("sightline.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _asset(name: str) -> str:
-    return (resources.files("sightline.report") / "templates" / name).read_text(encoding="utf-8")
+    table, templates = material.subject.table, resources.files("sightline.report") / "templates"
+    shared = {  # what every template may read
+        "names": list(material.results),
+        "results": material.results,
+        "result": material.results[material.subject.name],
+        "n_classes": [int(column.max()) + 1 for column in table.manifest.labels().T],
+        "n_sampled": material.curves[material.subject.name].n_queries,
+    }
+    parts = []
+    for name, title, section in sections:
+        panels = [Markup(as_svg(one.figure, one.name, one.description)) for one in section.panels]
+        html = environment.get_template(f"{name}.html").render(**shared, **section.values, panels=panels)
+        parts.append({"name": name, "title": title, "html": Markup(html)})
+    return environment.get_template("page.html").render(
+        **shared,
+        sections=parts,
+        title=material.options.title or " against ".join(material.results),
+        summary=material.options.summary,
+        n_images=len(table),
+        n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
+        fingerprints={one.name: one.table.fingerprint for one in material.subjects},
+        version=__version__,
+        css=Markup((templates / "page.css").read_text(encoding="utf-8")),
+        section_css=Markup("\n".join(section.css for _, _, section in sections if section.css)),
+        js=Markup((templates / "page.js").read_text(encoding="utf-8")),
+    )

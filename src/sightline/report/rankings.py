@@ -1,4 +1,4 @@
-"""What every query finds: its first results and their labels; and, for some queries, whole curves and score histograms."""
+"""What every query finds: its first results and their labels, summed up by class; for some queries, whole curves."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.evaluation.metrics import h_curves
+from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import ranked_levels
 from sightline.ranking.nearest import top_k
 from sightline.ranking.similarity import score_blocks
@@ -17,13 +19,14 @@ MOST_SAMPLED = 500  # queries
 SAMPLED_SCORES = 20_000_000  # of queries whose whole list is sorted for curves and histograms
 GRID = (np.arange(100) + 0.5) / 100  # recalls at which precision is taken; their mean is the area
 EDGES = np.linspace(-1, 1, 101)
+MOST_ROWS = 5000  # the classes of the lowest average precision, where there are more
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FirstResults:
     """The first K results of every query.
 
     Attributes:
@@ -65,7 +68,7 @@ class Curves:
     histogram: Counts
 
 
-def first_results(subject: Subject, k: int) -> Found:
+def first_results(subject: Subject, k: int) -> FirstResults:
     """The first k results of every query, itself left out."""
     queries, items = subject.queries, subject.items
     labels = subject.table.manifest.labels()
@@ -76,7 +79,7 @@ def first_results(subject: Subject, k: int) -> Found:
     heights = (labels[rows] != labels[queries][:, None]).sum(2)
     order = np.lexsort((-heights, -scores, itself))[:, :k]  # itself last, then best first, of equal ones the worse
     rows, scores, heights, gone = (np.take_along_axis(part, order, 1) for part in (rows, scores, heights, itself))
-    return Found(queries, np.where(gone, -1, rows), scores.astype(np.float64), np.where(gone, -1, heights))
+    return FirstResults(queries, np.where(gone, -1, rows), scores.astype(np.float64), np.where(gone, -1, heights))
 
 
 def sampled_curves(subject: Subject, seed: int = 0) -> Curves:
@@ -129,3 +132,78 @@ def _at(recall: Floats, precision: Floats) -> Floats:
 
 def _mean(rows: list[Floats]) -> Floats:
     return np.nanmean(rows, 0) if rows else np.full(len(GRID), np.nan)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class.
+
+    Attributes:
+        name: its finest label.
+        parents: its other labels, finest first.
+        n_images: in the table.
+        recall: share of its queries whose first result is of the class; NaN where it has no other image.
+        precision: mean average precision of its queries.
+        before: the same of the other model, if there is one.
+        mistaken_for: the class that most often comes first instead, and how often; None where none does.
+    """
+
+    name: str
+    parents: tuple[str, ...]
+    n_images: int
+    recall: float
+    precision: float
+    before: float | None
+    mistaken_for: tuple[str, int] | None
+
+
+def class_rows(table: EmbeddingTable, result: Result, found: FirstResults, other: Result | None = None) -> list[ClassRow]:
+    """Every class, the lowest average precision first, those without a value last.
+
+    Args:
+        table: the images.
+        result: with ``recall@1`` and ``map`` of each query.
+        found: the first results of the same queries.
+        other: of another model, on the same queries.
+    """
+    manifest = table.manifest
+    labels = manifest.labels()
+    codes = labels[found.queries, 0]
+    n_classes = int(labels[:, 0].max()) + 1
+    names = [manifest.class_names(level) for level in range(manifest.n_levels)]
+    first_row = np.unique(labels[:, 0], return_index=True)[1]
+    sizes = np.bincount(labels[:, 0], minlength=n_classes)
+    recall, precision = (_means(result.per_query[name], codes, n_classes) for name in ("recall@1", "map"))
+    before = None if other is None else _means(other.per_query["map"], codes, n_classes)
+    instead = _instead(labels[:, 0], codes, found, n_classes)
+    rows = []
+    for code in np.argsort(precision, kind="stable")[:MOST_ROWS].tolist():
+        parents = tuple(names[level][labels[first_row[code], level]] for level in range(1, manifest.n_levels))
+        pair = instead[code]
+        taken = None if pair is None else (names[0][pair[0]], pair[1])
+        old = None if before is None else float(before[code])
+        measured = float(recall[code]), float(precision[code])
+        rows.append(ClassRow(names[0][code], parents, int(sizes[code]), *measured, old, taken))
+    return rows
+
+
+def _means(values: Floats, codes: Counts, n_classes: int) -> Floats:
+    """(C,) the mean of each class, NaN where it has no value."""
+    counted = ~np.isnan(values)
+    sums = np.bincount(codes[counted], values[counted], n_classes)
+    counts = np.bincount(codes[counted], minlength=n_classes)
+    means: Floats = np.divide(sums, counts, out=np.full(n_classes, np.nan), where=counts > 0)
+    return means
+
+
+def _instead(classes: Counts, codes: Counts, found: FirstResults, n_classes: int) -> list[tuple[int, int] | None]:
+    """For each class the other one that most often comes first, and how often."""
+    wrong = found.heights[:, 0] > 0
+    pairs = codes[wrong] * n_classes + classes[found.rows[wrong, 0]]
+    most: list[tuple[int, int] | None] = [None] * n_classes
+    for pair, count in zip(*(side.tolist() for side in np.unique(pairs, return_counts=True)), strict=True):
+        code, taken = divmod(pair, n_classes)
+        known = most[code]
+        if known is None or count > known[1]:
+            most[code] = taken, count
+    return most

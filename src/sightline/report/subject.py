@@ -1,4 +1,4 @@
-"""What a report is about: a run folder or an embedding table, read, with what is known of how it was made."""
+"""What a report is about: a run folder or an embedding table, how it was made, and what a rejector says of its images."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
 from sightline.errors import InputError
+from sightline.evaluation.detection import detection_metrics
+from sightline.evaluation.tables import has_role
 from sightline.losses import LOSSES
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
+from sightline.ood.rejector import Rejector
 from sightline.training.logs import read_log
 from sightline.training.prepare import untrained_encoder
 from sightline.training.recipe import Recipe
@@ -41,12 +44,12 @@ class Subject:
     @property
     def queries(self) -> NDArray[np.int64]:
         """Rows of the table that ask."""
-        return _rows_of(self.table, "is_query")
+        return np.flatnonzero(has_role(self.table.manifest, "is_query"))
 
     @property
     def items(self) -> NDArray[np.int64]:
         """Rows of the table that are ranked."""
-        return _rows_of(self.table, "is_gallery")
+        return np.flatnonzero(has_role(self.table.manifest, "is_gallery"))
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -120,8 +123,8 @@ def matched(subject: Subject, other: Subject) -> Subject:
         raise InputError(f"{subject.name!r} and {other.name!r}: labels of {levels[0]} and {levels[1]} levels")
     rows = other.table.manifest.table[order]
     for column in label_columns(levels[0]):
-        told = zip(ids, subject.table.manifest.table[column], rows[column], strict=True)
-        differ = [(name, mine, theirs) for name, mine, theirs in told if mine != theirs]
+        both = zip(ids, subject.table.manifest.table[column], rows[column], strict=True)
+        differ = [(name, mine, theirs) for name, mine, theirs in both if mine != theirs]
         if differ:
             name, mine, theirs = differ[0]
             raise InputError(
@@ -154,7 +157,56 @@ def _labelled(table: EmbeddingTable) -> EmbeddingTable:
     return table
 
 
-def _rows_of(table: EmbeddingTable, role: str) -> NDArray[np.int64]:
-    rows = table.manifest.table
-    told = role in rows.columns and rows[role].count()
-    return np.flatnonzero(rows[role].fill_null(False).to_numpy()) if told else np.arange(len(rows))
+@dataclass(frozen=True, eq=False)
+class Outliers:
+    """Energies, higher being further out.
+
+    Attributes:
+        scorer: its name.
+        threshold: energies up to it belong.
+        inside: of the images shown.
+        outside: of images that do not belong; None where none were given.
+        match: the cosine from which on the best result is a match; None where it was not calibrated.
+    """
+
+    scorer: str
+    threshold: float
+    inside: NDArray[np.float64]
+    outside: NDArray[np.float64] | None
+    match: float | None
+
+    def sentences(self) -> list[str]:
+        """What the energies say."""
+        kept = float((self.inside <= self.threshold).mean())
+        said = [f"{100 * kept:.1f} % of the {len(self.inside):,} images belong, says {self.scorer}."]
+        if self.outside is not None:
+            auroc = detection_metrics(self.inside, self.outside)["auroc"]
+            refused = float((self.outside > self.threshold).mean())
+            said.append(f"Of {len(self.outside):,} outliers {100 * refused:.1f} % are refused; AUROC {100 * auroc:.1f} %.")
+        return said
+
+
+def held_rejector(run: Path) -> Path | None:
+    """The rejector that lies in the encoder's folder of a run, if there is one."""
+    folder = RunFolder(run).encoder / "rejector"
+    return folder if folder.is_dir() else None
+
+
+def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | None = None) -> Outliers:
+    """Ask a rejector about a table.
+
+    Args:
+        folder: written by ``sightline ood fit``, or an encoder or gallery that holds one.
+        table: of the encoder that it was fitted for.
+        outlier_table: an embedding table of images that do not belong, of the same encoder.
+    """
+    rejector = Rejector.load(folder, table.fingerprint)
+    if rejector.scorer.threshold is None:
+        raise InputError(f"{folder}: the rejector has no threshold")
+    outside = None
+    if outlier_table is not None:
+        others = EmbeddingTable.read(outlier_table)
+        rejector.check_encoder(others.fingerprint, outlier_table)
+        outside = rejector.scorer.score(others.vectors)
+    inside = rejector.scorer.score(table.vectors)
+    return Outliers(rejector.scorer.name, rejector.scorer.threshold, inside, outside, rejector.similarity_threshold)

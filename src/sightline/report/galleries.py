@@ -15,7 +15,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.report.rankings import Found
+from sightline.report.rankings import FirstResults
 from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines
 
 THUMBNAIL = 112  # pixels at most; shown at 72, so that screens with fine pixels show it sharp
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Picture:
+class ShownImage:
     """One image of a row.
 
     Attributes:
@@ -45,22 +45,22 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShownQuery:
     """One query and, for each model, what it finds and how well: the average precision."""
 
-    query: Picture
-    found: dict[str, list[Picture]]
+    query: ShownImage
+    found: dict[str, list[ShownImage]]
     precision: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Gallery:
+class QueryGallery:
     """Some queries, chosen for a reason."""
 
     name: str
     title: str
     reason: str
-    rows: list[Asked]
+    rows: list[ShownQuery]
 
 
 @dataclass(eq=False)
@@ -74,10 +74,10 @@ class Thumbnails:
     def image(self, row: int) -> Image.Image | None:
         """At most ``THUMBNAIL`` wide and high."""
         if row not in self._images:
-            told = self.table.manifest.table.row(row, named=True)
-            box = tuple(told[side] for side in BOX) if told.get(BOX[0]) is not None else None
+            row_values = self.table.manifest.table.row(row, named=True)
+            box = tuple(row_values[side] for side in BOX) if row_values.get(BOX[0]) is not None else None
             try:
-                image = load_image(self.table.manifest.root / told["path"], box)
+                image = load_image(self.table.manifest.root / row_values["path"], box)
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
                 self._images[row] = image
             except InputError:
@@ -109,8 +109,12 @@ def choose_queries(values: Floats, classes: Counts, n_queries: int = N_QUERIES) 
 
 
 def galleries(
-    table: EmbeddingTable, found: dict[str, Found], precision: dict[str, Floats], n_queries: int = N_QUERIES, seed: int = 0
-) -> list[Gallery]:
+    table: EmbeddingTable,
+    found: dict[str, FirstResults],
+    precision: dict[str, Floats],
+    n_queries: int = N_QUERIES,
+    seed: int = 0,
+) -> list[QueryGallery]:
     """The hardest, the most severe, the most changed and random queries, each of another class.
 
     Args:
@@ -139,16 +143,18 @@ def galleries(
             gain < 0, gain, np.nan
         )
     drawn = np.random.default_rng(seed).permutation(len(mine)).astype(np.float64)
-    chosen["random", "Random", "Drawn by lot, each of another class."] = np.where(counted, drawn, np.nan)
+    chosen["random", "Random", "Drawn at random, each of another class."] = np.where(counted, drawn, np.nan)
     shown = []
     for (key, title, reason), values in chosen.items():
         places = choose_queries(values, classes, n_queries)
         if len(places):
-            shown.append(Gallery(key, title, reason, [_asked(table, found, precision, place) for place in places.tolist()]))
+            shown.append(
+                QueryGallery(key, title, reason, [_asked(table, found, precision, place) for place in places.tolist()])
+            )
     return shown
 
 
-def _severity_order(found: Found) -> Floats:
+def _severity_order(found: FirstResults) -> Floats:
     """The place of each query by how little its first result shares, then its others, then by how sure the first is."""
     others = np.where(found.heights >= 0, found.heights, np.nan)
     order = np.lexsort((-found.scores[:, 0], -np.nanmean(others, 1), -found.heights[:, 0]))
@@ -157,7 +163,7 @@ def _severity_order(found: Found) -> Floats:
     return places
 
 
-def _asked(table: EmbeddingTable, found: dict[str, Found], precision: dict[str, Floats], place: int) -> Asked:
+def _asked(table: EmbeddingTable, found: dict[str, FirstResults], precision: dict[str, Floats], place: int) -> ShownQuery:
     rows = {
         name: [
             picture_of(table, row, score, height)
@@ -169,16 +175,27 @@ def _asked(table: EmbeddingTable, found: dict[str, Found], precision: dict[str, 
         for name, one in found.items()
     }
     query = int(next(iter(found.values())).queries[place])
-    return Asked(picture_of(table, query), rows, {name: float(values[place]) for name, values in precision.items()})
+    return ShownQuery(picture_of(table, query), rows, {name: float(values[place]) for name, values in precision.items()})
 
 
-def picture_of(table: EmbeddingTable, row: int, score: float | None = None, height: int = 0) -> Picture:
+def picture_of(table: EmbeddingTable, row: int, score: float | None = None, height: int = 0) -> ShownImage:
     """The image at a row of the table, as it stands in a gallery."""
-    told = table.manifest.table.row(row, named=True)
-    return Picture(row, str(told.get("name") or told["path"]), told["label_0"], score, height)
+    row_values = table.manifest.table.row(row, named=True)
+    return ShownImage(row, str(row_values.get("name") or row_values["path"]), row_values["label_0"], score, height)
 
 
-def gallery_figure(gallery: Gallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
+def level_styles(n_levels: int) -> str:
+    """The frame and the mark of each height, as CSS."""
+    lines = ["solid", *["dashed"] * (n_levels - 1), "dotted"]
+    inks = ["#fff", *["#000"] * (n_levels - 1), "#fff"]
+    return "\n".join(
+        f".h{height} {{ border-color: {colour} !important; border-style: {line} !important; }} "
+        f"b.m{height} {{ background: {colour}; color: {ink}; }}"
+        for height, (colour, line, ink) in enumerate(zip(level_colours(n_levels), lines, inks, strict=True))
+    )
+
+
+def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
     """The gallery as papers print it: the query, then the results in their frames, a line for each model."""
     colours, lines = level_colours(n_levels), level_lines(n_levels)
     n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
