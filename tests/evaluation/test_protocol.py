@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.evaluation import streaming
+from sightline.evaluation import statistics
 from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate, metric_names, rank_lists
 from sightline.evaluation.tables import evaluate_table
@@ -246,7 +246,7 @@ def test_blocks_equal_the_whole(setting, monkeypatch):
         monkeypatch.undo()
         whole = call().per_query
         for name, size in setting.items():
-            monkeypatch.setattr(streaming, name, size)
+            monkeypatch.setattr(statistics, name, size)
         assert_same(call(), whole)
 
 

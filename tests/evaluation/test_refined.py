@@ -9,10 +9,9 @@ from ranking_definitions import binary_metrics
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.evaluation import refined as refined_module
-from sightline.evaluation import streaming
-from sightline.evaluation.refined import Steps
-from sightline.evaluation.tables import evaluate_table
+from sightline.evaluation import statistics
+from sightline.evaluation import tables as refined_module
+from sightline.evaluation.tables import Steps, evaluate_table
 from sightline.models.heads import Whitening
 from sightline.ranking.refine import Refinement, kreciprocal_scores
 
@@ -79,7 +78,7 @@ STEPS = {
 @pytest.mark.parametrize("whitened", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_metrics_are_those_of_the_lists_by_hand(name, whitened, roles, monkeypatch):
-    monkeypatch.setattr(streaming, "SORT_ELEMENTS", 7 * N)  # several blocks
+    monkeypatch.setattr(statistics, "SORT_ELEMENTS", 7 * N)  # several blocks
     monkeypatch.setattr(refined_module, "CANDIDATE_ELEMENTS", 200)
     part = {"parts": 25, "overlapping": 15}.get(roles, 0)
     is_query = np.arange(N) < (25 if part else N)

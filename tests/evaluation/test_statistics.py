@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sklearn.metrics import average_precision_score
 
-from sightline.evaluation import streaming
+from sightline.evaluation import statistics
 from sightline.evaluation.metrics import Ranking, average_precision, h_ap, ndcg, read_metric_name
-from sightline.evaluation.statistics import Statistics, joined, list_statistics, score_statistics
+from sightline.evaluation.statistics import Statistics, joined, list_statistics
 from sightline.kernels import counting
 from sightline.labels.relevance import Relevance
 
@@ -23,19 +23,20 @@ PLACES = tuple(sorted({*KS, *(k - 1 for k in KS)}))  # the item at place k is wh
 def counted(scores, levels, n_levels, ks=PLACES, by_counting=False):
     """The compiled kernel on ready scores and levels."""
     tile, levels = np.array(scores), np.array(levels, np.int8)
-    out = streaming._Outputs.empty(len(tile), n_levels, len(ks))
+    out = statistics._Outputs.empty(len(tile), n_levels, len(ks))
     out.length[:] = (levels >= 0).sum(1)
     dtype = torch.float64 if tile.dtype == np.float64 else torch.float32
-    state = streaming._State(1, max(1, int((levels > 0).sum(1).max())), 1, 1, dtype)
+    state = statistics._State(1, max(1, int((levels > 0).sum(1).max())), 1, 1, dtype)
     empty = np.zeros((len(tile), n_levels), np.int64)
-    outputs = streaming._tables(tile.shape[1]), np.array(ks), by_counting, out.table, out.first, out.at_ks, out.counts
+    outputs = statistics._tables(tile.shape[1]), np.array(ks), by_counting, out.table, out.first, out.at_ks, out.counts
     counting.rank_tile(tile, levels, empty, empty, *state.one_row(), *outputs)
     return out.statistics(tuple(ks))
 
 
 def by_sorting(scores, levels, n_levels, ks=PLACES, by_counting=False):
     levels = torch.tensor(np.array(levels, np.int8))
-    return score_statistics(torch.tensor(np.array(scores)), levels, n_levels, ks, by_counting)
+    rule = statistics.TIES["counting" if by_counting else "worst"]
+    return rule.statistics(torch.tensor(np.array(scores)), levels, n_levels, ks)
 
 
 WAYS = [counted, by_sorting]

@@ -7,7 +7,7 @@ from scipy import stats
 
 from sightline.errors import InputError
 from sightline.evaluation import uncertainty
-from sightline.evaluation.uncertainty import bootstrap_interval, bootstrap_means, holm, permutation_p, t_test_p
+from sightline.evaluation.result import bootstrap_interval, bootstrap_means, holm, permutation_p, t_test_p
 
 
 def draw(seed, n=40):  # skewed and bounded, as average precision is

@@ -42,11 +42,9 @@ def evaluate(
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.errors import choose
-    from sightline.evaluation.processes import joined_processes
     from sightline.evaluation.protocol import DEFAULT_KS
-    from sightline.evaluation.refined import Steps
     from sightline.evaluation.result import UNITS
-    from sightline.evaluation.tables import evaluate_table
+    from sightline.evaluation.tables import Steps, evaluate_table, joined_processes
     from sightline.evaluation.trec import write_trec
     from sightline.models.heads import Whitening
     from sightline.ranking.refine import Refinement

@@ -1,7 +1,7 @@
 """Protocols of particular benchmarks: DyML, revisited Oxford and Paris, Google Landmarks v2, an AP for each label."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,13 +9,11 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sightline.errors import InputError, choose
-from sightline.evaluation.judged import as_numpy, as_table
+from sightline.errors import InputError
 from sightline.evaluation.metrics import Ranking, average_precision
-from sightline.evaluation.protocol import NEVER, TIES, by_labels, check_dimensions, check_places, evaluate
+from sightline.evaluation.protocol import NEVER, as_numpy, as_table, by_labels, check_dimensions, check_places, evaluate
 from sightline.evaluation.result import Result
-from sightline.evaluation.statistics import Counts, ranked_levels
-from sightline.evaluation.streaming import SORT_ELEMENTS, Vectors, statistics
+from sightline.evaluation.statistics import SORT_ELEMENTS, Counts, VectorTable, ranked_levels, statistics
 from sightline.ranking.similarity import n_filling
 
 HELD_ELEMENTS = 1 << 27  # scores held at once: of all 70 queries with a million items
@@ -96,7 +94,10 @@ def evaluate_revisited(
         {'map': 1.0, 'mp@1': 1.0}
     """
     check_places(ks)
-    queries, items = Vectors(as_table(vectors, "vectors"), "vectors"), Vectors(as_table(gallery, "gallery"), "gallery")
+    queries, items = (
+        VectorTable(as_table(vectors, "vectors"), "vectors"),
+        VectorTable(as_table(gallery, "gallery"), "gallery"),
+    )
     check_dimensions(queries, items)
     lists = {
         name: _places(name, given, len(queries), len(items))
@@ -163,7 +164,7 @@ def revisited_precision_at_k(ranked: Tensor, k: int) -> Tensor:
     return (ranked[:, :k].sum(1) / last).double().where(ranked.any(1), torch.nan)
 
 
-def _score_blocks(queries: Vectors, items: Vectors) -> Iterator[tuple[slice, Tensor]]:
+def _score_blocks(queries: VectorTable, items: VectorTable) -> Iterator[tuple[slice, Tensor]]:
     """The cosines of some queries with all items, which are read once for as many queries as can be held."""
     dtype = torch.promote_types(queries.dtype, items.dtype)
     n_held, n_sorted = (max(1, n // max(1, len(items))) for n in (HELD_ELEMENTS, SORT_ELEMENTS))
@@ -234,7 +235,7 @@ def evaluate_each_label(
     gallery: ArrayLike | Tensor | None = None,
     gallery_sets: ArrayLike | Tensor | None = None,
     *,
-    ties: Literal["worst", "counting"] = "worst",
+    ties: str = "worst",
 ) -> Result:
     """Items with several labels: average precision for each label of the query, and its mean over them.
 
@@ -255,10 +256,9 @@ def evaluate_each_label(
     """
     if (gallery is None) != (gallery_sets is None):
         raise InputError("gallery and gallery_sets go together: one was given without the other")
-    by_counting = choose(TIES, ties, "tie rule")
     table = as_table(vectors, "vectors")
-    queries = Vectors(table, "vectors")
-    items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
+    queries = VectorTable(table, "vectors")
+    items = queries if gallery is None else VectorTable(as_table(gallery, "gallery"), "gallery")
     check_dimensions(queries, items)
     sets = _sets(label_sets, len(queries), "label_sets")
     item_sets = sets if gallery_sets is None else _sets(gallery_sets, len(items), "gallery_sets")
@@ -269,8 +269,8 @@ def evaluate_each_label(
         rows = np.flatnonzero(sets[:, label])
         relevant = np.where(item_sets[:, label], 0, NEVER)[:, None]
         own = rows if gallery is None else np.full(len(rows), -1)
-        lists = by_labels(Vectors(table[rows], "vectors"), items, np.zeros((len(rows), 1), np.int64), relevant, own)
-        ap = average_precision(Ranking(statistics(lists, (), by_counting), level=1))
+        lists = by_labels(VectorTable(table[rows], "vectors"), items, np.zeros((len(rows), 1), np.int64), relevant, own)
+        ap = average_precision(Ranking(statistics(lists, (), ties), level=1))
         total[rows] += np.nan_to_num(ap)
         n_labels[rows] += ~np.isnan(ap)
     if not n_labels.any():

@@ -1,4 +1,4 @@
-"""How well outliers are told apart, and known queries identified among unknown ones.
+"""How well outliers are separated, and known queries identified among unknown ones.
 
 An energy is high for an outlier. Items that belong are to be accepted, outliers to be refused. Ties count one half in
 AUROC; equal energies are one threshold everywhere.
@@ -149,7 +149,7 @@ class DetectionResult:
     ) -> dict[str, dict[str, Interval]]:
         """Between which two numbers each metric of each set, and its mean (``mean``), lies, by bootstrap.
 
-        Items that belong and outliers are drawn anew, each among their own; those that belong are the same draw for every
+        Items that belong and outliers are drawn again, each among their own; those that belong are the same draw for every
         set.
         """
         if not 0 < level < 1:

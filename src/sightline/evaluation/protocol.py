@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,11 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.evaluation.judged import Judgements, Levels, as_numpy, as_table, judged_levels, shared_sets
 from sightline.evaluation.metrics import Ranking, metric_names, metric_of, read_metric_name
 from sightline.evaluation.result import Result
-from sightline.evaluation.statistics import Counts, ranked_levels
-from sightline.evaluation.streaming import Lists, Vectors, statistics
+from sightline.evaluation.statistics import Counts, Lists, VectorTable, ranked_levels, statistics
 from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.pairs import check_labels
 
@@ -22,7 +20,9 @@ __all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]
 
 DEFAULT_KS = (1, 2, 4, 8)
 NEVER = -1  # the label of an item that is relevant to nothing
-TIES = {"worst": False, "counting": True}
+MOST_LEVELS = 127
+Levels = NDArray[np.int8]
+Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 EMPTY = {"skip": False, "zero": True}
 
 
@@ -41,7 +41,7 @@ def evaluate(
     gallery_exclude: ArrayLike | Tensor | None = None,
     relevance: str | Relevance = "population",
     gain: str | Relevance = "exponential",
-    ties: Literal["worst", "counting"] = "worst",
+    ties: str = "worst",
     empty: Literal["skip", "zero"] = "skip",
     trust: bool = False,
 ) -> Result:
@@ -69,7 +69,7 @@ def evaluate(
         gallery_exclude: (G,), given exactly when ``exclude`` is and there is a gallery.
         relevance: worth of each level for ``h_ap``.
         gain: worth of each level for ``ndcg``.
-        ties: ``worst``, or ``counting``: in ``map``, ``h_ap`` and ``ndcg`` items of equal score all take the last place.
+        ties: how equal scores count: a name of :data:`~sightline.evaluation.statistics.TIES`.
         empty: ``zero`` counts a query without a relevant item as 0, as some public code does, in every metric but those
             that others lack as well: ``severity@k`` and ``h_precision@k``.
         trust: import metrics that are named by a path, ``package.module:NAME``.
@@ -87,8 +87,8 @@ def evaluate(
         raise InputError("gallery and gallery_labels go together: one was given without the other")
     if (labels is None) == (judgements is None) or (judgements is not None and gallery_labels is not None):
         raise InputError("either labels or judgements are needed, not both")
-    queries = Vectors(as_table(vectors, "vectors"), "vectors")
-    items = queries if gallery is None else Vectors(as_table(gallery, "gallery"), "gallery")
+    queries = VectorTable(as_table(vectors, "vectors"), "vectors")
+    items = queries if gallery is None else VectorTable(as_table(gallery, "gallery"), "gallery")
     own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
     groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
     is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
@@ -124,8 +124,8 @@ def _with_zeros(result: Result) -> Result:
 
 
 def _of_judgements(
-    queries: Vectors,
-    items: Vectors,
+    queries: VectorTable,
+    items: VectorTable,
     judgements: Judgements,
     own: Counts,
     groups: tuple[Counts, Counts] | None,
@@ -151,7 +151,7 @@ def check_places(ks: Sequence[int]) -> None:
         raise InputError(f"ks are {ks}; places from 1 on are needed")
 
 
-def check_dimensions(queries: Vectors, items: Vectors) -> None:
+def check_dimensions(queries: VectorTable, items: VectorTable) -> None:
     """Refuse vectors that cannot be compared."""
     if queries.dim != items.dim:
         raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
@@ -179,7 +179,7 @@ def measured(
     asked = {name: read_metric_name(name, relevant, trust) for name in names}
     worth, gains = as_relevance(relevance), as_relevance(gain)
     places = {place for metric, k, _ in asked.values() if k is not None for place in metric.places(k)}
-    stats = statistics(lists, sorted(places), choose(TIES, ties, "tie rule"))
+    stats = statistics(lists, sorted(places), ties)
     if not stats.counts[:, relevant - 1 :].any():
         why = ": no two labels agree" if lists.levels is None and not len(lists.by_group) else " in its list"
         raise InputError(f"none of the {len(lists.queries)} queries has a relevant item{why}")
@@ -201,8 +201,8 @@ def _notes(counts: Counts, relevance: Relevance) -> tuple[str, ...]:
 
 
 def by_labels(
-    queries: Vectors,
-    items: Vectors,
+    queries: VectorTable,
+    items: VectorTable,
     labels: Counts,
     item_labels: Counts,
     own: Counts,
@@ -256,8 +256,8 @@ def _group_columns(groups: tuple[Counts, Counts] | None, n_queries: int, n_items
 
 
 def by_levels(
-    queries: Vectors,
-    items: Vectors,
+    queries: VectorTable,
+    items: VectorTable,
     rows: Callable[[Counts], Levels],
     n_levels: int,
     own: Counts,
@@ -361,3 +361,80 @@ def _whole(table: Tensor | NDArray[np.generic], n_items: int, name: str) -> Coun
     native = np.array(numbers, numbers.dtype.newbyteorder("="))
     found: Counts = check_labels(torch.as_tensor(native), n_items, name).numpy()
     return found
+
+
+# What is relevant to whom where a table or a function says it. ------------------------------------------------------------
+
+
+def shared_sets(
+    sets: Tensor | NDArray[np.generic], item_sets: Tensor | NDArray[np.generic], n_queries: int, n_items: int
+) -> Callable[[Counts], NDArray[np.float32]]:
+    """How many labels each query shares with each item."""
+    sides = []
+    for name, table, n in (("labels", sets, n_queries), ("gallery_labels", item_sets, n_items)):
+        if table.dtype not in (bool, torch.bool) or tuple(table.shape) != (n, sets.shape[1]):
+            found = f"{table.dtype} {tuple(table.shape)}"
+            raise InputError(f"{name}: ({n}, {sets.shape[1]}) bool is needed, found {found}")
+        sides.append(as_numpy(table).astype(np.float32))
+    return lambda rows: np.minimum(sides[0][rows] @ sides[1].T, MOST_LEVELS).astype(np.int8)
+
+
+def judged_levels(
+    judgements: Judgements, n_queries: int, n_items: int
+) -> tuple[Callable[[Counts], Levels], tuple[float, ...], bool]:
+    """What gives the levels of some queries, the worth of each level, and whether that is the level itself."""
+    if callable(judgements):
+        source = judgements
+    else:
+        table = as_table(judgements, "judgements")
+        if tuple(table.shape) != (n_queries, n_items):
+            raise InputError(f"judgements: ({n_queries}, {n_items}) is needed, found {tuple(table.shape)}")
+        source = table.__getitem__
+    known: set[float] = set()
+    are_levels = True
+    for first in range(0, n_queries, 128):  # one pass for the values that there are
+        rows = _judged_rows(source, np.arange(first, min(first + 128, n_queries)), n_items)
+        known.update(np.unique(rows[rows > 0]).tolist())
+        are_levels &= rows.dtype.kind in "biu"
+        if len(known) > MOST_LEVELS:
+            raise InputError(f"judgements: more than {MOST_LEVELS} different values above 0")
+    if are_levels:
+        known = set(range(1, int(max(known, default=1)) + 1))
+        if len(known) > MOST_LEVELS:
+            raise InputError(f"judgements: levels up to {MOST_LEVELS} are possible, found {len(known)}")
+    values = np.array(sorted(known))
+
+    def levels(rows: Counts) -> Levels:
+        found = _judged_rows(source, rows, n_items)
+        if are_levels:
+            return (found if found.dtype.kind in "bu" else np.maximum(found, -1)).astype(np.int8)
+        return np.where(found < 0, -1, np.searchsorted(values, found, side="right")).astype(np.int8)
+
+    return levels, tuple(values.tolist()) or (1.0,), are_levels
+
+
+def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
+    found: NDArray[Any] = as_numpy(as_table(source(rows), "judgements"))
+    if found.shape != (len(rows), n_items):
+        raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
+    if not (found < np.inf).all():
+        raise InputError(f"judgements: NaN or infinity in the rows of queries {rows[0]} to {rows[-1]}")
+    return found
+
+
+def as_numpy(table: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
+    """An array, wherever it was."""
+    return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
+
+
+def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
+    """What the user gave as a tensor or an array of numbers."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        table = np.asanyarray(values)
+    except ValueError as error:
+        raise InputError(f"{name}: not a table of numbers: {error}") from error
+    if table.dtype.kind not in "biuf":
+        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
+    return table

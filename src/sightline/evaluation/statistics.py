@@ -1,13 +1,37 @@
-"""What every metric of a ranking follows from: a few sums for each query, and those sums from ranked lists."""
+"""What every metric of a ranking follows from: a few sums for each query, from vectors in blocks, never all scores at once.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+On a CPU each worker thread multiplies a block of queries with the gallery, in slices that stay in the cache, and counts its
+own rows (:mod:`sightline.kernels.counting`). On other devices whole rows are sorted. Processes share the queries. How equal
+scores count is a row of :data:`TIES`.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+
+from sightline.errors import InputError, choose
+from sightline.kernels import bucket_sort, counting
+from sightline.ranking.similarity import unit
+
+QUERY_ROWS = 256
+# One shape of product throughout: another one rounds otherwise, and copies would not tie. A multiple of what a product
+# computes side by side, in float64 too.
+SLICE_COLUMNS = 1152
+TILE_COLUMNS = 57 * SLICE_COLUMNS
+STATE_BYTES = 1 << 27  # of a worker, beside its tile
+KEPT_BYTES = 2 << 30  # an array above this, mapped from a file for one, is read again for every block of queries
+CHECKED_ROWS = 1 << 14
+SORT_ELEMENTS = 1 << 22  # scores sorted at once; a sort takes about 50 bytes for each
+
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -101,24 +125,6 @@ def _ranked(scores: Tensor, levels: Tensor) -> Tensor:
     return lower_first.gather(1, scores.argsort(dim=1, descending=True, stable=True))
 
 
-def score_statistics(scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int], by_counting: bool) -> Statistics:
-    """The statistics of the lists that the scores give; the way for any device, by sorting whole rows."""
-    order = _ranked(scores, levels)
-    ranked = levels.gather(1, order)
-    found = list_statistics(ranked, n_levels, ks)
-    if not by_counting:
-        return found
-    sorted_scores = scores.gather(1, order)
-    place = torch.arange(ranked.shape[1], device=scores.device).expand_as(ranked)
-    ends = torch.ones_like(ranked, dtype=torch.bool)
-    ends[:, :-1] = (sorted_scores[:, 1:] != sorted_scores[:, :-1]) | (ranked[:, 1:] < 0)
-    last = place.where(ends, ranked.shape[1]).flip(1).cummin(1).values.flip(1)
-    # All items of a tie at the place of its last relevant one, or of its last item where none is: those do not count.
-    tied = list_statistics(ranked, n_levels, (), last)
-    columns = {field.name: getattr(found, field.name) for field in fields(Statistics)}
-    return Statistics(**{**columns, "precision": tied.precision, "discount": tied.discount})
-
-
 def list_statistics(ranked: Tensor, n_levels: int, ks: Sequence[int] = (), last: Tensor | None = None) -> Statistics:
     """The statistics of ranked lists.
 
@@ -182,3 +188,390 @@ def _set_intersections(is_level: Tensor, place: Tensor) -> Tensor:
 
 def _numpy(values: Tensor) -> NDArray[Any]:
     return values.cpu().numpy()
+
+
+def worst_order(scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int]) -> Statistics:
+    """The statistics of one strict list, of equal scores the lower level first; for any device, by sorting whole rows."""
+    return list_statistics(ranked_levels(scores, levels), n_levels, ks)
+
+
+def counted_ties(scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int]) -> Statistics:
+    """Like :func:`worst_order`, but ``precision`` and ``discount`` put all items of a tie at its last place."""
+    order = _ranked(scores, levels)
+    ranked, sorted_scores = levels.gather(1, order), scores.gather(1, order)
+    place = torch.arange(ranked.shape[1], device=scores.device).expand_as(ranked)
+    ends = torch.ones_like(ranked, dtype=torch.bool)
+    ends[:, :-1] = (sorted_scores[:, 1:] != sorted_scores[:, :-1]) | (ranked[:, 1:] < 0)
+    last = place.where(ends, ranked.shape[1]).flip(1).cummin(1).values.flip(1)
+    # All items of a tie at the place of its last relevant one, or of its last item where none is: those do not count.
+    tied = list_statistics(ranked, n_levels, (), last)
+    return replace(list_statistics(ranked, n_levels, ks), precision=tied.precision, discount=tied.discount)
+
+
+class TieRule(NamedTuple):
+    """A row of :data:`TIES`.
+
+    Attributes:
+        meaning: in one sentence.
+        statistics: of (B, G) scores and levels, L and the places, by sorting.
+        kernel: what ``by_counting`` is where :mod:`sightline.kernels.counting` knows the rule; None: it is always sorted.
+    """
+
+    meaning: str
+    statistics: Callable[[Tensor, Tensor, int, Sequence[int]], Statistics]
+    kernel: bool | None = None
+
+
+TIES = {
+    "worst": TieRule("Of equal scores the item of the lower level comes first, in one strict list.", worst_order, False),
+    "counting": TieRule(
+        "In `map`, `h_ap`, `weighted_ap` and `ndcg` items of equal score all take the last place of them.",
+        counted_ties,
+        True,
+    ),
+}
+
+
+class VectorTable:
+    """Vectors of which some are read at a time, scaled to length 1: a tensor, an array or a mapped file.
+
+    Args:
+        table: (N, D) finite.
+        name: what the user knows it by.
+    """
+
+    def __init__(self, table: Tensor | NDArray[np.generic], name: str) -> None:
+        is_float = table.is_floating_point() if isinstance(table, Tensor) else table.dtype.kind == "f"
+        if table.ndim != 2 or not is_float:
+            found = f"{table.dtype} {tuple(table.shape)}"
+            raise InputError(f"{name}: a (B, D) floating point table is needed, found {found}")
+        self.table = table.detach() if isinstance(table, Tensor) else table
+        bad = [first + row for first in range(0, len(table), CHECKED_ROWS) for row in self._not_finite(first)]
+        if bad:
+            shown = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
+            raise InputError(f"{name}: {len(bad)} of {len(table)} rows hold NaN or infinity: {shown}")
+
+    def _not_finite(self, first: int) -> list[int]:
+        piece = self.table[first : first + CHECKED_ROWS]
+        finite = piece.isfinite().all(1).cpu().numpy() if isinstance(piece, Tensor) else np.isfinite(piece).all(1)
+        return np.flatnonzero(~finite).tolist()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.table.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What scores are computed in: float32, or float64 where the vectors are wider."""
+        return torch.float64 if self.table.dtype.itemsize > 4 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return self.table.device if isinstance(self.table, Tensor) else torch.device("cpu")
+
+    def take(self, rows: Counts, dtype: torch.dtype) -> Tensor:
+        """(B, D) some of them, scaled to length 1."""
+        if isinstance(self.table, Tensor):
+            return unit(self.table[torch.from_numpy(rows).to(self.device)].to(dtype))
+        return unit(torch.from_numpy(self.table[rows].astype(np.float64 if dtype == torch.float64 else np.float32)))
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Who ranks what, and what is relevant to whom: by label intervals, or by a function that gives levels.
+
+    Attributes:
+        queries: Q of them.
+        gallery: G items.
+        n_levels: L.
+        query_order: (Q,) in which queries are worked on.
+        gallery_order: (G,) in which columns stand; all that follows is about columns and queries in these orders.
+        begin: (Q, L) the columns from ``begin[q, l]`` to ``end[q, l]`` are of level l + 1 or above; empty with ``levels``.
+        end: (Q, L).
+        own: (Q,) the column that is the query itself; -1: none, or one of the group that is left out.
+        by_group: (G,) columns, those of one group together.
+        group_start: (Q,) the columns ``by_group[group_start:group_stop]`` are in no list of the query.
+        group_stop: (Q,).
+        levels: for queries by their number, their (B, G) int8 levels, -1 where an item is in no list; nothing is sorted
+            then, and nothing else is left out.
+        rescored: gives other scores for queries by their number and their (B, G) cosines, the gallery in its own order.
+    """
+
+    queries: VectorTable
+    gallery: VectorTable
+    n_levels: int
+    query_order: Counts
+    gallery_order: Counts
+    begin: Counts
+    end: Counts
+    own: Counts
+    by_group: Counts
+    group_start: Counts
+    group_stop: Counts
+    levels: Callable[[Counts], NDArray[np.int8]] | None = None
+    rescored: Callable[[Counts, Tensor], Tensor] | None = None
+
+
+def statistics(lists: Lists, ks: Sequence[int], ties: str = "worst") -> Statistics:
+    """The statistics of every query, in the queries' original order.
+
+    Where ``torch.distributed`` has joined several processes each takes a part of the queries, and all get the whole.
+    """
+    rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    edges = np.linspace(0, len(lists.queries), n_ranks + 1).astype(np.int64)
+    mine = np.arange(edges[rank], edges[rank + 1])
+    rule, places = choose(TIES, ties, "tie rule"), tuple(sorted(set(ks)))
+    with _full_precision():
+        if rule.kernel is None or lists.queries.device.type != "cpu" or lists.rescored is not None:
+            parts = [_sorted(lists, mine, places, rule)]
+        else:
+            parts = [_compiled(lists, mine, places, rule.kernel)]
+    if n_ranks > 1:
+        parts = [parts[0]] * n_ranks
+        dist.all_gather_object(parts, parts[rank])
+    return joined(parts, lists.query_order)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Inside, products of float32 are of float32, whatever training has allowed: TF32 and bfloat16 make ties."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+
+
+def _sorted(lists: Lists, mine: Counts, ks: tuple[int, ...], rule: TieRule) -> Statistics:
+    """Whole rows sorted, on any device."""
+    dtype = torch.promote_types(lists.queries.dtype, lists.gallery.dtype)
+    device = lists.queries.device
+    items = lists.gallery.take(lists.gallery_order, dtype).to(device).T
+    n_rows = max(1, SORT_ELEMENTS // max(1, items.shape[1]))
+    column = torch.arange(items.shape[1], device=device)
+    parts = []
+    for rows in [mine[first : first + n_rows] for first in range(0, len(mine), n_rows)] or [mine]:
+        with torch.autocast(device.type, enabled=False):
+            scores = lists.queries.take(lists.query_order[rows], dtype) @ items
+        if lists.rescored is not None:
+            back = np.argsort(lists.gallery_order)
+            scores = lists.rescored(lists.query_order[rows], scores[:, back])[:, lists.gallery_order]
+        if lists.levels is None:
+            begin, end = (torch.from_numpy(side[rows]).to(device)[:, :, None] for side in (lists.begin, lists.end))
+            levels = ((begin <= column) & (column < end)).sum(1).to(torch.int8)
+        else:
+            levels = torch.from_numpy(lists.levels(rows)).to(device)
+        hidden = np.zeros(levels.shape, np.float32)
+        counting.leave_out(hidden, 0, lists.own[rows], lists.by_group, lists.group_start[rows], lists.group_stop[rows])
+        levels = levels.masked_fill(torch.from_numpy(hidden).to(device) < 0, -1)
+        parts.append(rule.statistics(scores, levels, lists.n_levels, ks))
+    return joined(parts)
+
+
+def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool) -> Statistics:
+    """Relevant items sorted, the others counted; in threads."""
+    n_items, n_levels = len(lists.gallery), lists.n_levels
+    tables = _tables(n_items)
+    out = _Outputs.empty(len(mine), n_levels, len(ks))
+    buffers = threading.local()
+    n_most = int((lists.end - lists.begin).max(initial=0))
+    width = -(-n_items // SLICE_COLUMNS) * SLICE_COLUMNS
+    fits = width <= TILE_COLUMNS
+    row_bytes = 1 if fits else 50 * n_most + (n_items if lists.levels is not None else 0)
+    n_rows = min(max(STATE_BYTES // max(row_bytes, 1), 8), QUERY_ROWS)
+
+    def rank(first: int) -> None:
+        rows = slice(first, min(first + n_rows, len(mine)))
+        levels = None if lists.levels is None else np.ascontiguousarray(lists.levels(mine[rows]))
+        n_here = n_most if levels is None else int((levels > 0).sum(1).max())
+        if not hasattr(buffers, "state") or buffers.state.n_most < n_here:
+            buffers.state = _State(n_rows, n_here, min(width, TILE_COLUMNS), 1 if fits else n_rows, scores.dtype)
+        _rank_rows(
+            lists, scores, mine[rows], levels, out.part(rows), tables, np.array(ks, np.int64), by_counting, buffers.state
+        )
+
+    with (
+        _one_thread_each() as n_workers,
+        ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        scores = _Scores(lists, width)
+        list(pool.map(rank, range(0, len(mine), n_rows)))
+    return out.statistics(ks)
+
+
+def _tables(n_items: int) -> Floats:
+    """(2, G + 1) at [r], 1 / log2(1 + r) and the sum of 1 / i up to r."""
+    place = np.arange(1, n_items + 1)
+    return np.pad([1 / np.log2(1 + place), (1 / place).cumsum()], ((0, 0), (1, 0)))
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[int]:
+    """How many workers to start; inside, each product keeps to its own thread."""
+    n_workers = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield n_workers
+    finally:
+        torch.set_num_threads(n_workers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    counts: Counts
+    table: Floats
+    first: Counts
+    at_ks: Floats
+    length: Counts
+
+    @classmethod
+    def empty(cls, n_queries: int, n_levels: int, n_ks: int) -> "_Outputs":
+        return cls(
+            np.zeros((n_queries, n_levels), np.int64),
+            np.zeros((n_queries, n_levels + 5, n_levels)),
+            np.zeros((n_queries, n_levels), np.int64),
+            np.zeros((n_queries, n_ks, 3, n_levels)),
+            np.zeros(n_queries, np.int64),
+        )
+
+    def part(self, rows: slice) -> "_Outputs":
+        return _Outputs(self.counts[rows], self.table[rows], self.first[rows], self.at_ks[rows], self.length[rows])
+
+    def statistics(self, ks: tuple[int, ...]) -> Statistics:
+        n_levels = self.counts.shape[1]
+        return Statistics(
+            counts=self.counts,
+            length=self.length,
+            precision=self.table[:, :n_levels],
+            discount=self.table[:, n_levels],
+            first=self.first,
+            precision_at_r=self.table[:, n_levels + 1],
+            set_precision=self.table[:, n_levels + 2],
+            found_at_r=self.table[:, n_levels + 3],
+            asi=self.table[:, n_levels + 4].sum(1),
+            ks=ks,
+            found=self.at_ks[:, :, 0],
+            precision_at_k=self.at_ks[:, :, 1],
+            discount_at_k=self.at_ks[:, :, 2],
+        )
+
+
+class _State:
+    """One worker's memory: see :mod:`sightline.kernels.counting`."""
+
+    def __init__(self, n_rows: int, n_most: int, n_columns: int, n_ranked: int, dtype: torch.dtype) -> None:
+        kind: Any = np.float64 if dtype == torch.float64 else np.float32
+        n_starts, n_children = bucket_sort.state_widths(n_most)
+        self.n_most = n_most
+        self.tile = torch.empty(n_rows, n_columns, dtype=dtype)
+        self.n_found = np.zeros(n_ranked, np.int64)
+        self.found, self.spare = np.empty((n_ranked, n_most + bucket_sort.SENTINELS), kind), np.empty(n_most, kind)
+        self.level, self.spare_level = np.empty((n_ranked, n_most), np.uint8), np.empty(n_most, np.uint8)
+        self.gap = np.zeros((n_ranked, n_most + 1), np.int32)
+        self.start = np.empty((n_ranked, n_starts), np.int32)
+        self.scale = np.empty((n_ranked, n_children + 1, 4), kind)
+        self.span = np.empty((n_ranked, n_children + 1), np.int64)
+        self.buckets = np.empty(max(n_most, counting.CHUNK), np.int32)
+        self.crowd = np.empty(n_starts, np.int32)
+        self.waiting = np.empty(counting.CHUNK + 1, np.int32)
+
+    def one_row(self) -> tuple[NDArray[np.generic], ...]:
+        """What :func:`counting.rank_tile` takes."""
+        rows = (self.n_found, self.found, self.level, self.gap, self.start, self.scale, self.span)
+        spare = (self.spare, self.spare_level, self.crowd, self.buckets, self.waiting)
+        return (*(row[:1] for row in rows), *spare)
+
+
+class _Scores:
+    """Products of queries with the gallery, in slices of one shape whatever is asked for."""
+
+    def __init__(self, lists: Lists, width: int) -> None:
+        self.lists, self.width = lists, width
+        self.dtype = torch.promote_types(lists.queries.dtype, lists.gallery.dtype)
+        size = self.width * lists.gallery.dim * self.dtype.itemsize
+        self.kept = None if size > KEPT_BYTES and not isinstance(lists.gallery.table, Tensor) else self._read(0, self.width)
+
+    def _read(self, first: int, last: int) -> Tensor:
+        """(B, D) columns; zeros beyond the gallery."""
+        read = torch.zeros(last - first, self.lists.gallery.dim, dtype=self.dtype)
+        for begin in range(first, min(last, len(self.lists.gallery)), SLICE_COLUMNS):
+            rows = self.lists.gallery_order[begin : min(begin + SLICE_COLUMNS, last)]
+            read[begin - first : begin - first + len(rows)] = self.lists.gallery.take(rows, self.dtype)
+        return read
+
+    def queries(self, rows: Counts, n_rows: int) -> Tensor:
+        """(n_rows, D) some queries; zeros after them."""
+        padded = torch.zeros(n_rows, self.lists.queries.dim, dtype=self.dtype)
+        padded[: len(rows)] = self.lists.queries.take(self.lists.query_order[rows], self.dtype)
+        return padded
+
+    def tiles(self, queries: Tensor, out: Tensor, begin: int, end: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
+        """Scores of the columns from ``begin`` to ``end`` and a few around them, as many at a time as ``out`` holds."""
+        last = min(self.width, -(-end // SLICE_COLUMNS) * SLICE_COLUMNS)
+        for first in range(begin // SLICE_COLUMNS * SLICE_COLUMNS, last, out.shape[1]):
+            stop = min(first + out.shape[1], last)
+            for left in range(first, stop, SLICE_COLUMNS):
+                right = left + SLICE_COLUMNS
+                items = self._read(left, right) if self.kept is None else self.kept[left:right]
+                torch.mm(queries, items.T, out=out[:, left - first : right - first])
+            yield first, out[:, : min(stop, len(self.lists.gallery)) - first].numpy()
+
+
+def _rank_rows(
+    lists: Lists,
+    scores: _Scores,
+    rows: Counts,
+    levels: NDArray[np.int8] | None,
+    out: _Outputs,
+    tables: Floats,
+    ks: Counts,
+    by_counting: bool,
+    state: _State,
+) -> None:
+    n = len(rows)
+    begin, end, own = lists.begin[rows], lists.end[rows], lists.own[rows]
+    groups = lists.by_group, lists.group_start[rows], lists.group_stop[rows]
+    if levels is None:
+        out.length[:] = len(lists.gallery) - (own >= 0) - (groups[2] - groups[1])
+    else:
+        out.length[:] = (levels >= 0).sum(1)
+    if (begin[:, 0] == end[:, 0]).all() if levels is None else not (levels > 0).any():
+        return  # nothing is relevant to any of them
+    queries = scores.queries(rows, len(state.tile))
+    no_levels = np.zeros((0, 0), np.int8)
+    outputs = tables, ks, by_counting, out.table, out.first, out.at_ks, out.counts
+
+    def tiles(first: int, last: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
+        for left, tile in scores.tiles(queries, state.tile, first, last):
+            counting.leave_out(tile, left, own, *groups)
+            yield left, tile
+
+    if scores.width <= state.tile.shape[1]:
+        for _, tile in tiles(0, scores.width):
+            counting.rank_tile(  # type: ignore[call-arg]
+                tile, no_levels if levels is None else levels, begin, end, *state.one_row(), *outputs
+            )
+        return
+    # Twice over the columns: first for those of relevant items, then for all.
+    state.n_found[:], state.gap[:n] = 0, 0
+    found = state.n_found[:n], state.found, state.level
+    buckets = state.start, state.scale, state.span
+    spans = (0, scores.width) if levels is not None else (int(begin[:, 0].min()), int(end[:, 0].max()))
+    for left, tile in tiles(*spans):
+        if levels is None:
+            counting.gather_intervals(tile, left, begin, end, *found)
+        else:
+            counting.gather_levels(tile, levels[:, left : left + tile.shape[1]], *found)
+    bucket_sort.sort_rows(*found, *buckets, state.spare, state.spare_level, state.buckets)
+    spare = state.crowd, state.buckets, state.waiting
+    for left, tile in tiles(0, scores.width):
+        if levels is not None:
+            tile[:n][levels[:, left : left + tile.shape[1]] != 0] = -np.inf
+        counting.count_tile(tile, left, begin[:, 0], end[:, 0], *found[:2], state.gap, *buckets, *spare)
+    counting.finish_rows(*found, state.gap, *outputs)

@@ -15,9 +15,8 @@ from sightline.errors import InputError, names
 from sightline.evaluation.decomposability import Gap, decomposability_gap
 from sightline.evaluation.metrics import METRICS, Metric, metric_names, metric_of
 from sightline.evaluation.protocol import DEFAULT_KS, evaluate
-from sightline.evaluation.result import Result, Unit, compare, shown
+from sightline.evaluation.result import Result, Unit, bootstrap_interval, compare, shown
 from sightline.evaluation.tables import evaluate_table
-from sightline.evaluation.uncertainty import bootstrap_interval
 from sightline.report.subject import Subject
 from sightline.studies.papers import read_published
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from sightline.errors import InputError
 from sightline.evaluation.metrics import metric_of
-from sightline.evaluation.uncertainty import holm, permutation_p
+from sightline.evaluation.result import holm, permutation_p
 from sightline.studies.papers import published_value
 from sightline.studies.run import Outcome
 from sightline.studies.suite import Cell, PaperTable, Suite

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.data.manifest import Manifest, label_columns
-from sightline.evaluation.result import Interval, Result
-from sightline.evaluation.uncertainty import bootstrap_interval
+from sightline.evaluation.result import Interval, Result, bootstrap_interval
 from sightline.losses import LOSSES
 from sightline.models.card import Account, DataFacts, EvaluationFacts, Measure, TrainingFacts
 from sightline.training.recipe import Recipe
