@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from sightline.errors import InputError
-from sightline.evaluation import uncertainty
+from sightline.evaluation import result as uncertainty
 from sightline.evaluation.result import bootstrap_interval, bootstrap_means, holm, permutation_p, t_test_p
 
 

@@ -157,8 +157,7 @@ def test_the_commands_of_the_page_run(run, two_subjects, tmp_path, monkeypatch, 
         [True, True, False, False],
         [False, False, True, True],
     ]
-    named = "--figures figures --name new --against-name old -k 10 --seed 0 --out report.html"
-    assert f"Made by: sightline report new.parquet --against old.parquet {named}" in Path("report.html").read_text()
+    assert f"Made by: {block.splitlines()[1]}" in Path("report.html").read_text()
     assert {file.suffix for file in Path("figures").iterdir()} == {".png", ".svg"}
 
 

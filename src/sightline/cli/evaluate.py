@@ -1,15 +1,33 @@
 """``sightline evaluate``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sightline.cli.printing import echo
+from sightline.cli.settings import expand_settings
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """What is done to vectors and rankings before they are measured."""
+
+    whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None
+    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0
+    expand: Annotated[int, typer.Option(min=0, help="Expand each query by so many neighbours and search again.")] = 0
+    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that neighbours are weighted by.")] = 2.0
+    rerank: Annotated[str | None, typer.Option(help="Re-rank the first results: kreciprocal.")] = None
+    depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100
+    reciprocal: Annotated[int, typer.Option(min=1, help="Neighbours it looks at: about the images of a class.")] = 20
+    each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False
+
+
+@expand_settings
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
+    options: StepOptions,
     k: Annotated[list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; may be repeated.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     gallery: Annotated[Path | None, typer.Option(help="A table to rank instead, of the same encoder.")] = None,
@@ -26,18 +44,10 @@ def evaluate(
         str | None, typer.Option(help="A column, such as the camera: images with the query's value in it never count.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this file.")] = None,
-    whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None,
-    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0,
-    expand: Annotated[int, typer.Option(min=0, help="Expand each query by so many neighbours and search again.")] = 0,
-    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that neighbours are weighted by.")] = 2.0,
-    rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100,
-    reciprocal: Annotated[int, typer.Option(min=1, help="Neighbours it looks at: about the images of a class.")] = 20,
     trec: Annotated[
         Path | None, typer.Option(help="Also write run.trec and qrels.trec, which trec_eval and ranx read, to this folder.")
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Import metrics named as package.module:NAME.")] = False,
-    each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
     from sightline.data.embedding_table import EmbeddingTable
@@ -53,10 +63,11 @@ def evaluate(
     embedded = EmbeddingTable.read(table)
     embedded = embedded if split is None else embedded.split(split)
     other = None if gallery is None else EmbeddingTable.read(gallery)
-    whitening = None if whiten is None else Whitening.load(whiten)
-    steps = Steps(whitening, augment, Refinement(expand, alpha, rerank, depth, reciprocal))
+    whitening = None if options.whiten is None else Whitening.load(options.whiten)
+    refinement = Refinement(options.expand, options.alpha, options.rerank, options.depth, options.reciprocal)
+    steps = Steps(whitening, options.augment, refinement)
     with joined_processes() as is_first:
-        for name, some in steps.one_by_one().items() if each_step else [("", steps)]:
+        for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
             result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
             if is_first:
                 echo((f"{name}\n" if name else "") + result.as_text(interval, unit))

@@ -10,9 +10,9 @@ from sightline.cli.printing import echo
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
 
-NOT_THE_SCORERS = ("table", "scorer", "tpr", "held_out", "gallery", "policy", "level", "seed", "show_progress")
+NOT_THE_SCORERS = ("table", "scorer", "tpr", "held_out", "gallery", "policy", "level", "seed", "show_progress", "trust")
 PICTURES = (".svg", ".png")
-app = typer.Typer(no_args_is_help=True, help="Tell images that belong from those that do not.")
+app = typer.Typer(no_args_is_help=True, help="Separate images that belong from those that do not.")
 
 
 @app.command()
@@ -24,7 +24,9 @@ def fit(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, such as encoder/rejector; a gallery's own if not given.")
     ] = None,
-    scorer: Annotated[str, typer.Option(help="heat, gmm, knn, vim ...; see docs/ood.md.")] = "heat",
+    scorer: Annotated[
+        str, typer.Option(help="One that `sightline ood scorers` prints, or package.module:Name with --trust.")
+    ] = "heat",
     tpr: Annotated[float, typer.Option(help="Share of images that belong to accept.")] = 0.95,
     split: Annotated[str | None, typer.Option(help="Fit on this split alone.")] = None,
     held_out_table: Annotated[
@@ -39,6 +41,7 @@ def fit(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="One of the scorer's, as name=value in JSON; may be repeated.")
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Import a scorer named as package.module:Name.")] = False,
 ) -> None:
     """Fit and calibrate a rejector; print its thresholds."""
     from sightline.data.embedding_table import EmbeddingTable
@@ -68,6 +71,7 @@ def fit(
         level,
         seed,
         show_progress=True,
+        trust=trust,
         **_options(option or []),
     )
     rejector.generation = generation
@@ -76,6 +80,16 @@ def fit(
         echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
     elif gallery is not None:
         echo("no two items share a label: from which similarity on there is a match is not known")
+
+
+@app.command()
+def scorers() -> None:
+    """Print what `sightline ood fit --scorer` takes, those of other packages too, each with its options."""
+    from sightline.ood import SCORERS
+
+    for name in SCORERS:
+        if SCORERS.find(name).needs == ("vectors",):  # type: ignore[attr-defined]
+            echo(f"{name} ({', '.join(SCORERS.options(name)) or 'no options'}): {SCORERS.summary(name)}")
 
 
 @app.command()
@@ -91,6 +105,7 @@ def evaluate(
         Path | None, typer.Option(help="The gallery: also print how many queries are identified in it.")
     ] = None,
     far: Annotated[float, typer.Option(help="With --gallery-table: the share of outliers that may be matched.")] = 0.01,
+    trust: Annotated[bool, typer.Option("--trust", help="Import a scorer named as package.module:Name.")] = False,
 ) -> None:
     """Print AUROC, FPR95, AUPR and accuracy for each set and their mean, in percent, and how many images are refused."""
     from sightline.data.embedding_table import EmbeddingTable
@@ -100,7 +115,7 @@ def evaluate(
 
     if plot is not None and plot.suffix not in PICTURES:
         raise InputError(f"--plot {plot}: a file that ends in {' or '.join(PICTURES)} is needed")
-    loaded = Rejector.load(rejector)
+    loaded = Rejector.load(rejector, trust=trust)
     belonging = EmbeddingTable.read(inside)
     belonging = belonging if split is None else belonging.split(split)
     tables = {name: EmbeddingTable.read(Path(file)) for name, file in _named(out_sets).items()}

@@ -1,10 +1,10 @@
 """``sightline report``."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from sightline.cli.printing import echo
@@ -45,7 +45,7 @@ def report(
         raise InputError("--outliers goes with a --detector, which says how far out they are")
     if against_name is not None and against is None:
         raise InputError("--against-name: there is no --against to call so")
-    summary = [f"Made by: {_typed_command()}"]
+    summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
     shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
     other = None if against is None else _other(against, shown, split, against_name)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
@@ -62,14 +62,3 @@ def _other(against: str, shown: "Subject", split: str | None, name: str | None) 
     if against == UNTRAINED:
         return read_untrained(shown, show_progress=True, name=name)
     return read_subject(Path(against), show_progress=True, split=split, name=name, like=shown.table)
-
-
-def _typed_command() -> str:
-    """The command that runs, as one would type it again, with the defaults that were in force."""
-    context = click.get_current_context()
-    words = ["sightline", "report"]
-    for parameter in context.command.params:
-        value = context.params.get(str(parameter.name))
-        if value is not None:
-            words += [*([parameter.opts[0]] if parameter.param_type_name == "option" else []), str(value)]
-    return shlex.join(words)

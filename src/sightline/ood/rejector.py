@@ -125,7 +125,7 @@ class Rejector:
         if fingerprint != self.fingerprint:
             raise InputError(
                 f"{where}: the rejector was fitted on vectors of encoder {self.fingerprint}, these are of {fingerprint}; "
-                "fit one anew with `sightline ood fit`"
+                "fit another with `sightline ood fit`"
             )
 
     def save(self, folder: Path | str) -> Path:
@@ -145,12 +145,13 @@ class Rejector:
         return folder
 
     @classmethod
-    def load(cls, folder: Path | str, fingerprint: str | None = None) -> "Rejector":
+    def load(cls, folder: Path | str, fingerprint: str | None = None, *, trust: bool = False) -> "Rejector":
         """The rejector that :meth:`save` wrote there, or in ``rejector`` inside that folder.
 
         Args:
             folder: its own, or that of an encoder or gallery that holds one.
             fingerprint: of the encoder in use; a rejector of another one is refused.
+            trust: import a scorer that is named by its path.
         """
         folder = recovered_folder(Path(folder))
         if not (folder / SETTINGS_FILE).is_file() and (recovered_folder(folder / FOLDER) / SETTINGS_FILE).is_file():
@@ -162,7 +163,7 @@ class Rejector:
             found = described.pop("format", None)
             if found != FORMAT:
                 raise InputError(f"{folder}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")
-            rejector = cls(load(folder), **described)
+            rejector = cls(load(folder, trust=trust), **described)
         except InputError:
             raise
         except (ValueError, TypeError) as error:
@@ -187,6 +188,8 @@ def fit_rejector(
     level: int = 0,
     seed: int = 0,
     show_progress: bool = False,
+    *,
+    trust: bool = False,
     **options: object,
 ) -> Rejector:
     """Fit a scorer on a table's vectors and calibrate it on vectors it was not fitted on.
@@ -201,11 +204,13 @@ def fit_rejector(
         level: of the labels to fit on, 0 being the finest.
         seed: of the draw, and of the scorer if it has one.
         show_progress: draw a bar.
+        trust: import a scorer that is named by its path.
         options: the scorer's.
     """
     check_tpr(tpr)  # before minutes of fitting, as all that can be refused
     policy = choose(POLICIES, policy, "policy")
-    made = SCORERS.create(scorer, options, seed=seed)
+    made = SCORERS.create(scorer, options, trust=trust, seed=seed)
+    made.name = scorer  # by which it is loaded again
     if made.needs != ("vectors",):
         raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
     table.check_finite()
