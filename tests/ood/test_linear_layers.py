@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from sightline import ood
-from sightline.ood import layers
-from sightline.ood.layers import linear_layers
+from sightline.ood import classifier
+from sightline.ood.classifier import linear_layers
 
 
 def drawn(widths, seed=0):
@@ -31,7 +31,7 @@ def by_definition(row, weights, biases, slope):  # in float64
 @pytest.mark.parametrize("slope", [0.2, 1.0])
 @pytest.mark.parametrize("widths", [(5, 7), (512, 1024, 33), (3, 1, 1025, 2)])
 def test_a_row_goes_through_layers_as_written(widths, slope, monkeypatch):
-    monkeypatch.setattr(layers, "LARGE", 0)
+    monkeypatch.setattr(classifier, "LARGE", 0)
     row, weights, biases = drawn(widths)
     with torch.no_grad():
         found = linear_layers(row, weights, biases, slope)
@@ -43,7 +43,7 @@ def test_a_row_goes_through_layers_as_written(widths, slope, monkeypatch):
 
 @pytest.mark.parametrize("n_rows", [1, 3])
 def test_weights_in_bfloat16_are_read_as_what_they_stand_for(n_rows, monkeypatch):
-    monkeypatch.setattr(layers, "LARGE", 0)
+    monkeypatch.setattr(classifier, "LARGE", 0)
     row, weights, biases = drawn((512, 1024, 33))
     halves, offsets = ([tensor.bfloat16() for tensor in tensors] for tensors in (weights, biases))
     with torch.no_grad():
@@ -57,13 +57,13 @@ def test_weights_in_bfloat16_are_read_as_what_they_stand_for(n_rows, monkeypatch
 @pytest.fixture
 def calls(monkeypatch):
     """How many parts the compiled code works in, at each of its calls."""
-    made, compiled = [], layers.through_layers
+    made, compiled = [], classifier.through_layers
 
     def through_layers(*given):
         made.append(given[-1])
         return compiled(*given)
 
-    monkeypatch.setattr(layers, "through_layers", through_layers)
+    monkeypatch.setattr(classifier, "through_layers", through_layers)
     return made
 
 

@@ -1,11 +1,13 @@
 """``sightline ood``: does an image belong to a collection?"""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sightline.cli.printing import echo
+from sightline.cli.settings import expand_settings
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
@@ -15,8 +17,25 @@ PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Separate images that belong from those that do not.")
 
 
+@dataclass(frozen=True)
+class ScorerOptions:
+    """Which scorer a rejector has, and how it is fitted."""
+
+    scorer: Annotated[
+        str, typer.Option(help="One that `sightline ood scorers` prints, or package.module:Name with --trust.")
+    ] = "heat"
+    level: Annotated[int, typer.Option(min=0, help="Label level to fit on; 0 is the finest.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Of the part held out, and of the scorer.")] = 0
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="One of the scorer's, as name=value in JSON; may be repeated.")
+    ] = None
+    trust: Annotated[bool, typer.Option("--trust", help="Import a scorer named as package.module:Name.")] = False
+
+
 @app.command()
+@expand_settings
 def fit(
+    options: ScorerOptions,
     table: Annotated[Path | None, typer.Argument(help="Images that belong, written by `sightline embed`.")] = None,
     gallery: Annotated[
         str | None, typer.Option(help="Or a gallery, whose items belong and are what queries are matched with.")
@@ -24,9 +43,6 @@ def fit(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, such as encoder/rejector; a gallery's own if not given.")
     ] = None,
-    scorer: Annotated[
-        str, typer.Option(help="One that `sightline ood scorers` prints, or package.module:Name with --trust.")
-    ] = "heat",
     tpr: Annotated[float, typer.Option(help="Share of images that belong to accept.")] = 0.95,
     split: Annotated[str | None, typer.Option(help="Fit on this split alone.")] = None,
     held_out_table: Annotated[
@@ -36,12 +52,6 @@ def fit(
         Path | None, typer.Option(help="The gallery, to calibrate from which similarity on there is a match.")
     ] = None,
     policy: Annotated[str, typer.Option(help="What search does with outliers: reject, flag or ignore.")] = "reject",
-    level: Annotated[int, typer.Option(min=0, help="Label level to fit on; 0 is the finest.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the part held out, and of the scorer.")] = 0,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="One of the scorer's, as name=value in JSON; may be repeated.")
-    ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Import a scorer named as package.module:Name.")] = False,
 ) -> None:
     """Fit and calibrate a rejector; print its thresholds."""
     from sightline.data.embedding_table import EmbeddingTable
@@ -63,19 +73,19 @@ def fit(
     check_place(out)
     rejector = fit_rejector(
         embedded if split is None else embedded.split(split),
-        scorer,
+        options.scorer,
         tpr,
         None if held_out_table is None else EmbeddingTable.read(held_out_table),
         matched,
         policy,
-        level,
-        seed,
+        options.level,
+        options.seed,
         show_progress=True,
-        trust=trust,
-        **_options(option or []),
+        trust=options.trust,
+        **_options(options.option or []),
     )
     rejector.generation = generation
-    echo(f"{rejector.save(out)}: {scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
+    echo(f"{rejector.save(out)}: {options.scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
     if rejector.similarity_threshold is not None:
         echo(f"similarities from {rejector.similarity_threshold:.4f} on are a match ({100 * tpr:g} %)")
     elif gallery is not None:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ood.classifier import Classifier, check_scale
-from sightline.ood.layers import linear_layers
+from sightline.ood.classifier import Classifier, check_scale, linear_layers
 from sightline.ood.logits import LogitScorer
 from sightline.ood.scorer import Scorer
 

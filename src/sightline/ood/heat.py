@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose, names
-from sightline.ood.classifier import Classifier
+from sightline.ood.classifier import Classifier, linear_layers
 from sightline.ood.composition import Composed
-from sightline.ood.layers import linear_layers
 from sightline.ood.mixture import GMM
 from sightline.ood.scorer import BLOCK, Described, Scorer, create_described
 from sightline.progress import tracked
