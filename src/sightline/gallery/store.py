@@ -331,7 +331,7 @@ class Store:
         rows = range(first, first + len(ids))
         self._connection.executemany(
             "INSERT INTO items VALUES (?, ?, ?, ?)",
-            [(row, id_, text, _item_checksum(row, id_, text)) for row, id_, text in zip(rows, ids, texts, strict=True)],
+            [(row, id_, text, _checksum(row, id_, text)) for row, id_, text in zip(rows, ids, texts, strict=True)],
         )
         self._insert_blocks(first, vectors)
         statement = "UPDATE state SET next_row = next_row + ?, n_items = n_items + ?"
@@ -384,11 +384,11 @@ class Store:
         items = self._connection.execute("SELECT row, id, metadata, checksum FROM items ORDER BY row").fetchall()
         if [item[0] for item in items] != rows.tolist():
             raise RuntimeError("the rows to keep are not those of the items")
-        if wrong := [item[1] for item in items if _item_checksum(*item[:3]) != item[3]]:
+        if wrong := [item[1] for item in items if _checksum(*item[:3]) != item[3]]:
             raise InputError(
                 f"{self.folder}: the database is damaged: wrong checksum of {some(wrong)}; nothing was changed"
             )
-        moved = [(new, _item_checksum(new, id_, text), row) for new, (row, id_, text, _) in enumerate(items) if new != row]
+        moved = [(new, _checksum(new, id_, text), row) for new, (row, id_, text, _) in enumerate(items) if new != row]
         self._connection.execute("DELETE FROM blocks")
         n_rows = self._rows_a_block()
         for start in range(0, len(rows), n_rows):
@@ -406,22 +406,20 @@ class Store:
 
     def rows_of(self, ids: Sequence[str]) -> dict[str, int]:
         """The row of each id that is there."""
-        found: dict[str, int] = {}
-        for start in range(0, len(ids), AT_ONCE):
-            part = ids[start : start + AT_ONCE]
+        return dict(self._selected("id, row", "id", ids))
+
+    def _selected(self, columns: str, key: str, values: Sequence[object]) -> list[tuple[Any, Any]]:
+        """Two columns of the items whose key is among some values."""
+        found: list[tuple[Any, Any]] = []
+        for start in range(0, len(values), AT_ONCE):
+            part = values[start : start + AT_ONCE]
             marks = ",".join("?" * len(part))
-            found.update(self._connection.execute(f"SELECT id, row FROM items WHERE id IN ({marks})", part).fetchall())
+            found += self._connection.execute(f"SELECT {columns} FROM items WHERE {key} IN ({marks})", part).fetchall()
         return found
 
     def metadata_of(self, rows: Sequence[int]) -> dict[int, dict[str, Value]]:
         """What is known of the items of these rows."""
-        found: dict[int, dict[str, Value]] = {}
-        for start in range(0, len(rows), AT_ONCE):
-            part = rows[start : start + AT_ONCE]
-            marks = ",".join("?" * len(part))
-            statement = f"SELECT row, metadata FROM items WHERE row IN ({marks})"
-            found.update((row, self._decoded(row, text)) for row, text in self._connection.execute(statement, part))
-        return found
+        return {row: self._decoded(row, text) for row, text in self._selected("row, metadata", "row", rows)}
 
     def _decoded(self, row: int, text: str) -> dict[str, Value]:
         try:
@@ -519,7 +517,7 @@ class Store:
         state, n_items = self.state(), 0
         for row, id_, text, checksum in query("SELECT row, id, metadata, checksum FROM items"):
             n_items += 1
-            if _item_checksum(row, id_, text) != checksum:
+            if _checksum(row, id_, text) != checksum:
                 yield f"item {id_!r} in row {row}: the checksum of its id and metadata is wrong"
         if n_items != state.n_items:
             yield f"{n_items} items are there, {state.n_items} are expected"
@@ -593,12 +591,8 @@ def fault_of(block: Block, vectors: object) -> str | None:
     return f"the checksum of the vectors of rows {block.start} to {block.start + block.n - 1} is wrong"
 
 
-def _item_checksum(row: int, id_: str, metadata: str) -> int:
-    return zlib.crc32(f"{row}\0{id_}\0{metadata}".encode("utf-8", "replace"))
-
-
-def _checksum(key: str, value: str) -> int:
-    return zlib.crc32(f"{key}\0{value}".encode("utf-8", "replace"))
+def _checksum(*parts: object) -> int:
+    return zlib.crc32("\0".join(map(str, parts)).encode("utf-8", "replace"))
 
 
 def _number(text: str) -> float:
