@@ -161,7 +161,7 @@ def serve_operations(folder):
     """What a service does with a gallery: search, show, write and remove; the status a service would have."""
     from sightline.errors import InputError
     from sightline.serve.collection import Collection
-    from sightline.serve.problems import Problem
+    from sightline.serve.schemas import Problem
 
     def attempt(call, *words):
         try:

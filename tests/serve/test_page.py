@@ -13,7 +13,7 @@ from served_galleries import encoded
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.query import refined_search
 from sightline.ranking.refine import Refinement
-from sightline.serve.tokens import add_token
+from sightline.serve.settings import add_token
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
 RED_CIRCLE = {"name": "red circle.png", "mimeType": "image/png", "buffer": encoded(shape("circle", "red", 2))}

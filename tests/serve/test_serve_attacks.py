@@ -17,9 +17,9 @@ from PIL import Image
 from served_galleries import encoded, png
 from server_process import accepted, process
 
-from sightline.serve.arrivals import Arrival, Arrivals
-from sightline.serve.measures import Sparse
-from sightline.serve.problems import Problem
+from sightline.serve.connections import Arrival, Arrivals
+from sightline.serve.guard import Sparse
+from sightline.serve.schemas import Problem
 
 HEAD = b"Host: 127.0.0.1\r\n"
 JSON_HEAD = b"POST /v1/search/id HTTP/1.1\r\n" + HEAD + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"

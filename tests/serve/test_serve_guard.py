@@ -15,10 +15,8 @@ from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
 from sightline.errors import InputError
-from sightline.serve.guard import RateLimit
-from sightline.serve.measures import JsonLines
-from sightline.serve.settings import ServeSettings, read_settings
-from sightline.serve.tokens import Tokens, add_token, read_tokens
+from sightline.serve.guard import JsonLines, RateLimit
+from sightline.serve.settings import ServeSettings, Tokens, add_token, read_settings, read_tokens
 
 REQUESTS = {
     "search": ("POST", "/v1/search/id", "read"),

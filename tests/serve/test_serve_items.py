@@ -27,7 +27,6 @@ from sightline.gallery.query import QueryOptions
 from sightline.gallery.store import Store
 from sightline.ranking.refine import Refinement
 from sightline.serve import collection as collections
-from sightline.serve import fields
 from sightline.serve.collection import Collection
 
 
@@ -359,7 +358,7 @@ def test_fields_say_what_to_filter_by(serving, own_gallery):
 
 def test_fields_follow_the_gallery(serving, own_gallery, monkeypatch):
     client = serving(own_gallery)
-    monkeypatch.setattr(fields, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(collections, "FRESH_SECONDS", 0.0)
     assert "colour" not in client.get("/v1/galleries").text
     add(client, "new", png(), {"colour": "red"})
     found = [field for field in client.get("/v1/galleries").json()[0]["fields"] if field["name"] == "colour"]

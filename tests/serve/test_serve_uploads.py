@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from served_galleries import encoded, png
 
-from sightline.serve.uploads import foreign_content, pixel_box
+from sightline.serve.pictures import foreign_content, pixel_box
 
 N_KINDS = 70
 

@@ -53,6 +53,6 @@ def token(
     scope: Annotated[str, typer.Option(help="read, or write, which may read too.")] = "read",
 ) -> None:
     """Make a token for the service, and print it: this once, as the file holds only its hash."""
-    from sightline.serve.tokens import add_token
+    from sightline.serve.settings import add_token
 
     echo(add_token(file, name, scope))

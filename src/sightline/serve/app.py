@@ -5,14 +5,13 @@ from starlette.responses import Response
 
 from sightline import __version__
 from sightline.errors import InputError
-from sightline.serve import routes_items, routes_search, routes_status
+from sightline.serve import routes
 from sightline.serve.guard import OPEN, guarded_app
-from sightline.serve.problems import MEDIA_TYPE, problem_response
-from sightline.serve.schemas import ProblemBody
+from sightline.serve.schemas import MEDIA_TYPE, ProblemBody, problem_response
 from sightline.serve.service import Service
 from sightline.serve.settings import ServeSettings
 
-ROUTERS = (routes_search.router, routes_items.router, routes_status.router)
+ROUTERS = (routes.search, routes.items, routes.router)
 ABOUT = "Search of image galleries. Errors are problem documents (RFC 9457)."
 STATUSES = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 503)
 

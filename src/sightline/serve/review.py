@@ -22,8 +22,8 @@ from sightline.hierarchy.embed import Vectors, read_vectors
 from sightline.hierarchy.review import Change, Review, group_of
 from sightline.serve.guard import Gate, guarded_app
 from sightline.serve.pictures import Picture, Pictures, web_response
-from sightline.serve.problems import problem_response
 from sightline.serve.run import run_app
+from sightline.serve.schemas import problem_response
 from sightline.serve.settings import ServeSettings
 
 MEMBERS_SHOWN, NEAR_SHOWN, FOUND_SHOWN = 400, 400, 50

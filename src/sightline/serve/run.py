@@ -16,7 +16,7 @@ from uvicorn.supervisors import Multiprocess
 from sightline.errors import InputError
 from sightline.gallery.gallery import open_gallery
 from sightline.serve.connections import HEAD_SECONDS, BoundedProtocol, Limits, most_connections
-from sightline.serve.measures import LOGGING, MULTIPROCESS
+from sightline.serve.guard import LOGGING, MULTIPROCESS
 from sightline.serve.pictures import hidden_folders
 from sightline.serve.settings import ServeSettings
 
