@@ -11,7 +11,7 @@ from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, choose, raise_faults
 from sightline.files import replaced
 from sightline.hierarchy.collect import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
-from sightline.hierarchy.review import State
+from sightline.hierarchy.review import GroupState
 from sightline.labels.codes import normal_codes
 from sightline.labels.tree import Tree
 
@@ -46,7 +46,7 @@ class LevelReport:
     by_root: dict[str, list[tuple[str, int]]]
 
 
-def label_groups(folder: Path, state: State) -> pl.DataFrame:
+def label_groups(folder: Path, state: GroupState) -> pl.DataFrame:
     """One row a label that was placed: ``label`` and its groups, finest first, as ``group_1`` ..."""
     kept = read_step(folder, CLEAN, ("label", "text"))
     paths = [state.path(text) if text in state.home else [] for text in kept["text"]]
@@ -157,7 +157,7 @@ def report_text(reports: list[LevelReport]) -> str:
 
 
 def apply_groups(
-    folder: Path, state: State, manifest: Manifest, out: Path, unplaced: str = "drop"
+    folder: Path, state: GroupState, manifest: Manifest, out: Path, unplaced: str = "drop"
 ) -> tuple[Manifest, list[str]]:
     """Write the new manifest, ``report.csv`` and ``report.svg`` (how many images each class has) and ``unplaced.csv``."""
     found, homeless = with_groups(manifest, label_groups(folder, state), unplaced)

@@ -39,7 +39,7 @@ class Group:
 
 
 @dataclass
-class State:
+class GroupState:
     """What the groups are now.
 
     Attributes:
@@ -99,7 +99,7 @@ class State:
                     del self.groups[number]
 
 
-def group_of(state: State, number: object, level: int | None = None) -> Group:
+def group_of(state: GroupState, number: object, level: int | None = None) -> Group:
     """A group by its number, of a level if one is asked for."""
     group = state.groups.get(number) if isinstance(number, int) else None
     if group is None:
@@ -109,14 +109,14 @@ def group_of(state: State, number: object, level: int | None = None) -> Group:
     return group
 
 
-def _texts(state: State, change: Change) -> list[str]:
+def _texts(state: GroupState, change: Change) -> list[str]:
     texts = change["texts"]
     if not isinstance(texts, list) or not texts or any(text not in state.home for text in texts):
         raise InputError("texts must be a list of known ones")
     return texts
 
 
-def _free_name(state: State, name: object, level: int, but: int | None = None) -> str:
+def _free_name(state: GroupState, name: object, level: int, but: int | None = None) -> str:
     if not isinstance(name, str) or not name.strip():
         raise InputError("a group needs a name")
     name = " ".join(name.split())
@@ -125,12 +125,12 @@ def _free_name(state: State, name: object, level: int, but: int | None = None) -
     return name
 
 
-def _rename(state: State, change: Change) -> None:
+def _rename(state: GroupState, change: Change) -> None:
     group = group_of(state, change["group"])
     group.name = _free_name(state, change["name"], group.level, change["group"])
 
 
-def _merge(state: State, change: Change) -> None:
+def _merge(state: GroupState, change: Change) -> None:
     into = group_of(state, change["into"])
     others = [number for number in change["groups"] if number != change["into"]]
     if not others:
@@ -145,7 +145,7 @@ def _merge(state: State, change: Change) -> None:
     into.done = False
 
 
-def _split(state: State, change: Change) -> None:
+def _split(state: GroupState, change: Change) -> None:
     """Some of a group's texts, or of its groups, become a group of their own beside it."""
     group = group_of(state, change["group"])
     name = _free_name(state, change["name"], group.level)
@@ -169,7 +169,7 @@ def _split(state: State, change: Change) -> None:
     group.done = False
 
 
-def _move(state: State, change: Change) -> None:
+def _move(state: GroupState, change: Change) -> None:
     """Texts into another group of level 1, or a group below another one."""
     if "texts" in change:
         group_of(state, change["group"], 1)
@@ -181,16 +181,16 @@ def _move(state: State, change: Change) -> None:
     group.parent = change["parent"]
 
 
-def _drop(state: State, change: Change) -> None:
+def _drop(state: GroupState, change: Change) -> None:
     for text in _texts(state, change):
         state.place(text, None)
 
 
-def _done(state: State, change: Change) -> None:
+def _done(state: GroupState, change: Change) -> None:
     group_of(state, change["group"]).done = bool(change["done"])
 
 
-CHANGES: dict[str, Callable[[State, Change], None]] = {
+CHANGES: dict[str, Callable[[GroupState, Change], None]] = {
     "done": _done,
     "drop": _drop,
     "merge": _merge,
@@ -200,7 +200,7 @@ CHANGES: dict[str, Callable[[State, Change], None]] = {
 }
 
 
-def changed(state: State, change: Change) -> None:
+def changed(state: GroupState, change: Change) -> None:
     """Make the change, or refuse it and leave the state in doubt: work on a copy that can be thrown away."""
     try:
         choose(CHANGES, str(change.get("action")), "action")(state, change)
@@ -209,7 +209,7 @@ def changed(state: State, change: Change) -> None:
     state.prune()
 
 
-def first_state(table: pl.DataFrame, source: object) -> State:
+def first_state(table: pl.DataFrame, source: object) -> GroupState:
     """The groups of ``clusters.csv``, or of a table a person edited; groups are numbered in the order of their rows.
 
     Texts whose ``keep`` is ``no`` are left out.
@@ -246,7 +246,7 @@ def first_state(table: pl.DataFrame, source: object) -> State:
     raise_faults(source, faults)
     if not home:
         raise InputError(f"{source}: the table has no row")
-    return State(groups, home, len(columns), len(groups))
+    return GroupState(groups, home, len(columns), len(groups))
 
 
 def group_columns(table: pl.DataFrame) -> list[str]:
@@ -305,7 +305,7 @@ class Review:
         """One row a text: its counts, its groups now, ``keep`` and an empty ``comment``; what a person may edit as CSV."""
         return state_table(self._table, self.state)
 
-    def _replayed(self, changes: Iterable[Change]) -> State:
+    def _replayed(self, changes: Iterable[Change]) -> GroupState:
         state = first_state(self._table, self.folder / CLUSTERS)
         for change in changes:
             changed(state, change)
@@ -363,7 +363,7 @@ def _after(changes: list[Change], undone: list[Change], change: Change) -> tuple
     return [*changes, change], []
 
 
-def state_table(clusters: pl.DataFrame, state: State) -> pl.DataFrame:
+def state_table(clusters: pl.DataFrame, state: GroupState) -> pl.DataFrame:
     """The groups of each text as columns; ``keep`` is ``no`` for those left out, whose groups are empty."""
     columns = [f"group_{level}" for level in range(1, state.n_levels + 1)]
     paths = [state.path(text) or [""] * state.n_levels for text in clusters["text"]]
@@ -375,7 +375,7 @@ def state_table(clusters: pl.DataFrame, state: State) -> pl.DataFrame:
     return table.with_columns(keep=kept, comment=pl.lit("")).sort(*reversed(columns), "text")
 
 
-def read_review(file: Path) -> State:
+def read_review(file: Path) -> GroupState:
     """The groups of a table that a person edited; rows whose ``keep`` is ``no`` are left out."""
     table = read_words(Path(file), ("text", "group_1", "keep"))
     wrong = table.with_row_index("row").filter(~pl.col("keep").str.to_lowercase().is_in(["yes", "no", ""]))
