@@ -349,6 +349,7 @@ def test_an_item_whose_row_no_block_has_is_replaced(folder):
 def test_images_in_a_circle_of_links_have_a_path(tmp_path):
     (tmp_path / "a.png").symlink_to("a.png")
     assert image_path(tmp_path, {"path": "a.png"}) is not None
+    assert image_path(tmp_path, {"path": "a\0b.png"}) is None  # no file can be called so
 
 
 def test_a_rejector_is_not_written_through_a_link(sightline, folder, tmp_path):

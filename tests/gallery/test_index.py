@@ -235,7 +235,7 @@ def test_only_one_process_builds(tmp_path):
 
 def test_names_and_shares_that_do_not_fit_are_refused(tmp_path):
     identity = EncoderIdentity("f", DIM, "x")
-    for name in ("HNWS32", "IVF,PQ", "PQ7", "IDMap,Flat", "IDMap2,HNSW16"):
+    for name in ("HNWS32", "IVF,PQ", "PQ7", "IDMap,Flat", "IDMap2,HNSW16", "HNSW99999", "IVF1000000000,Flat"):
         with pytest.raises(
             InputError, match=rf"index '{name}' is no FAISS factory string for 16 dimensions \((?!Error|in )"
         ):

@@ -44,10 +44,18 @@ def outside_of(folder: Path) -> dict[str, str]:
 def test_an_item_removes_no_file_outside_of_the_gallerys_images(own_gallery):
     paths = outside_of(own_gallery)
     (own_gallery / "images" / "own.png").write_bytes(png())
-    noted(own_gallery, **paths, own="images/own.png", none="images/", database="images/../gallery.db", dots="images/..")
+    noted(
+        own_gallery,
+        **paths,
+        own="images/own.png",
+        none="images/",
+        database="images/../gallery.db",
+        dots="images/..",
+        zero="images/\0",
+    )
     kept = {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")}
     with process(own_gallery) as (_, address, _):
-        for id_ in (*paths, "own", "none", "dots", "database"):
+        for id_ in (*paths, "own", "none", "dots", "database", "zero"):
             assert httpx.delete(f"{address}/v1/items/{id_}", timeout=60).status_code == 204, id_
         assert httpx.post(f"{address}/v1/search/id", json={"id": "super0/class00/0.png"}, timeout=60).status_code == 200
     assert {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")} == kept

@@ -530,7 +530,7 @@ def image_path(folder: Path | None, metadata: Mapping[str, Value], root: Path | 
         '/new/images/a.png'
     """
     path = metadata.get("path")
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path or "\0" in path:
         return None
     if root is not None and path.startswith(BESIDE):
         return _real(root / path.removeprefix(BESIDE))

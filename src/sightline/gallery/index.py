@@ -38,6 +38,7 @@ CHEAP_PRODUCT = 1 << 26  # values: a query over 130,000 x 512 takes some 25 ms b
 LARGEST_GRAPH = 300_000  # a graph of more takes hours to build on two cores
 ADDED_AT_ONCE = 16_384
 Exact = Callable[[NDArray[np.float32], int], NDArray[np.int64]]
+LARGEST_NUMBER, LARGEST_LINKS = 1 << 20, 1 << 10  # in a factory string: FAISS would take gigabytes at once for more
 GATHERED_SHARE = 4  # below a quarter of the rows, a filter's vectors are put together; above, the others are passed over
 EXACT_MATCHES = 65_536  # a filter that leaves no more items than this is searched by brute force
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -68,6 +69,10 @@ def check_recall(recall: float | None) -> None:
 def _new(factory: str, dim: int) -> Any:
     faiss = library()
     try:
+        if any(len(digits) > 7 or int(digits) > LARGEST_NUMBER for digits in re.findall(r"\d+", factory)):
+            raise RuntimeError(f"numbers up to {LARGEST_NUMBER} are taken")
+        if any(int(links) > LARGEST_LINKS for links in re.findall(r"(?:HNSW|NSG)(\d+)", factory)):
+            raise RuntimeError(f"graphs of up to {LARGEST_LINKS} links an item are built")
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
         if isinstance(_without_transforms(faiss, index), faiss.IndexIDMap):
             raise RuntimeError("rows have their numbers here: leave IDMap out")

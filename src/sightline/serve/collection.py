@@ -406,7 +406,7 @@ class Collection:
         Galleries may come from somebody else, so a path is only ever a name in the folder of uploaded images.
         """
         folder, _, name = str(metadata.get("path")).partition("/")
-        if folder != IMAGES or name in ("", ".", "..") or "/" in name:
+        if folder != IMAGES or name in ("", ".", "..") or "/" in name or "\0" in name:
             return
         with suppress(FileNotFoundError, NotADirectoryError):  # O_NOFOLLOW: or the folder is a link
             images = os.open(self.folder / IMAGES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
