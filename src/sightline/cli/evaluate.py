@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.printing import echo
-from sightline.cli.settings import expand_settings
+from sightline.cli.settings import RefineOptions, expand_settings
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,6 @@ class StepOptions:
 
     whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None
     augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0
-    expand: Annotated[int, typer.Option(min=0, help="Expand each query by so many neighbours and search again.")] = 0
-    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that neighbours are weighted by.")] = 2.0
-    rerank: Annotated[str | None, typer.Option(help="Re-rank the first results: kreciprocal.")] = None
-    depth: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100
-    reciprocal: Annotated[int, typer.Option(min=1, help="Neighbours it looks at: about the images of a class.")] = 20
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False
 
 
@@ -28,6 +23,7 @@ class StepOptions:
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
     options: StepOptions,
+    refine: RefineOptions,
     k: Annotated[list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; may be repeated.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     gallery: Annotated[Path | None, typer.Option(help="A table to rank instead, of the same encoder.")] = None,
@@ -57,15 +53,13 @@ def evaluate(
     from sightline.evaluation.tables import Steps, evaluate_table, joined_processes
     from sightline.evaluation.trec import write_trec
     from sightline.models.heads import Whitening
-    from sightline.ranking.refine import Refinement
 
     unit = choose(UNITS, by, "unit")
     embedded = EmbeddingTable.read(table)
     embedded = embedded if split is None else embedded.split(split)
     other = None if gallery is None else EmbeddingTable.read(gallery)
     whitening = None if options.whiten is None else Whitening.load(options.whiten)
-    refinement = Refinement(options.expand, options.alpha, options.rerank, options.depth, options.reciprocal)
-    steps = Steps(whitening, options.augment, refinement)
+    steps = Steps(whitening, options.augment, refine.refinement())
     with joined_processes() as is_first:
         for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
             result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)

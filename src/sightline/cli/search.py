@@ -1,7 +1,7 @@
 """``sightline search``."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.printing import echo
+from sightline.cli.settings import RefineOptions, expand_settings
 
 if TYPE_CHECKING:
     from sightline.gallery.gallery import Gallery
@@ -16,37 +17,32 @@ if TYPE_CHECKING:
     from sightline.ood.rejector import Rejector
 
 
+@dataclass(frozen=True)
+class RejectOptions:
+    """What is done about queries that are out-of-distribution."""
+
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Say which queries do not belong here, and which have no match.")
+    ] = False
+    policy: Annotated[
+        str | None,
+        typer.Option(help="With --reject: reject gives such queries no results, flag marks them, ignore shows nothing."),
+    ] = None
+    rejector: Annotated[
+        Path | None, typer.Option(help="With --reject: folder by `sightline ood fit`, if not the gallery's own.")
+    ] = None
+
+
+@expand_settings
 def search(
     queries: Annotated[list[str], typer.Argument(help="Images, folders of images, or ids of the gallery.")],
+    refine: RefineOptions,
+    rejection: RejectOptions,
     gallery: Annotated[str | None, typer.Option(help="Where to search: a gallery's folder, or milvus+http://...")] = None,
     table: Annotated[Path | None, typer.Option(help="Or an embedding table, written by `sightline embed`.")] = None,
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery has its own.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results for each query.")] = 10,
     where: Annotated[str | None, typer.Option(help='Only items such as: label_1 == "Flags" and year >= 2020')] = None,
-    expand: Annotated[
-        int, typer.Option(min=0, help="Expand each query by this many neighbours, at most the other images of one thing.")
-    ] = 0,
-    alpha: Annotated[float, typer.Option(help="Power of similarity that these are weighted by.")] = 2.0,
-    rerank: Annotated[str | None, typer.Option(help="Order the first results anew: kreciprocal.")] = None,
-    depth: Annotated[
-        int, typer.Option(min=1, help="How many results are ordered anew, and at least those that are shown.")
-    ] = 100,
-    reciprocal: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Neighbours that re-ranking looks at: about the images of one thing; 3 if there are four."
-        ),
-    ] = 20,
-    reject: Annotated[
-        bool, typer.Option("--reject", help="Say which queries do not belong here, and which have no match.")
-    ] = False,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="With --reject: reject gives such queries no results, flag marks them, ignore shows nothing."),
-    ] = None,
-    rejector: Annotated[
-        Path | None, typer.Option(help="With --reject: folder by `sightline ood fit`, if not the gallery's own.")
-    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Where images are that lay beside the gallery, if it is elsewhere now.")
     ] = None,
@@ -58,27 +54,25 @@ def search(
     from sightline.gallery.gallery import open_gallery
     from sightline.gallery.query import QueryOptions, ask
     from sightline.models.encoder import Encoder
-    from sightline.ranking.refine import Refinement
+    from sightline.report.contact_sheet import write_contact_sheet
 
     if (gallery is None) == (table is None):
         raise InputError("either --gallery or --table is needed")
     if table is not None:
-        if encoder is None or any((where, json, html, expand, rerank, reject, policy, rejector, root)):
+        if encoder is None or any((where, json, html, root)) or (refine, rejection) != (RefineOptions(), RejectOptions()):
             raise InputError("--table needs --encoder, and takes none of the options that a gallery has, but for -k")
         _search_table(queries, table, encoder, k)
         return
-    if not reject and (policy is not None or rejector is not None):
+    if not rejection.reject and rejection != RejectOptions():
         raise InputError("--policy and --rejector say how to --reject, which is not there")
-    options = QueryOptions(k, where, Refinement(expand, alpha, rerank, depth, reciprocal), policy, explain=True)
+    options = QueryOptions(k, where, refine.refinement(), rejection.policy, explain=True)
     with open_gallery(str(gallery), read_only=True) as opened:
         model = None if encoder is None else Encoder.from_pretrained(encoder)
-        judge = _rejector(opened, rejector, policy) if reject else None
+        judge = _rejector(opened, rejection.rejector, rejection.policy) if rejection.reject else None
         found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
     for repair in opened.repairs:
         echo(f"sightline: {opened.address}: {repair}", err=True)
     if html is not None:
-        from sightline.report.contact_sheet import write_contact_sheet
-
         echo(write_contact_sheet(html, found, f"Found in {opened.address}"))
     elif json:
         echo(dumps([asdict(answer) for answer in found], ensure_ascii=False, indent=2))
