@@ -13,7 +13,7 @@ BANDS = {
     "domain": (
         "ranking", "labels", "data", "models", "losses", "evaluation", "training", "ood", "gallery",
     ),
-    "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__", "demo"),
+    "applications": ("hierarchy", "studies", "report", "serve", "cli", "__main__"),
 }  # fmt: skip
 BAND_OF = {part: height for height, parts in enumerate(BANDS.values()) for part in parts}
 ROOT = "sightline"
