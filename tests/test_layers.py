@@ -100,6 +100,11 @@ def test_sightline_imports_downwards_and_in_no_circle():
     assert layer_faults(sources) == []
 
 
+def test_no_two_test_files_have_one_name():  # pytest imports them by that name alone
+    files = [file.name for file in Path(__file__).parent.rglob("test_*.py")]
+    assert len(files) == len(set(files))
+
+
 GOOD = {
     "sightline": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sightline.models.encoder import Encoder\n",
     "sightline.errors": "import os\n\nclass InputError(ValueError): ...\n",

@@ -1,10 +1,12 @@
+import time
 """The packages that are not installed with Sightline are tested where they are."""
 
 import importlib.util
 import json
 import math
 
-import numpy as np
+import numpy as npfrom types import SimpleNamespace
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -66,8 +68,11 @@ def test_no_file_is_an_empty_log(tmp_path):
     assert read_log(tmp_path / "log.csv") == []
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
     write(tmp_path, range(1, 6))
+    # Files are read in the order of their names, which hold the second: a run does not resume in the one it stopped in.
+    later = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + 60})
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", later)
     write(tmp_path, range(4, 7), Position(step=3))
     shown = EventAccumulator(str(tmp_path / "tensorboard"))
     shown.Reload()
