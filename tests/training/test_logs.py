@@ -1,12 +1,12 @@
-import time
 """The packages that are not installed with Sightline are tested where they are."""
 
 import importlib.util
 import json
 import math
+import time
+from types import SimpleNamespace
 
-import numpy as npfrom types import SimpleNamespace
-
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
