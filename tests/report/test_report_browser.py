@@ -107,7 +107,11 @@ def test_classes_are_sorted_and_searched(page):
 
 def test_pointing_at_a_class_shows_its_name_in_both_maps(page):
     page.locator("#map").scroll_into_view_if_needed()
-    page.locator(".map path[data-i='3']").first.hover(force=True)
+    for _ in range(100):  # pictures above may still move the map
+        page.locator(".map path[data-i='3']").first.hover(force=True)
+        if page.inner_text("#tip"):
+            break
+        page.wait_for_timeout(50)
     names = page.evaluate("JSON.parse(document.getElementById('map-data').textContent).names")
     assert page.inner_text("#tip").split(" · ")[0] in names
     assert page.locator(".map path.near").count() == 2
