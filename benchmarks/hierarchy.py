@@ -4,8 +4,8 @@
 builds a tree from their names without review, does the same for glyphs from images, compares with the true trees, and
 writes a manifest for each tree: what is trained on has that tree, what is tested on the true one. ``train --trees
 data/trees --out data/tree-runs`` trains on them, as the suites ``benchmarks/trees/*.toml`` say; stopped, it goes on where
-it was, and with ``--reuse runs/emoji-hierarchy`` it takes HAPPIER on the true emoji tree from that suite. ``scale`` takes
-100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md`` puts it there.
+it was. ``scale`` takes 100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md``
+puts it there.
 """
 
 import argparse
@@ -21,17 +21,16 @@ from measure import table, write_section
 
 from sightline.data.manifest import Manifest, label_columns, read_manifest
 from sightline.data.readers.glyphs import write_glyphs
-from sightline.evaluation.result import Result, compare
 from sightline.files import replaced
 from sightline.hierarchy.apply import apply_groups, label_groups, with_groups
-from sightline.hierarchy.clean import CleanRules, clean
-from sightline.hierarchy.cluster import ClusterOptions, cluster
-from sightline.hierarchy.collect import labels_of_manifest, write_labels
-from sightline.hierarchy.embed import embed_terms
-from sightline.hierarchy.review import Review
+from sightline.hierarchy.cluster import ClusterOptions, cluster_terms
+from sightline.hierarchy.collect import LABELS, CleanRules, clean_labels, labels_of_manifest, write_step
+from sightline.hierarchy.journal import Review
+from sightline.hierarchy.term_vectors import embed_terms
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
-from sightline.studies.run import finished, run_cells
+from sightline.studies.cells import Outcome, read_finished, run_cells
+from sightline.studies.findings import paired_effect
 from sightline.studies.suite import cells_of, read_suite
 
 from tree_agreement import tree_agreement  # isort: skip  (beside this file)
@@ -57,7 +56,7 @@ built one with its labels shuffled. Emoji: {emoji} names, their categories hidde
 TRAINED = """
 HAPPIER trained on four trees and measured on the true one, on classes never seen in training: mean and deviation of {seeds}
 seeds, in percent, `severity@1` in levels. "fine" has no tree: every label stands alone. The last column is the difference
-of H-AP to "fine", queries paired and averaged over the seeds, with its 95 % interval over classes.
+of H-AP to "fine", runs paired by seed, with its 95 % interval over seeds and classes.
 
 {table}
 
@@ -80,10 +79,10 @@ def built(
     """The groups of each label, by the steps that the commands run."""
     if not (folder / "vectors.safetensors").is_file():
         named = "name" if "name" in manifest.table.columns else None
-        write_labels(folder, labels_of_manifest(manifest, description=named))
-        clean(folder, CleanRules(text="name" if named is None else "description", meta=()))
+        write_step(folder, LABELS, labels_of_manifest(manifest, description=named))
+        clean_labels(folder, CleanRules(text="name" if named is None else "description", meta=()))
         embed_terms(folder, images, text_weight=1.0 if images is None else 0.0, show_progress=True)
-    cluster(folder, way)
+    cluster_terms(folder, way)
     return label_groups(folder, Review(folder).state)
 
 
@@ -163,35 +162,30 @@ def train(options: argparse.Namespace) -> None:
         given = {data.name: options.trees / f"{data.name}.csv" for data in suite.data}
         given |= {name: options.emoji for name in given if name == "emoji-true"}
         cells = cells_of(suite, given, options.out / file.stem / "data")
-        run_cells(options.out / file.stem, cells, say=print, reuse=options.reuse)
-        found: dict[str, list[Result]] = {}
-        for cell, outcome in finished(options.out / file.stem, cells).items():
-            found.setdefault(cell.data, []).append(outcome.result)
+        run_cells(options.out / file.stem, cells, say=print)
+        found: dict[str, list[Outcome]] = {}
+        for cell, outcome in read_finished(options.out / file.stem, cells).items():
+            found.setdefault(cell.data, []).append(outcome)
         n_seeds = len(suite.seeds)
-        fine = averaged(found[f"{file.stem}-fine"])
-        for name, results in found.items():
-            values = np.array([[result[metric] for metric in METRICS] for result in results])
+        fine = found[f"{file.stem}-fine"]
+        for name, outcomes in found.items():
+            values = np.array([[outcome.means[metric] for metric in METRICS] for outcome in outcomes])
             shares = [1 if metric.startswith("severity") else 100 for metric in METRICS]
             cells_shown = [
                 f"{m * f:.1f} ± {d * f:.1f}" if f > 1 else f"{m:.2f}"
                 for m, d, f in zip(values.mean(0), values.std(0, ddof=1), shares, strict=True)
             ]
-            rows.append([file.stem, name.split("-")[1], *cells_shown, difference(fine, averaged(results))])
+            rows.append([file.stem, name.split("-")[1], *cells_shown, difference(fine, outcomes)])
     print(table(head, rows))  # noqa: T201
     if options.page is not None:
         write_section(options.page, "Is it worth training on?", TRAINED.format(seeds=n_seeds, table=table(head, rows)))
 
 
-def averaged(results: list[Result]) -> Result:
-    """Each query's mean H-AP over the seeds."""
-    first = results[0]
-    return Result({"h_ap": np.mean([result.per_query["h_ap"] for result in results], axis=0)}, first.ids, first.labels)
-
-
-def difference(fine: Result, other: Result) -> str:
-    found = compare(fine, other, by="classes").differences["h_ap"]
-    low, high = (100 * end for end in (found.interval.low, found.interval.high))
-    return "" if low == high == 0 else f"{100 * (found.b - found.a):+.1f} ({low:+.1f} to {high:+.1f})"
+def difference(fine: list[Outcome], other: list[Outcome]) -> str:
+    """What H-AP gains over the runs without a tree, with its 95 % interval over seeds and classes."""
+    gains = [100.0 * (one.class_means["h_ap"] - base.class_means["h_ap"]) for base, one in zip(fine, other, strict=True)]
+    effect = paired_effect(np.array(gains, np.float64))
+    return "" if fine is other else f"{effect.mean:+.1f} ({effect.interval[0]:+.1f} to {effect.interval[1]:+.1f})"
 
 
 def generated_names(n_labels: int, seed: int = 0) -> list[str]:
@@ -240,10 +234,10 @@ def scale(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as work:
         folder, file = Path(work) / "work", Path(work) / "manifest.csv"
         pl.DataFrame(columns).write_csv(file)
-        timed("collect", lambda: write_labels(folder, labels_of_manifest(read_manifest(file))))
-        timed("clean", lambda: clean(folder, CleanRules(text="name")))
+        timed("collect", lambda: write_step(folder, LABELS, labels_of_manifest(read_manifest(file))))
+        timed("clean", lambda: clean_labels(folder, CleanRules(text="name")))
         timed("embed", lambda: embed_terms(folder, show_progress=True))
-        timed("cluster", lambda: cluster(folder, ClusterOptions("agglomerative", (1000, 50))))
+        timed("cluster", lambda: cluster_terms(folder, ClusterOptions("agglomerative", (1000, 50))))
         timed("review", lambda: Review(folder).act({"action": "rename", "group": 0, "name": "the first group"}))
         timed("apply", lambda: apply_groups(folder, Review(folder).state, read_manifest(file), Path(work) / "new.csv"))
     head = ["step", "seconds", "processor seconds", "memory"]
@@ -275,7 +269,6 @@ def main() -> None:
     runs = parts.add_parser("train")
     runs.add_argument("--trees", type=Path, required=True, help="folder that trees wrote")
     runs.add_argument("--out", type=Path, required=True, help="folder of the runs; what is finished there is kept")
-    runs.add_argument("--reuse", type=Path, action="append", default=[], help="a suite's folder: runs done there are taken")
     runs.set_defaults(run=train)
     for part in (one, runs):
         part.add_argument("--emoji", type=Path, default=Path("data/emoji/manifest.csv"))

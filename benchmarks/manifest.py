@@ -15,7 +15,7 @@ import polars as pl
 from measure import peak_megabytes
 
 from sightline.data.manifest import manifest_statistics, read_manifest
-from sightline.data.samplers import ClassBalancedSampler
+from sightline.data.samplers import SamplerSection, create_sampler
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def main() -> None:
         statistics = timed("statistics", lambda: manifest_statistics(manifest))
         train = timed("split", lambda: manifest.split("train"))
         labels = timed("labels", train.labels)
-        batches = timed("epoch", lambda: ClassBalancedSampler(labels, batch_size=256, per_class=4).batches(epoch=0))
+        batches = timed("epoch", lambda: create_sampler(SamplerSection(batch_size=256), labels, seed=0).batches(epoch=0))
         print(f"{len(manifest)} images, {len(batches)} batches: {time.perf_counter() - since:.1f} s")  # noqa: T201
         print(statistics)  # noqa: T201
 

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 from sightline import Encoder, create_loss
 from sightline.data.dataset import PREFETCHED, ImageDataset, consecutive, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
+from sightline.training.batch_loss import BatchLoss
 from sightline.training.large_batch import Examples, back_propagate, keep_freed_memory
-from sightline.training.memory import BatchLoss
 from sightline.training.recipe import DataSection
 
 from torchvision import transforms as plain_transforms  # isort: skip

@@ -14,7 +14,7 @@ from sightline.losses import blackbox_ap_loss, fast_ap_loss, smooth_ap_loss, sof
 from sightline.losses.average_precision import one_minus_ap
 from sightline.losses.blackbox import blackbox_ranks
 from sightline.ranking.ranks import SigmoidStep, Step, SupStep, exact_counts, smooth_counts
-from sightline.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, drawing, dress, write_figure
+from sightline.report.style import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION, drawing, write_figure
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,8 +60,12 @@ def surrogates_figure() -> Figure:
         for name, (step, colour, line) in steps.items():
             left.plot(gap, step.value(gap), line, color=colour, linewidth=2, label=name)
             right.plot(gap, step.slope(gap), line, color=colour, linewidth=2, zorder=2 + (line == "--"), label=name)
-        dress(left, "What a pair adds to the rank", "score of the irrelevant item minus the relevant one", "value")
-        dress(right, "What it pushes with", "score of the irrelevant item minus the relevant one", "slope")
+        left.set(
+            title="What a pair adds to the rank",
+            xlabel="score of the irrelevant item minus the relevant one",
+            ylabel="value",
+        )
+        right.set(title="What it pushes with", xlabel="score of the irrelevant item minus the relevant one", ylabel="slope")
         left.legend(fontsize=9, loc="upper left")
         right.axhline(0, color=INK, linestyle=":", linewidth=2)
         right.annotate(
@@ -108,13 +112,13 @@ def toy_figure() -> Figure:
             axes.bar_label(bars, [f"{value:+.2g}" for value in push], padding=3, fontsize=8, color=INK)
             axes.axhline(0, color=INK, linewidth=0.8)
             axes.set_ylim(-1.4, 1.1)
-            dress(axes, name, "", "push on the score" if name == "smooth_ap" else "")
+            axes.set(title=name, ylabel="push on the score" if name == "smooth_ap" else "")
             axes.tick_params(axis="x", labelsize=8)
         for axes, (name, loss) in zip(grid[1], toy_losses().items(), strict=True):
             track = followed(loss, 200)
             for row, colour, line, called in zip(track.T, colours, ("-", "--", ":"), names, strict=True):
                 axes.plot(row, line, color=colour, linewidth=2, label=called)
-            dress(axes, "", "steps of gradient descent", "score" if name == "smooth_ap" else "")
+            axes.set(xlabel="steps of gradient descent", ylabel="score" if name == "smooth_ap" else "")
             axes.set_ylim(0.44, 0.68)
         grid[1][0].legend(fontsize=8, loc="center right")
     return figure
@@ -248,7 +252,7 @@ def _surface(axes: Axes, values: Tensor, title: str) -> None:
     shading: Literal["gouraud", "nearest"] = "gouraud" if len(values) < SIDE else "nearest"
     # As one image inside the drawing: thousands of tiles would make a file that no reader opens.
     axes.pcolormesh(side, side, values, cmap="cividis", shading=shading, rasterized=True)
-    dress(axes, title, "")
+    axes.set(title=title)
     axes.grid(visible=False)
     axes.set_xticks([-0.2, 0, 0.2])
     axes.set_yticks([-0.2, 0, 0.2])

@@ -14,13 +14,12 @@ FAMILIES = {
     "average_precision": "Average precision",
     "recall": "Recall",
     "graded": "Grades and label trees",
-    "combined": "With a decomposability term",
+    "sums": "With a decomposability term, and over levels",
     "losses": "Weighted sums",
     "histogram": "Histograms",
     "blackbox": "Blackbox ranks",
-    "pairs": "Pairs and triplets",
+    "contrastive": "Pairs and triplets",
     "proxies": "Proxies",
-    "sums": "Sums over levels",
 }  # by module
 BESIDE = ("class_map", "all_classes_ap")  # no names of create_loss: they take class scores, not embeddings
 

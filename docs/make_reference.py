@@ -26,7 +26,7 @@ API_HEAD = """\
 """
 API = {
     "Images in, vectors out": ["Encoder", "EmbeddingTable", "embed_manifest", "Manifest", "read_manifest"],
-    "Training": ["train", "Recipe", "read_recipe", "create_loss", "list_losses"],
+    "Training": ["train", "tune", "Recipe", "read_recipe", "create_loss", "list_losses"],
     "Evaluation": [
         "evaluate",
         "evaluate_table",

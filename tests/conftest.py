@@ -1,7 +1,7 @@
 """Small image sets that tests share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,14 @@ def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: in
     return root
 
 
+@pytest.fixture(scope="session", autouse=True)
+def feature_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cached features of these tests alone, also for the commands that they start."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 classes of 6 images below 3 parents; read it, do not write to it."""
@@ -48,6 +56,14 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Features that runs cache do not go to the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def tiny_recipe() -> list[str]:
     """Overrides that make the recipe ``images`` run in a second."""
@@ -55,12 +71,16 @@ def tiny_recipe() -> list[str]:
         "model.backbone=tiny",
         "model.weights=none",
         "model.embedding_dim=16",
+        "model.adaptation=full",
         "data.image_size=32",
         "data.crop_area=[0.6,1.0]",
         "data.n_workers=0",
+        "loss={name='roadmap'}",
         "sampler.batch_size=16",
         "schedule.epochs=3",
+        "schedule.warmup_epochs=1",
         "optimizer.lr=0.01",
+        "validation.interpolate=false",
     ]
 
 

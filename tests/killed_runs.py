@@ -61,13 +61,13 @@ def arm(what: str, number: int) -> None:
         save_file = encoder.save_file
         encoder.save_file = dying(save_file, lambda state, file: (save_file(state, file), half_written(file)))
     else:
-        fit = engine.Loop.fit
+        fit = training_run.TrainingRun.fit
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             threading.Timer(number / 1000, die).start()
             return fit(*args, **kwargs)
 
-        engine.Loop.fit = timed
+        training_run.TrainingRun.fit = timed
 
 
 def main(manifest: str, out: str, overrides: str, moments: str) -> None:

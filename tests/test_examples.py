@@ -38,7 +38,13 @@ def test_an_example_is_a_notebook_of_cells(file):
 def test_train_on_your_folder(characters, tmp_path, capsys):
     main = runpy.run_path(str(EXAMPLES / "train_on_your_folder.py"))["main"]
     small = ["model.backbone=tiny", "model.weights=none", "model.embedding_dim=16", "data.image_size=32"]
-    small += ["data.n_workers=0", "sampler.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"]
+    small += [
+        "model.adaptation=upper:2",
+        "data.n_workers=0",
+        "sampler.batch_size=16",
+        "schedule.epochs=2",
+        "optimizer.lr=0.01",
+    ]
     result, found = main(characters, tmp_path, small)
     out = capsys.readouterr().out
     images = read_manifest(tmp_path / "images.csv")

@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import Manifest, read_manifest
     from sightline.errors import InputError
-    from sightline.evaluation.benchmark_protocols import (
+    from sightline.evaluation.decomposability import decomposability_gap
+    from sightline.evaluation.metrics import Metric, list_metrics
+    from sightline.evaluation.protocol import (
         RetrievalSet,
+        evaluate,
         evaluate_dyml,
         evaluate_each_label,
         evaluate_gldv2,
         evaluate_revisited,
     )
-    from sightline.evaluation.decomposability import decomposability_gap
-    from sightline.evaluation.metrics import Metric, list_metrics
-    from sightline.evaluation.protocol import evaluate
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
     from sightline.gallery.gallery import EncoderIdentity, Gallery, Item
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sightline.ranking.refine import Refinement
     from sightline.training.recipe import Recipe, read_recipe
     from sightline.training.run import train
+    from sightline.training.tune import tune
 
 __version__ = "0.1.0"
 
@@ -52,7 +53,7 @@ _MODULES = {
     "Refinement": "ranking.refine",
     "Relevance": "labels.relevance",
     "Result": "evaluation.result",
-    "RetrievalSet": "evaluation.benchmark_protocols",
+    "RetrievalSet": "evaluation.protocol",
     "Whitening": "models.heads",
     "Tree": "labels.tree",
     "compare": "evaluation.result",
@@ -60,10 +61,10 @@ _MODULES = {
     "decomposability_gap": "evaluation.decomposability",
     "embed_manifest": "models.embed",
     "evaluate": "evaluation.protocol",
-    "evaluate_dyml": "evaluation.benchmark_protocols",
-    "evaluate_each_label": "evaluation.benchmark_protocols",
-    "evaluate_gldv2": "evaluation.benchmark_protocols",
-    "evaluate_revisited": "evaluation.benchmark_protocols",
+    "evaluate_dyml": "evaluation.protocol",
+    "evaluate_each_label": "evaluation.protocol",
+    "evaluate_gldv2": "evaluation.protocol",
+    "evaluate_revisited": "evaluation.protocol",
     "evaluate_table": "evaluation.tables",
     "export_onnx": "models.onnx_export",
     "list_losses": "losses",
@@ -76,6 +77,7 @@ _MODULES = {
     "refined_search": "gallery.query",
     "search_images": "gallery.query",
     "train": "training.run",
+    "tune": "training.tune",
 }
 
 
@@ -129,4 +131,5 @@ __all__ = [
     "refined_search",
     "search_images",
     "train",
+    "tune",
 ]

@@ -1,7 +1,8 @@
 """The exceptions a user meets, and the sentence that suggests the name they meant."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -67,3 +68,26 @@ def raise_faults(where: object, faults: list[str]) -> None:
         more = [f"... and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
         noun = "fault" if len(faults) == 1 else "faults"
         raise InputError(f"{where}: {len(faults)} {noun}\n  " + "\n  ".join(faults[:SHOWN_FAULTS] + more))
+
+
+@contextmanager
+def named_errors(where: object, what: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Errors of these kinds that the block raises become one :class:`InputError` that says where, what, and why.
+
+    An ``InputError`` of the block stays as it is.
+
+    Example:
+        >>> with named_errors("a.txt", "no number", ValueError):
+        ...     int("x")
+        Traceback (most recent call last):
+        sightline.errors.InputError: a.txt: no number: invalid literal for int() with base 10: 'x'
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        # Of a key that is missing the text is the key alone; of a disk's error it has the number and the file too.
+        text = repr(error) if isinstance(error, KeyError) else getattr(error, "strerror", None) or str(error)
+        reason = f"{what}: {text.partition(chr(10))[0] or type(error).__name__}"
+        raise InputError(f"{where}: {'no such file' if isinstance(error, FileNotFoundError) else reason}") from error

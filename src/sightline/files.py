@@ -12,16 +12,19 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sightline.errors import InputError
 
+T = TypeVar("T")
 FAILING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+SQLITE_FAILING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 MANY = 100  # files from which on one call for the file system is quicker than one for each, by far
 LARGEST_JSON = 64 << 20  # bytes
 LARGEST_TOML = 1 << 20
@@ -47,6 +50,8 @@ def _failure(error: BaseException | None) -> int | None:
         met.add(id(error))
         if isinstance(error, OSError) and error.errno in FAILING:
             return error.errno
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_FAILING:
+            return errno.ENOSPC
         if found := re.search(r"(?:os error|\[Errno) (\d+)", str(error)):  # Rust's libraries; shutil's, of several files
             return int(found[1]) if int(found[1]) in FAILING else None
         error = error.__cause__ or error.__context__
@@ -78,11 +83,22 @@ def replaced(file: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write the text in UTF-8; the file is there complete, or as it was."""
+    with replaced(file) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
 def sync(path: Path) -> None:
     """Have the disk hold a file's content, or a folder's names."""
+    _call_with(path, os.fsync)
+
+
+def _call_with(path: Path, function: Callable[[int], T]) -> T:
+    """What a function returns of a file or folder that is open for it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        return function(descriptor)
     finally:
         os.close(descriptor)
 
@@ -121,9 +137,8 @@ def replaced_folder(folder: Path, mark: str | None = None, what: str = "") -> It
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = _saving(folder)
     new, old = scratch / "new", scratch / "old"
-    for path in (scratch, new, old):
-        if path.is_symlink():
-            raise InputError(f"{path}: a link, where {folder.name} is to be written first; remove it")
+    if links := [str(path) for path in (scratch, new, old) if path.is_symlink()]:
+        raise InputError(f"{links[0]}: a link, where {folder.name} is to be written first; remove it")
     with named_failures(folder), locked(scratch / "lock"):
         try:
             _recover(folder, old)
@@ -163,8 +178,7 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
         new.rename(folder)
         return
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    paths = os.fsencode(new), os.fsencode(folder)
-    if renameat2 and renameat2(AT_WORKING_FOLDER, paths[0], AT_WORKING_FOLDER, paths[1], EXCHANGE) == 0:
+    if renameat2 and not renameat2(AT_WORKING_FOLDER, os.fsencode(new), AT_WORKING_FOLDER, os.fsencode(folder), EXCHANGE):
         return
     shutil.rmtree(old, ignore_errors=True)  # another system, or a file system that cannot exchange
     folder.rename(old)
@@ -174,25 +188,14 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Have the disk hold all of a folder, whose files get the rights that new files of this process have."""
     rights = stat.S_IMODE(folder.stat().st_mode) & 0o666  # libraries write weights for their owner alone
-    paths = []
-    for above, _, files in os.walk(folder, topdown=False):
-        for name in files:
-            Path(above, name).chmod(rights)
-            paths.append(Path(above, name))
-        paths.append(Path(above))
-    if len(paths) < MANY or not _sync_file_system(folder):
+    paths = [*sorted(folder.rglob("*"), reverse=True), folder]  # what is in a folder before the folder
+    for path in paths:
+        if path.is_file():
+            path.chmod(rights)
+    sync_file_system = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if len(paths) >= MANY else None
+    if sync_file_system is None or _call_with(folder, sync_file_system) != 0:
         for path in paths:
             sync(path)
-
-
-def _sync_file_system(folder: Path) -> bool:
-    """Have the disk hold all that was written to its file system; False where the system has no such call."""
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return syncfs is not None and syncfs(descriptor) == 0
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -203,51 +206,41 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
         file: made if it is not there, with its folder, and never changed; a link is refused.
         wait: for a process that holds it; otherwise the block is given False.
     """
-    descriptor = _lock_descriptor(file, wait)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    with ExitStack() as opened:
+        yield _lock(file, wait, opened)
 
 
-def _lock_descriptor(file: Path, wait: bool) -> int | None:
-    """An open file that this process alone has locked; None if another has and is not to be waited for."""
+def _lock(file: Path, wait: bool, opened: ExitStack) -> bool:
+    """Lock a file until what is opened here is closed; False if another process has it and is not to be waited for."""
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = _open_own(file)
-        except FileNotFoundError:  # its folder was removed meanwhile
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if _is_at(descriptor, file):  # and was not removed by who held it before
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        os.close(descriptor)
+        with suppress(FileNotFoundError):  # it was removed meanwhile, by who held it before, or its folder was
+            descriptor = open_own(file)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                return False
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                return True
 
 
-def _open_own(file: Path) -> int:
+def open_own(file: Path) -> int:
     """A descriptor of a regular file for reading and writing, made if it is not there; nothing is followed or changed."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise InputError(f"{file}: not a regular file") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        descriptor = open_unfollowed(file, os.O_RDWR | os.O_CREAT)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
         os.close(descriptor)
-        raise InputError(f"{file}: not a regular file")
-    return descriptor
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    raise InputError(f"{file}: not a regular file")
 
 
-def _is_at(descriptor: int, file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
-    except FileNotFoundError:
-        return False
+def open_unfollowed(file: Path | str, flags: int) -> int:
+    """A descriptor of a file; a link is not followed, and a pipe is not waited for."""
+    return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def regular_file(file: Path, root: Path) -> Path:
@@ -255,14 +248,10 @@ def regular_file(file: Path, root: Path) -> Path:
 
     A missing file raises ``FileNotFoundError``.
     """
-    try:
-        found = file.resolve()
-        is_inside = found.is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # links in a circle
-        is_inside = False
-    if not is_inside:
+    found = Path(os.path.realpath(file))  # unlike Path.resolve also where links go in a circle
+    if not found.is_relative_to(os.path.realpath(root)):
         raise InputError(f"{file}: a link that leaves {root}; it is not followed")
-    if not stat.S_ISREG(found.stat().st_mode):
+    if not stat.S_ISREG(found.lstat().st_mode):
         raise InputError(f"{file}: not a regular file")
     return file
 
@@ -282,8 +271,7 @@ def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder of regular files and folders; links, pipes and devices are refused before anything is written."""
     found = sorted(source.rglob("*"))
     for path in (source, *found):
-        kind = path.lstat().st_mode
-        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
             raise InputError(f"{path}: neither a file nor a folder of its own; it is not copied")
     target.mkdir(parents=True, exist_ok=True)
     for path in found:
@@ -300,16 +288,18 @@ def read_json(file: Path, root: Path | None = None) -> Any:
         file: up to 64 MB of UTF-8.
         root: the artefact it belongs to; None for a file that the user named, which may be a link.
     """
+    if root is not None:
+        regular_file(file, root)
+    return _parsed(file, "JSON", LARGEST_JSON, json.loads)
+
+
+def _parsed(file: Path, kind: str, largest: int, parse: Callable[[str], T]) -> T:
+    if (n_bytes := file.stat().st_size) > largest:
+        raise InputError(f"{file}: {n_bytes} bytes of {kind}; at most {largest} are read")
     try:
-        if root is not None:
-            regular_file(file, root)
-        if (n_bytes := file.stat().st_size) > LARGEST_JSON:
-            raise InputError(f"{file}: {n_bytes} bytes of JSON; at most {LARGEST_JSON} are read")
-        return json.loads(file.read_text(encoding="utf-8"))
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON: {error}") from error
+        return parse(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise InputError(f"{file}: not {kind}: {error}") from error
 
 
 def read_json_object(file: Path, root: Path | None = None) -> dict[str, Any]:
@@ -346,18 +336,15 @@ def read_toml(file: Path) -> dict[str, Any]:
         file: up to 1 MB of UTF-8; may be a link.
     """
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{file}: not a regular file")
-        if found.st_size > LARGEST_TOML:
-            raise InputError(f"{file}: {found.st_size} bytes of TOML; at most {LARGEST_TOML} are read")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: no such file") from error
+        return _parsed(regular_file(file, Path("/")), "TOML", LARGEST_TOML, tomllib.loads)
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{file}: not TOML: {error}") from error
+        raise InputError(f"{file}: {str(error.strerror).lower()}") from error
+
+
+def file_hash(file: Path) -> str:
+    """A hash of a file's bytes."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
 
 
 def folder_bytes(folder: Path) -> int:

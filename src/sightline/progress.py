@@ -18,6 +18,11 @@ def tracked(items: Iterable[T], title: str, total: int, shown: bool) -> Iterable
     return track(items, title, total, console=Console(stderr=True), disable=not shown)
 
 
+def say(line: str) -> None:
+    """A line on standard error."""
+    Console(stderr=True).print(printable(line), highlight=False, markup=False, soft_wrap=True)
+
+
 def printable(text: str) -> str:
     """The text with characters that a terminal would obey as ``\\u001b``; newlines and tabs stay, and JSON stays JSON.
 

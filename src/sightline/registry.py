@@ -5,10 +5,10 @@ pages and generated tests read it. Another package adds names by an entry point 
 anything importable as ``package.module:Name``, which is imported only where that is trusted.
 """
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -70,26 +70,22 @@ class Registry(Generic[T]):
             name: one of :meth:`names`, or ``package.module:Name``.
             trust: import a path; otherwise it is refused with the name of the module that would be imported.
         """
-        if name in self.table:
-            found = self.table[name]
-            return _imported(found) if isinstance(found, str) else found
-        if name in self._added:
-            try:
-                return self._checked(self._added[name].load(), name)
-            except (ImportError, AttributeError) as error:
-                raise InputError(
-                    f"{self.kind} {name!r} of {self._added[name].value!r} cannot be loaded: {error}"
-                ) from error
-        if IMPORT_PATH.fullmatch(name):
+        own = self.table.get(name)
+        if own is not None and not isinstance(own, str):
+            return own
+        if own is None and name not in self._added:
+            if not IMPORT_PATH.fullmatch(name):
+                raise InputError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
             if not trust:
                 raise InputError(
                     f"{self.kind} {name!r} would import and run the module {name.partition(':')[0]!r}; "
                     "give --trust (in Python trust=True) if you trust it"
                 )
-            return self._checked(_imported(name), name)
-        raise InputError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
-
-    def _checked(self, found: Any, name: str) -> Callable[..., T]:
+        point = self._added.get(name) or EntryPoint(name, own or name, self.group)
+        try:
+            found: Any = point.load()
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"{self.kind} {name!r}: {point.value!r} cannot be imported: {error}") from error
         if not self.accepts(found):
             raise InputError(f"{self.kind} {name!r} must be {self.wanted}, found {type(found).__name__}")
         return found  # type: ignore[no-any-return]
@@ -157,36 +153,13 @@ def check_options(maker: Callable[..., object], options: Mapping[str, object], w
 
 
 def _options_model(maker: Callable[..., object], parameters: Mapping[str, inspect.Parameter]) -> type[BaseModel]:
-    hints = {key: one.annotation for key, one in parameters.items() if one.annotation is not inspect.Parameter.empty}
-    hints = {key: hint for key, hint in hints.items() if not isinstance(hint, str)} | _type_hints(maker)
+    unknown = inspect.Parameter.empty
+    annotations = {key: one.annotation for key, one in parameters.items()}
+    hints = {key: Any if hint is unknown or isinstance(hint, str) else hint for key, hint in annotations.items()}
+    with suppress(NameError, TypeError):  # of another package, that cannot be resolved: its own checks must do
+        hints |= get_type_hints(maker.__init__ if inspect.isclass(maker) else maker, include_extras=True)
     fields: dict[str, Any] = {
-        key: (hints.get(key, _annotation(one)), ... if one.default is inspect.Parameter.empty else one.default)
-        for key, one in parameters.items()
+        key: (hints[key], ... if one.default is unknown else one.default) for key, one in parameters.items()
     }
     config = ConfigDict(arbitrary_types_allowed=True, extra="allow", protected_namespaces=())
     return create_model("Options", __config__=config, **fields)
-
-
-def _annotation(parameter: inspect.Parameter) -> Any:
-    """The type of an option that only the signature names; Any where it has none, or one that is still a string."""
-    known = parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
-    return parameter.annotation if known else Any
-
-
-def _type_hints(maker: Callable[..., object]) -> dict[str, Any]:
-    try:
-        return get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
-    except (NameError, TypeError):  # of another package, that cannot be resolved: its own checks must do
-        return {}
-
-
-def _imported(path: str) -> Any:
-    """What an import path names."""
-    module, _, attributes = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{path!r} cannot be imported: {error}") from error
-    return found

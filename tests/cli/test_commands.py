@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from sightline import Encoder, InputError, __version__
-from sightline.evaluation.protocol import metric_names
+from sightline.evaluation.metrics import metric_names
 
 
 @pytest.fixture

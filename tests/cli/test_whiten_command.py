@@ -46,22 +46,14 @@ def test_the_values_of_every_query_are_those_of_all_steps(sightline, encoder, im
     assert results.read_text() == together
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_does_not_fit_is_one_message(sightline, encoder, image_tree, tmp_path):
+    table = tmp_path / "table.parquet"
+    sightline("embed", encoder, image_tree, "--out", table, "--workers", 0)
+    for words, message in (
         (["--whiten", "none.safetensors"], "none.safetensors: no such file"),
         (["--rerank", "kreciprocl"], "unknown re-ranking 'kreciprocl': did you mean 'kreciprocal'?"),
-    ],
-)
-def test_steps_that_do_not_fit_are_one_message(sightline, encoder, image_tree, tmp_path, words, message):
-    table = tmp_path / "table.parquet"
-    sightline("embed", encoder, image_tree, "--out", table, "--workers", 0)
-    assert sightline("evaluate", table, *words) == (2, "", f"sightline: {message}\n")
-
-
-def test_vectors_of_another_encoder_are_not_fitted(sightline, encoder, image_tree, tmp_path):
-    table = tmp_path / "table.parquet"
-    sightline("embed", encoder, image_tree, "--out", table, "--workers", 0)
+    ):
+        assert sightline("evaluate", table, *words) == (2, "", f"sightline: {message}\n")
     other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
     status, _, err = sightline("whiten", other, table, "--out", tmp_path / "out")
     assert status == 2

@@ -48,19 +48,6 @@ def test_items_are_the_transformed_images(paths):
     assert_close(dataset[3], eval_transform(SMALL)(Image.open(paths[3])))
 
 
-def test_images_in_memory_and_files_may_be_mixed(paths):
-    dataset = ImageDataset([Image.open(paths[0]), paths[0]], eval_transform(SMALL))
-    assert torch.equal(dataset[0], dataset[1])
-
-
-@pytest.mark.parametrize("from_memory", [False, True])
-def test_boxes_are_cut_out(paths, from_memory):
-    image = Image.open(paths[0])
-    dataset = ImageDataset([image if from_memory else paths[0]] * 2, eval_transform(SMALL), [(2, 3, 20, 30), None])
-    assert torch.equal(dataset[0], eval_transform(SMALL)(image.crop((2, 3, 20, 30))))
-    assert torch.equal(dataset[1], eval_transform(SMALL)(image))
-
-
 def test_of_a_manifest(paths, tmp_path):
     (tmp_path / "m.csv").write_text(
         f"path,split,label,x_1,y_1,x_2,y_2\n{paths[1]},train,x,0,0,9,9\n{paths[0]},train,x,,,,\n"
@@ -131,31 +118,22 @@ def test_derived_seeds_differ_for_close_numbers():
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
-def test_a_jpeg_decoded_small_is_nearly_the_whole_one_and_always_the_same(tmp_path, n_workers):
+@pytest.mark.parametrize("resize", [None, 64, (64, 64)])
+def test_a_jpeg_decoded_small_is_nearly_the_whole_one_and_always_the_same(tmp_path, n_workers, resize):
     rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
     rough.resize((400, 300), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
-    files = [tmp_path / "a.jpg"] * 6
     drafted, again, exact = (
-        everything(ImageDataset(files, train_transform(SMALL, draft=draft), seed=1), [range(6)], n_workers)
+        everything(
+            ImageDataset([tmp_path / "a.jpg"] * 6, train_transform(SMALL, draft=draft, resize=resize), seed=1),
+            [range(6)],
+            n_workers,
+        )
         for draft in (True, True, False)
     )
     assert_same_images(drafted, again)
     for place, image in drafted.items():
         assert 0 < (image - exact[place]).abs().max() < 0.7  # of 4.5 between black and white; an edge moves by a pixel
         assert (image - exact[place]).abs().mean() < 0.1
-
-
-@pytest.mark.parametrize("resize", [64, (64, 64)])
-def test_a_jpeg_that_is_resized_first_is_decoded_no_larger_than_that_needs(tmp_path, resize):
-    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
-    rough.resize((400, 300), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
-    drafted, exact = (
-        ImageDataset([tmp_path / "a.jpg"] * 6, train_transform(SMALL, draft=draft, resize=resize), seed=1)
-        for draft in (True, False)
-    )
-    for place in range(6):
-        assert 0 < (drafted[place] - exact[place]).abs().max() < 0.7
-        assert (drafted[place] - exact[place]).abs().mean() < 0.1
 
 
 @pytest.mark.parametrize("draft", [True, False])
@@ -184,9 +162,8 @@ def test_batches_come_in_order_with_their_places(paths, n_workers):
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
-@pytest.mark.parametrize("draft", [True, False])
-def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_workers, draft):
-    dataset = ImageDataset(paths, train_transform(SMALL, draft=draft), seed=3)
+def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_workers):
+    dataset = ImageDataset(paths, train_transform(SMALL), seed=3)
     assert dataset.loaded(0).dtype == torch.uint8
     assert dataset.loaded(0).shape == (SMALL.crop, SMALL.crop, 3)
     (batch,) = load_batches(dataset, [range(7)], n_workers, torch.device("cpu"))
@@ -220,21 +197,11 @@ def partly_broken(paths, tmp_path):
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
-def test_broken_images_are_named_together_and_end_the_batches(partly_broken, tmp_path, n_workers):
+def test_broken_images_are_named_together_and_end_the_batches(partly_broken, n_workers):
     batches = load_batches(partly_broken, consecutive(8, 2), n_workers)
     assert next(batches).places.tolist() == [0, 1]
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"images: 2 faults\n.*text\.png: not a readable.*\n.*none\.png: no such file"):
         next(batches)  # places 4, 5 come after the broken 3, so they do not come
-    assert str(caught.value).splitlines() == [
-        "images: 2 faults",
-        f"  {tmp_path / 'text.png'}: not a readable image: cannot identify image file '{tmp_path / 'text.png'}'",
-        f"  {tmp_path / 'none.png'}: no such file",
-    ]
-
-
-def test_broken_images_of_one_batch_are_all_named(partly_broken):
-    with pytest.raises(InputError, match=r"^images: 2 faults\n"):
-        list(load_batches(partly_broken, [range(8)]))
 
 
 def test_a_transform_that_fails_is_not_taken_for_a_broken_image(paths):
@@ -243,12 +210,3 @@ def test_a_transform_that_fails_is_not_taken_for_a_broken_image(paths):
 
     with pytest.raises(RuntimeError, match="a bug"):
         list(load_batches(ImageDataset(paths, fail), [[0]]))
-
-
-@pytest.mark.parametrize(
-    ("n_items", "batch_size", "sizes"), [(0, 3, []), (1, 3, [1]), (6, 3, [3, 3]), (7, 3, [3, 3, 1]), (2, 9, [2])]
-)
-def test_consecutive_batches_hold_each_item_once(n_items, batch_size, sizes):
-    batches = consecutive(n_items, batch_size)
-    assert [len(batch) for batch in batches] == sizes
-    assert [item for batch in batches for item in batch] == list(range(n_items))

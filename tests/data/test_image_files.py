@@ -46,40 +46,33 @@ def complaint(source, box=None) -> str:
         (Image.new("RGB", (1, 1), (1, 2, 3)), (1, 2, 3)),
         (Image.new("L", (1, 1), 77), (77, 77, 77)),
         (Image.new("1", (1, 1), 1), (255, 255, 255)),
-        (Image.fromarray(np.array([[0]], np.uint16)), (0, 0, 0)),
         (Image.fromarray(np.array([[0x80FF]], np.uint16)), (0x80, 0x80, 0x80)),
-        (Image.fromarray(np.array([[0xFFFF]], np.uint16)), (255, 255, 255)),
-        (Image.new("RGBA", (1, 1), (200, 0, 100, 255)), (200, 0, 100)),
         (Image.new("RGBA", (1, 1), (200, 0, 100, 0)), (255, 255, 255)),
         (Image.new("RGBA", (1, 1), (0, 0, 0, 51)), (204, 204, 204)),  # a fifth of black, four of white
         (Image.new("LA", (1, 1), (0, 51)), (204, 204, 204)),
+        (Image.new("CMYK", (1, 1), (0, 255, 255, 0)), (255, 0, 0)),
     ],
     ids=lambda value: value.mode if isinstance(value, Image.Image) else "",
 )
 def test_every_kind_of_pixel_as_rgb_on_white(tmp_path, image, seen):
-    assert pixels(load_image(saved(tmp_path, image))) == [[list(seen)]]
+    assert pixels(load_image(saved(tmp_path, image, "a.tif" if image.mode == "CMYK" else "a.png"))) == [[list(seen)]]
     assert pixels(as_rgb(image)) == [[list(seen)]]
 
 
 @pytest.mark.parametrize(
     ("values", "seen"),
     [
-        ([[0.0, 0.5, 1.0]], [0, 128, 255]),
         ([[-1000.0, 0.0, 1000.0]], [0, 128, 255]),
         ([[np.nan, 2.0, 4.0, np.inf, -np.inf]], [0, 0, 255, 255, 0]),
         ([[7.0, 7.0]], [0, 0]),
         ([[np.nan, np.nan]], [0, 0]),
         ([[-3e38, 3e38]], [0, 255]),
+        (np.array([[-7, 0, 7]], np.int32), [0, 128, 255]),
     ],
 )
 def test_grey_of_32_bits_goes_from_its_lowest_value_to_its_highest(tmp_path, values, seen):
-    file = saved(tmp_path, Image.fromarray(np.array(values, np.float32)), "a.tif")
-    assert pixels(load_image(file)) == [[[value] * 3 for value in seen]]
-    if np.isfinite(values).all() and np.abs(values).max() < 2**31:
-        file = saved(tmp_path, Image.fromarray((np.array(values) * 65536).astype(np.int32)), "b.tif")
-        with Image.open(file) as stored:
-            assert stored.mode == "I"
-        assert pixels(load_image(file)) == [[[value] * 3 for value in seen]]
+    stored = values if isinstance(values, np.ndarray) else np.array(values, np.float32)
+    assert pixels(load_image(saved(tmp_path, Image.fromarray(stored), "a.tif"))) == [[[value] * 3 for value in seen]]
 
 
 def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
@@ -87,7 +80,7 @@ def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
     assert pixels(load_image(tmp_path / "a.pgm")) == [[[0x80] * 3, [0x40] * 3]]
 
 
-@pytest.mark.parametrize("colour", [(255, 0, 0), (120, 200, 33), (255, 255, 255), (0, 0, 0)])
+@pytest.mark.parametrize("colour", [(120, 200, 33), (0, 0, 0)])
 @pytest.mark.parametrize("mode", ["LAB", "HSV", "YCbCr", "RGBa", "La", "PA"])
 def test_other_colour_models_show_the_same_colour(tmp_path, mode, colour):
     if mode == "LAB":
@@ -119,13 +112,6 @@ def test_a_colour_declared_transparent_is_white(tmp_path, mode, values, transpar
     assert pixels(load_image(saved(tmp_path, image, transparency=transparent))) == [[shown, [255] * 3]]
 
 
-@pytest.mark.parametrize(
-    ("ink", "seen"), [((0, 0, 0, 0), (255, 255, 255)), ((0, 0, 0, 255), (0, 0, 0)), ((0, 255, 255, 0), (255, 0, 0))]
-)
-def test_printing_inks(tmp_path, ink, seen):
-    assert pixels(load_image(saved(tmp_path, Image.new("CMYK", (1, 1), ink), "a.tif"))) == [[list(seen)]]
-
-
 def test_the_first_picture_of_an_animation(tmp_path):
     first, second = (Image.new("RGB", (2, 2), colour) for colour in ("red", "blue"))
     assert pixels(load_image(saved(tmp_path, first, "a.gif", save_all=True, append_images=[second])))[0][0] == [255, 0, 0]
@@ -145,7 +131,7 @@ SIDES = {
 
 
 @pytest.mark.parametrize("orientation", SIDES)
-@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("suffix", ["png", "webp"])
 def test_an_image_is_turned_as_its_camera_says(tmp_path, orientation, suffix):
     stored = Image.new("RGB", (3, 2))
     stored.putpixel((0, 0), (255, 0, 0))
@@ -191,13 +177,8 @@ def test_a_box_is_in_the_image_as_it_is_seen(tmp_path):
     exif[ORIENTATION] = 6  # 5 x 4 stored is 4 x 5 seen
     file = saved(tmp_path, numbered(), exif=exif)
     assert load_image(file, (0, 0, 4, 5)).size == (4, 5)
-    assert "leaves the image, which is 4 x 5" in complaint(file, (0, 0, 5, 4))
-
-
-@pytest.mark.parametrize("box", [(0, 0, 6, 4), (0, 0, 5, 5), (9, 9, 12, 12)])
-def test_a_box_that_leaves_the_image_is_refused(tmp_path, box):
-    file = saved(tmp_path, numbered())
-    assert complaint(file, box) == f"{file}: the box {box} leaves the image, which is 5 x 4"
+    for box in ((0, 0, 5, 4), (0, 0, 4, 6), (9, 9, 12, 12)):
+        assert complaint(file, box) == f"{file}: the box {box} leaves the image, which is 4 x 5"
 
 
 def test_an_image_in_memory_is_cut_too():
@@ -206,10 +187,6 @@ def test_an_image_in_memory_is_cut_too():
 
 
 # What cannot be opened
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    assert complaint(tmp_path / "a.png") == f"{tmp_path / 'a.png'}: no such file"
 
 
 def noise(suffix: str) -> bytes:
@@ -221,24 +198,23 @@ def noise(suffix: str) -> bytes:
     return content.getvalue()
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-@pytest.mark.parametrize("kept", [0.9, 0.3, 0.01])
-def test_a_truncated_file(tmp_path, suffix, kept):
-    file = tmp_path / f"a.{suffix}"
-    file.write_bytes(noise(suffix)[: int(kept * len(noise(suffix)))])
-    assert complaint(file).startswith(f"{file}: not a readable image: ")
-
-
-@pytest.mark.parametrize("content", [b"", b"\0", b"hello\n", b"\x89PNG\r\n\x1a\n"], ids=["empty", "zero", "text", "header"])
-def test_a_file_that_is_no_image(tmp_path, content):
-    file = tmp_path / "a.png"
-    file.write_bytes(content)
-    assert complaint(file).startswith(f"{file}: not a readable image: ")
-
-
-def test_a_folder_is_no_image(tmp_path):
-    (tmp_path / "a.png").mkdir()
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0",
+        b"hello\n",
+        b"\x89PNG\r\n\x1a\n",
+        *(noise(suffix)[:-200] for suffix in ("jpg", "png", "webp")),
+        noise("jpg")[:9],
+    ],
+    ids=["empty", "zero", "text", "header", "jpg", "png", "webp", "short"],
+)
+def test_a_file_that_is_no_image_or_cut_short(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
     assert complaint(tmp_path / "a.png").startswith(f"{tmp_path / 'a.png'}: not a readable image: ")
+    assert complaint(tmp_path).startswith(f"{tmp_path}: not a readable image: ")  # a folder
+    assert complaint(tmp_path / "b.png") == f"{tmp_path / 'b.png'}: no such file"
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n0 0 4 4 rectfill\nshowpage\n%%EOF\n"
@@ -297,16 +273,8 @@ def test_whatever_a_decoder_raises_is_told_of_the_file(tmp_path, monkeypatch, er
 
     monkeypatch.setattr(images, "as_rgb", fail)
     file = saved(tmp_path, numbered())
-    assert complaint(file) == f"{file}: not a readable image: {error if str(error) else 'MemoryError'}"
-
-
-def test_an_interrupt_is_no_broken_image(tmp_path, monkeypatch):
-    def interrupt(image):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(images, "as_rgb", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        load_image(saved(tmp_path, numbered()))
+    assert complaint(file).startswith(f"{file}: not a readable image: ")
+    assert (str(error) or "MemoryError") in complaint(file)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -342,41 +310,23 @@ def checked(source: Path) -> str:
 
 
 def test_all_images_that_cannot_be_opened_are_named_with_their_lines(tmp_path):
-    for name in "abcd":
+    for name in "ac":
         saved(tmp_path, numbered(), f"{name}.png")
     (tmp_path / "b.png").write_text("text")
-    rows = [
-        "a.png,train,x,,,,",
-        "b.png,train,x,,,,",
-        "c.png,test,x,0,0,6,4",
-        "d.png,train,x,1,1,3,3",
-        "none.png,test,y,,,,",
-    ]
+    rows = ["a.png,train,x,,,,", "b.png,train,x,,,,", "c.png,test,x,0,0,6,4", "none.png,test,y,,,,"]
     (tmp_path / "m.csv").write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]))
-    assert checked(tmp_path / "m.csv").splitlines() == [
-        f"{tmp_path / 'm.csv'}: 3 faults",
-        f"  line 3: {tmp_path / 'b.png'}: not a readable image: cannot identify image file '{tmp_path / 'b.png'}'",
-        f"  line 4: {tmp_path / 'c.png'}: the box (0, 0, 6, 4) leaves the image, which is 5 x 4",
-        f"  line 6: {tmp_path / 'none.png'}: no such file",
-    ]
-
-
-def test_lines_stay_those_of_the_file_when_a_part_is_checked(tmp_path):
-    (tmp_path / "m.csv").write_text("path,split,label\na.png,test,x\nb.png,train,x\n")
-    with pytest.raises(InputError, match=r"1 fault\n  line 3: .*b\.png: no such file$"):
-        check_images(read_manifest(tmp_path / "m.csv").split("train"))
-
-
-def test_an_image_of_a_tree_is_named_by_its_path(tmp_path):
-    (tmp_path / "cat").mkdir()
-    saved(tmp_path / "cat", numbered())
-    (tmp_path / "cat" / "b.png").touch()
-    message = checked(tmp_path)
-    assert message.startswith(f"{tmp_path}: 1 fault\n  {tmp_path / 'cat' / 'b.png'}: not a readable image: ")
-
-
-def test_images_that_can_all_be_opened_are_no_error(image_tree):
-    check_images(read_manifest(image_tree))
+    first, *faults = checked(tmp_path / "m.csv").splitlines()
+    assert first == f"{tmp_path / 'm.csv'}: 3 faults"
+    for fault, facts in zip(
+        faults, ["line 3 b.png readable", "line 4 c.png leaves", "line 5 none.png no such"], strict=True
+    ):
+        assert all(fact in fault for fact in facts.split())
+    with pytest.raises(InputError, match=r"2 faults\n  line 4: .*\n  line 5"):
+        check_images(read_manifest(tmp_path / "m.csv").split("test"))
+    tree = tmp_path / "tree" / "cat"
+    tree.mkdir(parents=True)
+    (tree / "b.png").touch()
+    assert checked(tree.parent).startswith(f"{tree.parent}: 1 fault\n  {tree / 'b.png'}: not a readable image: ")
 
 
 def test_more_images_than_are_handed_out_at_once(tmp_path, monkeypatch):
@@ -385,15 +335,6 @@ def test_more_images_than_are_handed_out_at_once(tmp_path, monkeypatch):
     (tmp_path / "m.csv").write_text("\n".join(["path,split,label", *lines]))
     faults = checked(tmp_path / "m.csv").splitlines()[1:]
     assert [fault.split(":")[0].strip() for fault in faults] == [f"line {number + 2}" for number in range(10)]
-
-
-def test_progress_goes_to_standard_error_and_only_if_asked_for(image_tree, capfd):
-    check_images(read_manifest(image_tree))
-    assert capfd.readouterr() == ("", "")
-    check_images(read_manifest(image_tree), show_progress=True)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "Checking images" in err
 
 
 # Parts, no larger than needed

@@ -1,10 +1,9 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.data.manifest import (
@@ -59,19 +58,6 @@ def of_labels(*labels: tuple[str, ...]) -> Manifest:
 # A table
 
 
-def test_csv_with_one_label(tmp_path):
-    manifest = read_manifest(write(tmp_path, "path,split,label\na.png,train,cat\nb/c.png,test,7\n"))
-    assert manifest.table.columns == ["id", "path", "split", "label_0"]
-    assert manifest.table.rows() == [("a.png", "a.png", "train", "cat"), ("b/c.png", "b/c.png", "test", "7")]
-    assert (manifest.n_levels, len(manifest)) == (1, 2)
-    assert manifest.paths() == [tmp_path / "a.png", tmp_path / "b" / "c.png"]
-    assert manifest.boxes() == [None, None]
-
-
-def test_an_absolute_path_stays_as_it_is(tmp_path):
-    assert read_manifest(write(tmp_path, "path,split,label\n/a/b.png,train,x\n")).paths() == [Path("/a/b.png")]
-
-
 def test_columns_come_in_one_order_and_unknown_ones_last_and_unchanged(tmp_path):
     header = "note,y_2,label_1,x_1,split,is_gallery,label_0,path,y_1,x_2,id,is_query,other"
     manifest = read_manifest(write(tmp_path, f"{header}\n 1.50 ,4,g,1,train,0,f,a.png,2,3,k,1,\n"))
@@ -89,16 +75,10 @@ def test_columns_come_in_one_order_and_unknown_ones_last_and_unchanged(tmp_path)
         (["2019", "", "-3", "+4", "0"], [2019, None, -3, 4, 0]),
         (["1.50", " 2 ", "", "-0.5", "1e3"], [1.5, 2.0, None, -0.5, 1000.0]),
         (["true", "FALSE", "", " True "], [True, False, None, True]),
-        (["007", "1"], ["007", "1"]),
-        (["1", "2", "many"], ["1", "2", "many"]),
-        (["true", "1"], ["true", "1"]),
-        (["nan", "1.5"], ["nan", "1.5"]),
-        (["inf", "1.5"], ["inf", "1.5"]),
-        (["1e400", "1.5"], ["1e400", "1.5"]),
         (["9223372036854775807", "1"], [2**63 - 1, 1]),
-        (["9223372036854775808", "1"], ["9223372036854775808", "1"]),
-        (["2019-05-01", "2020-01-01"], ["2019-05-01", "2020-01-01"]),
         (["", ""], [None, None]),
+        *((words, words) for words in (["007", "1"], ["2", "many"], ["true", "1"], ["nan", "1.5"], ["inf", "1.5"])),
+        *((words, words) for words in (["1e400", "1.5"], ["9223372036854775808", "1"], ["2019-05-01", "2020-01-01"])),
     ],
 )
 def test_further_columns_of_csv_are_numbers_or_booleans_where_every_value_is(tmp_path, values, typed):
@@ -108,46 +88,24 @@ def test_further_columns_of_csv_are_numbers_or_booleans_where_every_value_is(tmp
     told = table["told"].to_list()
     assert (told, [type(value) for value in told]) == (typed, [type(value) for value in typed])
     assert table.drop("told").equals(manifest.table.drop("told"))
-    assert table["label_0"].to_list() == table["id"].to_list() == [str(n) for n in range(len(values))]
-
-
-def test_further_columns_of_parquet_keep_their_types(tmp_path):
-    table = pl.DataFrame({"path": ["a", "b"], "split": ["train"] * 2, "label": ["x", "y"], "told": ["1", "2"]})
-    table.write_parquet(tmp_path / "m.parquet")
-    assert typed_table(read_manifest(tmp_path / "m.parquet"))["told"].to_list() == ["1", "2"]
-
-
-def test_label_goes_with_coarser_levels(tmp_path):
-    manifest = read_manifest(write(tmp_path, "path,split,label,label_1\na,train,cat,pet\n"))
-    assert rows(manifest, "label_0", "label_1") == [("cat", "pet")]
+    manifest.table.write_parquet(tmp_path / "m.parquet")
+    assert typed_table(read_manifest(tmp_path / "m.parquet"))["told"].dtype == pl.String
 
 
 def test_parquet_reads_as_the_csv_of_the_same_table(tmp_path):
-    table = pl.DataFrame(
-        {
-            "path": ["a.png", "b.png"],
-            "split": ["train", "validation"],
-            "label_0": [12, 7],
-            "label_1": pl.Series(["x", "y"], dtype=pl.Categorical),
-            "is_query": [None, True],
-            "x_1": [None, 1],
-            "y_1": [None, 2.0],
-            "x_2": [None, 3],
-            "y_2": [None, 4],
-        }
-    )
+    box = dict(zip(("x_1", "y_1", "x_2", "y_2"), ([None, 1], [None, 2.0], [None, 3], [None, 4]), strict=True))
+    kinds = pl.Series(["x", "y"], dtype=pl.Categorical)
+    columns = {"path": ["/a.png", "b/b.png"], "split": ["train", "validation"], "label": [12, 7], "label_1": kinds}
+    table = pl.DataFrame(columns | {"is_query": [None, True]} | box)
     table.write_csv(tmp_path / "m.csv")
     table.write_parquet(tmp_path / "m.parquet")
     from_csv, from_parquet = read_manifest(tmp_path / "m.csv"), read_manifest(tmp_path / "m.parquet")
     assert from_parquet.table.equals(from_csv.table)
     assert from_parquet.table.schema == from_csv.table.schema
     assert from_parquet.boxes() == [None, (1, 2, 3, 4)]
-    assert rows(from_parquet, "label_0", "split") == [("12", "train"), ("7", "val")]
-
-
-@pytest.mark.parametrize("name", ["M.CSV", "m.Csv"])
-def test_the_ending_may_be_in_capitals(tmp_path, name):
-    assert len(read_manifest(write(tmp_path, "path,split,label\na,train,x\n", name))) == 1
+    assert from_parquet.paths() == [Path("/a.png"), tmp_path / "b/b.png"]
+    assert rows(from_parquet, "id", "label_0", "split") == [("/a.png", "12", "train"), ("b/b.png", "7", "val")]
+    assert read_manifest(tmp_path / "m.parquet").places.to_list() == ["row 1", "row 2"]
 
 
 @pytest.mark.parametrize(
@@ -166,11 +124,6 @@ def test_csv_as_other_programs_write_it(tmp_path, text):
     assert manifest.table.rows() == [("a.png", "a.png", "train", "café")]
 
 
-def test_validation_is_another_name_of_val(tmp_path):
-    manifest = read_manifest(write(tmp_path, "path,split,label\na,validation,x\nb,val,x\nc,train,x\n"))
-    assert manifest.table["split"].to_list() == ["val", "val", "train"]
-
-
 OPEN_METRIC_LEARNING = """\
 label,path,split,is_query,is_gallery,category,x_1,x_2,y_1,y_2
 0,images/circle_1.jpg,train,,,circle,,,,
@@ -181,33 +134,20 @@ label,path,split,is_query,is_gallery,category,x_1,x_2,y_1,y_2
 
 
 def test_a_table_of_open_metric_learning_reads_as_it_is(tmp_path):
-    manifest = read_manifest(write(tmp_path, OPEN_METRIC_LEARNING))
-    assert manifest.table.columns == [
-        *("id", "path", "split", "label_0", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2", "category")
-    ]
-    assert rows(manifest, "split", "is_query", "is_gallery") == [
-        *[("train", None, None)] * 2,
-        ("val", True, True),
-        ("val", False, True),
-    ]
+    manifest = read_manifest(write(tmp_path, OPEN_METRIC_LEARNING, "M.CSV"))
+    flags = ["is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2", "category"]
+    assert manifest.table.columns == ["id", "path", "split", "label_0", *flags]
+    found = [("train", None, None), ("train", None, None), ("val", True, True), ("val", False, True)]
+    assert rows(manifest, "split", "is_query", "is_gallery") == found
     assert manifest.boxes() == [None, (10, 30, 20, 45), (12, 0, 14, 7), None]  # left, top, right, bottom
     assert manifest.labels().tolist() == [[0], [0], [1], [1]]
-    assert manifest.table["category"].to_list() == ["circle", "circle", "cross", "cross"]
-
-
-@pytest.mark.parametrize("text", ["True", "true", "TRUE", "1", "1.0"])
-@pytest.mark.parametrize("not_text", ["False", "false", "FALSE", "0", "0.0"])
-def test_every_spelling_of_a_flag(tmp_path, text, not_text):
-    manifest = read_manifest(write(tmp_path, f"path,split,label,is_query\na,test,x,{text}\nb,test,x,{not_text}\n"))
-    assert manifest.table["is_query"].to_list() == [True, False]
 
 
 def test_a_table_without_labels_if_they_are_not_needed(tmp_path):
     file = write(tmp_path, "path,split\na,train\nb,test\n")
     manifest = read_manifest(file, labelled=False)
-    assert manifest.n_levels == 0
-    assert manifest.labels().shape == (2, 0)
-    assert complaint(file) == "no column 'label'; the header has 'path', 'split'"
+    assert (manifest.n_levels, manifest.labels().shape, manifest.boxes()) == (0, (2, 0), [None, None])
+    assert "no column 'label'" in complaint(file)
 
 
 # Its faults
@@ -216,114 +156,68 @@ def test_a_table_without_labels_if_they_are_not_needed(tmp_path):
 @pytest.mark.parametrize(
     ("header", "missing"),
     [
-        ("path,split", "no column 'label'"),
         ("split,label", "no column 'path'"),
-        ("name,label_1", "no columns 'path', 'split', 'label_0'"),
-        ("path,split,label_0,label_2", "no column 'label_1'"),
+        ("name,label_1", "no column 'path', 'split', 'label_0'"),
         ("path,split,label,label_2", "no column 'label_1'"),
-        ("path,split,label,x_1,y_2", "no columns 'y_1', 'x_2'"),
-        ("path;split;label", "no columns 'path', 'split', 'label'"),
+        ("path,split,label,x_1,y_2", "no column 'y_1', 'x_2'"),
+        ("path;split;label", "no column 'path', 'split', 'label'"),
     ],
 )
 def test_missing_columns_are_named_together_with_those_there_are(tmp_path, header, missing):
-    shown = ", ".join(repr(column) for column in header.split(","))
-    row = ",".join("0" for _ in header.split(","))
-    assert complaint_about(tmp_path, f"{header}\n{row}\n") == f"{missing}; the header has {shown}"
+    file = write(tmp_path, f"{header}\n{','.join('0' for _ in header.split(','))}\n")
+    message = complaint(file)
+    assert message.startswith(missing)
+    assert all(repr(column) in message for column in header.split(","))
+    if "label_" in header:
+        assert missing in complaint(file, labelled=False)
 
 
-def test_a_level_left_out_is_refused_where_no_label_is_needed_too(tmp_path):
-    assert complaint_about(tmp_path, "path,split,label_1\na,train,x\n", labelled=False).startswith("no column 'label_0'")
+BOXED = "path,split,label,x_1,y_1,x_2,y_2"
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "fault"),
+    ("header", "row", "facts"),
     [
-        ("path,split,label", "a,trian,x", "split is 'trian', not one of 'train', 'val', 'test'"),
-        ("path,split,label", "a,Train,x", "split is 'Train', not one of 'train', 'val', 'test'"),
-        ("path,split,label", "a,t{r}ain,x", "split is 't{r}ain', not one of 'train', 'val', 'test'"),
-        ("path,split,label", "a,,x", "split is empty"),
-        ("path,split,label", "a,train,", "label is empty"),
-        ("path,split,label", "a,train,  ", "label is empty"),
-        ("path,split,label_0,label_1", "a,train,x,", "label_1 is empty"),
-        ("path,split,label_0,label_1", "a,train,,x", "label_0 is empty"),
-        ("path,split,label", ",train,x", "path is empty"),
-        ("path,split,label", "a,train", "label is empty"),
-        ("path,split,label,id", "a,train,x,", "id is empty"),
-        ("path,split,label,is_query", "a,test,x,yes", "is_query is 'yes', not true or false"),
-        ("path,split,label,is_gallery", "a,test,x,2", "is_gallery is '2', not true or false"),
-        ("path,split,label", "a\0b,test,x", "path 'a\\x00b' has a zero byte"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,one,2,3,4", "x_1 is 'one', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2.5,3,4", "y_1 is '2.5', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,-1,2,3,4", "x_1 is '-1', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,3,inf", "y_2 is 'inf', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,3,nan", "y_2 is 'nan', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,1e30,4", "x_2 is '1e30', no pixel"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,1,2,,4", "the box of 'a' has an empty side"),
-        ("path,split,label,x_1,y_1,x_2,y_2", "a,test,x,,,,4", "the box of 'a' has an empty side"),
-        *(
-            ("path,split,label,x_1,y_1,x_2,y_2", box, "the box of 'a' is empty: x_1 < x_2, y_1 < y_2 is needed")
-            for box in ("a,test,x,3,2,1,4", "a,test,x,1,4,3,2", "a,test,x,1,2,1,4", "a,test,x,1,2,3,2")
-        ),
+        ("path,split,label", "a,Train,x", "split 'Train' 'train', 'val', 'test'"),
+        ("path,split,label", "a,t{r}ain,x", "split 't{r}ain'"),
+        ("path,split,label", "a,,x", "split empty"),
+        ("path,split,label", "a,train,  ", "label empty"),
+        ("path,split,label_0,label_1", "a,train,,x", "label_0 empty"),
+        ("path,split,label", ",train,x", "path empty"),
+        ("path,split,label", "a,train", "label empty"),
+        ("path,split,label,id", "a,train,x,", "id empty"),
+        ("path,split,label,is_query", "a,test,x,yes", "is_query 'yes' true false"),
+        ("path,split,label", "a\0b,test,x", "path 'a\\x00b' zero"),
+        *((BOXED, f"a,test,x,{value},2,3,4", f"x_1 '{value}'") for value in ("one", "2.5", "-1")),
+        *((BOXED, f"a,test,x,1,2,{value},4", f"x_2 '{value}'") for value in ("inf", "nan", "1e30")),
+        *((BOXED, f"a,test,x,{box}", "box 'a' empty side") for box in ("1,2,,4", ",,,4")),
+        *((BOXED, f"a,test,x,{box}", "box 'a' x_1 < x_2") for box in ("3,2,1,4", "1,4,3,2", "1,2,1,4", "1,2,3,2")),
     ],
 )
-def test_each_fault_of_a_row_with_its_line(tmp_path, header, row, fault):
+def test_each_fault_of_a_row_with_its_line(tmp_path, header, row, facts):
     good = dict.fromkeys(header.split(","), "1") | {"split": "test", "x_1": "0", "y_1": "0"}
-    lines = [",".join(good[column] for column in header.split(",")), row]
-    assert complaint_about(tmp_path, "\n".join([header, *lines]) + "\n") == f"1 fault\n  line 3: {fault}"
-
-
-def test_a_value_twice_is_found_on_each_of_its_lines(tmp_path):
-    assert complaint_about(tmp_path, "id,path,split,label\nk,a,train,x\nm,b,train,x\nk,c,train,x\n") == (
-        "2 faults\n  line 2: id 'k' is there more than once\n  line 4: id 'k' is there more than once"
-    )
-    assert complaint_about(tmp_path, "path,split,label\na,train,x\na,test,x\n") == (
-        "2 faults\n  line 2: path 'a' is there more than once; a column 'id' is needed"
-        "\n  line 3: path 'a' is there more than once; a column 'id' is needed"
-    )
-
-
-def test_one_picture_may_be_in_several_rows_with_ids_of_their_own(tmp_path):
-    text = "id,path,split,label,x_1,y_1,x_2,y_2\nk,a,train,x,0,0,5,5\nm,a,train,x,5,5,9,9\n"
-    assert read_manifest(write(tmp_path, text)).boxes() == [(0, 0, 5, 5), (5, 5, 9, 9)]
+    lines = [header, ",".join(good[column] for column in header.split(",")), row]
+    message = complaint_about(tmp_path, "\n".join(lines) + "\n")
+    assert message.startswith("1 fault\n  line 3: ")
+    assert all(fact in message for fact in facts.split())
 
 
 def test_all_faults_of_a_file_come_in_one_message_in_the_order_of_lines(tmp_path):
-    text = """\
-id,path,split,label,is_query,x_1,y_1,x_2,y_2
-k,a,train,x,,,,,
-k,,tset,,maybe,1,2,,b
-m,c,test,y,True,9,9,1,1
-"""
-    assert complaint_about(tmp_path, text) == (
-        "9 faults"
-        "\n  line 2: id 'k' is there more than once"
-        "\n  line 3: id 'k' is there more than once"
-        "\n  line 3: is_query is 'maybe', not true or false"
-        "\n  line 3: label is empty"
-        "\n  line 3: path is empty"
-        "\n  line 3: split is 'tset', not one of 'train', 'val', 'test'"
-        "\n  line 3: the box of None has an empty side"
-        "\n  line 3: y_2 is 'b', no pixel"
-        "\n  line 4: the box of 'c' is empty: x_1 < x_2, y_1 < y_2 is needed"
-    )
-
-
-def test_a_long_list_of_faults_is_cut(tmp_path):
-    message = complaint_about(tmp_path, "path,split,label\n" + "".join(f"{n},trian,x\n" for n in range(25)))
-    first, *shown = message.split("\n  ")
-    assert first == "25 faults"
-    assert [fault.partition(":")[0] for fault in shown[:-1]] == [f"line {n + 2}" for n in range(20)]
-    assert shown[-1] == "... and 5 more"
+    header = "id,path,split,label,is_query,x_1,y_1,x_2,y_2"
+    text = f"{header}\nk,a,train,x,,,,,\nk,,tset,,maybe,1,2,,b\nm,c,test,y,True,9,9,1,1\n"
+    first, *faults = complaint_about(tmp_path, text).split("\n  ")
+    assert first == "9 faults"
+    assert [fault.partition(":")[0] for fault in faults] == ["line 2", *["line 3"] * 7, "line 4"]
+    assert [fault for fault in faults if "id 'k'" in fault] == [f"line {n}: id 'k' is there more than once" for n in (2, 3)]
+    twice = complaint_about(tmp_path, "path,split,label\na,train,x\na,test,x\n")
+    assert all(fact in twice for fact in ("2 faults", "line 2: path 'a'", "line 3: path 'a'", "'id'"))
+    many = complaint_about(tmp_path, "path,split,label\n" + "".join(f"{n},trian,x\n" for n in range(25)))
+    assert (many.count("\n"), many.splitlines()[-1].strip()) == (21, "... and 5 more")
 
 
 def test_lines_are_those_an_editor_shows(tmp_path):
     text = 'path,split,label,note\na,train,x,"two\nlines"\n\nb,trian,x,\n'
     assert complaint_about(tmp_path, text).startswith("1 fault\n  line 5: split is 'trian'")
-
-
-def test_rows_of_a_parquet_file_count_from_one(tmp_path):
-    pl.DataFrame({"path": ["a", "b"], "split": ["train", "bad"], "label": [1, 2]}).write_parquet(tmp_path / "m.parquet")
-    assert complaint(tmp_path / "m.parquet") == "1 fault\n  row 2: split is 'bad', not one of 'train', 'val', 'test'"
 
 
 def test_a_column_of_any_name_disturbs_nothing(tmp_path):
@@ -340,11 +234,11 @@ def test_a_table_without_rows(tmp_path, text):
     ("name", "content"),
     [
         ("m.csv", b""),
-        ("m.csv", bytes(range(256))),
         ("m.csv", b"path,split,label\ncaf\xe9,train,x\n"),  # another encoding than UTF-8
         ("m.csv", b"path,split,label\na,train,x,more,fields\n"),
         ("m.parquet", b""),
         ("m.parquet", b"path,split,label\na,train,x\n"),
+        ("m.parquet", b"PAR1" + bytes(50)),
     ],
 )
 def test_a_file_that_is_no_table(tmp_path, name, content):
@@ -352,14 +246,6 @@ def test_a_file_that_is_no_table(tmp_path, name, content):
     message = complaint(tmp_path / name)
     assert message.startswith("cannot be read as a table: ")
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("kept", [0.02, 0.5, 0.99])
-def test_a_truncated_parquet_file(tmp_path, kept):
-    file = tmp_path / "m.parquet"
-    pl.DataFrame({"path": ["a"], "split": ["train"], "label": [1]}).write_parquet(file)
-    file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
-    assert complaint(file).startswith("cannot be read as a table: ")
 
 
 def test_a_source_that_is_not_there_or_of_another_kind(tmp_path):
@@ -380,34 +266,28 @@ def test_folders_are_labels(tmp_path):
     assert manifest.n_levels == 1
 
 
-def test_the_deepest_folder_is_the_finest_label(tmp_path):
-    manifest = read_manifest(tree(tmp_path, "animal/pet/cat/a.png", "plant/tree/oak/b.png"))
-    assert rows(manifest, *label_columns(3)) == [("cat", "pet", "animal"), ("oak", "tree", "plant")]
-
-
 def test_first_folders_named_after_splits_are_the_splits(tmp_path):
     names = ("train/pet/cat/a.png", "validation/pet/dog/b.png", "val/pet/dog/c.png", "test/wild/fox/d.png")
-    manifest = read_manifest(tree(tmp_path, *names))
+    manifest = read_manifest(tree(tmp_path / "splits", *names))
     assert sorted(rows(manifest, "path", "split", "label_0", "label_1")) == [
         ("test/wild/fox/d.png", "test", "fox", "wild"),
         ("train/pet/cat/a.png", "train", "cat", "pet"),
         ("val/pet/dog/c.png", "val", "dog", "pet"),
         ("validation/pet/dog/b.png", "val", "dog", "pet"),
     ]
-
-
-def test_a_class_may_be_called_train(tmp_path):
-    manifest = read_manifest(tree(tmp_path, "train/a.png", "bus/b.png"))
-    assert rows(manifest, "split", "label_0") == [("train", "bus"), ("train", "train")]
+    assert "'test', 'train', 'val', 'validation' look like splits" in complaint(tree(tmp_path / "splits", "stray/c/1.png"))
+    one = read_manifest(tree(tmp_path / "class", "train/a.png", "bus/b.png"))  # a class may be called train
+    assert rows(one, "split", "label_0") == [("train", "bus"), ("train", "train")]
 
 
 def test_uneven_depth_is_a_fault_of_each_image_off_the_common_one(tmp_path):
     tree(tmp_path, "pet/cat/a.png", "pet/cat/b.png", "pet/c.png", "d.png", "pet/cat/old/e.png")
-    assert complaint(tmp_path) == (
-        "3 faults\n  d.png: lies 0 folders deep, most images 2"
-        "\n  pet/c.png: lies 1 folders deep, most images 2"
-        "\n  pet/cat/old/e.png: lies 3 folders deep, most images 2"
-    )
+    first, *faults = complaint(tmp_path).split("\n  ")
+    assert first == "3 faults"
+    assert [fault.split(" folders")[0] for fault in faults] == [
+        *("d.png: lies 0", "pet/c.png: lies 1", "pet/cat/old/e.png: lies 3")
+    ]
+    assert read_manifest(tmp_path, labelled=False).n_levels == 0
 
 
 @pytest.mark.parametrize("names", [("a.png", "b.png"), ("train/a.png", "test/b.png")])
@@ -422,12 +302,6 @@ def test_images_in_no_folder_have_no_label(tmp_path, names):
     assert manifest.table["path"].to_list() == sorted(names)
 
 
-def test_a_tree_of_any_shape_if_no_label_is_needed(tmp_path):
-    manifest = read_manifest(tree(tmp_path, "a.png", "pet/b.png", "pet/cat/c.png"), labelled=False)
-    assert manifest.n_levels == 0
-    assert rows(manifest, "path", "split") == [("a.png", "train"), ("pet/b.png", "train"), ("pet/cat/c.png", "train")]
-
-
 @pytest.mark.parametrize("names", [(), ("cat/readme.txt", "cat/.a.png"), (".git/cat/a.png",), (".png",)])
 def test_a_folder_without_images_names_the_endings_it_knows(tmp_path, names):
     message = complaint(tree(tmp_path, *names))
@@ -435,32 +309,10 @@ def test_a_folder_without_images_names_the_endings_it_knows(tmp_path, names):
     assert all(repr(suffix) in message for suffix in IMAGE_SUFFIXES)
 
 
-def test_hidden_files_and_folders_and_other_files_are_left_out(tmp_path):
-    tree(tmp_path, "cat/a.png", "cat/.b.png", ".thumbs/cat/c.png", "cat/.checkpoints/d.png", "cat/notes.txt", "list.csv")
-    assert read_manifest(tmp_path).table["path"].to_list() == ["cat/a.png"]
-
-
-def test_a_gallery_among_the_images_is_left_out(tmp_path):
-    tree(tmp_path, "a/1.png", "b/2.png", "gallery/images/3.png")
-    (tmp_path / "gallery" / DATABASE).touch()
-    assert read_manifest(tmp_path).table["path"].to_list() == ["a/1.png", "b/2.png"]
-
-
-def test_a_hidden_folder_can_itself_be_the_source(tmp_path):
-    assert len(read_manifest(tree(tmp_path / ".cache", "cat/a.png"))) == 1
-
-
-@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
-def test_endings_in_small_letters_and_capitals(tmp_path, suffix):
-    manifest = read_manifest(tree(tmp_path, f"cat/a{suffix}", f"cat/b{suffix.upper()}"))
-    assert manifest.table["path"].to_list() == [f"cat/a{suffix}", f"cat/b{suffix.upper()}"]
-
-
-def test_linked_folders_are_followed(tmp_path):
-    tree(tmp_path / "elsewhere", "a.png")
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "cat").symlink_to(tmp_path / "elsewhere")
-    assert read_manifest(tmp_path / "root").table["path"].to_list() == ["cat/a.png"]
+def test_hidden_files_galleries_and_other_files_are_left_out(tmp_path):
+    root = tree(tmp_path / ".hidden", "cat/a.png", "cat/B.JPEG", f"gallery/{DATABASE}", "gallery/images/3.png")
+    tree(root, "cat/.b.png", ".thumbs/cat/c.png", "cat/.checkpoints/d.png", "cat/notes.txt", "list.csv")
+    assert read_manifest(root).table["path"].to_list() == ["cat/B.JPEG", "cat/a.png"]
 
 
 def test_each_folder_is_read_once_however_many_links_lead_to_it(tmp_path):
@@ -511,15 +363,6 @@ def mixed(folder: Path) -> Manifest:
     return read_manifest(write(folder, text))
 
 
-def test_split_keeps_the_order(tmp_path):
-    assert mixed(tmp_path).split("train").table["path"].to_list() == ["a", "c", "e"]
-
-
-def test_a_split_without_images_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"m\.csv: no image in split 'test'; it has 'train', 'val'$"):
-        mixed(tmp_path).split("test")
-
-
 def test_where_takes_a_condition_or_a_mask_and_changes_no_argument(tmp_path):
     manifest = mixed(tmp_path)
     assert manifest.where(pl.col("label_0") == "x").table["path"].to_list() == ["a", "d", "e"]
@@ -531,38 +374,21 @@ def test_where_takes_a_condition_or_a_mask_and_changes_no_argument(tmp_path):
 
 def test_rows_know_their_lines_after_they_were_picked(tmp_path):
     manifest = mixed(tmp_path)
-    assert manifest.places is not None
-    assert manifest.places.to_list() == [f"line {n}" for n in range(2, 7)]
+    assert manifest.split("train").table["path"].to_list() == ["a", "c", "e"]
     part = manifest.split("val").where(pl.col("label_0") == "x")
     assert part.places is not None
     assert part.places.to_list() == ["line 5"]
+    with pytest.raises(InputError, match=r"m\.csv: .*'test'.*'train', 'val'"):
+        manifest.split("test")
 
 
 # Labels
 
 
-def test_class_numbers_follow_the_names():
-    assert of_labels(("dog",), ("cat",), ("ant",), ("cat",)).labels().tolist() == [[2], [1], [0], [1]]
-    assert of_labels(("dog",), ("cat",), ("ant",), ("cat",)).class_names() == ["ant", "cat", "dog"]
-
-
-def test_a_name_below_two_parents_is_two_classes():
-    manifest = of_labels(("jaguar", "car"), ("jaguar", "cat"), ("lion", "cat"), ("jaguar", "cat"))
-    fine, coarse = manifest.labels().T.tolist()
-    assert (len(set(fine)), coarse) == (3, [0, 1, 1, 1])
-    assert fine[1] == fine[3] != fine[0]
-    assert sorted(manifest.class_names()) == ["jaguar", "jaguar", "lion"]
-
-
-def test_labels_are_int64_and_made_anew_for_a_part():
-    manifest = of_labels(("a",), ("b",), ("c",))
-    assert manifest.labels().dtype == np.int64
-    assert manifest.where(pl.col("label_0") != "b").labels().tolist() == [[0], [1]]
-
-
 label_rows = st.lists(st.tuples(*[st.sampled_from(["1", "2", "10", "b", "é"])] * 3), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(label_rows)
 def test_two_images_share_a_class_where_they_share_its_whole_path(labels):
     codes = of_labels(*labels).labels()
@@ -573,6 +399,7 @@ def test_two_images_share_a_class_where_they_share_its_whole_path(labels):
                 assert (its_code == other_code) == (one[level:] == other[level:])
 
 
+@settings(deadline=None)
 @given(label_rows, st.randoms(use_true_random=False))
 def test_class_numbers_do_not_depend_on_the_order_of_rows(labels, random):
     order = list(range(len(labels)))
@@ -582,6 +409,7 @@ def test_class_numbers_do_not_depend_on_the_order_of_rows(labels, random):
     assert shuffled.class_names() == of_labels(*labels).class_names()
 
 
+@settings(deadline=None)
 @given(label_rows)
 def test_class_names_are_in_the_order_of_class_numbers(labels):
     manifest = of_labels(*labels)
@@ -605,11 +433,6 @@ def test_classes_held_out_share_none_with_the_rest():
     assert len(held_out) == 12
 
 
-def test_a_name_below_two_parents_is_held_out_as_two_classes():
-    manifest = of_labels(("jaguar", "car"), ("jaguar", "cat"))
-    assert [len(part) for part in hold_out_classes(manifest, 0.5, seed=0)] == [1, 1]
-
-
 def test_the_seed_alone_decides_which_classes_are_held_out():
     manifest = of_labels(*[(f"class {n:02}",) for n in range(30)])
     chosen = [frozenset(held_out_names(manifest, 0.2, seed)) for seed in range(5)]
@@ -619,16 +442,13 @@ def test_the_seed_alone_decides_which_classes_are_held_out():
 
 @pytest.mark.parametrize(
     ("n_classes", "fraction", "n_held_out"),
-    [(6, 0.0, 2), (6, 0.2, 2), (6, 0.5, 3), (6, 0.99, 4), (6, 1.0, 4), (4, 0.2, 2), (3, 0.2, 1), (3, 0.9, 2), (2, 0.2, 1)],
+    [(6, 0.0, 2), (6, 0.5, 3), (6, 1.0, 4), (4, 0.2, 2), (3, 0.9, 2), (2, 0.2, 1)],
 )
 def test_each_part_has_two_classes_where_there_are_four(n_classes, fraction, n_held_out):
     manifest = of_labels(*[(f"class {n}",) for n in range(n_classes)])
     assert len(held_out_names(manifest, fraction, seed=0)) == n_held_out
-
-
-def test_nothing_can_be_held_out_of_one_class():
-    with pytest.raises(InputError, match=r"^made: all its images are of one class: none can be held out$"):
-        hold_out_classes(of_labels(("a",), ("a",)), 0.2, seed=0)
+    with pytest.raises(InputError, match=r"made: .*one class"):
+        hold_out_classes(manifest.where(pl.col("label_0") == "class 0"), fraction, seed=0)
 
 
 def test_several_boxes_of_one_picture_are_several_items(tmp_path):
@@ -641,14 +461,6 @@ def test_several_boxes_of_one_picture_are_several_items(tmp_path):
         read_manifest(file)
 
 
-def test_split_folders_beside_others_are_refused(tmp_path):
-    for name in ("train/a/1.png", "test/b/1.png", "stray/c/1.png"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match="'test', 'train' look like splits, but other folders"):
-        read_manifest(tmp_path)
-
-
 def test_a_header_of_more_columns_than_anybody_has_is_refused(tmp_path):
     many = ",".join(f"c{number}" for number in range(5000))
     assert "more than 4096 columns" in complaint_about(tmp_path, f"path,split,label,{many}\n")
@@ -656,14 +468,10 @@ def test_a_header_of_more_columns_than_anybody_has_is_refused(tmp_path):
     assert len(complaint_about(tmp_path, ",".join(f"c{number}" for number in range(4000)) + "\n")) < 1000
 
 
-@pytest.mark.parametrize("column", ["label", "path", "is_query", "id"])
-def test_a_column_of_lists_or_structures_is_refused(tmp_path, column):
-    for value in ({"a": 1}, ["a"]):
-        rows = {"path": ["a"], "split": ["train"], "label": ["x"]} | {column: [value]}
-        pl.DataFrame(rows).write_parquet(tmp_path / "m.parquet")
-        assert f"{column!r}: text or numbers are needed, found" in complaint(tmp_path / "m.parquet").replace(
-            "label_0", "label"
-        )
+@pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
+def test_a_column_of_lists_or_structures_is_refused(tmp_path, value):
+    pl.DataFrame({"path": ["a"], "split": ["train"], "label_0": [value]}).write_parquet(tmp_path / "m.parquet")
+    assert "'label_0': text or numbers are needed, found" in complaint(tmp_path / "m.parquet")
 
 
 def test_damaged_bytes_of_a_table_are_one_message_even_where_its_reader_panics(tmp_path, monkeypatch):

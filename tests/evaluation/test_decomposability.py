@@ -14,8 +14,6 @@ from sightline.evaluation.decomposability import (
     calibrated_gap_bound,
     class_balanced_partition,
     gap_bound,
-    gap_bound_in_order,
-    tightest_gap_bound,
 )
 from sightline.evaluation.protocol import evaluate
 
@@ -55,7 +53,7 @@ def gap_by_definition(vectors, labels, batches):
 
 class TestMeasuredGap:
     def test_sizes_that_are_not_whole_are_refused(self):
-        with pytest.raises(InputError, match=r"^batch_size is 8\.5, per_class 4; whole numbers are needed$"):
+        with pytest.raises(InputError, match=r"batch_size is 8\.5, .* whole numbers"):
             decomposability_gap(*draw(0), 8.5)
 
     def test_items_without_a_label_are_nobodys_positives(self):
@@ -123,7 +121,7 @@ class TestMeasuredGap:
 
     def test_what_does_not_fit_is_refused(self):
         vectors, labels = draw(0)
-        with pytest.raises(InputError, match=r"batch_size is 1, per_class 4, with 5 seeds; at least 2, 1 and 1 are needed"):
+        with pytest.raises(InputError, match=r"batch_size is 1, per_class 4, with 5 seeds; whole numbers of"):
             decomposability_gap(vectors, labels, 1)
         with pytest.raises(InputError, match=r"with 0 seeds"):
             decomposability_gap(vectors, labels, 8, seeds=[])
@@ -186,6 +184,23 @@ def counts(batches, alpha, beta):
     )
 
 
+def gap_bound_in_order(positives, negatives, high_positives=None, high_negatives=None):
+    """TPAMI's Eq. 27 as printed for batches in this order, or Eq. 26 if nothing is known of scores."""
+    rows = zip(positives, negatives, high_positives or positives, high_negatives or negatives, strict=True)
+    before, total = (0, 0, 0, 0), 0.0
+    for row in rows:
+        n_positives, _, n_high, _ = row
+        total += sum((before[2] + i) / (before[2] + i + before[3]) for i in range(1, n_high + 1))
+        total += sum((before[0] + i) / (before[0] + i + before[1]) for i in range(n_high + 1, n_positives + 1))
+        before = tuple(map(sum, zip(before, row, strict=True)))
+    return 1 - total / sum(positives)
+
+
+def tightest_gap_bound(*columns):
+    """The lesser of both: neither is always the tighter one."""
+    return min(gap_bound(*columns[:2]), calibrated_gap_bound(*columns))
+
+
 def largest_by_orders(*columns):
     rows = list(zip(*columns, strict=True))
     return max(gap_bound_in_order(*zip(*order, strict=True)) for order in permutations(rows))
@@ -216,7 +231,6 @@ class TestBounds:
         gap = 1 - ap_by_definition(chain(*case[0]))
         plain, calibrated = gap_bound(*found[:2]), calibrated_gap_bound(*found)
         assert gap <= min(plain, calibrated) + 1e-12
-        assert tightest_gap_bound(*found) == min(plain, calibrated)
         assert_allclose(plain, largest_by_orders(*found[:2]), atol=1e-12)
         assert_allclose(calibrated, largest_by_orders(*found), atol=1e-12)
 

@@ -215,19 +215,19 @@ def test_ndcg_is_that_of_scikit_learn_and_torchmetrics_where_nothing_ties(seed):
 
 
 @pytest.mark.parametrize(
-    ("relevance", "facts"),
+    ("options", "facts"),
     [
-        (Relevance("populatoin"), ["populatoin", "population"]),
-        (Relevance("sum_wap", weights=(0.5, 0.5)), ["2 weights", "3 levels"]),
-        (Relevance(values=(0.5, 0.5)), ["2 values", "3 levels"]),
-        (Relevance(values=(0.5, -1.0, 1.0)), ["values", "-1.0"]),
-        (Relevance("weight", alpha=np.nan), ["alpha", "nan"]),
-        (Relevance("sum_wap", weights=(np.inf, 1.0, 1.0)), ["weights", "inf"]),
+        ({"name": "populatoin"}, ["populatoin", "population"]),
+        ({"name": "sum_wap", "weights": (0.5, 0.5)}, ["2 weights", "3 levels"]),
+        ({"values": (0.5, 0.5)}, ["2 values", "3 levels"]),
+        ({"values": (0.5, -1.0, 1.0)}, ["values", "-1.0"]),
+        ({"name": "weight", "alpha": np.nan}, ["alpha", "nan"]),
+        ({"name": "sum_wap", "weights": (np.inf, 1.0, 1.0)}, ["weights", "inf"]),
     ],
 )
-def test_a_relevance_that_means_nothing_is_refused(relevance, facts):
+def test_a_relevance_that_means_nothing_is_refused(options, facts):
     with pytest.raises(InputError) as refused:
-        of_one("h_ap", A, relevance=relevance)
+        of_one("h_ap", A, relevance=Relevance(**options))
     assert all(fact in str(refused.value) for fact in facts)
 
 

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
 from sightline.errors import InputError
-from sightline.evaluation.benchmark_protocols import revisited_precision_at_k, trapezoid_average_precision
 from sightline.evaluation.metrics import METRICS, Metric, Ranking, list_metric, metric_of, read_metric_name
+from sightline.evaluation.protocol import revisited_precision_at_k, trapezoid_average_precision
 from sightline.evaluation.statistics import list_statistics
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)

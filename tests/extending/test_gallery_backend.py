@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sightline as sl
-from sightline.gallery.gallery import GALLERIES, create_gallery, gallery_exists, open_gallery
+from sightline.gallery.gallery import GALLERIES, Gallery
 from sightline.gallery.query import QueryOptions, query
 
 BACKEND = '''
@@ -103,16 +103,16 @@ def memory(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     GALLERIES.__dict__.pop("_added", None)  # entry points are read once
     identity = sl.EncoderIdentity("00ff", 2, "by hand")
-    with create_gallery("memory://shapes", identity) as gallery:
+    with Gallery.create("memory://shapes", identity) as gallery:
         gallery.add(["a", "b", "c"], np.array([[1.0, 0], [0.8, 0.6], [0, 2.0]]), [{"year": year} for year in (1, 2, 3)])
     yield "memory://shapes"
     GALLERIES.__dict__.pop("_added", None)
 
 
 def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
-    assert gallery_exists(memory)
-    assert not gallery_exists("memory://others")
-    with open_gallery(memory, read_only=True) as gallery:
+    assert Gallery.is_at(memory)
+    assert not Gallery.is_at("memory://others")
+    with Gallery.open(memory, read_only=True) as gallery:
         assert isinstance(gallery, sl.Gallery)
         assert not any(vars(gallery.capabilities).values())
         assert (gallery.folder, gallery.rejector(), gallery.removed()) == (None, None, {})
@@ -123,7 +123,7 @@ def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
 
 
 def test_it_answers_queries_like_any_other(memory):
-    with open_gallery(memory) as gallery:
+    with Gallery.open(memory) as gallery:
         options = QueryOptions(k=2, where="year >= 2", refinement=sl.Refinement(expand=1))
         (answer,) = query(gallery, gallery.vectors(["a"]), options, own=["a"])
         assert [hit.id for hit in answer.results] == ["b", "c"]
@@ -147,4 +147,4 @@ def test_the_command_line_reads_it(memory, sightline):
 
 def test_a_scheme_that_nobody_has_is_refused_by_name():
     with pytest.raises(sl.InputError, match="unknown gallery 'memry'"):
-        open_gallery("memry://shapes")
+        Gallery.open("memry://shapes")

@@ -100,64 +100,40 @@ def test_values_are_never_part_of_the_statement():
     assert "label" not in compile_filter("label == 1").sql
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x",
-        "True",
-        "x ==",
-        "x = 1",
-        "x == y",
-        "1 == 1",
-        "x is None",
-        "x == f'{y}'",
-        "x == 1 + 1",
-        "x == -'a'",
-        "x == not 1",
-        "x == [1]",
-        "x == b'a'",
-        "x == 1j",
-        "x == ...",
-        "x in 'abc'",
-        "'a' in x",
-        "x in [y]",
-        "x in [[1]]",
-        "x.y == 1",
-        "x[0] == 1",
-        "x['y'] == 1",
-        "metadata[0] == 1",
-        "metadata[x] == 1",
-        "metadata['x']['y'] == 1",
-        "metadata['x':'y'] == 1",
-        "metadata[''] == 1",
-        "metadata['\"'] == 1",
-        "metadata['\\\\'] == 1",
-        "metadata['a\\nb'] == 1",
-        "metadata['\\ud800'] == 1",
-        "metadata['x'] == metadata['y']",
-        "x() == 1",
-        "len(x) == 1",
-        "lambda: 1",
-        "[x for x in y]",
-        "x if y else z",
-        "x := 1",
-        "x < None",
-        "x == 99999999999999999999",
-        "import os",
-        "__import__('os').system('true')",
-        "x == 1; DROP TABLE items",
-        "x == 1 -- y",
-        "x == '\0'\n\0",
-        "(" * 5000 + "x" + ")" * 5000,
-        "not " * 3000 + "x == 1",
-        "x == '" + "a" * 20_000 + "'",
-        "x == '\\ud800'",
-        "x in ['a', '\\udfff']",
-        " or ".join(["x == 1"] * 501),
-        "not " * 30 + "x == 1",
-    ],
-)
+FOREIGN = ["", "x", "True", "x ==", "x = 1", "x == y", "1 == 1", "x is None", "x == f'{y}'", "x == 1 + 1", "x == -'a'"]
+FOREIGN += [
+    "x == not 1",
+    "x == [1]",
+    "x == b'a'",
+    "x == 1j",
+    "x == ...",
+    "x in 'abc'",
+    "'a' in x",
+    "x in [y]",
+    "x in [[1]]",
+]
+FOREIGN += ["x.y == 1", "x[0] == 1", "x['y'] == 1", "metadata[0] == 1", "metadata[x] == 1", "metadata['x']['y'] == 1"]
+FOREIGN += ["metadata['x':'y'] == 1", "metadata[''] == 1", "metadata['\"'] == 1", "metadata['\\\\'] == 1"]
+FOREIGN += [
+    "metadata['a\\nb'] == 1",
+    "metadata['\\ud800'] == 1",
+    "metadata['x'] == metadata['y']",
+    "x() == 1",
+    "len(x) == 1",
+]
+FOREIGN += ["lambda: 1", "[x for x in y]", "x if y else z", "x := 1", "x < None", "x == 99999999999999999999"]
+FOREIGN += ["x < 1e999", "import os", "__import__('os').system('true')", "x == 1; DROP TABLE items", "x == 1 -- y"]
+FOREIGN += [
+    "x == '\0'\n\0",
+    "(" * 5000 + "x" + ")" * 5000,
+    "not " * 3000 + "x == 1",
+    "x == '" + "a" * 20_000 + "'",
+    "x == '\\ud800'",
+]
+FOREIGN += ["x in ['a', '\\udfff']", " or ".join(["x == 1"] * 501), "not " * 30 + "x == 1", {"x": 1}]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
 def test_what_is_not_in_the_language_is_refused(text):
     with pytest.raises(InputError, match="filter"):
         compile_filter(text)
@@ -174,8 +150,3 @@ def test_the_largest_filters_that_are_read_are_answered():
         deep = f"({deep}) {'or' if turn % 2 else 'and'} x in [1, None]"
     assert holding(deep) == [n for n in holding("x in [1, None]") if n in holding(deep)]
     assert holding(f"x in [{', '.join(['1'] * 3300)}]") == ones
-
-
-def test_only_a_text_is_a_filter():
-    with pytest.raises(InputError, match="a filter is a text, found dict"):
-        compile_filter({"x": 1})

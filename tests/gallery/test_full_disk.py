@@ -6,17 +6,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import files_of_at_most
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.gallery import ingest
-from sightline.gallery.backup import backup_gallery, restore_gallery
 from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.local import backup_gallery, restore_gallery
 from sightline.models.encoder import Encoder
 
 IDENTITY = EncoderIdentity("f", 64, "by hand")
@@ -30,16 +30,6 @@ def fill(folder, n_items=300):
     with Gallery.create(folder, IDENTITY) as gallery:
         gallery.add([f"item {n}" for n in range(n_items)], draw(n_items))
     return folder
-
-
-@contextmanager
-def files_of_at_most(n_bytes):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

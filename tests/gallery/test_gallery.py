@@ -183,8 +183,7 @@ def with_fault(value):
 @pytest.mark.parametrize(
     ("ids", "vectors", "metadata", "message"),
     [
-        (["a", "b", "c"], with_fault(np.nan), None, "NaN or infinity in the vectors of 'b'"),
-        (["a", "b", "c"], with_fault(-np.inf), None, "NaN or infinity in the vectors of 'b'"),
+        (["a", "b", "c"], with_fault(np.nan), None, "vectors: NaN or infinity in 1 of . rows: 'b'"),
         (["a", "b", "c"], draw(3) * [[1], [0], [1]], None, "vectors of length 0 have no cosine: 'b'"),
         (["a", "b", "c"], draw(3) * [[1], [1e-20], [1]], None, "vectors of length 0 have no cosine: 'b'"),
         (["a"], draw(1, dim=7), None, "vectors have 7 dimensions, the gallery 8"),
@@ -205,7 +204,7 @@ def with_fault(value):
         (["a"], draw(1), [{3: "b"}], "the key 3 is not a string"),
         (["a", "b"], draw(2), [{}, "year"], "a dictionary is needed for each item, found .row 1: 'year'"),
         (["a", "b"], [[1.0] * 8, [1.0]], None, "vectors: .* found rows of different lengths"),
-        (["a"], np.full((1, 8), 1e300), None, "NaN or infinity in the vectors of 'a'"),
+        (["a"], np.full((1, 8), 1e300), None, "vectors: NaN or infinity in 1 of . rows: 'a'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(filled, ids, vectors, metadata, message):
@@ -509,30 +508,6 @@ class TestDamage:
         with Gallery.open(gallery.folder) as again:
             assert again.verify() == []
 
-    def test_anywhere_in_the_database_is_reported_or_harmless(self, filled):
-        gallery, items = filled
-        gallery.close()
-        file = gallery.folder / "gallery.db"
-        whole = file.read_bytes()
-        rng = np.random.default_rng(0)
-        n_reported = 0
-        for place in rng.integers(0, len(whole), 60):
-            file.write_bytes(whole)
-            flip(file, int(place))
-            (gallery.folder / "vectors-0.f32").unlink(missing_ok=True)
-            try:
-                with Gallery.open(gallery.folder) as again:
-                    if again.verify():
-                        n_reported += 1
-                        continue
-                    assert_finds(again, items, draw(1, seed=6), k=200)
-                    assert {item.id: item.metadata for item in again.get(again.ids())} == {
-                        id_: metadata for id_, (_, metadata) in items.items()
-                    }
-            except InputError:
-                n_reported += 1
-        assert n_reported > 5
-
     def test_in_the_metadata_is_not_made_good_by_compacting(self, filled):
         gallery, _ = filled
         gallery.remove(["item 0"])
@@ -545,14 +520,6 @@ class TestDamage:
                 again.compact()
             assert again.generation == before
             assert any("'item 11'" in fault for fault in again.verify())
-
-    def test_in_the_metadata_that_cannot_be_read_any_more_is_told(self, filled):
-        gallery, _ = filled
-        gallery.close()
-        file = gallery.folder / "gallery.db"
-        flip(file, file.read_bytes().index(b'"year": 2001'))
-        with Gallery.open(gallery.folder) as again, pytest.raises(InputError, match="damaged: metadata of row 11; see"):
-            again.metadata(["item 11"])
 
 
 def draw_units(n_rows):

@@ -7,7 +7,7 @@ import pytest
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.gallery.gallery import open_gallery
+from sightline.gallery.gallery import Gallery
 from sightline.gallery.ingest import index_images
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
@@ -29,7 +29,7 @@ def test_a_table_makes_a_gallery_and_its_folder_is_the_same_source(sightline, en
     status, out, _ = sightline(*build)
     assert (status, "72 added" in out) == (0, True)
     embedded = EmbeddingTable.read(table)
-    with open_gallery(tmp_path / "g", read_only=True) as gallery:
+    with Gallery.open(tmp_path / "g", read_only=True) as gallery:
         np.testing.assert_allclose(gallery.vectors(embedded.ids), embedded.vectors, atol=1e-6)
         assert gallery.metadata(embedded.ids[:1])[0]["label_1"] == "super0"
     assert "72 unchanged" in sightline("index", "add", tmp_path / "g", table)[1]
@@ -43,7 +43,7 @@ def test_other_vectors_labels_and_splits_of_a_table(sightline, encoder, table, t
     embedded = EmbeddingTable.read(table)
     few = embedded.where(pl.col("label_0") == "class00")
     assert sightline("index", "build", encoder, table, "--out", tmp_path / "g")[0] == 0
-    with open_gallery(tmp_path / "g") as gallery:
+    with Gallery.open(tmp_path / "g") as gallery:
         other = EmbeddingTable(few.manifest, few.vectors[::-1].copy(), few.fingerprint)
         done = index_images(gallery, None, other, prune=True)
         assert (done.changed, done.pruned, len(gallery)) == (6, 66, 6)
@@ -60,5 +60,5 @@ def test_a_table_of_another_encoder_is_refused_by_fingerprint(sightline, encoder
     assert sightline("index", "build", encoder, table, "--out", tmp_path / "g")[0] == 0
     status, _, err = sightline("index", "add", tmp_path / "g", foreign)
     assert (status, "00ff" in err, embedded.fingerprint in err) == (2, True, True)
-    with open_gallery(tmp_path / "g") as gallery, pytest.raises(InputError, match="00ff"):
+    with Gallery.open(tmp_path / "g") as gallery, pytest.raises(InputError, match="00ff"):
         index_images(gallery, None, EmbeddingTable.read(foreign))

@@ -9,21 +9,21 @@ each kind of index: one that is searched exactly, a graph, and lists of codes th
 import json
 import os
 import random
-import resource
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import files_of_at_most
 
 from sightline.errors import InputError
 from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.index import read_header
 
 DIM, N_FIRST, LONGEST = 64, 300, 0.06
 KINDS = ["add", "remove", "compact", "build"]
@@ -217,7 +217,7 @@ def test_a_build_that_ends_between_its_two_files_leaves_the_index_before_it(tmp_
             gallery.build_index("HNSW32")
     assert_holds(gallery.folder, apply({}, FIRST))
     with Gallery.open(gallery.folder) as again:
-        assert again._indexes.header() == before
+        assert read_header(again.folder) == before
 
 
 FILLING = """
@@ -246,30 +246,17 @@ with Gallery.open(folder) as gallery:
 
 def test_a_disk_that_fills_up_is_one_error_and_nothing_is_lost(tmp_path):
     folder = tmp_path / "gallery"
-    first = ("add", [f"item {n}" for n in range(N_FIRST)], 7)
     with Gallery.create(folder, IDENTITY) as gallery:
-        perform(gallery, first)
+        perform(gallery, FIRST)
     done = subprocess.run([sys.executable, "-c", FILLING, folder], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     message = f"{folder}: cannot be read or written"
-    assert [line.startswith(message) and "is the disk full" in line for line in done.stdout.splitlines()] == [
-        True,
-        True,
-    ]
+    lines = done.stdout.splitlines()
+    assert [line.startswith(message) and "is the disk full" in line for line in lines] == [True, True]
     with Gallery.open(folder) as gallery:
         assert gallery.verify() == []
         gallery.remove(["small", "later"])
-    assert_holds(folder, apply({}, first))
-
-
-@contextmanager
-def files_of_at_most(n_bytes):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_holds(folder, apply({}, FIRST))
 
 
 @pytest.mark.parametrize("index", INDEXES)
@@ -280,7 +267,7 @@ def test_a_disk_that_fills_up_while_an_index_is_written_leaves_the_one_before(tm
         message = "gallery: the index cannot be written: .*File too large.*; is the disk full"
         with files_of_at_most(10_000), pytest.raises(InputError, match=message):
             gallery.build_index()
-        assert gallery._indexes.header() == before
+        assert read_header(gallery.folder) == before
         assert not list(gallery.folder.glob(".*"))
     assert_holds(gallery.folder, apply({}, FIRST), 0.9)
     (gallery.folder / before.file).write_bytes(b"damaged")
@@ -291,9 +278,8 @@ def test_a_disk_that_fills_up_while_an_index_is_written_leaves_the_one_before(tm
 
 def test_a_limit_that_only_the_table_of_vectors_meets_leaves_search_exact(tmp_path):
     folder = tmp_path / "gallery"
-    items = apply({}, ("add", [f"item {n}" for n in range(N_FIRST)], 7))
     with Gallery.create(folder, IDENTITY) as gallery:
-        perform(gallery, ("add", list(items), 7))
+        perform(gallery, FIRST)
     (folder / "vectors-0.f32").unlink(missing_ok=True)
     with files_of_at_most(40_000), Gallery.open(folder) as gallery:
         found = gallery.search(draw(3, 1))[1].tolist()

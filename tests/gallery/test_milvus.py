@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import InputError
+from sightline.gallery import milvus as milvus_module
 from sightline.gallery.filters import compile_filter
 from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.gallery.milvus import Address, MilvusGallery, index_type, milvus_filter
@@ -99,20 +100,12 @@ def test_it_holds_what_the_folder_holds_after_any_writes(both, tmp_path):
 LEAVES = ["x == 1", "x != 1", "x < 2", "x >= 2", "2 > x", 'x < "b"', 'x >= "a"', 'x == ""', "x == None", "x != None"]
 LEAVES += ["x in [1, 'a', None]", "x in []", "x not in ('b', 2.5)", "x == 2.0", "x == True", "x < True", f"x == {ODD!r}"]
 LEAVES += ["1 <= x < 3", "nothing == 1", "nothing != 1", "nothing < 1", "x == -3", "x > -1e300", f"x == {10**15 + 1}"]
-LEAVES += [
-    "metadata['x'] == 1",
-    "2 > metadata['x']",
-    "metadata['two words'] in ['a', None]",
-    "metadata['two words'] != 'a'",
-]
+LEAVES += ["metadata['x'] == 1", "2 > metadata['x']", "metadata['two words'] in ['a', None]"]
+LEAVES += ["metadata['two words'] != 'a'"]
 LEAVES += ["id == 'item 3'", "id != 'item 3'", "id < 'item 2'", "id in ['item 1', 'item 99', 5]", "id == 5", "id < 5"]
 JOINED = ['label == "a" and year >= 2020', "not (x == 1 or year < 2010)", "not (x < 2 and not year > 2004)"]
-JOINED += [
-    "not not x == 'a'",
-    "not (1 <= x < 3)",
-    "x == 1 or x == 'a' or not id == 'item 1'",
-    "not (x in [1, None] and year != 2001)",
-]
+JOINED += ["not not x == 'a'", "not (1 <= x < 3)", "x == 1 or x == 'a' or not id == 'item 1'"]
+JOINED += ["not (x in [1, None] and year != 2001)"]
 
 
 @pytest.mark.parametrize("start", range(0, len(LEAVES) + len(JOINED), 8))
@@ -123,34 +116,13 @@ def test_filters_mean_what_they_mean_in_the_folder(both, start):
             assert milvus.filter(condition) == folder.filter(condition), condition
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os')",
-        "year",
-        "year = 3",
-        "x < None",
-        "x == y",
-        "x.y == 1",
-        "x is None",
-        "1 == 1",
-        "x == [1]",
-        "",
-        7,
-        "metadata['\"'] == 1",
-    ],
-)
-def test_what_is_not_in_the_language_is_refused_in_the_same_words(text):
-    with pytest.raises(InputError) as expected:
-        compile_filter(text)
-    with pytest.raises(InputError) as found:
-        milvus_filter(text)
-    assert str(found.value) == str(expected.value)
-
-
-def test_a_number_without_an_end_is_refused():
-    with pytest.raises(InputError, match="inf is not a number that Milvus can compare with"):
-        milvus_filter("x < 1e999")
+def test_what_is_not_in_the_language_is_refused_in_the_same_words():
+    for text in ("__import__('os')", "x < None", "x < 1e999", 7):
+        with pytest.raises(InputError) as expected:
+            compile_filter(text)
+        with pytest.raises(InputError) as found:
+            milvus_filter(text)
+        assert str(found.value) == str(expected.value)
 
 
 def test_a_string_cannot_leave_its_quotes():
@@ -164,14 +136,8 @@ def test_partitions_change_where_items_are_and_not_what_is_found(both, tmp_path,
     with MilvusGallery.make(uri_of(tmp_path, "parted"), IDENTITY, index="exact", partition=partition) as parted:
         parted.add(*items(40))
         assert parted.stats()["partitions"] > 1
-        for where in (
-            'label == "a"',
-            '"a" == x',
-            "x == 1 and label == 'b'",
-            "x == None",
-            "not label == 'a'",
-            'label == "z"',
-        ):
+        same = ('label == "a"', '"a" == x', "x == 1 and label == 'b'", "x == None", "not label == 'a'", 'label == "z"')
+        for where in same:
             assert parted.filter(where) == folder.filter(where)
             assert_same_results(parted, folder, k=4, where=where)
         parted.upsert(["item 0"], draw(3, 1), [{"label": "b", "x": "moved"}])
@@ -192,7 +158,9 @@ def test_a_filter_that_fixes_the_partition_says_so():
 @pytest.mark.parametrize("index", ["auto", "HNSW16", "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ3"])
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
 def test_every_index_and_metric(tmp_path, index, metric):
-    with MilvusGallery.make(uri_of(tmp_path), IDENTITY, index=index, metric=metric) as gallery:
+    with Gallery.create(uri_of(tmp_path), IDENTITY, index=index, metric=metric) as gallery:
+        assert isinstance(gallery, MilvusGallery)
+        assert gallery.stats()["index"] == index_type(index)[0]
         ids, vectors, metadata = items(300)
         gallery.add(ids, vectors, metadata)
         scores, found = gallery.search(vectors[:20], k=5)
@@ -213,11 +181,9 @@ def test_steps_after_the_first_ranking(both):
 
 
 def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
-    from sightline.gallery import milvus as module
-
     milvus, folder = both
     for name, value in (("WRITE_BYTES", 30_000), ("READ_IDS", 7), ("SEARCH_RESULTS", 10)):
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(milvus_module, name, value)
     ids, vectors, metadata = items(25, seed=5)
     for gallery in both:
         gallery.upsert(ids, vectors, metadata)
@@ -229,10 +195,8 @@ def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
 
 
 def test_an_add_that_fails_half_way_is_taken_back(both, monkeypatch):
-    from sightline.gallery import milvus as module
-
     milvus, folder = both
-    monkeypatch.setattr(module, "WRITE_BYTES", 30_000)
+    monkeypatch.setattr(milvus_module, "WRITE_BYTES", 30_000)
     insert, calls = milvus._client.insert, []
 
     def failing(collection, data):
@@ -248,30 +212,15 @@ def test_an_add_that_fails_half_way_is_taken_back(both, monkeypatch):
     assert milvus.ids() == folder.ids()
 
 
-NAN = np.full((1, 6), np.nan, np.float32)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda g: g.add(["n"], NAN), "NaN or infinity in the vectors of 'n'"),
-        (lambda g: g.add(["n"], draw(0, 1)[:, :5]), "vectors have 5 dimensions, the gallery 6"),
-        (lambda g: g.add(["n", "n"], draw(0, 2)), "1 ids are there more than once in one call: 'n'"),
         (lambda g: g.add(["n", "item 3"], draw(0, 2)), "gallery.db/birds: 1 ids are there already: 'item 3'"),
-        (lambda g: g.add(["n" * 1025], draw(0, 1)), "ids of more than 1024 bytes"),
-        (
-            lambda g: g.add(["n"], draw(0, 1), encoder="11ee"),
-            "its vectors are of another encoder: 'by hand' .* 00ff; .* 11ee",
-        ),
-        (
-            lambda g: g.upsert(["n"], draw(0, 1), encoder=EncoderIdentity("11ee", 6, "new")),
-            "another encoder.*'new' has 11ee",
-        ),
-        (lambda g: g.search(draw(0, 1), encoder="11ee"), "its vectors are of another encoder"),
+        (lambda g: g.add(["n" * 1025], draw(0, 1)), "more than 1024 bytes: 'nnn"),
+        (lambda g: g.add(["n"], draw(0, 1), encoder="11ee"), "its vectors are of another encoder: 'by hand' .* 11ee"),
         (lambda g: g.remove(["item 3", "zebra"]), "1 unknown ids: 'zebra'"),
         (lambda g: g.get(["zebra"]), "1 unknown ids: 'zebra'"),
-        (lambda g: g.search(NAN), "queries: NaN or infinity in 1 of 1 rows"),
-        (lambda g: g.search(draw(0, 1), k=0), "k is 0; at least 1"),
+        (lambda g: g.search(draw(0, 1), k=20_000), "k is 20000; Milvus takes"),
         (lambda g: g.search(draw(0, 1), where="drop table"), "filter 'drop table': cannot be read"),
         (lambda g: g.encoder(), "no encoder is saved"),
     ],
@@ -281,12 +230,6 @@ def test_bad_input_is_refused_and_nothing_is_lost(both, call, message):
     with pytest.raises(InputError, match=message):
         call(milvus)
     assert milvus.ids() == folder.ids()
-
-
-def test_a_gallery_is_made_by_its_address_too(tmp_path):
-    with Gallery.create(uri_of(tmp_path), IDENTITY, index="HNSW16", metric="dot") as gallery:
-        assert isinstance(gallery, MilvusGallery)
-        assert (gallery.metric, gallery.stats()["index"]) == ("dot", "HNSW")
 
 
 def test_a_gallery_to_be_read_alone(both, tmp_path):
@@ -316,9 +259,7 @@ def test_what_is_not_a_gallery_is_refused(both, tmp_path):
 
 
 def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
-    from sightline.gallery import milvus
-
-    monkeypatch.setattr(milvus, "SECONDS", 1.0)
+    monkeypatch.setattr(milvus_module, "SECONDS", 1.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -111,9 +111,9 @@ def test_a_filter_holds_for_every_search(shelf, queries, refinement):
     ("options", "message"),
     [
         ({"expand": -1}, "expand is -1"),
-        ({"alpha": float("nan")}, "alpha nan; both are at least 0"),
-        ({"depth": 0}, "depth is 0, reciprocal 20; both are at least 1"),
-        ({"reciprocal": 0}, "depth is 100, reciprocal 0; both are at least 1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"depth": 0}, "depth is 0"),
+        ({"reciprocal": 0}, "reciprocal is 0"),
         ({"rerank": "kreciprocl"}, "unknown re-ranking 'kreciprocl': did you mean 'kreciprocal'?"),
     ],
 )
@@ -123,8 +123,6 @@ def test_steps_that_do_not_fit(options, message):
 
 
 def test_queries_that_do_not_fit(shelf, queries):
-    with pytest.raises(InputError, match=r"a \(Q, D\) table is needed, found shape \(6,\)"):
-        refined_search(shelf, queries[0])
     with pytest.raises(InputError, match="one id for each of 4 queries is needed, found 1"):
         refined_search(shelf, queries, own=["item 1"])
 
@@ -134,10 +132,10 @@ def test_a_query_is_an_item_by_its_id_or_by_its_direction(tmp_path, metric):
     vectors = np.array([[4, 0, 0], [0, 0.5, 0]], np.float32)
     queries = np.array([[2, 0.01, 0], [1, 1, 0], [0, 0.5, 0]], np.float32)
     with Gallery.create(tmp_path / "g", EncoderIdentity("f", 3, "by hand"), metric=metric) as gallery:
-        assert [side.tolist() for side in best_matches(gallery, queries, [None, None, "x"])] == [
-            [-1, -1, -1],
-            [False, False, True],
-        ]
+        scores, is_item = best_matches(gallery, queries, [None, None, "x"])
+        assert (scores.tolist(), is_item.tolist()) == ([-1, -1, -1], [False, False, True])
+        with pytest.raises(InputError, match=r"a table of floating point numbers \(N, 3\) is needed"):
+            refined_search(gallery, queries[0])
         gallery.add(["a", "b"], vectors)
         scores, is_item = best_matches(gallery, queries, [None, None, "b"])
     assert is_item.tolist() == [True, False, True]

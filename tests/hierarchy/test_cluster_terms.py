@@ -10,12 +10,11 @@ from sightline.errors import InputError
 from sightline.hierarchy import cluster as cluster_module
 from sightline.hierarchy.cluster import (
     ClusterOptions,
-    cluster,
-    clustered,
+    cluster_terms,
     distances,
+    find_groups,
     group_names,
-    suggested_k,
-    suggested_ks,
+    suggest_ks,
 )
 from sightline.hierarchy.collect import digest, read_step, write_step
 
@@ -32,7 +31,7 @@ def heaps(n_coarse=3, n_fine=4, n_each=8, seed=0):
 @pytest.mark.parametrize("method", ["kmeans", "agglomerative"])
 def test_heaps_are_found_at_both_levels(method):
     vectors, fine, coarse = heaps()
-    found = clustered(vectors, ClusterOptions(method, (12, 3)))
+    found = find_groups(vectors, ClusterOptions(method, (12, 3)))
     assert [adjusted_rand_score(*pair) for pair in zip((fine, coarse), found, strict=True)] == [1, 1]
     assert all(len({*found[1][found[0] == group]}) == 1 for group in range(12))
 
@@ -40,24 +39,23 @@ def test_heaps_are_found_at_both_levels(method):
 def test_many_texts_are_gathered_first(monkeypatch):
     monkeypatch.setattr(cluster_module, "DIRECT", 40)
     vectors, fine, coarse = heaps()
-    found = clustered(vectors, ClusterOptions("agglomerative", (12, 3)))
+    found = find_groups(vectors, ClusterOptions("agglomerative", (12, 3)))
     assert adjusted_rand_score(coarse, found[1]) == 1
     assert adjusted_rand_score(fine, found[0]) > 0.8
     with pytest.raises(InputError, match="41 groups: agglomerative makes at most 40"):
-        clustered(vectors, ClusterOptions("agglomerative", (41,)))
+        find_groups(vectors, ClusterOptions("agglomerative", (41,)))
 
 
 def test_the_number_of_heaps_is_suggested():
     vectors = heaps(n_coarse=6, n_fine=1, n_each=15)[0]
-    best, tried = suggested_k(vectors)
-    assert 5 <= best <= 7
-    assert tried[best] == max(tried.values())
-    assert suggested_ks(vectors, 2)[0] == best
-    assert suggested_ks(vectors, 2)[1] < best
+    finest, coarse = suggest_ks(vectors, 2)
+    assert 5 <= finest <= 7
+    assert coarse < finest
+    assert suggest_ks(vectors) == (finest,)
     with pytest.raises(InputError, match="3 texts are too few"):
-        suggested_k(vectors[:3])
+        suggest_ks(vectors[:3])
     with pytest.raises(InputError, match="all alike"):
-        suggested_k(np.ones((9, 2), np.float32))
+        suggest_ks(np.ones((9, 2), np.float32))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_the_number_of_heaps_is_suggested():
 )
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(InputError, match=message):
-        clustered(heaps()[0], options)
+        find_groups(heaps()[0], options)
 
 
 def test_distance_is_from_the_mean():
@@ -99,7 +97,7 @@ def write_terms(folder):
 
 def test_the_step_writes_a_table_a_person_can_read(tmp_path):
     write_terms(tmp_path)
-    assert cluster(tmp_path, ClusterOptions(ks=(12, 3))) == (12, 3)
+    assert cluster_terms(tmp_path, ClusterOptions(ks=(12, 3))) == (12, 3)
     table = read_step(tmp_path, "clusters.csv", ["text", "n_labels", "n_images", "distance", "group_1", "group_2"])
     assert len(table) == 96
     assert table["group_1"].n_unique() == 12
@@ -108,4 +106,4 @@ def test_the_step_writes_a_table_a_person_can_read(tmp_path):
     assert first.is_sorted()
     (tmp_path / "journal.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="a review of these clusters has begun"):
-        cluster(tmp_path, ClusterOptions(ks=(2,)))
+        cluster_terms(tmp_path, ClusterOptions(ks=(2,)))

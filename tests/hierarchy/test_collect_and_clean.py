@@ -5,8 +5,16 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.hierarchy.clean import CleanRules, clean, cleaned
-from sightline.hierarchy.collect import COLUMNS, labels_of_manifest, read_labels, read_step, with_categories, write_labels
+from sightline.hierarchy.collect import (
+    COLUMNS,
+    CleanRules,
+    choose_texts,
+    clean_labels,
+    labels_of_manifest,
+    read_labels,
+    read_step,
+    write_step,
+)
 
 
 def written(file, text):
@@ -59,7 +67,7 @@ def test_what_is_dropped_is_listed_with_its_reason():
         category=["Church  Building", "church|Museum", "Wikimedia category", "", "Salt LAKE|salt  lake", "list of lakes"],
         n_images=[5, 5, 5, 5, 5, 1],
     )
-    kept, dropped = cleaned(given, CleanRules())
+    kept, dropped = choose_texts(given, CleanRules())
     assert kept.select("label", "text").rows() == [("a", "church building"), ("e", "salt lake")]
     assert dict(dropped.select("label", "reason").iter_rows()) == {
         "b": "ambiguous: church|Museum",
@@ -72,12 +80,12 @@ def test_what_is_dropped_is_listed_with_its_reason():
 
 def test_other_rules():
     given = labels(label=["red-crowned_crane", "b"], category=["x|y", "z"], description=["A  bird", ""], n_images=[1, 9])
-    assert cleaned(given, CleanRules(text="name"))[0]["text"].to_list() == ["red crowned crane", "b"]
-    assert cleaned(given, CleanRules(text="description"))[0]["text"].to_list() == ["a bird"]
-    assert cleaned(given, CleanRules(ambiguous=False))[0]["text"].to_list() == ["x", "z"]
-    kept, dropped = cleaned(given, CleanRules(text="name", min_images=2))
+    assert choose_texts(given, CleanRules(text="name"))[0]["text"].to_list() == ["red crowned crane", "b"]
+    assert choose_texts(given, CleanRules(text="description"))[0]["text"].to_list() == ["a bird"]
+    assert choose_texts(given, CleanRules(ambiguous=False))[0]["text"].to_list() == ["x", "z"]
+    kept, dropped = choose_texts(given, CleanRules(text="name", min_images=2))
     assert (kept["label"].to_list(), dropped["reason"].to_list()) == (["b"], ["1 images, fewer than 2"])
-    assert cleaned(given, CleanRules(text="name", meta=["b"]))[1]["label"].to_list() == ["b"]
+    assert choose_texts(given, CleanRules(text="name", meta=["b"]))[1]["label"].to_list() == ["b"]
     with pytest.raises(InputError, match="unknown text 'nmae': did you mean 'name'"):
         CleanRules(text="nmae")
     with pytest.raises(InputError, match=r"meta: '\(' is no pattern"):
@@ -88,16 +96,11 @@ def test_other_rules():
 
 def test_steps_are_files_in_order(tmp_path):
     with pytest.raises(InputError, match=r"labels.csv: no such file; `sightline hierarchy collect` makes it"):
-        clean(tmp_path, CleanRules())
-    write_labels(tmp_path, labels(label=["a", "b"], category=["x", ""]))
-    assert clean(tmp_path, CleanRules())[0] == 1
+        clean_labels(tmp_path, CleanRules())
+    write_step(tmp_path, "labels.csv", labels(label=["a", "b"], category=["x", ""]))
+    assert clean_labels(tmp_path, CleanRules())[0] == 1
     assert read_step(tmp_path, "clean.csv", ["label", "text"])["text"].to_list() == ["x"]
     assert read_step(tmp_path, "dropped.csv", ["reason"])["reason"].to_list() == ["no category"]
     with pytest.raises(InputError, match=r"no label is left \(2 no description\); another --text"):
-        clean(tmp_path, CleanRules(text="description"))
+        clean_labels(tmp_path, CleanRules(text="description"))
     assert read_step(tmp_path, "clean.csv", [])["text"].to_list() == ["x"]
-
-
-def test_categories_that_were_looked_up(tmp_path):
-    found = with_categories(labels(label=["a", "b"]), [["x", "y"], []])
-    assert found["category"].to_list() == ["x|y", ""]

@@ -1,7 +1,6 @@
 """Changes to groups: each by hand, then many at random against undo, redo and reading the journal again."""
 
 import copy
-import json
 
 import numpy as np
 import polars as pl
@@ -9,7 +8,7 @@ import pytest
 
 from sightline.errors import InputError
 from sightline.hierarchy.collect import write_step
-from sightline.hierarchy.review import Review, first_state, merged_reviews, read_review
+from sightline.hierarchy.journal import Review, first_state, merge_reviews, read_review
 
 ROWS = [
     ("cat", "pets", "animals"),
@@ -43,11 +42,13 @@ def paths(review):
 FIRST = {text: f"{coarse}/{fine}" for text, fine, coarse in ROWS}
 
 
-def test_the_first_state_is_the_table(folder):
+def test_the_first_state_is_the_table_and_empty_groups_go(folder):
     review = Review(folder)
     assert paths(review) == FIRST
     assert not review.can_undo
     assert sorted(review.state.texts(number(review, "animals"))) == ["cat", "dog", "lion"]
+    review.act({"action": "move", "texts": ["oak", "elm"], "group": number(review, "pets")})
+    assert {group.name for group in review.state.groups.values()} == {"animals", "pets", "wild"}
 
 
 CHANGES = {
@@ -89,12 +90,6 @@ def test_each_change_does_what_it_says_and_undo_takes_it_back(folder, name):
     review.act({"action": "redo"})
     assert paths(Review(folder)) == FIRST | moved
     assert [group.name for group in Review(folder).state.groups.values() if group.done] == done
-
-
-def test_groups_that_become_empty_are_gone(folder):
-    review = Review(folder)
-    review.act({"action": "move", "texts": ["oak", "elm"], "group": number(review, "pets")})
-    assert {group.name for group in review.state.groups.values()} == {"animals", "pets", "wild"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +136,7 @@ def random_change(review, rng):
     ][rng.integers(9)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_sequence_read_again_is_the_same_and_undone_is_the_first(folder, seed):
     rng = np.random.default_rng(seed)
     review, n_made = Review(folder), 0
@@ -161,21 +156,6 @@ def test_any_sequence_read_again_is_the_same_and_undone_is_the_first(folder, see
     while again.can_undo:
         again.act({"action": "undo"})
     assert paths(again) == FIRST
-
-
-def test_a_line_cut_off_by_a_crash_never_took_effect(folder):
-    review = Review(folder)
-    review.act({"action": "drop", "texts": ["cat"]})
-    whole = (folder / "journal.jsonl").read_bytes()
-    (folder / "journal.jsonl").write_bytes(whole + b'{"action": "drop", "te')
-    again = Review(folder)
-    assert again.state == review.state
-    again.act({"action": "drop", "texts": ["dog"]})
-    assert Review(folder).state.left_out() == ["cat", "dog"]
-    assert [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()][1:] == [
-        {"action": "drop", "texts": ["cat"]},
-        {"action": "drop", "texts": ["dog"]},
-    ]
 
 
 def test_a_journal_cut_off_at_any_byte_keeps_all_whole_lines_and_goes_on(folder):
@@ -204,7 +184,7 @@ def test_a_change_that_cannot_be_written_is_told_and_not_made(folder, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sightline.hierarchy.review.os.fsync", full)
+        patch.setattr("sightline.hierarchy.journal.os.fsync", full)
         for change in ({"action": "drop", "texts": ["dog"]}, {"action": "undo"}):
             with pytest.raises(
                 InputError, match=r"journal\.jsonl: the change could not be written: No space left on device"
@@ -229,12 +209,9 @@ def test_a_journal_of_other_clusters_is_refused(folder):
 
 def test_a_table_with_faults_tells_them_at_once():
     rows = [("cat", "pets", "animals"), ("oak", "pets", "plants"), ("elm", "", "plants"), ("cat", "pets", "animals")]
-    with pytest.raises(InputError) as told:
+    facts = "review.csv: 3 faults.*line 3: 'pets' .*'animals', 'plants'.*line 4: 'elm' has no group_1.*line 5: 'cat'"
+    with pytest.raises(InputError, match=f"(?s){facts}"):
         first_state(table(rows), "review.csv")
-    assert str(told.value).splitlines()[0] == "review.csv: 3 faults"
-    assert "line 3: 'pets' has two parents: 'animals', 'plants'" in str(told.value)
-    assert "line 4: 'elm' has no group_1" in str(told.value)
-    assert "line 5: 'cat' is there twice" in str(told.value)
 
 
 def test_the_table_can_be_edited_and_read_again(folder):
@@ -256,7 +233,7 @@ def test_faults_of_an_edited_table_are_told_by_its_own_lines(folder):
     with pytest.raises(InputError, match=r"2 faults\n  line 4: 'dog' has no group_1\n  line 5: 'cat' is there twice"):
         read_review(file)
     with pytest.raises(InputError, match="line 5: 'cat' is there twice"):
-        merged_reviews([file, file])
+        merge_reviews([file, file])
     file.write_text("text,group_1,keep\n")
     with pytest.raises(InputError, match="the table has no row"):
         read_review(file)
@@ -268,7 +245,7 @@ def test_two_reviews_are_joined_where_they_agree(folder):
     review.act({"action": "move", "texts": ["lion"], "group": number(review, "pets")})
     review.act({"action": "drop", "texts": ["elm"]})
     two = write_step(folder, "two.csv", review.table())
-    agreed, conflicts = merged_reviews([one, two])
+    agreed, conflicts = merge_reviews([one, two])
     assert sorted(agreed["text"]) == ["cat", "dog", "oak"]
     assert {row["text"]: row["2: two.csv"] for row in conflicts.to_dicts()} == {
         "lion": "animals > pets",
@@ -276,4 +253,4 @@ def test_two_reviews_are_joined_where_they_agree(folder):
     }
     other = write_step(folder, "other.csv", review.table()[:2])
     with pytest.raises(InputError, match="other texts or levels"):
-        merged_reviews([one, other])
+        merge_reviews([one, other])

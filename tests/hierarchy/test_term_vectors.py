@@ -6,10 +6,10 @@ import pytest
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.hierarchy import embed
-from sightline.hierarchy.cluster import ClusterOptions, cluster
+from sightline.hierarchy import term_vectors
+from sightline.hierarchy.cluster import ClusterOptions, cluster_terms
 from sightline.hierarchy.collect import write_step
-from sightline.hierarchy.embed import class_means, embed_terms, joined, read_vectors, terms_of, text_vectors
+from sightline.hierarchy.term_vectors import class_means, embed_terms, join_vectors, read_vectors, terms_of, text_vectors
 
 
 def kept(rows):
@@ -49,14 +49,14 @@ def test_class_means_weigh_images_of_a_class_and_classes_of_a_text_alike():
 
 def test_distances_of_joined_vectors_are_the_weighted_sum():
     one, other = unit(np.random.default_rng(0).normal(size=(5, 4))), unit(np.random.default_rng(1).normal(size=(5, 3)))
-    both = joined([one, other], [3, 1])
+    both = join_vectors([one, other], [3, 1])
 
     def squares(rows):
         return ((rows[:, None] - rows[None]) ** 2).sum(2)
 
     np.testing.assert_allclose(squares(both), 0.75 * squares(one) + 0.25 * squares(other), atol=1e-6)
     with pytest.raises(InputError, match="weights are"):
-        joined([one, other], [0, 0])
+        join_vectors([one, other], [0, 0])
 
 
 def test_the_sentence_model_knows_what_is_alike(tmp_path):
@@ -66,7 +66,7 @@ def test_the_sentence_model_knows_what_is_alike(tmp_path):
 
 
 def test_parts_that_are_there_are_not_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(embed, "PART", 2)
+    monkeypatch.setattr(term_vectors, "PART", 2)
     texts = ["cat", "dog", "car", "boat", "tree"]
     first = text_vectors(texts[:4], tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
@@ -77,7 +77,7 @@ def test_parts_that_are_there_are_not_made_again(tmp_path, monkeypatch):
             n_encoded.append(len(part))
             return np.zeros((len(part), first.shape[1]), np.float32)
 
-    monkeypatch.setattr(embed, "_load_model", Model)
+    monkeypatch.setattr(term_vectors, "_load_model", Model)
     again = text_vectors(texts, tmp_path)
     np.testing.assert_array_equal(again[:4], first)
     assert n_encoded == [1]
@@ -92,6 +92,9 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
     write_step(tmp_path, "terms.csv", terms[:2])
     with pytest.raises(InputError, match=r"made for another terms\.csv: run `sightline hierarchy embed` again"):
         read_vectors(tmp_path)
+    (tmp_path / "vectors.safetensors").write_bytes(b"half")
+    with pytest.raises(InputError, match=r"vectors\.safetensors: damaged.* `sightline hierarchy embed`"):
+        read_vectors(tmp_path)
     (tmp_path / "vectors.safetensors").unlink()
     with pytest.raises(InputError, match="`sightline hierarchy embed` makes it"):
         read_vectors(tmp_path)
@@ -100,14 +103,14 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
 def test_vectors_of_other_labels_are_not_clustered(tmp_path):
     write_step(tmp_path, "clean.csv", KEPT)
     embed_terms(tmp_path, IMAGES, text_weight=0)
-    cluster(tmp_path, ClusterOptions(ks=(2,)))
+    cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
     write_step(tmp_path, "clean.csv", KEPT[:3])
     with pytest.raises(
         InputError, match=r"vectors\.safetensors: made for another clean\.csv: run `sightline hierarchy embed`"
     ):
-        cluster(tmp_path, ClusterOptions(ks=(2,)))
+        cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
     embed_terms(tmp_path, IMAGES, text_weight=0)
-    assert cluster(tmp_path, ClusterOptions(ks=(2,))) == (2,)
+    assert cluster_terms(tmp_path, ClusterOptions(ks=(2,))) == (2,)
 
 
 def test_text_and_images_together(tmp_path):
@@ -131,11 +134,3 @@ def test_a_table_or_weights_without_anything_to_embed_are_refused(tmp_path):
     unlabelled = Manifest("images.parquet", ".", IMAGES[0].table.drop("label_0"), 0)
     with pytest.raises(InputError, match=r"images\.parquet: its images have no labels"):
         embed_terms(tmp_path, (unlabelled, IMAGES[1]), text_weight=0)
-
-
-def test_damaged_vectors_are_told(tmp_path):
-    write_step(tmp_path, "clean.csv", KEPT)
-    embed_terms(tmp_path, IMAGES, text_weight=0)
-    (tmp_path / "vectors.safetensors").write_bytes(b"half")
-    with pytest.raises(InputError, match=r"vectors\.safetensors: damaged .*: run `sightline hierarchy embed` again"):
-        read_vectors(tmp_path)

@@ -10,6 +10,9 @@ from PIL import Image
 
 RECIPE = [
     "model.backbone=tiny",
+    "model.adaptation=full",
+    "loss={name='roadmap'}",
+    "schedule.warmup_epochs=1",
     "model.weights=none",
     "model.embedding_dim=8",
     "data.image_size=32",

@@ -14,6 +14,17 @@ from pathlib import Path
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
+def named(name, mutate):
+    """The mutation under a name of its own, by which its cases are called."""
+    mutate.__name__ = name
+    return mutate
+
+
+def whole(name, data):
+    """A mutation that puts other bytes in the place of all."""
+    return named(name, lambda file, rng, beside: file.write_bytes(data))
+
+
 # Any file ------------------------------------------------------------------------------------------------------------
 
 
@@ -44,10 +55,6 @@ def zeroed(file, rng, beside):
     file.write_bytes(data)
 
 
-def emptied(file, rng, beside):
-    file.write_bytes(b"")
-
-
 def noise(file, rng, beside):
     file.write_bytes(rng.randbytes(3000))
 
@@ -73,29 +80,18 @@ def link_to_copy(file, rng, beside):
     file.symlink_to(copy)
 
 
-def link_to_secret(file, rng, beside):
-    file.unlink()
-    file.symlink_to(beside / "secret.txt")
+def link_to(name, target):
+    """A mutation that puts a link in the place of a file."""
+
+    def mutate(file, rng, beside):
+        file.unlink()
+        file.symlink_to(target.format(beside=beside, name=file.name))
+
+    return named(f"link_to_{name}", mutate)
 
 
-def link_to_zeros(file, rng, beside):
-    file.unlink()
-    file.symlink_to("/dev/zero")
-
-
-def link_to_parent(file, rng, beside):
-    file.unlink()
-    file.symlink_to("..")
-
-
-def link_to_itself(file, rng, beside):
-    file.unlink()
-    file.symlink_to(file.name)
-
-
-def link_to_nothing(file, rng, beside):
-    file.unlink()
-    file.symlink_to(beside / "not-there")
+LINKS = {"secret": "{beside}/secret.txt", "zeros": "/dev/zero", "parent": "..", "itself": "{name}"}
+LINKS["nothing"] = "{beside}/not-there"
 
 
 def hard_link(file, rng, beside):
@@ -109,26 +105,9 @@ def hard_link_to_secret(file, rng, beside):
     os.link(beside / "secret.txt", file)
 
 
-ANY_FILE = (
-    flipped,
-    many_flipped,
-    truncated,
-    extended,
-    zeroed,
-    emptied,
-    noise,
-    removed,
-    folder_instead,
-    pipe_instead,
-    link_to_copy,
-    link_to_secret,
-    link_to_zeros,
-    link_to_parent,
-    link_to_itself,
-    link_to_nothing,
-    hard_link,
-    hard_link_to_secret,
-)
+ANY_FILE = (flipped, many_flipped, truncated, extended, zeroed, whole("emptied", b""), noise, removed, folder_instead)
+ANY_FILE += (pipe_instead, link_to_copy, hard_link, hard_link_to_secret)
+ANY_FILE += tuple(link_to(name, target) for name, target in LINKS.items())
 
 
 # A folder of an artefact ---------------------------------------------------------------------------------------------
@@ -187,8 +166,7 @@ def odd_value(name):
         above[key] = "HERE"
         file.write_text(json.dumps(described).replace('"HERE"', ODD[name]))
 
-    mutate.__name__ = f"odd_{name}"
-    return mutate
+    return named(f"odd_{name}", mutate)
 
 
 def places(described):
@@ -198,16 +176,6 @@ def places(described):
         yield described, key
         if isinstance(value, dict | list):
             yield from places(value)
-
-
-def whole(name, data):
-    """A mutation that puts other bytes in the place of all."""
-
-    def mutate(file, rng, beside):
-        file.write_bytes(data)
-
-    mutate.__name__ = name
-    return mutate
 
 
 ANY_JSON = (
@@ -236,8 +204,7 @@ def forged_header(name, change):
         text = (header if isinstance(header, str) else json.dumps(header)).encode()
         file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + n_bytes :])
 
-    mutate.__name__ = f"header_{name}"
-    return mutate
+    return named(f"header_{name}", mutate)
 
 
 def changed(**values):
@@ -248,16 +215,12 @@ def header_length(file, rng, beside):
     file.write_bytes(struct.pack("<Q", rng.choice([0, 7, 2**31, 2**60, 2**64 - 1])) + file.read_bytes()[8:])
 
 
+OFFSETS = [(0, 2**40), (100, 0), (-8, 8)]
 ANY_WEIGHTS = (
     header_length,
-    forged_header("offsets_behind_the_end", changed(data_offsets=[0, 2**40])),
-    forged_header("offsets_turned_round", changed(data_offsets=[100, 0])),
-    forged_header("negative_offsets", changed(data_offsets=[-8, 8])),
-    forged_header("huge_shape", changed(shape=[2**31, 2**31])),
-    forged_header("overflowing_shape", changed(shape=[2**63, 4])),
-    forged_header("other_shape", changed(shape=[1])),
-    forged_header("unknown_kind", changed(dtype="F7")),
-    forged_header("other_kind", changed(dtype="F64")),
+    *(forged_header(f"offsets_{start}_{end}", changed(data_offsets=[start, end])) for start, end in OFFSETS),
+    *(forged_header(f"shape_{n}", changed(shape=shape)) for n, shape in enumerate([[2**31, 2**31], [2**63, 4], [1]])),
+    *(forged_header(f"kind_{kind}", changed(dtype=kind)) for kind in ("F7", "F64")),
     forged_header("one_missing", lambda header, key: {name: value for name, value in header.items() if name != key}),
     forged_header("one_more", lambda header, key: header | {"more": header[key]}),
     forged_header("a_list", lambda header, key: "[]"),
@@ -287,8 +250,7 @@ def sql(name, *statements):
         for ending in ("-wal", "-shm"):
             file.with_name(file.name + ending).unlink(missing_ok=True)
 
-    mutate.__name__ = f"sql_{name}"
-    return mutate
+    return named(f"sql_{name}", mutate)
 
 
 def described(key, value):
@@ -296,21 +258,32 @@ def described(key, value):
     return sql(name, f"UPDATE described SET value = '{value}', checksum = checksum('{key}', '{value}') WHERE key = '{key}'")
 
 
+def item(name, change):
+    """A mutation of items, whose checksums are right afterwards."""
+    return sql(name, f"UPDATE items SET {change}", "UPDATE items SET checksum = item_checksum(row, id, metadata)")
+
+
 def metadata(name, text):
-    text = text.replace("'", "''")
-    return sql(
-        f"metadata_{name}",
-        f"UPDATE items SET metadata = '{text}'",
-        "UPDATE items SET checksum = item_checksum(row, id, metadata)",
-    )
+    return item(f"metadata_{name}", "metadata = '{}'".format(text.replace("'", "''")))
 
 
+def block(name, change):
+    """A mutation of the first block, whose checksum is right afterwards."""
+    return sql(name, f"UPDATE blocks SET {change} WHERE start = 0", "UPDATE blocks SET checksum = crc(vectors, start)")
+
+
+STATES = {"next_row": ("2000000000", "-5", "'many'", "3"), "n_items": ("2000000000", "-1")}
+STATES |= {"generation": (f"{2**63 - 1}", "'x'"), "epoch": ("'../../beside/secret'", "-7")}
+DESCRIBED = {"dim": ("0", "-1", "1000000000", "7", "many"), "index": ("NOPE", "HNSW99999999", "IVF1000000000,Flat")}
+DESCRIBED |= {"metric": ("furthest",), "recall": ("nan", "text"), "fingerprint": ("",), "name": ("../../x",)}
+BAD_PATHS = ("5", '["a"]', '"images/../../beside/secret.txt"', '"images/../images/../../beside/secret.png"')
+BAD_PATHS += ('"{beside}/secret.txt"', '"images/a\\u0000b"', f'"images/{"x" * 5000}"', '"images/."')
+BAD_PATHS += ('"images/../gallery.db"',)
+BAD_METADATA = {"no_json": "not json", "list": "[]", "number": "1", "null": "null", "deep": f'{{"a": {DEEP}}}'}
+BAD_METADATA |= {"deep_list": DEEP, "digits": '{"a": ' + "9" * 5000 + "}", "nan": '{"a": NaN}'}
+BAD_METADATA |= {"surrogate": '{"label_0": "\\ud800"}'}
 ANY_DATABASE = (
     sql("items_are_a_view", "ALTER TABLE items RENAME TO held", "CREATE VIEW items AS SELECT * FROM held"),
-    sql(
-        "state_is_a_view",
-        "DROP TABLE state; CREATE VIEW state AS SELECT 0 AS one, 1 AS generation, 0 AS epoch, 5 AS next_row, 5 AS n_items",
-    ),
     sql(
         "endless_view",
         "DROP TABLE removed",
@@ -320,47 +293,20 @@ ANY_DATABASE = (
     sql("trigger_on_delete", "CREATE TRIGGER gone AFTER DELETE ON items BEGIN DELETE FROM blocks; END"),
     sql("trigger_on_state", "CREATE TRIGGER more AFTER UPDATE ON state BEGIN UPDATE items SET metadata = '{}'; END"),
     sql("trigger_that_fails", "CREATE TRIGGER no BEFORE INSERT ON items BEGIN SELECT RAISE(ABORT, 'no'); END"),
-    sql(
-        "trigger_that_moves",
-        "CREATE TRIGGER way AFTER INSERT ON items BEGIN"
-        ' UPDATE items SET metadata = \'{"path": "images/../../beside/secret.txt"}\'; END',
+    *(
+        sql(f"{column}_{number}", f"UPDATE state SET {column} = {value}")
+        for column, values in STATES.items()
+        for number, value in enumerate(values)
     ),
-    sql("next_row_of_billions", "UPDATE state SET next_row = 2000000000"),
-    sql("next_row_below_zero", "UPDATE state SET next_row = -5"),
-    sql("next_row_is_text", "UPDATE state SET next_row = 'many'"),
-    sql("next_row_is_small", "UPDATE state SET next_row = 3"),
-    sql("n_items_of_billions", "UPDATE state SET n_items = 2000000000"),
-    sql("n_items_below_zero", "UPDATE state SET n_items = -1"),
-    sql("generation_is_largest", f"UPDATE state SET generation = {2**63 - 1}"),
-    sql("generation_is_text", "UPDATE state SET generation = 'x'"),
-    sql("epoch_is_a_path", "UPDATE state SET epoch = '../../beside/secret'"),
-    sql("epoch_below_zero", "UPDATE state SET epoch = -7"),
-    sql("no_state", "DELETE FROM state"),
-    sql("no_blocks", "DELETE FROM blocks"),
-    sql("no_items", "DELETE FROM items"),
-    sql("nothing_described", "DELETE FROM described"),
+    *(sql(f"no_{table}", f"DELETE FROM {table}") for table in ("state", "blocks", "items", "described")),
     sql("no_table", "DROP TABLE removed"),
     sql("fewer_columns", "ALTER TABLE items DROP COLUMN metadata"),
-    sql(
-        "id_with_zero",
-        "UPDATE items SET id = 'a' || char(0) || 'b' WHERE row = 1",
-        "UPDATE items SET checksum = item_checksum(row, id, metadata)",
-    ),
-    sql(
-        "id_empty", "UPDATE items SET id = '' WHERE row = 1", "UPDATE items SET checksum = item_checksum(row, id, metadata)"
-    ),
+    item("id_with_zero", "id = 'a' || char(0) || 'b' WHERE row = 1"),
+    item("id_empty", "id = '' WHERE row = 1"),
     sql("id_is_bytes", "UPDATE items SET id = x'ff00ff' WHERE row = 1"),
     sql("id_is_not_utf8", "UPDATE items SET id = CAST(x'61ff62' AS TEXT) WHERE row = 1"),
-    sql(
-        "row_below_zero",
-        "UPDATE items SET row = -4 WHERE row = 1",
-        "UPDATE items SET checksum = item_checksum(row, id, metadata)",
-    ),
-    sql(
-        "row_is_huge",
-        f"UPDATE items SET row = {2**62} WHERE row = 1",
-        "UPDATE items SET checksum = item_checksum(row, id, metadata)",
-    ),
+    item("row_below_zero", "row = -4 WHERE row = 1"),
+    item("row_is_huge", f"row = {2**62} WHERE row = 1"),
     sql("removed_row_is_huge", f"INSERT INTO removed VALUES ({2**62}, 1)"),
     sql("removed_row_below_zero", "INSERT INTO removed VALUES (-3, 1)"),
     sql("block_starts_below_zero", "UPDATE blocks SET start = -8 WHERE start = 0"),
@@ -368,16 +314,8 @@ ANY_DATABASE = (
     sql("block_of_billions", "UPDATE blocks SET n = 2000000000 WHERE start = 0"),
     sql("block_below_zero", "UPDATE blocks SET n = -1 WHERE start = 0"),
     sql("block_is_text", "UPDATE blocks SET vectors = 'text', checksum = 1 WHERE start = 0"),
-    sql(
-        "block_is_short",
-        "UPDATE blocks SET vectors = x'00' WHERE start = 0",
-        "UPDATE blocks SET checksum = crc(vectors, start)",
-    ),
-    sql(
-        "block_of_nan",
-        "UPDATE blocks SET vectors = CAST(replace(hex(zeroblob(length(vectors) / 2)), '0', char(127)) AS BLOB)",
-        "UPDATE blocks SET checksum = crc(vectors, start)",
-    ),
+    block("block_is_short", "vectors = x'00'"),
+    block("block_of_nan", "vectors = CAST(replace(hex(zeroblob(length(vectors) / 2)), '0', char(127)) AS BLOB)"),
     sql("another_format", "PRAGMA user_version = 99"),
     sql("another_application", "PRAGMA application_id = 1"),
     sql(
@@ -386,37 +324,9 @@ ANY_DATABASE = (
         "UPDATE sqlite_master SET sql = 'CREATE TABLE items (' WHERE name = 'items'",
     ),
     sql("rollback_journal", "PRAGMA journal_mode = DELETE"),
-    described("dim", "0"),
-    described("dim", "-1"),
-    described("dim", "1000000000"),
-    described("dim", "7"),
-    described("dim", "many"),
-    described("metric", "furthest"),
-    described("index", "NOPE"),
-    described("index", "HNSW99999999"),
-    described("index", "IVF1000000000,Flat"),
-    described("recall", "nan"),
-    described("recall", "text"),
-    described("fingerprint", ""),
-    described("name", "../../x"),
-    metadata("no_json", "not json"),
-    metadata("list", "[]"),
-    metadata("number", "1"),
-    metadata("null", "null"),
-    metadata("deep", '{"a": ' + DEEP + "}"),
-    metadata("deep_list", DEEP),
-    metadata("digits", '{"a": ' + "9" * 5000 + "}"),
-    metadata("nan", '{"a": NaN}'),
-    metadata("path_is_number", '{"path": 5}'),
-    metadata("path_is_list", '{"path": ["a"]}'),
-    metadata("path_up", '{"path": "images/../../beside/secret.txt"}'),
-    metadata("path_up_twice", '{"path": "images/../images/../../beside/secret.png"}'),
-    metadata("path_absolute", '{"path": "{beside}/secret.txt"}'),
-    metadata("path_with_zero", '{"path": "images/a\\u0000b"}'),
-    metadata("path_long", '{"path": "images/' + "x" * 5000 + '"}'),
-    metadata("path_folder", '{"path": "images/."}'),
-    metadata("path_is_database", '{"path": "images/../gallery.db"}'),
-    metadata("surrogate", '{"label_0": "\\ud800"}'),
+    *(described(key, value) for key, values in DESCRIBED.items() for value in values),
+    *(metadata(name, text) for name, text in BAD_METADATA.items()),
+    *(metadata(f"path_{number}", f'{{"path": {path}}}') for number, path in enumerate(BAD_PATHS)),
 )
 
 
@@ -425,26 +335,21 @@ def hot_log(file, rng, beside):
     file.with_name(file.name + "-wal").write_bytes(rng.randbytes(9000))
 
 
-def linked_log(file, rng, beside):
-    (beside / "log").write_bytes(b"x" * 100)
-    file.with_name(file.name + "-wal").symlink_to(beside / "log")
+def linked(ending):
+    """A mutation: a link to a file outside, where SQLite would write beside the database."""
 
+    def mutate(file, rng, beside):
+        (beside / ending).write_bytes(b"x" * 100)
+        file.with_name(f"{file.name}-{ending}").symlink_to(beside / ending)
 
-def linked_memory(file, rng, beside):
-    (beside / "shm").write_bytes(b"x" * 100)
-    file.with_name(file.name + "-shm").symlink_to(beside / "shm")
-
-
-def linked_journal(file, rng, beside):
-    (beside / "journal").write_bytes(b"x" * 100)
-    file.with_name(file.name + "-journal").symlink_to(beside / "journal")
+    return named(f"linked_{ending}", mutate)
 
 
 def piped_log(file, rng, beside):
     os.mkfifo(file.with_name(file.name + "-wal"))
 
 
-LOGS = (hot_log, linked_log, linked_memory, linked_journal, piped_log)
+LOGS = (hot_log, linked("wal"), linked("shm"), linked("journal"), piped_log)
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
@@ -487,8 +392,7 @@ def stored(name, change):
         state = change(state | {"format": 1}, torch)
         torch.save(state, file)
 
-    mutate.__name__ = f"stored_{name}"
-    return mutate
+    return named(f"stored_{name}", mutate)
 
 
 def position(**values):
@@ -503,6 +407,8 @@ def first_tensor(change):
     return changed_state
 
 
+POSITIONS = {"more": (1,), "epoch": (-5, 10**30, "a"), "batch": (-2, 10**12), "step": (None,)}
+POSITIONS["best"] = (float("nan"), "good")
 ANY_CHECKPOINT = (
     plain_pickle,
     forbidden_global,
@@ -510,15 +416,11 @@ ANY_CHECKPOINT = (
     stored("tensor", lambda state, torch: torch.zeros(3)),
     stored("no_position", lambda state, torch: {key: value for key, value in state.items() if key != "position"}),
     stored("position_list", lambda state, torch: state | {"position": [1]}),
-    stored("position_more", position(more=1)),
-    stored("epoch_below_zero", position(epoch=-5)),
-    stored("epoch_huge", position(epoch=10**30)),
-    stored("epoch_text", position(epoch="a")),
-    stored("batch_below_zero", position(batch=-2)),
-    stored("batch_huge", position(batch=10**12)),
-    stored("step_none", position(step=None)),
-    stored("best_nan", position(best=float("nan"))),
-    stored("best_text", position(best="good")),
+    *(
+        stored(f"position_{name}_{number}", position(**{name: value}))
+        for name, values in POSITIONS.items()
+        for number, value in enumerate(values)
+    ),
     stored("format_text", lambda state, torch: state | {"format": "1"}),
     *(
         stored(f"no_{part}", lambda state, torch, part=part: {key: value for key, value in state.items() if key != part})
@@ -569,17 +471,20 @@ def table(name, change=lambda frame, polars: frame, **described):
         wanted = known | {key: value and value.replace("{beside}", str(beside)) for key, value in described.items()}
         frame.write_parquet(file, metadata={key: value for key, value in wanted.items() if value is not None})
 
-    mutate.__name__ = f"table_{name}"
-    return mutate
+    return named(f"table_{name}", mutate)
 
 
-def column(name, make):
-    return lambda frame, polars: frame.with_columns(make(polars).alias(name))
-
-
-def every_path(path):
+def column(name, value):
     def change(frame, polars):
-        return frame.with_columns(polars.lit(path).alias("path"))
+        return frame.with_columns(polars.lit(value, polars.String if value is None else None).alias(name))
+
+    return change
+
+
+def vectors(value, kind):
+    def change(frame, polars):
+        kind_of_row = polars.Array(getattr(polars, kind), 8)
+        return frame.with_columns(polars.Series("vector", [[value] * 8] * len(frame), dtype=kind_of_row))
 
     return change
 
@@ -597,6 +502,8 @@ def footer_bytes(file, rng, beside):
     file.write_bytes(data)
 
 
+COLUMNS = {"vector": ("a", 1.5, None), "id": ("a", 1, None), "label_0": (None, [1, 2], 1.5), "split": ("nowhere",)}
+COLUMNS["path"] = (None, "/dev/zero", "a\0b", "x" * 10_000)
 ANY_TABLE = (
     footer_length,
     *(footer_bytes,) * 4,
@@ -604,62 +511,32 @@ ANY_TABLE = (
     table("root_is_dev", root="/dev"),
     table("root_is_beside", root="{beside}"),
     table("root_is_nothing", root=""),
-    table("no_levels", n_levels=None),
-    table("levels_below_zero", n_levels="-1"),
-    table("levels_many", n_levels="1000000000"),
-    table("levels_text", n_levels="two"),
-    table("levels_zero", n_levels="0"),
-    table("levels_more", n_levels="3"),
+    *(table(f"levels_{value}", n_levels=value) for value in (None, "-1", "1000000000", "two", "0", "3")),
     table("no_fingerprint", fingerprint=None),
     table("checksum_odd", checksum="x"),
     table("format_2", sightline_format="2"),
-    table("vectors_are_text", column("vector", lambda polars: polars.lit("a"))),
-    table("vectors_are_numbers", column("vector", lambda polars: polars.lit(1.5))),
-    table("vectors_are_null", column("vector", lambda polars: polars.lit(None))),
     table(
         "vectors_are_lists",
         lambda frame, polars: frame.with_columns(polars.Series("vector", [[1.0] * (n % 3) for n in range(len(frame))])),
     ),
-    table(
-        "vectors_are_wide",
-        lambda frame, polars: frame.with_columns(polars.col("vector").cast(polars.Array(polars.Float64, 8))),
-    ),
-    table(
-        "vectors_are_whole_numbers",
-        lambda frame, polars: frame.with_columns(
-            polars.Series("vector", [[1] * 8] * len(frame), dtype=polars.Array(polars.Int64, 8))
-        ),
-    ),
-    table(
-        "vectors_are_nan",
-        lambda frame, polars: frame.with_columns(
-            polars.Series("vector", [[float("nan")] * 8] * len(frame), dtype=polars.Array(polars.Float32, 8))
-        ),
-    ),
+    *(table(f"vectors_of_{kind}", vectors(1, kind)) for kind in ("Float64", "Int64")),
+    table("vectors_of_nan", vectors(float("nan"), "Float32")),
     table(
         "some_vectors_are_null",
         lambda frame, polars: frame.with_columns(
             polars.when(polars.int_range(polars.len()) > 3).then(polars.col("vector"))
         ),
     ),
-    table("no_vectors", lambda frame, polars: frame.drop("vector")),
-    table("no_rows", lambda frame, polars: frame.head(0)),
-    table("one_row", lambda frame, polars: frame.head(1)),
-    table("no_id", lambda frame, polars: frame.drop("id")),
-    table("no_path", lambda frame, polars: frame.drop("path")),
-    table("no_split", lambda frame, polars: frame.drop("split")),
-    table("no_label", lambda frame, polars: frame.drop("label_0")),
-    table("ids_alike", column("id", lambda polars: polars.lit("a"))),
-    table("ids_are_numbers", column("id", lambda polars: polars.lit(1))),
-    table("ids_are_null", column("id", lambda polars: polars.lit(None, polars.String))),
-    table("labels_are_null", column("label_0", lambda polars: polars.lit(None, polars.String))),
-    table("labels_are_lists", column("label_0", lambda polars: polars.lit([1, 2]))),
-    table("labels_are_numbers", column("label_0", lambda polars: polars.lit(1.5))),
-    table("splits_are_odd", column("split", lambda polars: polars.lit("nowhere"))),
-    table("paths_are_null", column("path", lambda polars: polars.lit(None, polars.String))),
-    table("paths_are_zeros", every_path("/dev/zero")),
-    table("paths_have_zero", every_path("a\0b")),
-    table("paths_are_long", every_path("x" * 10_000)),
+    *(table(f"rows_{n}", lambda frame, polars, n=n: frame.head(n)) for n in (0, 1)),
+    *(
+        table(f"no_{name}", lambda frame, polars, name=name: frame.drop(name))
+        for name in ("vector", "id", "path", "split", "label_0")
+    ),
+    *(
+        table(f"{name}_{number}", column(name, value))
+        for name, values in COLUMNS.items()
+        for number, value in enumerate(values)
+    ),
     table(
         "boxes",
         lambda frame, polars: frame.with_columns(*(polars.lit(2**40).alias(side) for side in ("x_1", "y_1", "x_2", "y_2"))),
@@ -698,8 +575,7 @@ def png_that_claims(width, height):
         rows = zlib.compress(bytes(1000))
         file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
 
-    mutate.__name__ = f"png_of_{width}_by_{height}"
-    return mutate
+    return named(f"png_of_{width}_by_{height}", mutate)
 
 
 ANY_IMAGE = (

@@ -16,14 +16,14 @@ RENAMES = {
     "remove": 0,
     "compact": 2,
     "prune": 2,
-    "backup": 3,
+    "backup": 1,
     "restore": 4,
     "restore_new": 4,
     "embed": 1,
     "encoder": 2,
     "prepare": 1,
     "glyphs": 1,
-    "train": 14,
+    "train": 16,
 }
 AT_RENAMES = [(name, n, when) for name, most in RENAMES.items() for n in range(1, most + 1) for when in ("before", "after")]
 SHARES = dict.fromkeys(OPERATIONS, 13) | {"train": 24, "build": 20, "compact": 20, "restore": 24}

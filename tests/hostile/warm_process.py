@@ -197,8 +197,7 @@ def operate(collection, attempt):
     with collection.gallery() as gallery:
         ids = attempt(gallery.ids) or []
     for id_ in ids[-6:]:
-        attempt(collection.known, id_)
-        attempt(collection.vector, id_)
+        attempt(collection.item, id_)
         attempt(collection.write, id_, {"year": 2}, upload, True)
     for id_ in ids[:3] + ids[-6:]:
         attempt(collection.remove, id_)

@@ -63,29 +63,17 @@ def test_edges_in_any_order_make_the_same_tree():
 
 
 def test_cycles_two_parents_and_empty_rows_are_told_at_once():
-    edges = [("a", "b"), ("b", "c"), ("c", "a"), ("x", "y"), ("x", "z"), ("", "y"), ("own", "own")]
-    with pytest.raises(InputError) as told:
+    edges = [("a", "b"), ("b", "c"), ("c", "a"), ("x", "y"), ("x", "z"), ("", "y"), ("own", "own"), ("own", "b")]
+    with pytest.raises(InputError) as refused:
         Tree.from_edges(edges, "edges.csv")
-    message = str(told.value)
-    assert message.startswith("edges.csv: 4 faults")
-    assert "row 6: the child is empty" in message
-    assert "'x' has 2 parents: 'y', 'z'" in message
-    assert "a cycle: 'a' < 'b' < 'c' < 'a'" in message
-    assert "a cycle: 'own' < 'own'" in message
+    message = str(refused.value)
+    assert message.startswith("edges.csv: 5 faults")
+    facts = ["row 6: the child is empty", "'x' has 2 parents: 'y', 'z'", "'own' has 2 parents", "'own' < 'own'"]
+    assert all(fact in message for fact in facts)
+    assert any(" < ".join(map(repr, circle)) in message for circle in ("abca", "bcab", "cabc"))
 
 
-def test_cycles_through_a_second_parent_are_told_with_it():
-    with pytest.raises(InputError) as told:
-        Tree.from_edges([("a", "b"), ("a", "c"), ("c", "d"), ("d", "a"), ("b", "e"), ("x", "a"), ("y", "y"), ("y", "b")])
-    message = str(told.value)
-    assert message.startswith("edges: 4 faults")
-    assert "'a' has 2 parents: 'b', 'c'" in message
-    assert "'y' has 2 parents: 'y', 'b'" in message
-    assert "a cycle: 'a' < 'c' < 'd' < 'a'" in message
-    assert "a cycle: 'y' < 'y'" in message
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_an_edge_back_is_found_wherever_it_is(seed):
     """Random parents, several of each child: a cycle is told exactly where walking up comes back to its start."""
     rng = np.random.default_rng(seed)
@@ -124,14 +112,10 @@ def test_a_long_chain_is_a_tree():
 
 def test_faults_of_columns_are_told_at_once():
     paths = [("animal", "cat"), ("plant", "cat"), ("animal", ""), ("cat", "tabby"), ("animal",)]
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as refused:
         Tree.from_paths(paths, "m.csv")
-    message = str(told.value)
-    assert message.startswith("m.csv: 4 faults")
-    assert "'cat' has 2 parents: 'animal', 'plant'" in message
-    assert "'cat' is a name at levels 1, 2" in message
-    assert "animal > : a level is missing" in message
-    assert "animal: 1 levels, most have 2" in message
+    facts = ["m.csv: 4 faults", "'cat' has 2 parents: 'animal', 'plant'", "'cat' is a name at levels 1, 2"]
+    assert all(fact in str(refused.value) for fact in [*facts, "animal > : a level", "animal: 1 levels, most have 2"])
 
 
 def test_paths_that_share_a_name_are_two_nodes_where_asked():
@@ -143,16 +127,9 @@ def test_paths_that_share_a_name_are_two_nodes_where_asked():
 
 def test_columns_and_labels_of_the_leaves():
     tree = Tree.from_paths([("animal", "cat"), ("animal", "dog"), ("plant", "oak")])
-    assert tree.columns().to_dict(as_series=False) == {
-        "label_0": ["cat", "dog", "oak"],
-        "label_1": ["animal", "animal", "plant"],
-    }
-    labels = tree.labels(tree.leaves)
-    assert [[tree.names[node] for node in row] for row in labels.tolist()] == [
-        ["cat", "animal"],
-        ["dog", "animal"],
-        ["oak", "plant"],
-    ]
+    rows = [("cat", "animal"), ("dog", "animal"), ("oak", "plant")]
+    assert tree.columns().rows() == rows
+    assert [tuple(tree.names[node] for node in row) for row in tree.labels(tree.leaves).tolist()] == rows
 
 
 def test_leaves_of_different_depth_are_refused_until_levelled():
@@ -189,7 +166,5 @@ def test_codes_keep_what_is_shared():
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(InputError, match="no node 'mamal': did you mean 'mammal'"):
         Tree.from_edges(EDGES).find("mamal")
-    with pytest.raises(InputError, match=r"2 faults\n  no node 'x'\n  no node 'y'"):
-        Tree.from_edges(EDGES).find_all(["cat", "x", "y"])
     with pytest.raises(InputError, match="no row"):
         Tree.from_edges([])

@@ -2,7 +2,6 @@
 
 import json
 
-import polars as pl
 import pytest
 
 from sightline.data.manifest import read_manifest
@@ -113,12 +112,3 @@ def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
         read_tree(ranks, several_parents="first")
     with pytest.raises(InputError, match="unknown kind of tree 'edge': did you mean 'edges'"):
         read_tree(edges, kind="edge")
-
-
-def test_a_panic_of_the_table_reader_names_the_file(tmp_path, monkeypatch):
-    def panic(*_, **__):
-        raise pl.exceptions.PanicException("called `Option::unwrap()` on a `None` value")
-
-    monkeypatch.setattr(pl, "read_csv", panic)
-    with pytest.raises(InputError, match=r"t\.csv: cannot be read as a table: called"):
-        read_tree(written(tmp_path / "t.csv", "child,parent\na,b\n"))

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses as metric_learning
-from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.losses.average_precision import (
@@ -16,8 +15,6 @@ from sightline.losses.average_precision import (
     sup_ap_loss,
 )
 from sightline.ranking import ranks
-from sightline.ranking.profile import mean_over_queries
-from sightline.ranking.ranks import SigmoidStep, Targets, exact_counts, smooth_counts
 from sightline.ranking.similarity import cosine_scores
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=200)
@@ -114,7 +111,7 @@ def exact_ap_of_list(yes, no):
     return 1 - total / len(yes)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("tau", "rho", "delta"), [(0.01, 100.0, 0.05), (0.2, 3.0, 0.15)])
 def test_sup_ap_is_its_definition(seed, tau, rho, delta):
     expected = mean_over_lists(lambda yes, no: sup_ap_of_list(yes, no, tau, rho, delta), *draw(seed))
@@ -126,7 +123,7 @@ def test_sup_ap_is_its_definition(seed, tau, rho, delta):
     assert_close(in_single.item(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tau", [0.01, 0.2])
 def test_smooth_ap_is_its_definition(seed, tau):
     expected = mean_over_lists(lambda yes, no: smooth_ap_of_list(yes, no, tau), *draw(seed))
@@ -156,13 +153,6 @@ def test_sup_ap_is_never_below_one_minus_ap(pairs):
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_sup_ap_bounds_long_tied_lists_in_single_precision(seed):
-    scores, relevant, mask = draw(seed, 4, 60)
-    exact = mean_over_lists(exact_ap_of_list, scores, relevant, mask)
-    assert sup_ap_loss(scores.float(), relevant, mask).item() >= exact - Fraction(1, 10**6)
-
-
 def test_sup_ap_equals_one_minus_ap_where_every_score_is_tied():
     """Two of three items are irrelevant: 1 - 1/3. Smooth-AP takes half of each: 1 - 1/2."""
     scores, relevant = torch.full((1, 3), 0.3, dtype=torch.float64), table([[1, 0, 0]])
@@ -170,7 +160,7 @@ def test_sup_ap_equals_one_minus_ap_where_every_score_is_tied():
     assert_close(smooth_ap_loss(scores, relevant).item(), 1 / 2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_smooth_ap_tends_to_one_minus_ap_as_tau_falls(seed):
     pairs = draw_apart(seed)
     assert_close(smooth_ap_loss(*pairs, tau=1e-6).item(), float(mean_over_lists(exact_ap_of_list, *pairs)))
@@ -206,14 +196,6 @@ def toy_gradient(loss_of_scores):
     return loss.item(), scores.grad[0]
 
 
-def with_exact_rank_among_relevant(scores):
-    """Neither loss: the step is kept among relevant items, the sigmoid taken among the others."""
-    targets = Targets.where(TOY_RELEVANT)
-    rank_plus = exact_counts(scores, targets.of(scores), TOY_RELEVANT)
-    rank_minus = smooth_counts(scores, targets.of(scores), ~TOY_RELEVANT, SigmoidStep())
-    return 1 - (rank_plus / (rank_plus + rank_minus)).mean()
-
-
 def test_toy_example_smooth_ap():
     value, (first, second, irrelevant) = toy_gradient(lambda scores: smooth_ap_loss(scores, TOY_RELEVANT))
     assert_close(value, 0.4034459, rtol=0, atol=1e-6)
@@ -223,15 +205,6 @@ def test_toy_example_smooth_ap():
     assert second > 0  # (b) pushes a relevant item down,
     assert_close(-first.item(), second.item(), rtol=0, atol=1e-4)  # as hard as the other up,
     assert 0 < irrelevant < 1e-4 * second  # (c) and leaves the irrelevant one where it is
-
-
-def test_toy_example_exact_among_relevant_alone():
-    value, (first, second, irrelevant) = toy_gradient(with_exact_rank_among_relevant)
-    assert_close(value, 0.4166663, rtol=0, atol=1e-6)
-    assert_close(torch.stack([first, second, irrelevant]), double([-9.2e-6, -2.8e-5, 3.7e-5]), rtol=0, atol=5e-7)
-    assert first < 0  # (d) the signs are right
-    assert second < 0
-    assert 0 < irrelevant < 1e-4  # and it hardly moves still
 
 
 def test_toy_example_sup_ap():
@@ -245,15 +218,7 @@ def test_toy_example_sup_ap():
 # Gradients.
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
-@pytest.mark.parametrize("tau", [0.01, 0.1])
-def test_gradient_is_the_finite_difference(loss, seed, tau):
-    scores, relevant, mask = draw_apart(seed)
-    assert gradcheck(lambda scores: loss(scores, relevant, mask, tau=tau), scores.requires_grad_(), rtol=1e-4)
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
 @pytest.mark.parametrize("tau", [0.01, 0.1])
 def test_gradient_in_single_precision_is_that_in_double(loss, seed, tau):
@@ -266,16 +231,6 @@ def test_gradient_in_single_precision_is_that_in_double(loss, seed, tau):
     assert gradients[0].dtype == torch.float32
     assert gradients[1].abs().max() > 1e-2
     assert_close(gradients[0].double(), gradients[1], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("module", [SupAPLoss(), SmoothAPLoss(), SupAPLoss(0.1, 5.0, 0.2), SmoothAPLoss(0.1)])
-def test_gradient_through_the_batch_is_the_finite_difference(module):
-    embeddings = torch.randn(7, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    references = torch.randn(5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    labels, ref_labels = torch.tensor([0, 0, 1, 1, 1, 2, 0]), torch.tensor([0, 1, 1, 2, 3])
-    assert gradcheck(lambda embeddings: module(embeddings, labels), embeddings.requires_grad_(), rtol=1e-4)
-    both = (embeddings, references.requires_grad_())
-    assert gradcheck(lambda emb, ref: module(emb, labels, ref_emb=ref, ref_labels=ref_labels), both, rtol=1e-4)
 
 
 @reproducible
@@ -328,17 +283,6 @@ def test_sup_ap_carries_no_gradient_through_the_rank_among_relevant_items():
     assert_close(scores.grad, torch.zeros(1, 4, dtype=torch.float64), rtol=0, atol=1e-100)
 
 
-@pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
-def test_gradients_of_huge_scores_are_finite(loss):
-    for dtype, huge in ((torch.float32, 3e38), (torch.float64, 1e308)):
-        scores = torch.tensor([[-huge, huge, 0.0, 1.0, -1.0]], dtype=dtype).requires_grad_()
-        for relevant in ([[1, 0, 1, 0, 0]], [[0, 1, 0, 0, 1]], [[0, 0, 1, 1, 0]]):
-            value = loss(scores, table(relevant), table([[1, 1, 1, 1, 0]]))
-            (gradient,) = torch.autograd.grad(value, scores)
-            assert 0 <= value <= 1
-            assert gradient.isfinite().all()
-
-
 # Batches.
 
 
@@ -364,7 +308,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("module", "loss_of_list"), MODULES)
 def test_modules_rank_each_item_against_the_others(module, loss_of_list, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -374,36 +318,6 @@ def test_modules_rank_each_item_against_the_others(module, loss_of_list, seed):
     assert_close(module(embeddings, labels).item(), expected)
     assert_close(module(embeddings, labels[:, None]).item(), expected)
     assert_close(module(embeddings, torch.stack([labels, labels // 2], 1)).item(), expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("module", "loss_of_list"), MODULES)
-def test_modules_rank_a_reference_set_whole(module, loss_of_list, seed):
-    generator = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(4, 4, generator=generator, dtype=torch.float64)
-    references = torch.randn(7, 4, generator=generator, dtype=torch.float64)
-    labels, ref_labels = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 0, 0, 1, 3, 0, 1])  # class 2 has no reference
-    expected = mean_over_lists(loss_of_list, *batch_by_definition(embeddings, labels, references, ref_labels))
-    assert_close(module(embeddings, labels, ref_emb=references, ref_labels=ref_labels).item(), expected)
-    expected = mean_over_lists(loss_of_list, *batch_by_definition(embeddings, labels, embeddings.clone(), labels))
-    assert_close(module(embeddings, labels, ref_emb=embeddings.clone(), ref_labels=labels).item(), expected)
-
-
-def test_fine_label_below_two_parents_is_not_the_same_class():
-    embeddings = torch.eye(3)[[0, 0, 1]]
-    assert SupAPLoss()(embeddings, torch.tensor([[7, 0], [7, 0], [7, 1]])).item() < 1e-6
-    # With the first two apart nobody has a relevant item left.
-    assert SupAPLoss()(embeddings, torch.tensor([[7, 0], [7, 1], [7, 2]])).item() == 0
-    # The third now shares the class of the first, across the second, which is nearer.
-    assert SupAPLoss()(embeddings, torch.tensor([[7, 0], [7, 1], [7, 0]])).item() > 0.7
-
-
-def test_batch_of_copies():
-    """Three others, all tied, one of them relevant."""
-    embeddings = torch.tensor([[1.0, 0.0]]).expand(4, 2)
-    labels = torch.tensor([0, 0, 1, 1])
-    assert_close(SupAPLoss()(embeddings, labels).item(), 2 / 3)
-    assert_close(SmoothAPLoss()(embeddings, labels).item(), 1 / 2)
 
 
 # Against pytorch-metric-learning. Reading its source: Q = G = the batch, the query included and relevant to itself; and
@@ -429,29 +343,7 @@ def test_smooth_ap_agrees_with_pytorch_metric_learning(n_classes, tau):
     assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_pytorch_metric_learning_takes_runs_of_items_for_classes():
-    """Our docstring warns of it. If this fails, they have mended it: widen the claim."""
-    embeddings = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels, run = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 1, 1, 1])
-    theirs = metric_learning.SmoothAPLoss()(embeddings, labels).item()
-    assert_close(with_self_in_the_list(embeddings, run[:, None] == run, 0.01).item(), theirs, rtol=0, atol=1e-6)
-    assert abs(with_self_in_the_list(embeddings, labels[:, None] == labels, 0.01).item() - theirs) > 0.01
-
-
 # Memory.
-
-
-@pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
-@pytest.mark.parametrize("workspace", [1, 13, 50])
-def test_blocks_equal_the_whole(monkeypatch, loss, workspace):
-    def value_and_gradient():
-        scores, relevant, mask = draw(0)
-        value = loss(scores.requires_grad_(), relevant, mask)
-        return value, *torch.autograd.grad(value, scores)
-
-    whole = value_and_gradient()
-    monkeypatch.setattr(ranks, "WORKSPACE_ELEMENTS", workspace)
-    assert_close(value_and_gradient(), whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("module", [SupAPLoss(), SmoothAPLoss()])
@@ -468,12 +360,3 @@ def test_no_tensor_of_queries_by_items_by_items(module, n_classes, largest_allow
 
 
 # Parts.
-
-
-def test_mean_over_queries_leaves_out_queries_without_relevant_items():
-    losses = double([1.0, 5.0, 2.0]).requires_grad_()
-    mean = mean_over_queries(losses, torch.tensor([3, 0, 1]))
-    mean.backward()
-    assert mean.item() == 1.5
-    assert losses.grad.tolist() == [0.5, 0.0, 0.5]
-    assert mean_over_queries(losses, torch.tensor([0, 0, 0])).item() == 0

@@ -11,8 +11,7 @@ from sightline.losses import create_loss, smooth_ap_loss, sup_ap_loss
 from sightline.losses.average_precision import sup_ap_objective
 from sightline.losses.base import PRESETS, SupRank, flat_pairs, flat_rank_loss
 from sightline.losses.graded import _h_ap, _ndcg
-from sightline.ranking.levels import level_counts
-from sightline.ranking.pairs import Pairs
+from sightline.ranking.pairs import Pairs, level_counts
 from sightline.ranking.ranks import SupStep
 
 # The query itself is the last item, of score 1.

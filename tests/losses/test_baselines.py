@@ -1,4 +1,3 @@
-import math
 from functools import partial
 
 import pytest
@@ -8,12 +7,11 @@ from hypothesis import strategies as st
 from pytorch_metric_learning import losses as metric_learning
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.miners import DistanceWeightedMiner
-from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.pairs import (
+from sightline.losses.contrastive import (
     ContrastiveLoss,
     TripletLoss,
     XBMContrastiveLoss,
@@ -118,13 +116,6 @@ def lists(draw_value):
 
 
 # Definitions.
-
-
-def test_contrastive_worked_by_hand():
-    """Shortfall 0.2 of one pair, excess (0.05 + 0.01) / 2 of two."""
-    scores, relevant = double([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[True, True, False, False, False]])
-    assert_close(contrastive_loss(scores, relevant, pos_margin=0.9, neg_margin=0.6).item(), 0.23)
-    assert_close(contrastive_loss(scores, relevant).item(), 0.23)
 
 
 @pytest.mark.parametrize(
@@ -286,32 +277,6 @@ def test_xbm_leaves_out_the_item_itself():
 # What every module promises.
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
-@seeds
-def test_module_compares_each_item_with_the_others_or_with_references(name, seed):
-    embeddings, references, ref_labels = draw(seed), draw(seed + 50, 7), torch.arange(7) % 5
-    scores = batch_pairs(embeddings, LABELS).scores
-    expected = DEFINITIONS[name](scores, LABELS[:, None] == LABELS, ~torch.eye(10, dtype=torch.bool))
-    assert_close(MODULES[name]()(embeddings, LABELS).item(), expected)
-    pairs = batch_pairs(embeddings, LABELS, references, ref_labels)
-    expected = DEFINITIONS[name](pairs.scores, LABELS[:, None] == ref_labels, torch.ones(10, 7, dtype=torch.bool))
-    assert_close(MODULES[name]()(embeddings, LABELS, references, ref_labels).item(), expected)
-
-
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_order_of_the_batch_is_of_no_account(name):
-    embeddings = draw()
-    embeddings[5] = embeddings[7]  # ties across classes
-    embeddings[3] = embeddings[4]
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
-    results = []
-    for batch, labels in ((embeddings, LABELS), (embeddings[order], LABELS[order])):
-        leaf = batch.clone().requires_grad_()
-        value = MODULES[name]()(leaf, labels)
-        results.append((value, torch.autograd.grad(value, leaf)[0]))
-    assert_close(results[1], (results[0][0], results[0][1][order]))
-
-
 @every_module
 @pytest.mark.parametrize("labels", [[0] * 6, [0, 1, 2, 3, 4, 5], [0], []], ids=["one class", "all alone", "one", "none"])
 def test_batches_without_positives_or_negatives(name, labels):
@@ -327,101 +292,7 @@ def test_batches_without_positives_or_negatives(name, labels):
         assert value.item() > 0
 
 
-@every_module
-def test_no_references(name):
-    embeddings = draw().requires_grad_()
-    value = value_of(name, embeddings, LABELS, draw(n_items=0), torch.zeros(0, dtype=torch.int64))
-    value.backward()
-    assert value.item() == 0
-    assert (embeddings.grad == 0).all()
-
-
-@every_module
-def test_equal_and_zero_vectors_have_finite_gradients(name):
-    embeddings = torch.cat([torch.ones(4, 4), -torch.ones(3, 4), torch.zeros(3, 4)]).requires_grad_()
-    value = value_of(name, embeddings, torch.arange(10) % 3)
-    value.backward()
-    assert value.isfinite()
-    assert embeddings.grad.isfinite().all()
-
-
-@every_module
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32(name, dtype):
-    embeddings = draw(dtype=dtype).requires_grad_()
-    value = value_of(name, embeddings, LABELS)
-    assert value.dtype == torch.float32
-    assert_close(value, value_of(name, embeddings.detach().float(), LABELS), rtol=0, atol=0)
-    value.backward()
-    assert embeddings.grad.isfinite().all()
-
-
-@every_module
-def test_autocast_changes_nothing(name):
-    embeddings = draw(0, 40, torch.float32).requires_grad_()
-    labels = torch.arange(40) % 8
-    outside = value_of(name, embeddings, labels)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = value_of(name, embeddings, labels)
-    assert inside.item() > 0
-    assert_close(inside, outside, rtol=0, atol=0)
-    assert_close(*(torch.autograd.grad(loss, embeddings)[0] for loss in (inside, outside)), rtol=0, atol=0)
-
-
-@every_module
-def test_of_labels_in_levels_the_finest_counts(name):
-    levels = torch.stack([LABELS, LABELS // 2], 1)
-    assert_close(value_of(name, draw(), levels), value_of(name, draw(), LABELS))
-
-
-@every_module
-def test_modules_hold_no_state(name):
-    module = MODULES[name]()
-    assert isinstance(module, nn.Module)
-    assert module.state_dict() == {}
-
-
 # Bad input.
-
-
-@every_module
-def test_bad_batches_are_refused(name):
-    loss, bad = MODULES[name](), draw()
-    bad[[2, 5], 1] = math.nan
-    with pytest.raises(InputError, match=r"^embeddings: 2 of 10 rows hold NaN or infinity: 2, 5$"):
-        loss(bad, LABELS)
-    with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.float32$"):
-        loss(draw(), LABELS.float())
-    with pytest.raises(InputError, match=r"^ref_emb and ref_labels go together"):
-        loss(draw(), LABELS, ref_emb=draw(1))
-
-
-@every_function
-def test_bad_tables_are_refused(name):
-    scores = double([E1])
-    with pytest.raises(InputError, match=r"^relevance is \(5, 1\), scores are \(1, 5\)$"):
-        FUNCTIONS[name](scores, E_RELEVANT.T)
-    with pytest.raises(InputError, match=r"^scores hold NaN or infinity$"):
-        FUNCTIONS[name](scores / 0, E_RELEVANT)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_marks_must_be_finite(value):
-    for loss, option in [
-        (ContrastiveLoss, "pos_margin"),
-        (ContrastiveLoss, "neg_margin"),
-        (XBMContrastiveLoss, "neg_margin"),
-        (XBMContrastiveLoss, "epsilon"),
-    ]:
-        with pytest.raises(InputError, match=rf"^{option} is {value}; a finite number is needed$"):
-            loss(**{option: value})(draw(), LABELS)
-
-
-@pytest.mark.parametrize("mining", MINING)
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
-def test_margin_must_not_be_below_zero(mining, value):
-    with pytest.raises(InputError, match=rf"^margin is {value}; a finite number of 0 or more is needed$"):
-        TripletLoss(value, mining)(draw(), LABELS)
 
 
 def test_unknown_mining_suggests_the_nearest():

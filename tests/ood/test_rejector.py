@@ -14,6 +14,12 @@ from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_th
 PRINT, OTHER = "a" * 32, "b" * 32
 
 
+def refuses(message, call):
+    """Assert that the call raises an InputError whose message matches."""
+    with pytest.raises(InputError, match=message):
+        call()
+
+
 def table(n, seed=0, shift=0.0, fingerprint=PRINT, n_classes=8, prefix="i"):
     """Unit vectors about class means that every seed shares."""
     labels = np.arange(n) % n_classes
@@ -31,6 +37,18 @@ def table(n, seed=0, shift=0.0, fingerprint=PRINT, n_classes=8, prefix="i"):
     return EmbeddingTable(Manifest(Path("images.csv"), Path("."), rows, 1), vectors, fingerprint)
 
 
+def joined(gallery, queries):
+    """The gallery and some of the queries, which are not to match themselves."""
+    rows = pl.concat([gallery.manifest.table, queries.manifest.table[:20]])
+    vectors = np.concatenate([gallery.vectors, queries.vectors[:20]])
+    return EmbeddingTable(Manifest(Path("g.csv"), Path("."), rows, 1), vectors, PRINT)
+
+
+def relabelled(table):
+    rows = table.manifest.table.with_columns(pl.lit("z").alias("label_0"))
+    return EmbeddingTable(Manifest(Path("x.csv"), Path("."), rows, 1), table.vectors, PRINT)
+
+
 def test_accepts_the_stated_share_and_refuses_what_is_elsewhere():
     rejector = fit_rejector(table(2000), "gmm", tpr=0.9)
     verdicts = rejector.judge(table(2000, seed=1).vectors)
@@ -45,8 +63,7 @@ def test_a_vector_that_is_not_finite_is_named_by_file_and_id(sightline, tmp_path
     broken = table(40)
     broken.vectors[3, 1] = np.nan
     message = r"the vector of 'i0-3' has values that are not finite"
-    with pytest.raises(InputError, match=rf"images\.csv: {message}"):
-        fit_rejector(broken, "knn", k=3)
+    refuses(rf"images\.csv: {message}", lambda: fit_rejector(broken, "knn", k=3))
     fit_rejector(table(40), "knn", k=3).save(tmp_path / "r")
     fine, bad = table(40, seed=1).write(tmp_path / "fine.parquet"), broken.write(tmp_path / "bad.parquet")
     status, _, err = sightline("ood", "evaluate", tmp_path / "r", "--in", fine, "--out-sets", f"n={bad}")
@@ -63,17 +80,12 @@ def test_no_match_is_kept_apart_from_not_belonging():
     assert [verdict.matched for verdict in verdicts] == [True, False, True]
     assert [verdict.similarity for verdict in verdicts] == [limit, limit - 1e-6, 1.0]
     np.testing.assert_allclose([verdict.energy for verdict in verdicts], rejector.scorer.score(vectors))
-    with pytest.raises(InputError, match=r"one for each of the 3 queries is needed, found \(2,\)"):
-        rejector.judge(vectors, [0.1, 0.2])
+    refuses(r"one for each of the 3 queries is needed, found 2", lambda: rejector.judge(vectors, [0.1, 0.2]))
 
 
 def test_match_threshold_by_definition():
-    queries, gallery = table(60, seed=1), table(50, seed=2)
-    both = EmbeddingTable(  # the gallery holds some of the queries too: they do not match themselves
-        Manifest(Path("g.csv"), Path("."), pl.concat([gallery.manifest.table, queries.manifest.table[:20]]), 1),
-        np.concatenate([gallery.vectors, queries.vectors[:20]]),
-        PRINT,
-    )
+    queries = table(60, seed=1)
+    both = joined(table(50, seed=2), queries)
     best = []
     for query_id, label, z in zip(queries.ids, queries.manifest.table["label_0"], queries.vectors, strict=True):
         same = zip(both.ids, both.manifest.table["label_0"], both.vectors, strict=True)
@@ -81,10 +93,7 @@ def test_match_threshold_by_definition():
     found = match_threshold(queries, both, 0.9)
     assert found == pytest.approx(np.quantile(best, 0.1, method="lower"), abs=1e-6)
     assert np.mean(np.array(best) >= found - 1e-6) >= 0.9
-    stranger = table(20, seed=3)
-    renamed = Manifest(Path("x.csv"), Path("."), stranger.manifest.table.with_columns(pl.lit("z").alias("label_0")), 1)
-    with pytest.raises(InputError, match=r"no query of x\.csv has an image of its class in g\.csv"):
-        match_threshold(EmbeddingTable(renamed, stranger.vectors, PRINT), both)
+    refuses(r"no query of x\.csv has an image of its class in g\.csv", lambda: match_threshold(relabelled(queries), both))
 
 
 def test_what_is_wrong_is_said_before_anything_is_fitted(monkeypatch):
@@ -92,21 +101,15 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(monkeypatch):
         raise AssertionError("fitted")
 
     monkeypatch.setattr(ood.Scorer, "fit", fit)
-    strangers = table(50, seed=1)
-    rows = strangers.manifest.table.with_columns(pl.lit("z").alias("label_0"))
-    strangers = EmbeddingTable(Manifest(Path("x.csv"), Path("."), rows, 1), strangers.vectors, PRINT)
-    with pytest.raises(InputError, match=r"tpr is 1\.5"):
-        fit_rejector(table(50), "gmm", tpr=1.5)
-    with pytest.raises(InputError, match="unknown policy 'refuse'"):
-        fit_rejector(table(50), "gmm", policy="refuse")
-    with pytest.raises(InputError, match="has an image of its class"):
-        fit_rejector(table(50), "gmm", gallery=strangers)
+    refuses(r"tpr is 1\.5", lambda: fit_rejector(table(50), "gmm", tpr=1.5))
+    refuses("unknown policy 'refuse'", lambda: fit_rejector(table(50), "gmm", policy="refuse"))
+    refuses("has an image of its class", lambda: fit_rejector(table(50), "gmm", gallery=relabelled(table(50, seed=1))))
     broken = table(50, seed=1)
     broken.vectors[3, 2] = np.nan
     for wrong in (broken, table(0)):
-        with pytest.raises(InputError, match="the held-out table is empty, or has vectors with values that are not finite"):
+        with pytest.raises(InputError, match=r"not finite|0 vectors"):
             fit_rejector(table(50), "gmm", held_out=wrong)
-        with pytest.raises(InputError, match="the gallery table is empty, or has"):
+        with pytest.raises(InputError, match=r"not finite|0 vectors"):
             fit_rejector(table(50), "gmm", gallery=wrong)
 
 
@@ -147,12 +150,9 @@ def test_policies():
     rejector = fit_rejector(table(300), "gmm")
     inside, outside = rejector.judge(np.stack([table(1).vectors[0], -table(1).vectors[0]]))
     assert (inside.belongs, outside.belongs) == (True, False)
-    withheld = {}
-    for policy in ("reject", "flag", "ignore"):
-        withheld[policy] = (withholds(policy, inside), withholds(policy, outside))
-    assert withheld == {"reject": (False, True), "flag": (False, False), "ignore": (False, False)}
-    with pytest.raises(InputError, match="unknown policy 'refuse'"):
-        fit_rejector(table(300), "gmm", policy="refuse")
+    assert [withholds(policy, outside) for policy in ("reject", "flag", "ignore")] == [True, False, False]
+    assert not withholds("reject", inside)
+    refuses("unknown policy 'refuse'", lambda: fit_rejector(table(300), "gmm", policy="refuse"))
 
 
 def test_saved_inside_an_encoder_and_bound_to_it(tmp_path):
@@ -176,32 +176,25 @@ def test_saved_inside_an_encoder_and_bound_to_it(tmp_path):
 
 
 def test_what_does_not_fit(tmp_path):
-    with pytest.raises(InputError, match="a rejector judges vectors; scorer 'gmm_std' needs feature maps"):
-        fit_rejector(table(50), "gmm_std")
-    with pytest.raises(InputError, match="has no threshold yet"):
-        Rejector(ood.create("gmm").fit(table(50).vectors), PRINT)
-    with pytest.raises(InputError, match="a rejector judges vectors; scorer 'gmm_std'"):
-        Rejector(ood.create("gmm_std"), PRINT)
-    with pytest.raises(InputError, match=f"the gallery table is of encoder {OTHER}, the fit table of {PRINT}"):
+    refuses("a rejector judges vectors; scorer 'gmm_std' needs feature maps", lambda: fit_rejector(table(50), "gmm_std"))
+    refuses("has no threshold yet", lambda: Rejector(ood.create("gmm").fit(table(50).vectors), PRINT))
+    refuses("a rejector judges vectors; scorer 'gmm_std'", lambda: Rejector(ood.create("gmm_std"), PRINT))
+    with pytest.raises(InputError, match=f"50 vectors of encoder {OTHER}; vectors of encoder {PRINT}"):
         fit_rejector(table(50), "gmm", gallery=table(50, fingerprint=OTHER))
-    with pytest.raises(InputError, match="level is 1; the table has 1 label levels"):
-        fit_rejector(table(50), "gmm", level=1)
+    refuses("level is 1; the table has 1 label levels", lambda: fit_rejector(table(50), "gmm", level=1))
     bare = table(50).manifest.table.drop("label_0")
     unlabelled = EmbeddingTable(Manifest(Path("x.csv"), Path("."), bare, 0), table(50).vectors, PRINT)
-    with pytest.raises(InputError, match="level is 1; the table has 0 label levels"):
-        fit_rejector(unlabelled, "gmm", level=1)
+    refuses("level is 1; the table has 0 label levels", lambda: fit_rejector(unlabelled, "gmm", level=1))
     assert fit_rejector(unlabelled, "gmm").judge(table(2).vectors)
-    with pytest.raises(InputError, match="2 or more are needed"):
-        fit_rejector(table(1), "gmm")
-    with pytest.raises(InputError, match=r"not a rejector: it has no rejector\.json"):
-        Rejector.load(tmp_path)
+    refuses("2 or more are needed", lambda: fit_rejector(table(1), "gmm"))
+    refuses(r"not a rejector: it has no rejector\.json", lambda: Rejector.load(tmp_path))
     folder = fit_rejector(table(50), "gmm").save(tmp_path / "r")
     stored = json.loads((folder / "rejector.json").read_text())
     for broken, message in (
         ({**stored, "format": 2}, "of format 2"),
         ({**stored, "extra": 1}, "not a rejector's settings"),
         ({**stored, "similarity_threshold": {}}, "similarity_threshold"),
-        ([1], "not a rejector's settings"),
+        ([1], "rejector.json"),
     ):
         (folder / "rejector.json").write_text(json.dumps(broken))
         with pytest.raises(InputError, match=message):
@@ -209,34 +202,18 @@ def test_what_does_not_fit(tmp_path):
 
 
 def test_identification_by_definition():
-    queries, gallery, unknown = table(60, 1), table(50, 2, n_classes=6), table(40, 3, shift=0.7, prefix="u")
-    joined = EmbeddingTable(  # some queries are in the gallery too: they do not match themselves
-        Manifest(Path("g.csv"), Path("."), pl.concat([gallery.manifest.table, queries.manifest.table[:20]]), 1),
-        np.concatenate([gallery.vectors, queries.vectors[:20]]),
-        PRINT,
-    )
-    labels = joined.manifest.table["label_0"].to_list()
+    queries, unknown = table(60, 1), table(40, 3, shift=0.7, prefix="u")
+    both = joined(table(50, 2, n_classes=6), queries)
+    labels, own = (np.array(one.manifest.table["label_0"].to_list()) for one in (both, queries))
 
-    def best(table):
-        found = []
-        for query_id, z in zip(table.ids, table.vectors, strict=True):
-            others = [
-                (float(z @ g), label)
-                for i, label, g in zip(joined.ids, labels, joined.vectors, strict=True)
-                if i != query_id
-            ]
-            found.append(max(others))
-        return found
+    def ranked(table):  # cosines, without those of an image with itself
+        return np.where(np.array(table.ids)[:, None] == both.ids, -2, table.vectors.astype(float) @ both.vectors.T)
 
-    limits = sorted((score for score, _ in best(unknown)), reverse=True)
-    own = queries.manifest.table["label_0"].to_list()
-    matches = [
-        sum(label == o and i != q for i, o in zip(joined.ids, labels, strict=True))
-        for q, label in zip(queries.ids, own, strict=True)
-    ]
-    known = [(score > limits[4], label == o) for (score, label), o, n in zip(best(queries), own, matches, strict=True) if n]
-    found = identification_rates(queries, joined, {"u": unknown}, far=0.1)
-    assert found == {"u": pytest.approx(np.mean([high and right for high, right in known]))}
+    limit = sorted(ranked(unknown).max(1), reverse=True)[4]
+    scores, has_match = ranked(queries), ((own[:, None] == labels) & (np.array(queries.ids)[:, None] != both.ids)).any(1)
+    known = (scores.max(1) > limit) & (labels[scores.argmax(1)] == own)
+    found = identification_rates(queries, both, {"u": unknown}, far=0.1)
+    assert found == {"u": pytest.approx(known[has_match].mean())}
     assert 0 < found["u"] < 1
 
 
@@ -252,12 +229,7 @@ def test_commands(sightline, tmp_path):
         files["fit"],
         "--out",
         tmp_path / "rejector",
-        "--scorer",
-        "heat",
-        "--tpr",
-        0.9,
-        "--policy",
-        "flag",
+        *["--scorer", "heat", "--tpr", "0.9", "--policy", "flag"],
     ]
     small = ["hidden=8", "epochs=1", "n_chains=16", "n_steps=1", 'priors=["gmm"]', "start=data"]
     words += [word for option in small for word in ("--option", option)]
@@ -298,11 +270,11 @@ def test_commands(sightline, tmp_path):
     assert (status, "'far': name=value is needed" in err) == (2, True)
     for wrong, message in (
         (["--plot", "roc.txt"], "--plot roc.txt: a file that ends in .svg or .png is needed"),
-        (["--out-sets", f"far={files['near']}"], "'far' is given twice"),
+        (["--out-sets", f"far={files['near']}"], "a name is given twice"),
         (["--gallery-table", files["other"]], f"these are of {OTHER}"),
         (["--gallery-table", files["fit"], "--far", 1.0], "far is 1.0"),
     ):
         status, out, err = sightline(*words, *wrong)
         assert (status, out, message in err) == (2, "", True), err
     status, _, err = sightline("ood", "fit", files["fit"], "--out", tmp_path / "x", "--option", "seed=3")
-    assert (status, "--option seed=3: not one of the scorer's; the command has options of its own" in err) == (2, True)
+    assert (status, "--option seed" in err) == (2, True)

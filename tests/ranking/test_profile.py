@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.ranking import profile as core
-from sightline.ranking.levels import level_counts
+from sightline.ranking.pairs import level_counts
 from sightline.ranking.profile import rank_loss
 from sightline.ranking.ranks import SigmoidStep, SupStep
 

@@ -109,7 +109,7 @@ def test_copies_of_the_query_score_1_and_nothing_is_nan():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"k_1": 0}, "k_1 is 0"), ({"k_2": 0}, "k_2 0"), ({"original_weight": 1.5}, "original_weight 1.5")],
+    [({"k_1": 0}, "k_1 is 0"), ({"k_2": 0}, "k_2 is 0"), ({"original_weight": 1.5}, "original_weight is 1.5")],
 )
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(InputError, match=message):

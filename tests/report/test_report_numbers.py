@@ -3,44 +3,52 @@
 import math
 
 import numpy as np
-import pytest
 from torch.testing import assert_close
 
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
-from sightline.report.numbers import gaps_by_batch_size, label_recalls, measure, metric_rows, table_metrics
-from sightline.report.rankings import class_rows, first_results
+from sightline.report.numbers import (
+    class_rows,
+    first_results,
+    gaps_by_batch_size,
+    label_recalls,
+    measure,
+    metric_rows,
+    table_metrics,
+)
 
 
 def test_each_class_by_definition(random_subject):
     subject, other = random_subject(0), random_subject(1)
     result, before = evaluate_table(subject.table), evaluate_table(other.table)
     found = first_results(subject, 3)
-    rows = {row.name: row for row in class_rows(subject.table, result, found, before)}
+    rows = {row["name"]: row for row in class_rows(subject.table, result, found, before)}
     assert len(rows) == 10
     labels = subject.table.manifest.table["label_0"].to_list()
     for name, row in rows.items():
         own = [place for place in range(40) if labels[place] == name]
-        assert row.n_images == 4
-        assert row.parents == tuple(subject.table.manifest.table[f"label_{level}"][own[0]] for level in (1, 2))
-        assert_close(row.precision, math.fsum(result.per_query["map"][own]) / 4)
-        assert_close(row.recall, math.fsum(result.per_query["recall@1"][own]) / 4)
-        assert_close(row.before, math.fsum(before.per_query["map"][own]) / 4)
+        assert row["n_images"] == 4
+        assert row["parents"] == tuple(subject.table.manifest.table[f"label_{level}"][own[0]] for level in (1, 2))
+        assert_close(row["precision"], math.fsum(result.per_query["map"][own]) / 4)
+        assert_close(row["recall"], math.fsum(result.per_query["recall@1"][own]) / 4)
+        assert_close(row["before"], math.fsum(before.per_query["map"][own]) / 4)
         wrong = [labels[found.rows[place, 0]] for place in own if labels[found.rows[place, 0]] != name]
         if wrong:
-            assert row.mistaken_for[1] == max(wrong.count(other) for other in wrong) == wrong.count(row.mistaken_for[0])
+            assert (
+                row["mistaken_for"][1] == max(wrong.count(other) for other in wrong) == wrong.count(row["mistaken_for"][0])
+            )
         else:
-            assert row.mistaken_for is None
-    precisions = [row.precision for row in class_rows(subject.table, result, found)]
+            assert row["mistaken_for"] is None
+    precisions = [row["precision"] for row in class_rows(subject.table, result, found)]
     assert precisions == sorted(precisions)
 
 
 def test_a_class_of_one_image_has_no_value_and_comes_last(circle):
     subject = circle((0, 10, 20), "aab")
     rows = class_rows(subject.table, evaluate_table(subject.table), first_results(subject, 2))
-    assert [row.name for row in rows] == ["a", "b"]
-    assert math.isnan(rows[1].precision)
-    assert rows[1].mistaken_for == ("a", 1)
+    assert [row["name"] for row in rows] == ["a", "b"]
+    assert math.isnan(rows[1]["precision"])
+    assert rows[1]["mistaken_for"] == ("a", 1)
 
 
 def test_the_table_says_which_differences_are_real():
@@ -49,12 +57,12 @@ def test_the_table_says_which_differences_are_real():
     old = Result({"map": values, "recall@1": values, "severity@1": 2.3 - values}, labels=np.arange(400) // 4)
     rows, by = metric_rows({"new": new, "old": old}, ["map", "recall@1", "severity@1"])
     assert by == "classes"
-    assert [row.verdict for row in rows] == ["better", "may be chance", "better"]
-    assert [row.difference[0] for row in rows] == ["+20.0", "+0.0", "-0.30"]
-    assert [cell[0] for cell in rows[0].cells] == [f"{100 * new['map']:.1f}", f"{100 * old['map']:.1f}"]
-    low, high = map(float, rows[0].cells[0][1].split(" – "))
+    assert [row["verdict"] for row in rows] == ["better", "may be chance", "better"]
+    assert [row["difference"][0] for row in rows] == ["+20.0", "+0.0", "-0.30"]
+    assert [cell[0] for cell in rows[0]["cells"]] == [f"{100 * new['map']:.1f}", f"{100 * old['map']:.1f}"]
+    low, high = map(float, rows[0]["cells"][0][1].split(" – "))
     assert low < 100 * new["map"] < high
-    assert [row.verdict for row in metric_rows({"old": old, "new": new}, ["map"])[0]] == ["worse"]
+    assert [row["verdict"] for row in metric_rows({"old": old, "new": new}, ["map"])[0]] == ["worse"]
 
 
 def test_every_metric_of_the_table_and_the_curves_is_measured(random_subject):
@@ -67,7 +75,7 @@ def test_every_metric_of_the_table_and_the_curves_is_measured(random_subject):
     heights = first_results(subject, 8).heights
     expected = [[float((heights[:, :k] <= label).any(1).mean()) for k in (1, 2, 4, 8)] for label in range(3)]
     assert_close(recalls.tolist(), expected)
-    assert {row.meaning for row in metric_rows({"a": result}, told)[0]} >= {"average precision, by label_2"}
+    assert {row["meaning"] for row in metric_rows({"a": result}, told)[0]} >= {"average precision, by label_2"}
 
 
 def test_the_gap_ends_at_nothing_for_the_whole_set(random_subject):
@@ -77,6 +85,5 @@ def test_the_gap_ends_at_nothing_for_the_whole_set(random_subject):
     assert gaps[32].mean > 0
 
 
-@pytest.mark.parametrize("labels", ["abcd"])
-def test_there_is_no_gap_without_positives(circle, labels):
-    assert gaps_by_batch_size(circle((0, 1, 2, 3), labels)) == {}
+def test_there_is_no_gap_without_positives(circle):
+    assert gaps_by_batch_size(circle((0, 1, 2, 3), "abcd")) == {}

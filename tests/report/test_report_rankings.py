@@ -2,11 +2,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import precision_recall_curve
 from torch.testing import assert_close
 
 from sightline.evaluation.tables import evaluate_table
-from sightline.report.rankings import EDGES, GRID, first_results, precision_at_recall, sampled_curves
+from sightline.report.numbers import EDGES, GRID, first_results, precision_at_recall, sampled_curves
 
 
 def test_the_first_results_and_what_they_share_by_hand(circle):
@@ -60,7 +61,8 @@ def test_precision_at_each_recall_is_that_of_scikit_learn(seed):
     relevant[0] = True
     precision, recall, _ = precision_recall_curve(relevant, scores)  # thresholds rise, recall falls
     expected = [precision[np.flatnonzero(recall >= value)[-1]] for value in GRID]
-    assert_close(precision_at_recall(relevant[np.argsort(-scores)]).tolist(), expected)
+    (found,) = precision_at_recall(torch.from_numpy(relevant[np.argsort(-scores)])[None].to(torch.int8), n_levels=1)
+    assert_close(found.tolist(), expected)
 
 
 def test_the_areas_are_the_metrics(random_subject):

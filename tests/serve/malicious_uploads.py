@@ -72,7 +72,6 @@ def corpus() -> dict[str, bytes]:
     plain = np.random.default_rng(1).integers(0, 256, 5000, np.uint8).tobytes()
     script = b"<script>alert(1)</script>"
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><image href="file:///etc/passwd"/></svg>'
-    entities = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><svg>&b;</svg>'
     comment = b"\xff\xfe" + struct.pack(">H", 2 + len(script)) + script
     return {
         # no images
@@ -80,46 +79,25 @@ def corpus() -> dict[str, bytes]:
         "one byte": b"\xff",
         "text": b"hello, I am an image",
         "noise": plain,
-        "zeros": bytes(100_000),
-        "html": b"<!doctype html><html><body onload=alert(1)>",
         "svg": svg,
-        "svg with entities": entities,
         "pdf": b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\ntrailer\n%%EOF",
         "zip": zipped(),
-        "gzip": b"\x1f\x8b\x08" + plain,
-        "elf": b"\x7fELF\x02\x01\x01" + plain,
-        "pickle": b"\x80\x04cos\nsystem\n(S'echo harm'\ntR.",
-        "shell script": b"#!/bin/sh\necho harm\n",
         "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(/etc/passwd) run\nshowpage",
         # images of formats that are not taken
         "tiff": saved("TIFF"),
         "ico": saved("ICO"),
-        "ppm": saved("PPM"),
-        "tga": saved("TGA"),
-        "pcx": saved("PCX"),
-        "sgi": saved("SGI"),
-        "xbm": b"#define x_width 8\n#define x_height 8\nstatic char x_bits[] = {0,0,0,0,0,0,0,0};",
-        "im": saved("IM"),
         "avif header": b"\x00\x00\x00\x1cftypavif\x00\x00\x00\x00avifmif1" + plain,
-        "heic header": b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + plain,
-        "jpeg 2000 header": b"\x00\x00\x00\x0cjP  \r\n\x87\n" + plain,
         # cut off or broken
         "png cut off": middle_of(png),
         "jpeg cut off": middle_of(jpeg),
-        "gif cut off": middle_of(gif),
-        "bmp cut off": middle_of(bmp),
         "webp cut off": middle_of(webp),
         "png signature alone": png[:8],
-        "jpeg start alone": jpeg[:2],
-        "gif header alone": gif[:13],
         "riff of no webp": b"RIFF\x10\x00\x00\x00WAVEfmt " + plain,
         "png with wrong checksum": replaced(png, 29, b"\0\0\0\0"),
         "png with broken stream": replaced(png, 60, bytes(200)),
         "png without rows": b"\x89PNG\r\n\x1a\n" + png[8:33] + chunk(b"IEND", b""),
         "png of depth 3": png_of(64, 64, bytes(193 * 64), depth=3),
-        "png of colour 9": png_of(64, 64, bytes(193 * 64), colour=9),
         "png of width 0": png_of(0, 64, b""),
-        "png of height 0": png_of(64, 0, b""),
         "png with a chunk of 4 GB": b"\x89PNG\r\n\x1a\n" + png[8:33] + b"\xff\xff\xff\xffIDAT" + plain,
         "png with two headers": png[:33] + png[8:33] + png[33:40],
         "jpeg without tables": jpeg[:2] + jpeg[jpeg.index(b"\xff\xda") :],
@@ -131,14 +109,12 @@ def corpus() -> dict[str, bytes]:
         "webp with broken frame": replaced(webp, 20, bytes(40)),
         # too large
         "png of 100,000 x 100,000": png_of(100_000, 100_000, bytes(1000)),
-        "png of 2^31 - 1": png_of(2**31 - 1, 2**31 - 1, b""),
         "png of 30 megapixels of zeros": png_of(6000, 5000, bytes(18_001 * 5000)),
         "jpeg of 65,500 x 65,500": resized_jpeg(65_500, 65_500),
         "gif of 65,535 x 65,535": b"GIF89a\xff\xff\xff\xff\0\0\0" + gif[13:],
         "bmp of 2^30": replaced(bmp, 18, struct.pack("<ii", 2**30, 2**30)),
         "bmp of run lengths": replaced(bmp, 18, struct.pack("<iiHHI", 60_000, 60_000, 1, 8, 1)),
         "strip of 1 x 20,000": saved("PNG", Image.new("L", (1, 20_000))),
-        "strip of 20,000 x 1": saved("PNG", Image.new("L", (20_000, 1))),
         "png of 25 megapixels, cut off": middle_of(png_of(5000, 5000, bytes(15_001 * 5000))),
         "png with text that unpacks to 200 MB": png_of(
             64, 64, bytes(193 * 64), before=chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(200_000_000), 1))

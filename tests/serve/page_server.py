@@ -23,14 +23,8 @@ from sightline.serve.settings import read_settings
 
 CHROMIUM = Path("/usr/bin/chromium")
 NO_CHROMIUM = f"{CHROMIUM} is missing: `make browser` installs it on Debian, as root"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+FLAGS = ["--no-sandbox", "--disable-gpu", *QUIET]
 COLOURS = {"red": "#d01818", "green": "#18a030", "blue": "#1848d0", "gold": "#e0b010", "pink": "#f080b0"}
 ODD = 'it\'s a "square" \\ [x]'  # a label that must reach the filter unharmed
 SHAPES = ("circle", ODD, "triangle", "bar")
@@ -93,7 +87,14 @@ def served(*galleries: Path, **settings) -> Iterator[str]:
     roots = [gallery.parent for gallery in galleries]
     given = {"galleries": list(galleries), "image_roots": roots, "rate": 1e6, "burst": 1e6, **settings}
     app = create_app(read_settings(given=given, environ={}))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    with running(uvicorn.Config(app, log_config=None, access_log=False)) as address:
+        yield address
+
+
+@contextmanager
+def running(config: uvicorn.Config) -> Iterator[str]:
+    """The address of an application in a thread of this process."""
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

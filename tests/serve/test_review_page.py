@@ -3,27 +3,23 @@
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
 from importlib import import_module
 from urllib.parse import urlsplit
 
 import numpy as np
 import polars as pl
 import pytest
-import uvicorn
-from page_server import CHROMIUM, FLAGS, NO_CHROMIUM
+from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, running
 from PIL import Image
 from safetensors.numpy import save_file
 
 from sightline.errors import InputError
 from sightline.hierarchy.collect import digest, write_step
-from sightline.hierarchy.review import Review
+from sightline.hierarchy.journal import Review
 from sightline.serve.review import create_review_app, serve_review
-from sightline.serve.run import configured
+from sightline.serve.run import uvicorn_config
 from sightline.serve.settings import ServeSettings
 
 TEXTS = {"cat": ("pets", "animals"), "dog": ("pets", "animals"), "car": ("pets", "animals"), "bus": ("pets", "animals"),
@@ -46,25 +42,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-@contextmanager
-def served(folder, **limits):
-    """The port of the page of a review."""
-    settings = ServeSettings(galleries=(), rate=None, **limits)
-    server = uvicorn.Server(configured(settings, create_review_app(Review(folder), settings)))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 @pytest.fixture
 def server(folder):
-    with served(folder) as port:
-        yield port
+    settings = ServeSettings(rate=None)
+    with running(uvicorn_config(settings, create_review_app(Review(folder), settings))) as address:
+        yield urlsplit(address).port
 
 
 def groups_on_disk(folder):
@@ -77,25 +59,6 @@ def groups_on_disk(folder):
 
 
 FIRST = {"animals/pets": {"cat", "dog", "car", "bus"}, "animals/wild": {"lion"}, "plants/trees": {"oak", "elm"}}
-
-
-@pytest.mark.parametrize(
-    ("sent", "answer"),
-    [
-        (b"GET / HTTP/1.1\r\nX-Half: ", b""),
-        (
-            b"POST /api/act HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
-            b"HTTP/1.1 408 ",
-        ),
-    ],
-    ids=["half a head", "half a body"],
-)
-def test_a_request_that_is_half_sent_ends(folder, sent, answer):
-    with served(folder, upload_seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as opened:
-        opened.sendall(sent)
-        with opened.makefile("rb") as heard:
-            found = heard.read()
-    assert found[: len(answer) or None] == answer
 
 
 @pytest.fixture

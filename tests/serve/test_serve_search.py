@@ -131,8 +131,8 @@ def test_searches_by_id_that_do_not_fit(client, body, status, detail):
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ({"vector": [1.0] * 15}, "16 numbers are needed, found 15"),
-        ({"vector": [0.0] * 16}, "length is 0"),
+        ({"vector": [1.0] * 15}, "16 numbers are needed, not all 0, found 15"),
+        ({"vector": [0.0] * 16}, "not all 0"),
         ({"vector": [1e300] * 16}, "vector"),
         ({"vector": [1.0] * 16, "where": "__import__('os')"}, "not in the language"),
         ({"vector": [1.0] * 16, "where": "path >= 'a'"}, "path cannot be asked for"),
@@ -167,7 +167,7 @@ def test_a_vector_of_another_encoder_is_refused(client, shared_gallery):
     assert client.post("/v1/search/vector", json=body | {"fingerprint": own}).status_code == 200
     answer = client.post("/v1/search/vector", json=body | {"fingerprint": "another"})
     assert answer.status_code == 409
-    assert f"the vector is of encoder another, the gallery's are of {own}" in answer.json()["detail"]
+    assert all(word in answer.json()["detail"] for word in ("another", own))
 
 
 def test_json_that_is_nested_without_end_is_refused(client):

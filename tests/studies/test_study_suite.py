@@ -8,7 +8,7 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.studies.run import result_file
+from sightline.studies.cells import result_file
 from sightline.studies.suite import DataSet, cells_of, find_manifest, read_images, read_suite
 
 SUITES = Path(__file__).parents[2] / "benchmarks/suites"
@@ -37,7 +37,10 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("file", sorted(SUITES.glob("*.toml")), ids=lambda file: file.stem)
 def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_path):
     suite = read_suite(file)
-    given = {data.source or data.name: noise for data in suite.data}
+    with_val, without = noise, tmp_path / "manifest.csv"
+    (tmp_path / "tree").symlink_to(noise.parent / "tree")
+    pl.read_csv(noise).with_columns(pl.col("split").replace("val", "train")).write_csv(without)
+    given = {data.name: with_val if data.val_fraction is None else without for data in suite.data}
     cells = cells_of(suite, given, tmp_path, check=False)
     untrained = sum(not row.trained for row in suite.all_rows)
     n_rows = len(suite.all_rows)
@@ -46,33 +49,41 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, tmp_pa
 
 
 def test_the_same_run_has_the_same_key_in_every_suite(noise, tmp_path):
-    def keys(name):
-        suite = read_suite(SUITES / f"emoji-{name}.toml")
-        return {cell.row.name: cell.key for cell in cells_of(suite, {"emoji": noise}, tmp_path, seeds=[0], check=False)}
+    def key(*options, **changes):
+        words = ", ".join(f'"{option}"' for option in options)
+        text = GOOD.replace('"loss.name=sup_ap"', words)
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        return cells_of(read_suite(written(tmp_path, text)), {"noise": noise}, tmp_path, check=False)[0].key
 
-    # Written with and without the values that losses have by default, and with other names.
-    losses, tree, parts, sizes = keys("ap-losses"), keys("hierarchy"), keys("ablation"), keys("batch-size")
-    assert len(set(losses.values())) == len(losses)
-    assert losses["before training"] == tree["before training"]
-    assert losses["NSM"] == tree["NSM"]
-    assert losses["Smooth-AP"] == tree["Smooth-AP"] == parts["Smooth-AP"]
-    assert losses["ROADMAP (proxies)"] == tree["ROADMAP"] == parts["Sup-AP + L_DG*"]
-    assert losses["ROADMAP (proxies)"] == sizes["Sup-AP + L_DG*, images in a batch 128"]
-    # α is 1 in one row and 1.0 in the other; ρ is 100 in one and not given in the other.
-    chosen = keys("hyperparameters")
-    assert chosen["ROADMAP, λ 0.1"] == chosen["ROADMAP with λ 0.1, ρ 100"]
-    assert chosen["HAPPIER, α 1"] == chosen["HAPPIER with α 1, λ 0.1"]
-    assert chosen["ROADMAP, λ 0.1"] != tree["ROADMAP"], "measured on other classes"
+    # Written with and without the values that losses have by default; 1 and 1.0 are one number.
+    assert key("loss.name=sup_ap") == key("loss.name=sup_ap", "loss.rho=100", "loss.tau=1e-2")
+    assert key("loss.name=sup_ap") == key("loss.name=sup_ap", recall="ndcg"), "another metric is not another run"
+    others = [key("loss.name=sup_ap", more) for more in ("loss.rho=10", "loss.reference=train", "optimizer.lr=1")]
+    others.append(key("loss.name=sup_ap", **{'baseline = "A"': 'baseline = "A"\nsplit = "val"'}))
+    assert len({key("loss.name=sup_ap"), *others}) == 5
 
 
-def test_all_suites_are_there():
-    assert len(list(SUITES.glob("*.toml"))) == 8
-
-
-def test_the_page_has_a_place_for_every_suite_on_emoji():
+def test_the_page_has_a_place_for_every_suite():
     page = (SUITES.parents[1] / "docs/benchmarks.md").read_text()
-    assert re.findall(r"<!-- suite (\S+) -->", page) == re.findall(r"<!-- end of suite (\S+) -->", page)
-    assert sorted(re.findall(r"<!-- suite (\S+) -->", page)) == sorted(file.stem for file in SUITES.glob("emoji-*.toml"))
+    begun = re.findall(r"<!-- suite (\S+) -->", page)
+    assert begun == re.findall(r"<!-- end of suite (\S+) -->", page)
+    assert sorted(begun) == sorted(file.stem for file in SUITES.glob("*.toml") if file.stem != "glyphs-smoke")
+
+
+def test_training_classes_are_held_out_alike_for_all_seeds(noise, tmp_path):
+    (tmp_path / "tree").symlink_to(noise.parent / "tree")
+    whole = pl.read_csv(noise).filter(pl.col("split") != "val")
+    whole.write_csv(tmp_path / "manifest.csv")
+    data = DataSet(name="noise", val_fraction=0.4)
+    cut = read_images(data, read_manifest(tmp_path / "manifest.csv"), tmp_path)
+    assert all(path.is_file() for path in cut.paths())
+    held_out = cut.table.filter(split="val")
+    assert held_out["label_0"].n_unique() == 2
+    assert set(held_out["label_0"]).isdisjoint(cut.table.filter(split="train")["label_0"])
+    assert len(cut.table.filter(split="test")) == len(whole.filter(split="test"))
+    with pytest.raises(InputError, match="has a split val"):
+        read_images(data, read_manifest(noise), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_a_row_seed_or_data_set_that_the_suite_lacks_is_refused(noise, tmp_path)
     suite = read_suite(written(tmp_path, GOOD))
     with pytest.raises(InputError, match="unknown row 'a'"):
         cells_of(suite, {"noise": noise}, tmp_path, only=["a"])
-    with pytest.raises(InputError, match="seed '7' is not of the suite, which has '0', '1'"):
+    with pytest.raises(InputError, match=r"unknown seed .*'7': known: '0', '1'"):
         cells_of(suite, {"noise": noise}, tmp_path, seeds=[7])
     with pytest.raises(InputError, match="unknown data set of --data 'nose': did you mean 'noise'"):
         cells_of(suite, {"nose": noise}, tmp_path)
@@ -173,36 +184,11 @@ def test_recipe_values_of_a_result_are_compared_where_both_versions_know_them(no
     assert not cell.agrees({"recipe": stored, "loss": loss})
 
 
-def test_queries_of_one_vendor_rank_the_others_and_can_be_kept_out_of_training(noise, tmp_path):
-    data = DataSet(name="red", source="noise", query={"vendor": "red"})
-    whole = pl.read_csv(noise)
-    for without in (False, True):
-        cut = read_manifest(read_images(data, read_manifest(noise), "test", without, tmp_path).source)
-        assert all(path.is_file() for path in cut.paths())
-        test = cut.table.filter(split="test")
-        assert test.filter("is_query")["vendor"].unique().to_list() == ["red"]
-        assert set(test.filter("is_gallery")["vendor"]) == set(whole["vendor"]) - {"red"}
-        assert len(test) == len(whole.filter(split="test"))
-        rest = cut.table.filter(pl.col("split") != "test")
-        assert ("red" in rest["vendor"]) is not without
-        assert len(rest) == len(whole.filter(pl.col("split") != "test", *([pl.col("vendor") != "red"] if without else [])))
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ({"vendro": "red"}, "data set 'red' asks for column 'vendro'; there are .*'vendor'"),
-        ({"vendor": "pink"}, "split 'test' has no query for .*'vendor': 'pink'"),
-    ],
-)
-def test_queries_that_are_not_there_are_refused(query, message, noise, tmp_path):
-    with pytest.raises(InputError, match=message):
-        read_images(DataSet(name="red", query=query), read_manifest(noise), "test", False, tmp_path)
-
-
 def test_a_split_that_is_not_there_is_refused_before_anything_runs(noise, tmp_path):
-    with pytest.raises(InputError, match="no image in split 'tset'"):
-        read_images(DataSet(name="all"), read_manifest(noise), "tset", False, tmp_path)
+    pl.read_csv(noise).filter(pl.col("split") != "test").write_csv(tmp_path / "manifest.csv")
+    (tmp_path / "tree").symlink_to(noise.parent / "tree")
+    with pytest.raises(InputError, match="no image in split 'test'"):
+        cells_of(read_suite(written(tmp_path, GOOD)), {"noise": tmp_path / "manifest.csv"}, tmp_path, check=False)
 
 
 @pytest.mark.parametrize(

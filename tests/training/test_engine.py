@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -8,16 +7,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from sightline.models.encoder import Encoder
-from sightline.training.engine import Epoch, Loop, Schedule, create_optimizer
+from sightline.training.engine import Engine, create_optimizer, rate_factor
 from sightline.training.large_batch import Examples
 from sightline.training.recipe import OptimizerSection, ScheduleSection
-from sightline.training.run_folder import Position
 
-N_EPOCHS, N_BATCHES = 3, 4
-
-
-class StopHereError(Exception):
-    pass
+N_STEPS = 12
 
 
 def new_model():
@@ -25,8 +19,8 @@ def new_model():
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
 
 
-def batch(epoch, number):
-    generator = torch.Generator().manual_seed(100 * epoch + number)
+def batch(number):
+    generator = torch.Generator().manual_seed(number)
     return Examples(torch.randn(8, 6, generator=generator), torch.arange(8) % 2, torch.arange(8))
 
 
@@ -34,68 +28,32 @@ def squared_distance_to_label(embeddings, labels, ids):
     return (embeddings - labels[:, None]).square().mean()
 
 
-class Watched:
-    """A run that notes what the loop says, and crashes after some step."""
-
-    def __init__(self, before, stop_after):
-        self.before_step, self.stop_after = before, stop_after
-        self.numbers, self.positions, self.n_epochs = [], [], 0
-
-    def epoch_from(self, epoch, first):
-        return Epoch(N_BATCHES, (batch(epoch, number) for number in range(first, N_BATCHES)))
-
-    def before_epoch(self):
-        self.n_epochs += 1
-
-    def after_step(self, position, n_batches, numbers):
-        assert n_batches == N_BATCHES
-        self.numbers.append(numbers)
-        self.positions.append(position)
-        if position.step == self.stop_after:
-            raise StopHereError
-        return False
-
-    def after_epoch(self, position):
-        return replace(position, best=float(position.epoch)), False
-
-
-def run(model, optimizer, position=None, stop_after=None, seed=3, clip_norm=None, before=lambda epoch: None):
-    """Train; with ``stop_after`` raise after that many steps, as a crash would; the end, positions and numbers."""
+def run(model, optimizer, first=0, stop=N_STEPS, seed=3, clip_norm=None):
+    """Train from a step to another; the numbers of each."""
     fabric = Fabric(accelerator="cpu", devices=1)
     module, wrapped = fabric.setup(model, optimizer)
-    watched = Watched(before, stop_after)
-    loop = Loop(fabric, module, squared_distance_to_label, wrapped, seed, clip_norm)
-    try:
-        end = loop.fit(N_EPOCHS, watched, position or Position())
-    except StopHereError:
-        end = watched.positions[-1]
-    return end, watched.positions, watched.numbers
+    engine = Engine(fabric, module, squared_distance_to_label, wrapped, seed, clip_norm)
+    return [engine.step(batch(step), step) for step in range(first, stop)]
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize("stop_after", [1, 5])
 def test_stopped_after_any_step_and_resumed_equals_never_stopped(stop_after):
-    whole = new_model()
-    end, _, numbers = run(whole, torch.optim.Adam(whole.parameters(), lr=0.1))
-    assert end == Position(epoch=N_EPOCHS, batch=0, step=N_EPOCHS * N_BATCHES, best=N_EPOCHS)
-
-    first = new_model()
+    whole, first, second = new_model(), new_model(), new_model()
+    numbers = run(whole, torch.optim.Adam(whole.parameters(), lr=0.1))
     optimizer = torch.optim.Adam(first.parameters(), lr=0.1)
-    position, _, before = run(first, optimizer, stop_after=stop_after)
-    assert position.step == stop_after
+    before = run(first, optimizer, stop=stop_after)
     torch.manual_seed(99)  # what a new process has drawn by then must not matter
-    second = new_model()
     resumed = torch.optim.Adam(second.parameters(), lr=0.1)
     second.load_state_dict(first.state_dict())
     resumed.load_state_dict(optimizer.state_dict())
-    _, _, after = run(second, resumed, position=position)
-    assert before + after == numbers
+    assert before + run(second, resumed, first=stop_after) == numbers
     assert_close(dict(second.state_dict()), dict(whole.state_dict()), rtol=0, atol=0)
 
 
 def test_dropout_differs_from_step_to_step_and_with_the_seed():
     def first_losses(seed):
         model = new_model()
-        return [step["loss"] for step in run(model, torch.optim.SGD(model.parameters(), lr=0.0), seed=seed)[2]]
+        return [step["loss"] for step in run(model, torch.optim.SGD(model.parameters(), lr=0.0), seed=seed)]
 
     torch.manual_seed(0)
     assert first_losses(3) == first_losses(3)
@@ -104,19 +62,12 @@ def test_dropout_differs_from_step_to_step_and_with_the_seed():
 
 def test_gradients_are_cut_to_the_norm_and_the_norm_before_is_reported():
     free, cut = new_model(), new_model()
-    _, _, numbers = run(free, torch.optim.SGD(free.parameters(), lr=1.0), stop_after=1)
-    _, _, cut_numbers = run(cut, torch.optim.SGD(cut.parameters(), lr=1.0), stop_after=1, clip_norm=0.01)
+    numbers = run(free, torch.optim.SGD(free.parameters(), lr=1.0), stop=1)
+    cut_numbers = run(cut, torch.optim.SGD(cut.parameters(), lr=1.0), stop=1, clip_norm=0.01)
     assert cut_numbers[0]["grad_norm"] == numbers[0]["grad_norm"] > 0.01
     start = new_model().state_dict()
     moved = torch.cat([(start[name] - value).flatten() for name, value in cut.state_dict().items()])
     assert_close(moved.norm().item(), 0.01, rtol=1e-3, atol=0)
-
-
-def test_time_is_told_in_fractions_of_an_epoch():
-    told = []
-    model = new_model()
-    run(model, torch.optim.SGD(model.parameters(), lr=0.1), before=told.append)
-    assert told == [step / N_BATCHES for step in range(N_EPOCHS * N_BATCHES)]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +76,7 @@ def encoder():
 
 
 def factors(moments, **section):
-    return [Schedule(ScheduleSection(**section)).factor(moment) for moment in moments]
+    return [rate_factor(ScheduleSection(**section), moment) for moment in moments]
 
 
 def test_cosine_falls_from_the_whole_rate_to_what_is_left_at_the_end():
@@ -136,10 +87,7 @@ def test_cosine_falls_from_the_whole_rate_to_what_is_left_at_the_end():
 
 
 def test_the_schedule_waits_for_the_warm_up():
-    schedule = Schedule(ScheduleSection(name="cosine", epochs=10, warmup_epochs=2))
-    assert_close([schedule.factor(epoch) for epoch in (0, 1.9, 2, 6, 10)], [1.0, 1.0, 1.0, 0.5, 0.0])
-    assert [schedule.is_warmup(epoch) for epoch in (0, 1.999, 2, 9)] == [True, True, False, False]
-    assert not Schedule(ScheduleSection(epochs=10)).is_warmup(0)
+    assert_close(factors([0, 1.9, 2, 6, 10], name="cosine", epochs=10, warmup_epochs=2), [1.0, 1.0, 1.0, 0.5, 0.0])
 
 
 def test_steps_fall_at_each_milestone_counted_from_the_warm_up():

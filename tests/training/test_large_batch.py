@@ -21,8 +21,8 @@ from sightline.data.transforms import Preprocessing, train_transform
 from sightline.errors import InputError
 from sightline.losses import create_loss, list_losses, loss_options
 from sightline.losses.sums import takes_references
+from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
 from sightline.training.large_batch import Examples, back_propagate, chunk_bounds, fitting_chunk_size
-from sightline.training.memory import BatchLoss, CrossBatchMemory
 
 KNOWN = {"n_classes": 4, "embedding_dim": 5, "n_levels": 2, "class_counts": [4, 2]}
 SUM = {"terms": [{"name": "sup_h_ap", "weight": 0.7}, {"name": "norm_softmax", "weight": 0.3}]}  # of weighted_sum

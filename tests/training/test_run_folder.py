@@ -137,10 +137,8 @@ def test_any_bytes_are_refused_and_nothing_else_is_raised(tmp_path_factory, stor
         load_checkpoint(file)
 
 
-def test_text_pickles_with_code_and_missing_files_are_refused(tmp_path):
+def test_text_and_pickles_with_code_are_refused(tmp_path):
     file = tmp_path / "last.pt"
-    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: No such file or directory"):
-        load_checkpoint(file)
     file.write_text("hello world")
     with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: .*something else wrote it"):
         load_checkpoint(file)

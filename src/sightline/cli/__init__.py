@@ -1,1 +1,1 @@
-"""One thin file a command: parse, call one function, print."""
+"""Thin commands: parse, call one function, print."""

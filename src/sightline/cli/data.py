@@ -1,16 +1,13 @@
 """``sightline data``: check a set of images, count it, or make one."""
 
+from inspect import Parameter, getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sightline.cli.printing import echo
-
-if TYPE_CHECKING:
-    from inspect import Parameter
-
-    from sightline.data.manifest import Manifest
+from sightline.cli.console import echo
+from sightline.errors import InputError, names
 
 app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
 
@@ -25,42 +22,32 @@ def check(
     """Read the table and decode every image; list all faults."""
     from sightline.data.images import check_images
     from sightline.data.manifest import classes_in_several_splits, read_manifest
-    from sightline.errors import names
 
     manifest = read_manifest(source, labelled)
     check_images(manifest, show_progress=True)
-    counts = manifest.table.group_by("split").len().sort("split").rows()
     echo(f"{source}: {len(manifest)} images, {manifest.n_levels} label levels, no fault")
-    for split, n_images in counts:
+    for split in sorted(manifest.table["split"].unique()):
         part = manifest.split(split)
-        sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T) if manifest.n_levels else ""
-        echo(f"  {split:<5} {n_images:>8} images" + (f"  {sizes} classes" if sizes else ""))
+        sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T)
+        echo(f"  {split:<5} {len(part):>8} images" + (f"  {sizes} classes" if sizes else ""))
     if shared := classes_in_several_splits(manifest):
         more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
-        count = "1 class" if len(shared) == 1 else f"{len(shared)} classes"
-        echo(f"  in more than one split: {count} of label_0: {names(shared[:SHOWN])}{more}")
+        echo(f"  classes of label_0 in more than one split: {names(shared[:SHOWN])}{more}")
 
 
 @app.command()
 def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]) -> None:
     """Images, classes and images per class of each split and level; no image is opened."""
-    from sightline.data.manifest import read_manifest
+    from sightline.data.manifest import FLAGS, manifest_statistics, read_manifest
 
     manifest = read_manifest(source, labelled=False)
     echo(f"{source}: {len(manifest):,} images, {manifest.n_levels} label levels")
-    for line in _statistics(manifest):
-        echo(line)
-
-
-def _statistics(manifest: "Manifest") -> list[str]:
-    from sightline.data.manifest import FLAGS, manifest_statistics
-
-    lines = [f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>11}{'most':>11}"]
+    echo(f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>11}{'most':>11}")
     for split, level, n_images, n_classes, fewest, median, most in manifest_statistics(manifest).rows():
         sizes = "" if level is None else f"{n_classes:>10,}{fewest:>9,}{f'{median:,.1f}'.removesuffix('.0'):>11}{most:>11,}"
-        lines.append(f"{split:<6}{'-' if level is None else level:>6}{n_images:>12,}{sizes}")
-    there = [flag for flag in FLAGS if flag in manifest.table.columns]
-    return lines + [f"{flag}: {manifest.table[flag].sum():,} images" for flag in there]
+        echo(f"{split:<6}{'-' if level is None else level:>6}{n_images:>12,}{sizes}")
+    for flag in (flag for flag in FLAGS if flag in manifest.table.columns):
+        echo(f"{flag}: {manifest.table[flag].sum():,} images")
 
 
 @app.command("list")
@@ -76,7 +63,7 @@ def list_sets() -> None:
         echo(f"  {name:<17} {READERS.summary(name).removesuffix('.')}")
 
 
-def _needs_root(options: "dict[str, Parameter]") -> bool:
+def _needs_root(options: dict[str, Parameter]) -> bool:
     return "root" in options and options["root"].default is options["root"].empty
 
 
@@ -96,8 +83,10 @@ def prepare(
         bool, typer.Option("--subset", help="With --root: leave out images that are not there, check no counts.")
     ] = False,
     size: Annotated[
-        str | None, typer.Option(help="glyphs: small (about 4,000 images, the default) or full (about 35,000).")
+        str | None,
+        typer.Option(help="glyphs, icons: small (about 4,000 and 20,000 images, the default) or full (35,000 and 90,000)."),
     ] = None,
+    side: Annotated[int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (64, 128).")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="glyphs: another seed draws other pictures; 0 by default.")
     ] = None,
@@ -106,15 +95,12 @@ def prepare(
     ] = False,
 ) -> None:
     """Make, fetch or read a data set, and print its manifest's path."""
-    from inspect import getdoc
-
     from sightline.data.readers import READERS
-    from sightline.errors import InputError
 
     reader, known = READERS.find(name, trust=trust), READERS.options(name, trust=trust)
     if root is None and _needs_root(known):
         raise InputError(f"{name}: --root is missing: {(getdoc(reader) or 'a folder').splitlines()[0]}")
-    given = {"root": root, "subset": subset or None, "size": size, "seed": seed}
+    given = {"root": root, "subset": subset or None, "size": size, "side": side, "seed": seed}
     if out is None:
         out = Path("data", name.rpartition(":")[2] + getattr(reader, "suffix", ""))
     options = {option: value for option, value in given.items() if value is not None}

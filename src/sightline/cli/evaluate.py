@@ -1,13 +1,15 @@
-"""``sightline evaluate``."""
+"""``sightline evaluate``, ``sightline compare`` and ``sightline report``: how good an encoder is."""
 
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sightline.cli.printing import echo
-from sightline.cli.settings import RefineOptions, expand_settings
+from sightline.cli.console import RefineOptions, echo, expand_settings, read_table
+from sightline.errors import InputError, choose
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,18 @@ def evaluate(
     trust: Annotated[bool, typer.Option("--trust", help="Import metrics named as package.module:NAME.")] = False,
 ) -> None:
     """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.errors import choose
     from sightline.evaluation.protocol import DEFAULT_KS
     from sightline.evaluation.result import UNITS
-    from sightline.evaluation.tables import Steps, evaluate_table, joined_processes
+    from sightline.evaluation.tables import Steps, evaluate_table, join_processes
     from sightline.evaluation.trec import write_trec
     from sightline.models.heads import Whitening
 
     unit = choose(UNITS, by, "unit")
-    embedded = EmbeddingTable.read(table)
-    embedded = embedded if split is None else embedded.split(split)
-    other = None if gallery is None else EmbeddingTable.read(gallery)
+    embedded = read_table(table, split)
+    other = None if gallery is None else read_table(gallery)
     whitening = None if options.whiten is None else Whitening.load(options.whiten)
     steps = Steps(whitening, options.augment, refine.refinement())
-    with joined_processes() as is_first:
+    with join_processes() as is_first:
         for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
             result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
             if is_first:
@@ -69,3 +68,64 @@ def evaluate(
             result.write_json(json)
         if trec is not None and is_first:
             echo(write_trec(trec, embedded, other))
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Written by `sightline evaluate --json`.")],
+    b: Annotated[Path, typer.Argument(help="Another, of the same queries.")],
+    by: Annotated[
+        str, typer.Option(help="What chance draws: queries, or classes to hold for other classes too.")
+    ] = "queries",
+    level: Annotated[float, typer.Option(help="Confidence, between 0 and 1.")] = 0.95,
+) -> None:
+    """Print both results' metrics, their difference with an interval, and which differences are real."""
+    from sightline.evaluation.result import UNITS, Result, compare
+
+    unit = choose(UNITS, by, "unit")
+    echo(compare(Result.read_json(a), Result.read_json(b), level, unit).as_text())
+
+
+def report(
+    subject: Annotated[str, typer.Argument(help="A run folder or an embedding table.")],
+    against: Annotated[
+        str | None, typer.Option(help="Another run or table of the same images, or `untrained`: the run's own backbone.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
+    published: Annotated[
+        str | None, typer.Option(help="A paper's table to show beside, such as tpami_table04; default: by the data set.")
+    ] = None,
+    detector: Annotated[
+        Path | None, typer.Option(help="Rejector whose energies to show; default: the one in the run's encoder.")
+    ] = None,
+    outliers: Annotated[
+        Path | None, typer.Option(help="With --detector: a table of images that do not belong, of the same encoder.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split of an embedding table.")] = None,
+    name: Annotated[str | None, typer.Option(help="What to call the model; default: the name of its file.")] = None,
+    against_name: Annotated[str | None, typer.Option(help="What to call the other one.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Results of a query that galleries show.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one offline page: metrics, curves, galleries, a map of the classes, severity of mistakes, failing classes."""
+    from sightline.report.page import ReportOptions, write_report
+    from sightline.report.subject import UNTRAINED, held_rejector, read_outliers, read_subject, read_untrained
+
+    detector = detector or held_rejector(Path(subject))
+    if outliers is not None and detector is None:
+        raise InputError("--outliers goes with a --detector, which says how far out they are")
+    if against_name is not None and against is None:
+        raise InputError("--against-name: there is no --against to call so")
+    summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
+    shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
+    other = None
+    if against == UNTRAINED:
+        other = read_untrained(shown, show_progress=True, name=against_name)
+    elif against is not None:
+        other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
+    found = None if detector is None else read_outliers(detector, shown.table, outliers)
+    options = ReportOptions(None, summary, figures, published, found, k, seed=seed)
+    written = write_report(out, shown, other, options)
+    missing = f"; {written.n_missing} images shown cannot be read" if written.n_missing else ""
+    drawn = f"; {len(written.figures)} figures in {figures}" if figures else ""
+    echo(f"{written.file}: {written.file.stat().st_size / 1e6:.1f} MB{drawn}{missing}")

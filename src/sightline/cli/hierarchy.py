@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sightline.cli.printing import echo
+from sightline.cli.console import echo, read_table
+from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Make a label tree from names or images, step by step, and look after it.")
 Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
@@ -26,19 +27,16 @@ def collect(
     """List the labels with what is known about them (labels.csv)."""
     import polars as pl
 
-    from sightline.data.manifest import read_manifest
-    from sightline.hierarchy.collect import labels_of_manifest, read_labels, read_words, with_categories, write_labels
+    from sightline.hierarchy.collect import BETWEEN, COLUMNS, LABELS, collect_labels, write_step
     from sightline.hierarchy.wikimedia import Wikimedia
 
-    is_manifest = source.is_dir() or source.suffix.lower() == ".parquet"
-    if not is_manifest and source.is_file():
-        is_manifest = "path" in read_words(source, ()).columns
-    labels = labels_of_manifest(read_manifest(source), description, category) if is_manifest else read_labels(source)
+    labels = collect_labels(source, description, category)
     if wikidata:
         client = Wikimedia(folder / "wikimedia", contact, api, site, per_second=per_second)
-        labels = with_categories(labels, client.instance_of(labels["label"].to_list(), show_progress=True))
-    file = write_labels(folder, labels)
-    known = labels.filter(pl.col("category") != "").height, labels.filter(pl.col("description") != "").height
+        found = client.instance_of(labels["label"].to_list(), show_progress=True)
+        labels = labels.with_columns(category=pl.Series([BETWEEN.join(values) for values in found], dtype=pl.String))
+    file = write_step(folder, LABELS, labels.select(COLUMNS))
+    known = [(labels[column] != "").sum() for column in ("category", "description")]
     echo(f"{file}: {len(labels)} labels, {known[0]} with a category, {known[1]} with a description")
 
 
@@ -51,13 +49,11 @@ def clean(
     min_images: Annotated[int, typer.Option(min=0, help="Drop labels with fewer images.")] = 0,
 ) -> None:
     """Keep one text a label (clean.csv); list what is dropped and why (dropped.csv)."""
-    from sightline.hierarchy.clean import META, CleanRules
-    from sightline.hierarchy.clean import clean as clean_folder
+    from sightline.hierarchy.collect import META, CleanRules, clean_labels
 
-    rules = CleanRules(text, META if meta is None else meta, ambiguous, min_images)
-    n_kept, dropped = clean_folder(folder, rules)
-    echo(f"{folder / 'clean.csv'}: {n_kept} labels kept, {len(dropped)} dropped")
-    for reason, n in dropped["reason"].str.split(":").list.first().value_counts(sort=True).rows():
+    n_kept, reasons = clean_labels(folder, CleanRules(text, META if meta is None else meta, ambiguous, min_images))
+    echo(f"{folder / 'clean.csv'}: {n_kept} labels kept, {sum(reasons.values())} dropped")
+    for reason, n in reasons.items():
         echo(f"  {n:>7} {reason}")
 
 
@@ -70,10 +66,9 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 128,
 ) -> None:
     """Make a vector for each distinct text (terms.csv, vectors.safetensors)."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.hierarchy.embed import embed_terms
+    from sightline.hierarchy.term_vectors import embed_terms
 
-    table = None if images is None else EmbeddingTable.read(images)
+    table = None if images is None else read_table(images)
     given = None if table is None else (table.manifest, table.vectors)
     n, dim = embed_terms(folder, given, text_weight, image_weight, batch_size, show_progress=True)
     echo(f"{folder / 'vectors.safetensors'}: {n} vectors of {dim}")
@@ -90,10 +85,9 @@ def cluster(
     seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
 ) -> None:
     """Group the texts in one or several levels (clusters.csv)."""
-    from sightline.hierarchy.cluster import ClusterOptions
-    from sightline.hierarchy.cluster import cluster as cluster_folder
+    from sightline.hierarchy.cluster import ClusterOptions, cluster_terms
 
-    sizes = cluster_folder(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
+    sizes = cluster_terms(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
     echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
     if not k and len(sizes) < levels:
         echo(f"only {len(sizes)} of {levels} levels: too few groups are suggested for more; give them by -k")
@@ -108,9 +102,8 @@ def review(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
     """Rename, split, merge and move groups on a local page; every change is kept (journal.jsonl)."""
-    from sightline.errors import InputError
     from sightline.hierarchy.collect import REVIEW, write_step
-    from sightline.hierarchy.review import Review
+    from sightline.hierarchy.journal import Review
 
     state = Review(folder)
     if not csv:
@@ -132,25 +125,14 @@ def apply(
 ) -> None:
     """Write the manifest with the groups as coarser labels; report how large and even they are."""
     from sightline.data.manifest import read_manifest
-    from sightline.errors import InputError
-    from sightline.hierarchy.apply import apply_groups, level_reports, report_text
-    from sightline.hierarchy.collect import AGREED, CONFLICTS, write_step
-    from sightline.hierarchy.review import Review, merged_reviews, read_review
+    from sightline.hierarchy.apply import apply_groups, class_sizes, report_text
+    from sightline.hierarchy.journal import reviewed_state
 
-    if review and len(review) > 1:
-        agreed, conflicts = merged_reviews(review)
-        if len(conflicts):
-            file, same = write_step(folder, CONFLICTS, conflicts), write_step(folder, AGREED, agreed)
-            raise InputError(
-                f"{file}: {len(conflicts)} texts on which the reviews differ; agree on them first. "
-                f"{same} has the other {len(agreed)}"
-            )
-    state = read_review(review[0]) if review else Review(folder).state
-    found, homeless = apply_groups(folder, state, read_manifest(manifest), out, unplaced)
+    found, homeless = apply_groups(folder, reviewed_state(folder, review or []), read_manifest(manifest), out, unplaced)
     echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
     if homeless:
         echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
-    echo(report_text(level_reports(found)))
+    echo(report_text(class_sizes(found)))
 
 
 @app.command()
@@ -168,31 +150,16 @@ def attach(
 ) -> None:
     """Give a manifest the levels of a tree that you have; all faults of the tree are listed at once."""
     from sightline.data.manifest import read_manifest
-    from sightline.errors import InputError
-    from sightline.hierarchy.apply import (
-        level_reports,
-        report_text,
-        tree_groups,
-        with_groups,
-        with_normal_codes,
-        write_manifest,
-    )
-    from sightline.labels.codes import tree_of_codes
+    from sightline.hierarchy.apply import attach_tree, class_sizes, report_text, write_manifest
     from sightline.labels.tree import read_tree
 
     if (tree is None) != codes:
         raise InputError("give either --tree or --codes")
     if codes and (kind != "auto" or several_parents != "fault" or fill):
         raise InputError("--kind, --several-parents and --fill say how to read --tree, and there is none")
-    images = read_manifest(manifest)
-    if tree is None:
-        images = with_normal_codes(images)
-        found_tree = tree_of_codes(images.table["label_0"], manifest)
-    else:
-        found_tree = read_tree(tree, kind, several_parents, fill)
-    groups = tree_groups(found_tree)
-    found, homeless = with_groups(images, groups, unplaced)
+    found_tree = None if tree is None else read_tree(tree, kind, several_parents, fill)
+    found, homeless = attach_tree(read_manifest(manifest), found_tree, unplaced)
     echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
     if homeless:
         echo(f"{len(homeless)} labels are not in the tree: {', '.join(homeless[:10])}{', ...' * (len(homeless) > 10)}")
-    echo(report_text(level_reports(found)))
+    echo(report_text(class_sizes(found)))

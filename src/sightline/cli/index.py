@@ -1,19 +1,20 @@
 """``sightline index``: a gallery of images, made and kept."""
 
 from contextlib import suppress
+from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.printing import echo
+from sightline.cli.console import echo, expand_settings, read_encoder, read_images
+from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.data.manifest import Manifest
     from sightline.gallery.gallery import Gallery
-    from sightline.gallery.ingest import Indexed
-    from sightline.ood.rejector import Rejector
+    from sightline.gallery.ingest import Images
+    from sightline.models.encoder import Encoder
 
 app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
 GalleryFolder = Annotated[
@@ -23,106 +24,103 @@ GalleryFolder = Annotated[
 Source = Annotated[
     Path, typer.Argument(help="A .csv or .parquet manifest, a folder of images, or a table by `sightline embed`.")
 ]
-Split = Annotated[str | None, typer.Option(help="Only this split.")]
-Prune = Annotated[
-    bool, typer.Option("--prune", help="Remove items that came from this manifest or folder and are not in it.")
-]
-Prefix = Annotated[
-    str | None, typer.Option(help="Put this and a slash before the ids of this source; default: as it was added before.")
-]
-MovedFrom = Annotated[Path | None, typer.Option(help="Folder that these images were in before, if they were moved.")]
-RestoreRemoved = Annotated[bool, typer.Option("--restore-removed", help="Also add images that were removed before.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images in one pass.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes that read images.")]
+
+
+@dataclass(frozen=True)
+class IngestOptions:
+    """Which images go into a gallery, and how."""
+
+    split: Annotated[str | None, typer.Option(help="Only this split.")] = None
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove items that came from this manifest or folder and are not in it.")
+    ] = False
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Put this and a slash before the ids of this source; default: as it was added before."),
+    ] = None
+    moved_from: Annotated[
+        Path | None, typer.Option(help="Folder that these images were in before, if they were moved.")
+    ] = None
+    restore_removed: Annotated[
+        bool, typer.Option("--restore-removed", help="Also add images that were removed before.")
+    ] = False
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2
+
+    def index(self, gallery: "Gallery", encoder: "Encoder | None", images: "Images") -> None:
+        """Bring the gallery to the images, and print what became of them."""
+        from sightline.gallery.ingest import index_images
+
+        done = index_images(
+            gallery,
+            encoder,
+            images,
+            prune=self.prune,
+            prefix=self.prefix,
+            moved_from=self.moved_from,
+            restore_removed=self.restore_removed,
+            batch_size=self.batch_size,
+            n_workers=self.workers,
+            show_progress=True,
+        )
+        for fault in done.broken:
+            echo(f"skipped: {fault}", err=True)
+        echo(f"{gallery.address}: {len(gallery)} items: {done}")
+
+
+def open_gallery(address: str | Path, *, read_only: bool = False) -> "Gallery":
+    """The gallery at an address; importing takes a second, which help and faults in options do without."""
+    from sightline.gallery.gallery import Gallery
+
+    return Gallery.open(address, read_only=read_only)
 
 
 @app.command()
+@expand_settings
 def build(
     encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder; a copy is kept in the gallery.")],
     source: Source,
+    options: IngestOptions,
     out: Annotated[
         str, typer.Option(help="Gallery folder or address of Milvus; one that is there already is brought up to date.")
     ],
     index: Annotated[
-        str | None, typer.Option(help="exact, auto, or a FAISS factory string: HNSW32, IVF1024,PQ64 ...; at first auto.")
+        str | None, typer.Option(help="exact, auto, or a FAISS factory string: HNSW32, IVF1024,PQ64 ...; default: auto.")
     ] = None,
-    recall: Annotated[float | None, typer.Option(help="Share of the true 10 nearest to find; at first 0.95.")] = None,
-    split: Split = None,
-    prune: Prune = False,
-    prefix: Prefix = None,
-    moved_from: MovedFrom = None,
-    restore_removed: RestoreRemoved = False,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
+    recall: Annotated[float | None, typer.Option(help="Share of the true 10 nearest to find; default: 0.95.")] = None,
 ) -> None:
     """Embed every image that is new or has changed, and build the index; a table's vectors are taken as they are."""
-    from sightline.gallery.gallery import REJECTOR_FOLDER, create_gallery, gallery_exists, open_gallery, own_folder
-    from sightline.gallery.ingest import index_images
-    from sightline.models.encoder import Encoder
+    from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery, own_folder
     from sightline.ood.rejector import Rejector
 
-    model = Encoder.from_pretrained(encoder)
+    model = read_encoder(encoder)
     given = own_folder(encoder, REJECTOR_FOLDER)
     rejector = None if given is None else Rejector.load(given, model.fingerprint())
-    images = _images(source, split)
-    is_there = gallery_exists(out)
-    with open_gallery(out) if is_there else create_gallery(out, model, index=index or "auto", recall=recall) as gallery:
+    images = read_images(source, options.split)
+    is_there = Gallery.is_at(out)
+    with Gallery.open(out) if is_there else Gallery.create(out, model, index=index or "auto", recall=recall) as gallery:
         gallery.check_encoder(model)
         gallery.check_index(index, recall)  # before images are embedded
-        done = index_images(
-            gallery,
-            model,
-            images,
-            prune=prune,
-            prefix=prefix,
-            moved_from=moved_from,
-            restore_removed=restore_removed,
-            batch_size=batch_size,
-            n_workers=workers,
-            show_progress=True,
-        )
-        _print_indexed(gallery, done)
+        options.index(gallery, model, images)
         _build_index(gallery, index, recall)
         is_wanted = gallery.capabilities.keeps_models and gallery.model_folder(REJECTOR_FOLDER) is None
         if rejector is not None and is_wanted:
-            echo(f"{rejector.save(Path(gallery.address) / REJECTOR_FOLDER)}: {_described(rejector)}")
+            echo(f"{rejector.save(Path(gallery.address) / REJECTOR_FOLDER)}: {_rejector_text(gallery)}")
         _print_age(gallery)
 
 
 @app.command()
+@expand_settings
 def add(
     gallery: GalleryFolder,
     source: Source,
+    options: IngestOptions,
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery's folder has its own.")] = None,
-    split: Split = None,
-    prune: Prune = False,
-    prefix: Prefix = None,
-    moved_from: MovedFrom = None,
-    restore_removed: RestoreRemoved = False,
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
 ) -> None:
     """Add images or a table; images that are there and have not changed are not embedded again."""
-    from sightline.gallery.gallery import open_gallery
-    from sightline.gallery.ingest import index_images
-    from sightline.models.encoder import Encoder
-
-    images = _images(source, split)
+    images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        model = None if encoder is None else Encoder.from_pretrained(encoder)
-        done = index_images(
-            opened,
-            model,
-            images,
-            prune=prune,
-            prefix=prefix,
-            moved_from=moved_from,
-            restore_removed=restore_removed,
-            batch_size=batch_size,
-            n_workers=workers,
-            show_progress=True,
-        )
-        _print_indexed(opened, done)
+        options.index(opened, None if encoder is None else read_encoder(encoder), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)
@@ -135,9 +133,6 @@ def remove(
     where: Annotated[str | None, typer.Option(help="Or a condition: 'label_1 == \"Flags\" and year < 2020'.")] = None,
 ) -> None:
     """Remove items; if one id is unknown, none is removed."""
-    from sightline.errors import InputError
-    from sightline.gallery.gallery import open_gallery
-
     if bool(ids) == bool(where):
         raise InputError("either ids or --where is needed")
     with open_gallery(gallery) as opened:
@@ -156,27 +151,24 @@ def verify(
     """Hold all against checksums and encoder, and change nothing; status 2 if something is wrong."""
     import numpy as np
 
-    from sightline.errors import InputError, raise_faults
-    from sightline.gallery.gallery import ENCODER_FOLDER, open_gallery
+    from sightline.gallery.gallery import ENCODER_FOLDER, REJECTOR_FOLDER
 
     with open_gallery(gallery, read_only=not repair) as opened:
         if repair:
             with suppress(InputError):
-                opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files anew
+                opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files again
         faults = opened.verify()
-        try:
-            rejector = opened.rejector()
-        except InputError as error:
-            faults.append(str(error))
-        try:
-            if opened.model_folder(ENCODER_FOLDER) is not None:
-                opened.encoder()
-        except InputError as error:
-            faults.append(str(error))
+        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, opened.encoder)):
+            try:
+                if opened.model_folder(folder) is not None:
+                    load()
+            except InputError as error:
+                faults.append(str(error))
         raise_faults(opened.address, faults)
         for sentence in opened.repairs:
             echo(f"repaired: {sentence}")
-        echo(f"{opened.address}: {len(opened)} items{'' if rejector is None else ' and a rejector'}, no fault")
+        has_rejector = opened.model_folder(REJECTOR_FOLDER) is not None
+        echo(f"{opened.address}: {len(opened)} items{' and a rejector' if has_rejector else ''}, no fault")
         _print_age(opened)
 
 
@@ -185,21 +177,14 @@ def stats(
     gallery: GalleryFolder, json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
 ) -> None:
     """Print what a gallery holds, of which encoder, and how much disk it takes."""
-    from json import dumps
-
-    from sightline.gallery.gallery import open_gallery
-
     with open_gallery(gallery, read_only=True) as opened:
-        rejector = opened.rejector()
-        found = opened.stats() | {"rejector": None if rejector is None else _described(rejector)}
+        found = opened.stats() | {"rejector": _rejector_text(opened)}
     echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
 
 
 @app.command()
 def compact(gallery: GalleryFolder) -> None:
-    """Write the gallery anew without what was removed, and build its index."""
-    from sightline.gallery.gallery import open_gallery
-
+    """Rewrite the gallery without what was removed, and rebuild its index."""
     with open_gallery(gallery) as opened:
         before = opened.stats()
         opened.compact()
@@ -220,8 +205,7 @@ def augment(
     alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that they are weighted by.")] = 2.0,
     index: Annotated[str, typer.Option(help="exact, auto, or a FAISS factory string.")] = "auto",
 ) -> None:
-    """Write a gallery whose items are averaged with their neighbours; make it anew when items have come or gone."""
-    from sightline.gallery.gallery import open_gallery
+    """Write a gallery whose items are averaged with their neighbours; make it again when items have come or gone."""
     from sightline.gallery.ingest import write_augmented
 
     with open_gallery(gallery, read_only=True) as opened:
@@ -239,25 +223,13 @@ def _print_age(gallery: "Gallery") -> None:
         echo(f"note: the rejector is older than the newest items; {again} fits it to them")
 
 
-def _described(rejector: "Rejector") -> str:
+def _rejector_text(gallery: "Gallery") -> str | None:
+    """What a gallery's rejector is, in a few words; None where it has none."""
+    rejector = gallery.rejector()
+    if rejector is None:
+        return None
     matches = "" if rejector.similarity_threshold is None else f", a match from {rejector.similarity_threshold:.4f} on"
     return f"{rejector.scorer.name}, accepts {100 * (rejector.scorer.acceptance or 0):g} %{matches}, {rejector.policy}"
-
-
-def _images(source: Path, split: str | None) -> "Manifest | EmbeddingTable":
-    """What to index, of one split or of all."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.data.manifest import read_manifest
-
-    is_table = EmbeddingTable.is_at(source)
-    images = EmbeddingTable.read(source) if is_table else read_manifest(source, labelled=False)
-    return images if split is None else images.split(split)
-
-
-def _print_indexed(gallery: "Gallery", done: "Indexed") -> None:
-    for fault in done.broken:
-        echo(f"skipped: {fault}", err=True)
-    echo(f"{gallery.address}: {len(gallery)} items: {done}")
 
 
 def _build_index(gallery: "Gallery", index: str | None, recall: float | None) -> None:
@@ -278,7 +250,7 @@ def backup(
     copy: Annotated[Path, typer.Argument(help="Folder for the copy; must not exist.")],
 ) -> None:
     """Copy a gallery as it is at one moment, with its encoder, rejector and uploaded images."""
-    from sightline.gallery.backup import backup_gallery
+    from sightline.gallery.local import backup_gallery
 
     echo(f"{copy}: {backup_gallery(gallery, copy)} items")
 
@@ -289,6 +261,6 @@ def restore(
     gallery: Annotated[Path, typer.Argument(help="Gallery folder that is replaced, or made; it may be served meanwhile.")],
 ) -> None:
     """Put a copy in the place of a gallery; what was written since the copy is lost."""
-    from sightline.gallery.backup import restore_gallery
+    from sightline.gallery.local import restore_gallery
 
     echo(f"{gallery}: {restore_gallery(copy, gallery)} items")

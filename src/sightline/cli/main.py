@@ -7,22 +7,17 @@ from typing import Annotated, TextIO
 import typer
 
 from sightline import __version__
-from sightline.cli import data, export, hierarchy, index, ood
-from sightline.cli.benchmark import benchmark
-from sightline.cli.compare import compare
-from sightline.cli.demo import demo
-from sightline.cli.embed import embed, whiten
-from sightline.cli.evaluate import evaluate
-from sightline.cli.printing import echo
-from sightline.cli.report import report
-from sightline.cli.search import search
-from sightline.cli.serve import serve, token
-from sightline.cli.train import train
+from sightline.cli import data, hierarchy, index, ood
+from sightline.cli.console import echo
+from sightline.cli.encoder import embed, export, whiten
+from sightline.cli.evaluate import compare, evaluate, report
+from sightline.cli.search import search, serve, token
+from sightline.cli.train import benchmark, demo, train
 from sightline.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data.app, name="data")
-app.add_typer(export.app, name="export")
+app.add_typer(export, name="export")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
 app.add_typer(ood.app, name="ood")
@@ -47,18 +42,16 @@ def run() -> None:
     """The console command: a user's mistake, or a file that cannot be written, is one message and status 2."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
-        _run()
-
-
-def _run() -> None:
-    try:
-        app(prog_name="sightline")
-    except InputError as error:
-        sys.exit(_complain(str(error)))
-    except OSError as error:
-        if error.filename is None:  # not about a file of the user's
-            raise
-        sys.exit(_complain(f"{error.filename}: {error.strerror}"))
+        try:
+            app(prog_name="sightline")
+        except InputError as error:
+            echo(f"sightline: {error}", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if error.filename is None:  # not about a file of the user's
+                raise
+            echo(f"sightline: {error.filename}: {error.strerror}", err=True)
+            sys.exit(2)
 
 
 def _warn(
@@ -72,8 +65,3 @@ def _warn(
     """A word of caution to the user, without the line of code it comes from."""
     if category is UserWarning:
         echo(f"sightline: {message}", err=True)
-
-
-def _complain(message: str) -> int:
-    echo(f"sightline: {message}", err=True)
-    return 2

@@ -1,18 +1,19 @@
 """``sightline ood``: does an image belong to a collection?"""
 
 from dataclasses import dataclass
+from inspect import signature
+from json import JSONDecodeError, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.printing import echo
-from sightline.cli.settings import expand_settings
+from sightline.cli.console import echo, expand_settings, named_values, read_table
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
 
-NOT_THE_SCORERS = ("table", "scorer", "tpr", "held_out", "gallery", "policy", "level", "seed", "show_progress", "trust")
 PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Separate images that belong from those that do not.")
 
@@ -54,35 +55,33 @@ def fit(
     policy: Annotated[str, typer.Option(help="What search does with outliers: reject, flag or ignore.")] = "reject",
 ) -> None:
     """Fit and calibrate a rejector; print its thresholds."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.errors import InputError
     from sightline.ood.rejector import check_place, fit_rejector
 
-    if (table is None) == (gallery is None):
-        raise InputError("either a table or --gallery is needed")
-    if gallery is not None and gallery_table is not None:
-        raise InputError("--gallery is what queries are matched with; --gallery-table goes with a table")
-    if gallery is not None:
-        embedded, matched, generation, out = _gallery(gallery, out)
+    if (table is None) == (gallery is None) or (gallery is not None and gallery_table is not None):
+        raise InputError("either a table or --gallery is needed; --gallery-table goes with a table")
+    matched, generation = None if gallery_table is None else read_table(gallery_table), None
+    if table is not None:
+        embedded = read_table(table)
     else:
-        generation = None
-        embedded = EmbeddingTable.read(Path(str(table)))
-        matched = None if gallery_table is None else EmbeddingTable.read(gallery_table)
+        embedded, matched, generation, out = _gallery(str(gallery), out)
     if out is None:
         raise InputError("--out is needed: the folder to write")
     check_place(out)
+    scorer_options = {name: _value(text) for name, text in named_values("--option", options.option or []).items()}
+    if taken := scorer_options.keys() & signature(fit_rejector).parameters.keys():
+        raise InputError(f"--option {min(taken)}: not one of the scorer's; the command has options of its own")
     rejector = fit_rejector(
         embedded if split is None else embedded.split(split),
         options.scorer,
         tpr,
-        None if held_out_table is None else EmbeddingTable.read(held_out_table),
+        None if held_out_table is None else read_table(held_out_table),
         matched,
         policy,
         options.level,
         options.seed,
         show_progress=True,
         trust=options.trust,
-        **_options(options.option or []),
+        **scorer_options,
     )
     rejector.generation = generation
     echo(f"{rejector.save(out)}: {options.scorer}, energies up to {rejector.scorer.threshold:.4g} belong ({100 * tpr:g} %)")
@@ -118,23 +117,19 @@ def evaluate(
     trust: Annotated[bool, typer.Option("--trust", help="Import a scorer named as package.module:Name.")] = False,
 ) -> None:
     """Print AUROC, FPR95, AUPR and accuracy for each set and their mean, in percent, and how many images are refused."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.errors import InputError
     from sightline.evaluation.detection import DetectionResult, identification_rates
     from sightline.ood.rejector import Rejector
 
     if plot is not None and plot.suffix not in PICTURES:
         raise InputError(f"--plot {plot}: a file that ends in {' or '.join(PICTURES)} is needed")
     loaded = Rejector.load(rejector, trust=trust)
-    belonging = EmbeddingTable.read(inside)
-    belonging = belonging if split is None else belonging.split(split)
-    tables = {name: EmbeddingTable.read(Path(file)) for name, file in _named(out_sets).items()}
-    loaded.check_encoder(belonging.fingerprint, inside)
-    gallery = None if gallery_table is None else EmbeddingTable.read(gallery_table)
-    for name, table in {**tables, **({} if gallery is None else {str(gallery_table): gallery})}.items():
-        loaded.check_encoder(table.fingerprint, name)
-    for table in (belonging, *tables.values()):
-        table.check_finite()
+    belonging = read_table(inside, split)
+    tables = {name: read_table(Path(file)) for name, file in named_values("--out-sets", out_sets).items()}
+    gallery = None if gallery_table is None else read_table(gallery_table)
+    for name, table in {str(inside): belonging, **tables, str(gallery_table): gallery}.items():
+        if table is not None:
+            loaded.check_encoder(table.fingerprint, name)
+            table.check_finite()
     energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
     result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
@@ -148,7 +143,7 @@ def evaluate(
     if json is not None:
         result.write_json(json, interval or 0.95)
     if plot is not None:
-        from sightline.report.curves import draw_detection
+        from sightline.report.figures import draw_detection
 
         draw_detection(result, plot, threshold)
 
@@ -157,11 +152,10 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
     """The items of a gallery, once more if some share a label and can match; its generation if it is to keep its rejector;
     and where that goes.
     """
-    from sightline.errors import InputError
-    from sightline.gallery.gallery import REJECTOR_FOLDER, open_gallery
+    from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery
     from sightline.gallery.ingest import gallery_table
 
-    with open_gallery(address, read_only=True) as opened:
+    with Gallery.open(address, read_only=True) as opened:
         if out is None and not opened.capabilities.keeps_models:
             raise InputError(f"{opened.address}: this kind of gallery keeps no rejector: give --out")
         generation = opened.generation if out is None else None  # before the items: they may be newer
@@ -173,30 +167,9 @@ def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, Embedding
     return table, table if can_match else None, generation, folder
 
 
-def _options(words: list[str]) -> dict[str, object]:
-    """What name=value says; a value that is no JSON is a word."""
-    from json import JSONDecodeError, loads
-
-    from sightline.errors import InputError
-
-    found: dict[str, object] = {}
-    for name, value in _named(words).items():
-        if name in NOT_THE_SCORERS:
-            raise InputError(f"--option {name}={value}: not one of the scorer's; the command has options of its own")
-        try:
-            found[name] = loads(value)
-        except JSONDecodeError:
-            found[name] = value
-    return found
-
-
-def _named(words: list[str]) -> dict[str, str]:
-    from sightline.errors import InputError
-
-    if wrong := [word for word in words if "=" not in word]:
-        raise InputError(f"{wrong[0]!r}: name=value is needed")
-    pairs = [word.split("=", 1) for word in words]
-    given = [name for name, _ in pairs]
-    if twice := [name for name in given if given.count(name) > 1]:
-        raise InputError(f"{twice[0]!r} is given twice")
-    return dict(pairs)
+def _value(text: str) -> object:
+    """What is written in JSON; what is not JSON is a word."""
+    try:
+        return loads(text)
+    except JSONDecodeError:
+        return text

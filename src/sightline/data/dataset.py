@@ -1,6 +1,7 @@
 """Images to tensors, one by one and in batches."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,11 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Tensor]):
     """Images, read and transformed when asked for.
 
-    With a seed, the random choices of the transform depend on the seed and the image's place alone: not on the order, the
+    With a seed, the random choices of the transform depend on the seed and the image's key alone: not on the order, the
     number of workers or what was drawn before. A run gives each epoch a seed of its own.
+
+    Attributes:
+        keys: a number for each image; its place, unless somebody says otherwise.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class ImageDataset(Dataset[Tensor]):
         self.transform = transform
         self.boxes = boxes if boxes is not None else [None] * len(images)
         self.seed = seed
+        self.keys: Sequence[int] = range(len(images))
 
     @classmethod
     def of(cls, manifest: Manifest, transform: Transform, seed: int | None = None) -> "ImageDataset":
@@ -70,7 +75,7 @@ class ImageDataset(Dataset[Tensor]):
         if self.seed is None:
             return self._transformed(index)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(self.seed, index, *([view] if view else [])))
+            torch.default_generator.manual_seed(derived_seed(self.seed, self.keys[index], *([view] if view else [])))
             return self._transformed(index)
 
     def finished(self, loaded: Tensor) -> Tensor:
@@ -80,18 +85,15 @@ class ImageDataset(Dataset[Tensor]):
         return loaded.movedim(-1, 1)
 
     def _transformed(self, index: int) -> Tensor:
-        source, box = self.images[index], self.boxes[index]
-        if not isinstance(self.transform, TrainTransform):
-            return self.transform(load_image(source, box)).movedim(0, -1)
-        if not self.transform.draft:
-            return self.transform.pixels(load_image(source, box))
-        if (resize := self.transform.resize) is not None:
-            longest = max(resize) if isinstance(resize, tuple) else resize
-            return self.transform.pixels(load_part(source, box, lambda *size: (0, 0, *size), at_least=longest))
-        if self.transform.crop_area is None:  # a square as it is: nothing to reduce
-            return self.transform.pixels(load_image(source, box))
-        part = load_part(source, box, self.transform.part, at_least=self.transform.preprocessing.crop)
-        return self.transform.pixels_of_part(part)
+        source, box, transform = self.images[index], self.boxes[index], self.transform
+        if not isinstance(transform, TrainTransform):
+            return transform(load_image(source, box)).movedim(0, -1)
+        if transform.draft and transform.resize is not None:
+            longest = int(np.max(transform.resize))
+            return transform.pixels(load_part(source, box, lambda *size: (0, 0, *size), at_least=longest))
+        if transform.draft and transform.crop_area is not None:
+            return transform.pixels_of_part(load_part(source, box, transform.part, transform.preprocessing.crop))
+        return transform.pixels(load_image(source, box))  # a square as it is has nothing to reduce
 
 
 def derived_seed(*parts: int) -> int:
@@ -104,14 +106,11 @@ def derived_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
 
+@dataclass
 class _Loadable(Dataset[tuple[int, Tensor | str]]):
     """A data set whose broken images come out as a sentence, so that a loader's worker survives them."""
 
-    def __init__(self, images: ImageDataset) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
+    images: ImageDataset
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[int, Tensor | str]:
         index, view = item
@@ -151,10 +150,8 @@ def load_batches(
         views: which view of each image, for a data set with a seed; None: the first of all.
         finish: False leaves images as workers send them, for :meth:`ImageDataset.finished` of a part at a time.
     """
-    items = [
-        list(zip(places, [0] * len(places) if views is None else views[number], strict=True))
-        for number, places in enumerate(batches)
-    ]
+    views = [[0] * len(places) for places in batches] if views is None else views
+    items = [list(zip(*both, strict=True)) for both in zip(batches, views, strict=True)]
     n_workers = min(n_workers, len(batches))
     loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
         _Loadable(images),

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sightline.data.manifest import UNREADABLE, Manifest, label_columns, table_faults
-from sightline.errors import InputError, names
+from sightline.errors import InputError, named_errors, names, raise_faults
 from sightline.files import replaced
 
 FORMAT = "1"
@@ -93,26 +93,27 @@ class EmbeddingTable:
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
             raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")
-        try:
-            n_levels, root = int(described["n_levels"]), Path(described["root"])
+        rows = table.drop("vector")
+        unusable = (ValueError, KeyError, OverflowError, *UNREADABLE)
+        with named_errors(file, "not an embedding table that can be used", *unusable):
+            n_levels, root, fingerprint = int(described["n_levels"]), Path(described["root"]), described["fingerprint"]
+            words = ["id", "path", "split", *label_columns(min(n_levels, len(rows.columns)))]
             vectors = table["vector"].to_numpy(writable=True)
-            rows = table.drop("vector")
-            if vectors.dtype != np.float32 or vectors.ndim != 2:
-                raise ValueError(f"its vectors are {vectors.dtype} of shape {vectors.shape}, not rows of float32")
-            if not 0 <= n_levels < len(rows.columns):
-                raise ValueError(f"n_levels is {n_levels}, of {len(rows.columns)} columns")
-            words = ["id", "path", "split", *label_columns(n_levels)]
-            if missing := [name for name in words if name not in rows.columns]:
-                raise ValueError(f"no column {names(missing)}")
-            if empty := [name for name in words if rows[name].null_count()]:
-                raise ValueError(f"empty values in {names(empty)}")
+            missing = [name for name in words if name not in rows.columns or rows[name].null_count()]
             checksum = described.pop("checksum", None)  # None in tables that were written before there was one
+            rules = {
+                f"its vectors are {vectors.dtype} of shape {vectors.shape}, not rows of float32": vectors.dtype
+                == np.float32
+                and vectors.ndim == 2,
+                f"n_levels is {n_levels}, of {len(rows.columns)} columns": 0 <= n_levels < len(rows.columns),
+                f"no column {names(missing)} without empty values": not missing,
+            }
+            raise_faults(file, [rule for rule, holds in rules.items() if not holds])
             if checksum is not None and checksum != _checksum(rows, vectors, described):
                 raise ValueError("the file is damaged: its checksum is wrong")
-            rows = rows.with_columns(pl.col(words).cast(pl.String))
-            return cls(Manifest(file, root, rows, n_levels), vectors, described["fingerprint"])
-        except (ValueError, KeyError, OverflowError, *UNREADABLE) as error:
-            raise InputError(f"{file}: not an embedding table that can be used: {error}") from error
+            return cls(
+                Manifest(file, root, rows.with_columns(pl.col(words).cast(pl.String)), n_levels), vectors, fingerprint
+            )
 
 
 def _checksum(rows: pl.DataFrame, vectors: NDArray[np.float32], described: dict[str, str]) -> str:

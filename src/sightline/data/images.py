@@ -2,9 +2,10 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from sightline.data.manifest import Manifest
-from sightline.errors import InputError, raise_faults
+from sightline.errors import InputError, named_errors, raise_faults
 from sightline.progress import tracked
 
 # What is decoded, whatever a file is called: no format for which Pillow starts a program, as it does for EPS, and none
@@ -21,6 +22,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 WHITE = (255, 255, 255, 255)
 CHUNK = 4096  # images handed to the threads at once: a million waiting ones take 1.5 GB
 Box = tuple[int, int, int, int]
+BROKEN = "not a readable image"  # on such bytes Pillow's decoders raise anything, struct.error and MemoryError among them
 
 
 def open_image(source: Path | IO[bytes]) -> Image.Image:
@@ -69,12 +71,11 @@ def _is_upright(image: Image.Image) -> bool:
 def load_image(source: Path | Image.Image, box: Box | None = None) -> Image.Image:
     """The decoded image in RGB, cut to the box if one is given; one error that names the file if it cannot be."""
     name = source if isinstance(source, Path) else getattr(source, "filename", "") or "an image in memory"
-    with _named_faults(name):
-        if isinstance(source, Image.Image):
-            image = as_rgb(source)
-        else:
-            with open_image(source) as file:
-                image = as_rgb(file)
+    with (
+        named_errors(name, BROKEN, Exception),
+        open_image(source) if isinstance(source, Path) else nullcontext(source) as file,
+    ):
+        image = as_rgb(file)
     if box is None:
         return image
     if box[2] > image.width or box[3] > image.height:
@@ -95,30 +96,19 @@ def load_part(source: Path | Image.Image, box: Box | None, part: Callable[[int, 
         part: given width and height, which part.
         at_least: pixels; where the part itself is smaller it comes as it is.
     """
-    if not isinstance(source, Path) or box is not None:
-        whole = load_image(source, box)
-        return whole.crop(part(*whole.size))
-    with _named_faults(source), open_image(source) as file:
-        if file.format != "JPEG" or not _is_upright(file):
+    if isinstance(source, Path) and box is None:
+        with named_errors(source, BROKEN, Exception), open_image(source) as file:
+            if file.format == "JPEG" and _is_upright(file):
+                left, top, right, bottom = part(*file.size)
+                n = next((n for n in (8, 4, 2) if min(right - left, bottom - top) >= n * at_least), 1)
+                if n > 1:
+                    file.draft(None, (max(1, file.width // n), max(1, file.height // n)))
+                reduced = file.crop((left // n, top // n, -(-right // n), -(-bottom // n)))
+                return reduced if reduced.mode == "RGB" else reduced.convert("RGB")
             whole = as_rgb(file)
-            return whole.crop(part(*whole.size))
-        left, top, right, bottom = part(*file.size)
-        n = next(n for n in (8, 4, 2, 1) if min(right - left, bottom - top) >= n * at_least or n == 1)
-        if n > 1:
-            file.draft(None, (max(1, file.width // n), max(1, file.height // n)))
-        cut = file.crop((left // n, top // n, -(-right // n), -(-bottom // n)))
-        return cut if cut.mode == "RGB" else cut.convert("RGB")
-
-
-@contextmanager
-def _named_faults(name: object) -> Iterator[None]:
-    """One error that names the file, for whatever its decoder raises."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise InputError(f"{name}: no such file") from error
-    except Exception as error:  # on broken bytes Pillow's decoders raise anything, struct.error and MemoryError among them
-        raise InputError(f"{name}: not a readable image: {str(error) or type(error).__name__}") from error
+    else:
+        whole = load_image(source, box)
+    return whole.crop(part(*whole.size))
 
 
 def check_images(manifest: Manifest, show_progress: bool = False) -> None:
@@ -131,12 +121,10 @@ def check_images(manifest: Manifest, show_progress: bool = False) -> None:
             return str(error) if place is None else f"{place}: {error}"
         return None
 
-    def outcomes(pool: ThreadPoolExecutor) -> Iterator[str | None]:
-        for start in range(0, len(manifest), CHUNK):
-            yield from pool.map(fault, *(column[start : start + CHUNK] for column in columns))
-
     places = [None] * len(manifest) if manifest.places is None else manifest.places.to_list()
     columns = (manifest.paths(), manifest.boxes(), places)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoding releases the interpreter lock
-        checked = tracked(outcomes(pool), "Checking images", len(manifest), show_progress)
+        chunks = ([column[start : start + CHUNK] for column in columns] for start in range(0, len(manifest), CHUNK))
+        outcomes = chain.from_iterable(pool.map(fault, *chunk) for chunk in chunks)
+        checked = tracked(outcomes, "Checking images", len(manifest), show_progress)
         raise_faults(manifest.source, [message for message in checked if message])

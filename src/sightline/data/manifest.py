@@ -2,26 +2,30 @@
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.errors import SHOWN_NAMES, InputError, names, raise_faults
+from sightline.errors import InputError, named_errors, names, raise_faults
+from sightline.files import replaced
 
 SPLITS = ("train", "val", "test")
-SPLIT_ALIASES = {"validation": "val"}
+SPLIT_NAMES = {name: name for name in SPLITS} | {"validation": "val"}
+SUFFIXES = (".parquet", ".csv")
 BOX = ("x_1", "y_1", "x_2", "y_2")
 FLAGS = ("is_query", "is_gallery")
 NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # what broken bytes of a table lead to
-MOST_COLUMNS, LONGEST_HEADER, LONGEST_SHOWN = 4096, 1 << 20, 100
+MOST_COLUMNS, LONGEST_HEADER = 4096, 1 << 20
 GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 
@@ -120,27 +124,15 @@ def manifest_statistics(manifest: Manifest) -> pl.DataFrame:
         [('train', 0, 3, 2, 1, 1.5, 2)]
     """
     parts = []
+    n = pl.col("len").cast(pl.Int64)
     for level in range(manifest.n_levels) or [None]:
-        above = label_columns(manifest.n_levels)[level:] if level is not None else []
-        sizes = manifest.table.group_by("split", *above).len()
-        numbers = [pl.len(), pl.col("len").min(), pl.col("len").median(), pl.col("len").max()]
-        parts.append(
-            sizes.group_by("split").agg(
-                pl.lit(level, pl.Int64).alias("level"),
-                pl.col("len").sum().cast(pl.Int64).alias("images"),
-                *(
-                    (number if above else pl.lit(None)).cast(kind).alias(name)
-                    for number, name, kind in zip(
-                        numbers,
-                        ("classes", "fewest", "median", "most"),
-                        (pl.Int64, pl.Int64, pl.Float64, pl.Int64),
-                        strict=True,
-                    )
-                ),
-            )
-        )
+        path = [] if level is None else label_columns(manifest.n_levels)[level:]
+        of_classes = {"classes": pl.len().cast(pl.Int64), "fewest": n.min(), "median": n.median(), "most": n.max()}
+        known = {name: (number if path else pl.lit(None, pl.Int64)) for name, number in of_classes.items()}
+        sizes = manifest.table.group_by("split", *path).len()
+        parts.append(sizes.group_by("split").agg(pl.lit(level, pl.Int64).alias("level"), images=n.sum(), **known))
     order = pl.col("split").replace_strict({name: place for place, name in enumerate(SPLITS)}, default=len(SPLITS))
-    return pl.concat(parts).sort(order, "level")
+    return pl.concat(parts).with_columns(pl.col("median").cast(pl.Float64)).sort(order, "level")
 
 
 def classes_in_several_splits(manifest: Manifest) -> list[str]:
@@ -151,10 +143,9 @@ def classes_in_several_splits(manifest: Manifest) -> list[str]:
         >>> classes_in_several_splits(Manifest(Path("m.csv"), Path(), table, n_levels=1))
         ['a']
     """
-    paths = label_columns(manifest.n_levels)
-    if not paths:
+    if not manifest.n_levels:
         return []
-    n_splits = manifest.table.group_by(paths).agg(pl.col("split").n_unique())
+    n_splits = manifest.table.group_by(label_columns(manifest.n_levels)).agg(pl.col("split").n_unique())
     return n_splits.filter(pl.col("split") > 1)["label_0"].sort().to_list()
 
 
@@ -185,8 +176,7 @@ def _typed(column: pl.Series) -> pl.Series:
     whole = digits.cast(pl.Int64, strict=False)
     number = digits.cast(pl.Float64, strict=False)
     number = number.set(number.is_infinite() | (whole.is_null() & ~text.str.contains("[.e]")), None)
-    fitting = (typed for typed in (flags, whole, number) if 0 < typed.count() == text.count())
-    return next(fitting, column)
+    return next((typed for typed in (flags, whole, number) if 0 < typed.count() == text.count()), column)
 
 
 def label_columns(n_levels: int) -> list[str]:
@@ -216,22 +206,49 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
     with table_faults(source):
         if source.suffix.lower() == ".parquet":
             table = pl.read_parquet(source)
-            return _check_table(source, table, labelled, _places("row", pl.int_range(1, len(table) + 1, eager=True)))
+            return _check_table(
+                source, table, labelled, "row " + pl.int_range(1, len(table) + 1, eager=True).cast(pl.String)
+            )
         if source.suffix.lower() == ".csv":
             _check_header(source)
             table = pl.read_csv(source, infer_schema=False)
+            # A row begins on a line of its own, but its text fields may go over several.
+            breaks = table.select(pl.sum_horizontal(pl.all().str.count_matches("\n", literal=True))).to_series()
+            lines = 2 + pl.int_range(len(table), eager=True) + breaks.cum_sum().shift(1, fill_value=0)
             some = table.select(pl.any_horizontal(pl.all().is_not_null())).to_series()  # not an empty line
-            return _check_table(source, table.filter(some), labelled, _places("line", _lines(table).filter(some)))
+            places = "line " + lines.filter(some).rechunk().cast(pl.String)
+            return _check_table(source, table.filter(some), labelled, places)
     raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
 
 
-@contextmanager
-def table_faults(file: Path, what: str = "a table") -> Iterator[None]:
+def table_faults(file: Path, what: str = "a table") -> AbstractContextManager[None]:
     """One error that names the file, for whatever reading it as a table leads to: on some bytes polars panics."""
-    try:
-        yield
-    except (*UNREADABLE, OSError) as error:
-        raise InputError(f"{file}: cannot be read as {what}: {str(error).partition(chr(10))[0]}") from error
+    return named_errors(file, f"cannot be read as {what}", *UNREADABLE, OSError)
+
+
+def read_text_table(file: Path, columns: Sequence[str] = (), separator: str = ",", has_header: bool = True) -> pl.DataFrame:
+    """A table whose fields are text without blanks at their ends, empty where there is nothing.
+
+    Args:
+        file: a CSV file.
+        columns: refused without one of these.
+        separator: between fields.
+        has_header: its first line has the names of the columns.
+    """
+    with table_faults(file):
+        table = pl.read_csv(file, separator=separator, has_header=has_header, infer_schema=False)
+    if missing := [column for column in columns if column not in table.columns]:
+        raise InputError(f"{file}: no column {names(missing)}; the header has {names(table.columns)}")
+    return table.with_columns(pl.all().fill_null("").str.strip_chars())
+
+
+def write_table(table: pl.DataFrame, file: Path) -> Path:
+    """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{file}: a name that ends in one of {names(SUFFIXES)} is needed")
+    with replaced(file) as scratch:
+        (table.write_csv if file.suffix.lower() == ".csv" else table.write_parquet)(scratch)
+    return file
 
 
 def _check_header(source: Path) -> None:
@@ -248,36 +265,27 @@ def _read_tree(root: Path, labelled: bool) -> Manifest:
         raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
     folders = [file.parts[:-1] for file in files]
     first = {"".join(parts[:1]) for parts in folders}
-    beside = sorted(name for name in first if _split_of(name) in SPLITS)
+    beside = sorted(first & SPLIT_NAMES.keys())
     are_splits = len(beside) == len(first)
     if not are_splits and len(beside) > 1:
         raise InputError(f"{root}: {names(beside)} look like splits, but other folders or images stand beside them")
-    splits = [_split_of(parts[0]) if are_splits else "train" for parts in folders]
     above = [parts[are_splits:] for parts in folders]
-    depths = [len(parts) for parts in above]
-    n_levels = _depth_of_most(depths, labelled)
-    raise_faults(root, _tree_faults(files, depths, n_levels, labelled))
+    counts = Counter(map(len, above))
+    # As deep as most images lie, the deeper of two depths that are as frequent; any depth where no label is needed.
+    n_levels = max(counts, key=lambda depth: (counts[depth], depth)) if labelled or len(counts) == 1 else 0
+    wrong = f"lies {{}} folders deep, most images {n_levels}" if n_levels else "lies in no folder that could be its label"
+    faults = [
+        f"{file}: {wrong.format(len(parts))}"
+        for file, parts in zip(files, above, strict=True)
+        if (n_levels and len(parts) != n_levels) or (labelled and not n_levels)
+    ]
+    # Python holds bytes that it cannot decode as halves of characters.
+    faults += [f"{str(file)!a}: the name is not UTF-8" for file in files if re.search("[\ud800-\udfff]", str(file))]
+    raise_faults(root, faults)
     paths = [file.as_posix() for file in files]
-    columns = {"id": paths, "path": paths, "split": splits}
-    columns |= {name: [parts[-1 - level] for parts in above] for level, name in enumerate(label_columns(n_levels))}
-    return Manifest(root, root, pl.DataFrame(columns), n_levels)
-
-
-def _depth_of_most(depths: list[int], labelled: bool) -> int:
-    """How deep most images lie, the deeper of two that are as many; 0 where depths differ and labels are not asked for."""
-    return max(set(depths), key=lambda depth: (depths.count(depth), depth)) if labelled or len(set(depths)) == 1 else 0
-
-
-def _tree_faults(files: list[Path], depths: list[int], n_levels: int, labelled: bool) -> list[str]:
-    faults = []
-    if n_levels:
-        lying = zip(files, depths, strict=True)
-        faults = [
-            f"{file}: lies {depth} folders deep, most images {n_levels}" for file, depth in lying if depth != n_levels
-        ]
-    elif labelled:
-        faults = [f"{file}: lies in no folder that could be its label" for file in files]
-    return faults + [f"{str(file)!a}: the name is not UTF-8" for file in files if not _is_utf8(str(file))]
+    splits = [SPLIT_NAMES[parts[0]] if are_splits else "train" for parts in folders]
+    labels = {name: [parts[-1 - level] for parts in above] for level, name in enumerate(label_columns(n_levels))}
+    return Manifest(root, root, pl.DataFrame({"id": paths, "path": paths, "split": splits} | labels), n_levels)
 
 
 def image_files(root: Path) -> Iterator[Path]:
@@ -305,64 +313,37 @@ def image_files(root: Path) -> Iterator[Path]:
                     yield Path(folder, name).relative_to(root)
 
 
-def _is_utf8(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)  # how Python holds bytes it cannot decode
-
-
-def _split_of(name: str) -> str:
-    return SPLIT_ALIASES.get(name, name)
-
-
-def _lines(table: pl.DataFrame) -> pl.Series:
-    """The line of the CSV file on which each row begins: its text fields may go over several."""
-    breaks = table.select(pl.sum_horizontal(pl.all().str.count_matches("\n", literal=True))).to_series()
-    return 2 + pl.int_range(len(table), eager=True) + breaks.cum_sum().shift(1, fill_value=0)
-
-
-def _places(word: str, numbers: pl.Series) -> pl.Series:
-    return f"{word} " + numbers.rechunk().cast(pl.String)
-
-
-def _some(words: list[str]) -> str:
-    more = f" and {len(words) - SHOWN_NAMES} more" if len(words) > SHOWN_NAMES else ""
-    return names(word[:LONGEST_SHOWN] for word in words[:SHOWN_NAMES]) + more
-
-
 Check = tuple[pl.Expr, str, str]  # where it is wrong, the column whose value the message shows, and the message
 
 
 def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> Manifest:
     """Bring the columns to their types and order; raise all faults at once."""
-    has_label_0 = "label_0" in table.columns or "label" not in table.columns
     header = table.columns
-    table = table if has_label_0 else table.rename({"label": "label_0"})
+    called = {} if "label_0" in header else {"label": "label_0"}
+    table = table.rename(called, strict=False)
     labels = label_columns(next(n for n in count() if f"label_{n}" not in table.columns))
     _check_columns(source, table, header, labels, labelled)
-    has_ids = "id" in table.columns
-    words = ["path", "split", *labels, *(["id"] if has_ids else [])]
-    boxes, flags = ([column for column in known if column in table.columns] for known in (BOX, FLAGS))
-    table = _cleaned(source, table, [*words, *boxes, *flags])
-    if not has_ids:
+    words = ["path", "split", *labels, *(["id"] if "id" in header else [])]
+    boxes, flags = ([column for column in known if column in header] for known in (BOX, FLAGS))
+    table = _clean_text(source, table, [*words, *boxes, *flags])
+    if "id" not in header:
         several = pl.col("path").is_duplicated() if boxes else pl.lit(False)
         marked = pl.concat_str(["path", *boxes], separator=" ", ignore_nulls=True)
         table = table.with_columns(id=pl.when(several).then(marked).otherwise("path"))
 
-    empty = [(pl.col(column).is_null(), column, f"{column} is empty") for column in words]
-    if not has_label_0:  # as its file calls it
-        empty[2] = (*empty[2][:2], "label is empty")
     faults = []
-    for condition, column, message in (*empty, *_name_checks(has_ids), *_flag_checks(flags), *_box_checks(boxes)):
+    for condition, column, message in _checks(words, flags, boxes):
         rows = table.select(pl.int_range(pl.len()).filter(condition), pl.col(column).filter(condition).alias("found"))
         faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
-    raise_faults(source, [f"{places[row]}: {message}" for row, message in sorted(faults)])
+    as_in_file = {f"{label} is empty": f"{name} is empty" for name, label in called.items()}
+    raise_faults(source, [f"{places[row]}: {as_in_file.get(message, message)}" for row, message in sorted(faults)])
 
     table = table.with_columns(
         *(pl.col(c).str.to_lowercase().replace_strict(FLAG_VALUES, return_dtype=pl.Boolean) for c in flags),
         *(pl.col(c).cast(pl.Float64).cast(pl.Int64) for c in boxes),
     )
     first = ["id", "path", "split", *labels, *flags, *boxes]
-    table = table.select(*first, pl.exclude(first))
-    return Manifest(source, source.parent, table, len(labels), places)
+    return Manifest(source, source.parent, table.select(*first, pl.exclude(first)), len(labels), places)
 
 
 def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels: list[str], labelled: bool) -> None:
@@ -375,35 +356,32 @@ def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels:
     partial_box = [column for column in BOX if column not in table.columns]
     missing += partial_box if len(partial_box) < len(BOX) else []
     if missing:
-        noun = "column" if len(missing) == 1 else "columns"
-        raise InputError(f"{source}: no {noun} {names(missing)}; the header has {_some(header)}")
+        there = shorten(names(header), 800, placeholder=" ...")
+        raise InputError(f"{source}: no column {names(missing)}; the header has {there}")
     if not len(table):
         raise InputError(f"{source}: the table has no row")
 
 
-def _cleaned(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+def _clean_text(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """These columns as text without blanks at its ends, null where nothing is left; splits by their usual names."""
     if nested := [column for column in columns if table[column].dtype.is_nested()]:
         raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
     text = pl.col(columns).cast(pl.String).str.strip_chars()
-    return table.with_columns(text.replace("", None)).with_columns(pl.col("split").replace(SPLIT_ALIASES))
+    return table.with_columns(text.replace("", None)).with_columns(pl.col("split").replace(SPLIT_NAMES))
 
 
-def _name_checks(has_ids: bool) -> Iterator[Check]:
+def _checks(words: list[str], flags: list[str], boxes: list[str]) -> Iterator[Check]:
+    for column in words:
+        yield pl.col(column).is_null(), column, f"{column} is empty"
     yield pl.col("path").str.contains("\0", literal=True), "path", "path {!r} has a zero byte"
     yield ~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"
-    remedy = "" if has_ids else "; a column 'id' is needed"
-    is_twice = pl.col("id").is_duplicated() & pl.col("id").is_not_null()
-    yield is_twice, "id", ("id" if has_ids else "path") + " {!r} is there more than once" + remedy
-
-
-def _flag_checks(flags: list[str]) -> Iterator[Check]:
+    is_twice = (
+        "id {!r} is there more than once" if "id" in words else "path {!r} is there more than once; add a column 'id'"
+    )
+    yield pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", is_twice
     for column in flags:
         fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
         yield ~fits, column, f"{column} is {{!r}}, not true or false"
-
-
-def _box_checks(boxes: list[str]) -> Iterator[Check]:
     for column in boxes:
         number = pl.col(column).cast(pl.Float64, strict=False)
         fits = number.is_between(0, 2**31) & (number == number.round())

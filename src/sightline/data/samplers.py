@@ -4,18 +4,19 @@ Every batch is the whole batch of a step: several processes each take their part
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import chain, combinations, islice, pairwise
 from math import comb
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError, names
 
 MOST_BATCHES = 100_000  # an epoch that is listed; beyond, sets of super-labels are drawn
 CLASS_WEIGHTS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
@@ -43,19 +44,88 @@ class SamplerSection(BaseModel):
     batches_per_pair: int = Field(default=10, ge=1)  # of hierarchical: for each pair, or larger set, of super-labels
 
 
-class Sampler(Protocol):
-    """What training asks of a sampler."""
+@dataclass(frozen=True)
+class Sampler:
+    """Draws the batches of an epoch, each a function of the seed and the epoch alone.
+
+    Attributes:
+        labels: (N,) or (N, L) class numbers of each item, finest level first.
+        section: the options; each sampler reads those that ``reads`` names.
+        seed: the run's.
+    """
+
+    reads: ClassVar[tuple[str, ...]]
+    labels: NDArray[np.int64]
+    section: SamplerSection
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not fit each other or the labels."""
 
     @property
     def batch_size(self) -> int:
         """Items in a full batch, of all processes together."""
+        return self.section.batch_size
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """The places in the data set that each batch of the epoch holds; a function of the seed and the epoch alone."""
+        """The places in the data set that each batch of the epoch holds."""
+        return self.draw(np.random.default_rng([self.seed, epoch]))
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator) -> list[list[int]]:
+        """The batches of one epoch."""
+
+    @cached_property
+    def n_levels(self) -> int:
+        """How many label levels there are."""
+        return len(np.atleast_2d(self.labels.T))
+
+    @cached_property
+    def classes(self) -> NDArray[np.int64]:
+        """(N,) the class of each item: its label at ``section.level``."""
+        return column_of(self.labels, self.section.level)
 
 
-@dataclass(frozen=True)
-class ClassBalancedSampler:
+class GroupSampler(Sampler):
+    """What samplers share that deal the images of each class into groups of ``per_class``, and draw classes for a batch.
+
+    ``batch_size`` is a multiple of ``per_class``. Each epoch has another choice of the ``max_per_class`` images of a class.
+    A class is drawn in proportion to its groups, to their root, or as often as any other, as ``class_weights`` says.
+    """
+
+    reads = ("batch_size", "class_weights", "level", "max_per_class", "n_batches", "per_class")
+
+    def __post_init__(self) -> None:
+        per_class, most = self.section.per_class, self.section.max_per_class
+        _check_sizes(self.section)
+        if most is not None and most < per_class:
+            raise InputError(f"sampler: max_per_class is {most}, less than per_class, which is {per_class}")
+        n_usable = int((self._n_groups > 0).sum())
+        if n_usable < self._n_classes:
+            fits = f"sampler.batch_size={n_usable * per_class} fits" if n_usable > 1 else "add classes or images"
+            raise InputError(
+                f"sampler: a batch of {self.batch_size} needs {self._n_classes} classes "
+                f"of at least {per_class} images, there are {n_usable}; {fits}"
+            )
+
+    def draw(self, rng: np.random.Generator) -> list[list[int]]:
+        """The batches of one epoch."""
+        return deal_images(self.classes, self.draw_classes(rng), self.section.per_class, self.section.max_per_class, rng)
+
+    @abstractmethod
+    def draw_classes(self, rng: np.random.Generator) -> list[list[int]]:
+        """The classes of each batch of an epoch."""
+
+    @property
+    def _n_classes(self) -> int:
+        return self.batch_size // self.section.per_class
+
+    @cached_property
+    def _n_groups(self) -> NDArray[np.int64]:
+        return group_counts(self.classes, self.section.per_class, self.section.max_per_class)
+
+
+class ClassBalancedSampler(GroupSampler):
     """Batches of ``per_class`` images from each of ``batch_size / per_class`` classes.
 
     An epoch deals each class's images into groups of ``per_class``; a batch takes one group from each of its classes, drawn
@@ -65,148 +135,106 @@ class ClassBalancedSampler:
     With ``n_batches``, or weights other than ``size``, each batch draws its classes from all of them, and an image may come
     again once its class is used up; without ``n_batches`` there are then as many batches as the groups would fill.
 
-    Attributes:
-        labels: (N,) or (N, L) class numbers of each item, finest level first.
-        batch_size: items in a batch, a multiple of ``per_class``.
-        per_class: items of each class in a batch, at least 2 for a ranking loss to have positives.
-        seed: the run's.
-        level: the column of ``labels`` that is the class.
-        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
-        n_batches: batches in an epoch.
-        class_weights: a class is drawn in proportion to its groups, to their root, or as often as any other.
-
     Example:
-        >>> sampler = ClassBalancedSampler(np.array([0, 0, 1, 1, 2, 2]), batch_size=4, per_class=2)
-        >>> sampler.batches(epoch=0)
+        >>> section = SamplerSection(batch_size=4, per_class=2)
+        >>> ClassBalancedSampler(np.array([0, 0, 1, 1, 2, 2]), section).batches(epoch=0)
         [[1, 0, 3, 2]]
     """
 
-    labels: NDArray[np.int64]
-    batch_size: int
-    per_class: int = 4
-    seed: int = 0
-    level: int = 0
-    max_per_class: int | None = None
-    n_batches: int | None = None
-    class_weights: str = "size"
-
-    def __post_init__(self) -> None:
-        choose(CLASS_WEIGHTS, self.class_weights, "sampler.class_weights")
-        _check_classes(self._n_groups, self.batch_size, self.per_class, self.max_per_class)
-
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The places in the data set that each batch of the epoch holds."""
-        rng = np.random.default_rng([self.seed, epoch])
-        n_classes = self.batch_size // self.per_class
-        if self.n_batches is None and self.class_weights == "size":
-            drawn = drawn_until_used_up(self._n_groups, n_classes, rng)
-        else:
-            n_batches = self.n_batches or int(self._n_groups.sum()) // n_classes
-            drawn = drawn_afresh(weights_of(self._n_groups, self.class_weights), n_classes, n_batches, rng)
-        return dealt_images(column_of(self.labels, self.level), drawn, self.per_class, self.max_per_class, rng)
-
-    @cached_property
-    def _n_groups(self) -> NDArray[np.int64]:
-        return group_counts(column_of(self.labels, self.level), self.per_class, self.max_per_class)
+    def draw_classes(self, rng: np.random.Generator) -> list[list[int]]:
+        """The classes of each batch of an epoch."""
+        if self.section.n_batches is None and self.section.class_weights == "size":
+            return draw_until_used_up(self._n_groups, self._n_classes, rng)
+        n_batches = self.section.n_batches or int(self._n_groups.sum()) // self._n_classes
+        return draw_from_all(weights_of(self._n_groups, self.section.class_weights), self._n_classes, n_batches, rng)
 
 
-@dataclass(frozen=True)
-class HierarchicalSampler:
+class HierarchicalSampler(Sampler):
     """Batches of few super-labels, so that their classes are hard to tell apart.
 
     For every set of ``super_labels_per_batch`` super-labels there are ``batches_per_pair`` batches, in random order; each
     takes equally many images from each super-label, ``per_class`` of each class. A class with fewer images repeats them. A
     super-label with too few classes gives all of them, and its batches are shorter; one warning says so.
 
-    Attributes:
-        labels: (N, L) class numbers of each item, finest level first, at least two levels.
-        batch_size: items in a batch, a multiple of ``per_class * super_labels_per_batch``.
-        per_class: items of each class in a batch.
-        seed: the run's.
-        level: the column of ``labels`` that is the class.
-        super_level: the column of ``labels`` that is the super-label; the last if none.
-        super_labels_per_batch: super-labels that meet in a batch.
-        batches_per_pair: batches for each set of super-labels.
-        n_batches: batches in an epoch, each of a random set of super-labels, in place of all the sets.
+    ``labels`` have at least two levels, and ``batch_size`` is a multiple of ``per_class * super_labels_per_batch``. With
+    ``n_batches`` each batch is of a random set of super-labels, in place of all the sets.
 
     Example:
         >>> labels = np.array([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 2], [3, 2]])
-        >>> HierarchicalSampler(labels, batch_size=4, per_class=2, batches_per_pair=1).batches(epoch=0)
+        >>> section = SamplerSection(name="hierarchical", batch_size=4, per_class=2, batches_per_pair=1)
+        >>> HierarchicalSampler(labels, section).batches(epoch=0)
         [[4, 7, 6, 5], [1, 4, 0, 5], [7, 6, 0, 1]]
     """
 
-    labels: NDArray[np.int64]
-    batch_size: int
-    per_class: int = 4
-    seed: int = 0
-    level: int = 0
-    super_level: int | None = None
-    super_labels_per_batch: int = 2
-    batches_per_pair: int = 10
-    n_batches: int | None = None
+    reads = (
+        *("batch_size", "batches_per_pair", "level", "n_batches", "per_class"),
+        *("super_labels_per_batch", "super_level"),
+    )
 
     def __post_init__(self) -> None:
-        super_level = depth(self.labels) - 1 if self.super_level is None else self.super_level
-        column_of(self.labels, super_level)
-        if super_level <= self.level:
+        level, n_together = self.section.level, self.section.super_labels_per_batch
+        if self._super_level <= level:
             raise InputError(
-                f"sampler: the super-label is level {super_level} and the class level {self.level} of "
-                f"{depth(self.labels)}; a coarser level than the class's is needed"
+                f"sampler: the super-label is level {self._super_level} and the class level {level} of "
+                f"{self.n_levels}; a coarser level than the class's is needed"
             )
-        _check_sizes(self.batch_size, self.per_class, self.super_labels_per_batch)
-        n_sets = comb(len(self._classes), self.super_labels_per_batch)
+        _check_sizes(self.section, n_together)
+        n_super, needed = len(self._below), self._classes_per_super_label
+        n_sets = comb(n_super, n_together)
         if not n_sets:
             raise InputError(
-                f"sampler: super_labels_per_batch is {self.super_labels_per_batch}, at level {super_level} there are "
-                f"{len(self._classes)} super-labels"
+                f"sampler: super_labels_per_batch is {n_together}, at level {self._super_level} there are "
+                f"{n_super} super-labels"
             )
-        if self.n_batches is None and n_sets * self.batches_per_pair > MOST_BATCHES:
+        if self.section.n_batches is None and n_sets * self.section.batches_per_pair > MOST_BATCHES:
             raise InputError(
-                f"sampler: {len(self._classes)} super-labels make {n_sets} sets of {self.super_labels_per_batch}, too many "
+                f"sampler: {n_super} super-labels make {n_sets} sets of {n_together}, too many "
                 "for an epoch; set n_batches to draw some of them"
             )
-        needed = self._classes_per_super_label
-        if short := [len(classes) for classes in self._classes if len(classes) < needed]:
+        if short := [len(classes) for classes in self._below if len(classes) < needed]:
             warnings.warn(
-                f"sampler: {len(short)} of {len(self._classes)} super-labels have fewer than the {needed} classes of their "
+                f"sampler: {len(short)} of {n_super} super-labels have fewer than the {needed} classes of their "
                 f"part of a batch (the smallest {min(short)}): batches with them are shorter than {self.batch_size}",
                 stacklevel=2,
             )
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The places in the data set that each batch of the epoch holds."""
-        rng = np.random.default_rng([self.seed, epoch])
-        n, n_super = self.super_labels_per_batch, len(self._classes)
-        if self.n_batches is None:
-            sets = rng.permutation(np.repeat(list(combinations(range(n_super), n)), self.batches_per_pair, axis=0)).tolist()
+    def draw(self, rng: np.random.Generator) -> list[list[int]]:
+        """The batches of one epoch."""
+        n, n_super, section = self.section.super_labels_per_batch, len(self._below), self.section
+        if section.n_batches is None:
+            sets = rng.permutation(
+                np.repeat(list(combinations(range(n_super), n)), section.batches_per_pair, axis=0)
+            ).tolist()
         else:
-            sets = [rng.choice(n_super, n, replace=False).tolist() for _ in range(self.n_batches)]
+            sets = [rng.choice(n_super, n, replace=False).tolist() for _ in range(section.n_batches)]
         drawn = [
             np.concatenate(
                 [
                     rng.choice(classes, min(len(classes), self._classes_per_super_label), replace=False)
-                    for classes in (self._classes[super_label] for super_label in chosen)
+                    for classes in (self._below[super_label] for super_label in chosen)
                 ]
             ).tolist()
             for chosen in sets
         ]
-        dealt = dealt_images(column_of(self.labels, self.level), drawn, self.per_class, None, rng)
+        dealt = deal_images(self.classes, drawn, section.per_class, None, rng)
         return [rng.permutation(batch).tolist() for batch in dealt]
 
     @property
     def _classes_per_super_label(self) -> int:
-        return self.batch_size // self.super_labels_per_batch // self.per_class
+        return self.batch_size // self.section.super_labels_per_batch // self.section.per_class
+
+    @property
+    def _super_level(self) -> int:
+        return self.n_levels - 1 if self.section.super_level is None else self.section.super_level
 
     @cached_property
-    def _classes(self) -> list[NDArray[np.int64]]:
+    def _below(self) -> list[NDArray[np.int64]]:
         """The classes of each super-label."""
-        level = depth(self.labels) - 1 if self.super_level is None else self.super_level
-        parent = parents_of(column_of(self.labels, self.level), column_of(self.labels, level))
+        parent = parents_of(self.classes, column_of(self.labels, self._super_level))
         return [np.flatnonzero(parent == super_label) for super_label in np.unique(parent[parent >= 0])]
 
 
-@dataclass(frozen=True)
-class GradedSampler:
+class GradedSampler(GroupSampler):
     """Batches in which every item meets others at every distance in the label tree, as far as the tree has them.
 
     A batch has ``batch_size / per_class`` classes, chosen from the root down: wherever it enters a branch it takes at least
@@ -215,112 +243,78 @@ class GradedSampler:
     are drawn in proportion to the groups of ``per_class`` images they have left, or as ``class_weights`` says. An image
     comes again in an epoch only where its branch has no other left. A batch is shorter where the tree cannot fill it.
 
-    Attributes:
-        labels: (N, L) class numbers of each item, finest level first; every class has one parent.
-        batch_size: items in a batch, a multiple of ``per_class``.
-        per_class: items of each class in a batch, at least 2.
-        seed: the run's.
-        level: the column of ``labels`` that is the class; finer ones are left out.
-        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
-        n_batches: batches in an epoch; if none, it ends when most classes of a batch would have no group left, or with
-            other weights than ``size`` after as many batches as the groups would fill.
-        class_weights: a class counts by its groups, by their root, or as much as any other.
+    ``labels`` are (N, L), every class has one parent, and levels finer than ``level`` are left out. Without ``n_batches``
+    an epoch ends when most classes of a batch would have no group left, or with other weights than ``size`` after as many
+    batches as the groups would fill.
 
     Example:
         >>> labels = np.array([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 1], [3, 1]])
-        >>> GradedSampler(labels, batch_size=4, per_class=2).batches(epoch=0)
+        >>> GradedSampler(labels, SamplerSection(name="graded", batch_size=4, per_class=2)).batches(epoch=0)
         [[2, 3, 1, 0], [4, 5, 7, 6]]
     """
 
-    labels: NDArray[np.int64]
-    batch_size: int
-    per_class: int = 4
-    seed: int = 0
-    level: int = 0
-    max_per_class: int | None = None
-    n_batches: int | None = None
-    class_weights: str = "size"
-
     def __post_init__(self) -> None:
-        choose(CLASS_WEIGHTS, self.class_weights, "sampler.class_weights")
-        if self.level + 1 >= depth(self.labels):
+        level, per_class = self.section.level, self.section.per_class
+        if level + 1 >= self.n_levels:
             raise InputError(
-                f"sampler: graded needs a level above the class; the class is level {self.level} of {depth(self.labels)}"
+                f"sampler: graded needs a level above the class; the class is level {level} of {self.n_levels}"
             )
-        n_groups = group_counts(column_of(self.labels, self.level), self.per_class, self.max_per_class)
-        _check_classes(n_groups, self.batch_size, self.per_class, self.max_per_class)
-        needed = self.per_class * max(self._tree.need[child] for child in self._tree.children[-1])
+        super().__post_init__()
+        needed = per_class * max(self._tree.need[child] for child in self._tree.children[-1])
         if needed > self.batch_size:
             raise InputError(
-                f"sampler: batch_size is {self.batch_size}; with {self.per_class} images a class, positives at each of "
-                f"{depth(self.labels) - self.level} levels take {needed}; raise batch_size or lower per_class"
+                f"sampler: batch_size is {self.batch_size}; with {per_class} images a class, positives at each of "
+                f"{self.n_levels - level} levels take {needed}; raise batch_size or lower per_class"
             )
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The places in the data set that each batch of the epoch holds."""
-        rng = np.random.default_rng([self.seed, epoch])
-        tree, n_classes = self._tree, self.batch_size // self.per_class
-        weights = tree.summed(weights_of(tree.n_groups, self.class_weights))
-        by_what_is_left = self.class_weights == "size"
-        n_batches = self.n_batches or (None if by_what_is_left else int(tree.n_groups.sum()) // n_classes)
+    def draw_classes(self, rng: np.random.Generator) -> list[list[int]]:
+        """The classes of each batch of an epoch."""
+        tree, by_what_is_left = self._tree, self.section.class_weights == "size"
+        weights = np.zeros(len(tree.children))
+        np.add.at(weights, tree.ancestors, weights_of(self._n_groups, self.section.class_weights)[:, None])
+        n_batches = self.section.n_batches or (None if by_what_is_left else int(self._n_groups.sum()) // self._n_classes)
         drawn: list[list[int]] = []
         while n_batches is None or len(drawn) < n_batches:
-            batch = tree.draw(n_classes, weights, rng)
+            batch = tree.draw(self._n_classes, weights, rng)
             if by_what_is_left:
                 fresh = [node for node in batch if weights[node] > 0]
                 if n_batches is None and 2 * len(fresh) < len(batch):
                     break
-                tree.add(weights, fresh, -1)
+                np.add.at(weights, tree.ancestors[fresh], -1)
             drawn.append(batch)
-        return dealt_images(column_of(self.labels, self.level), drawn, self.per_class, self.max_per_class, rng)
+        return drawn
 
     @cached_property
     def _tree(self) -> "ClassTree":
-        columns = [column_of(self.labels, level) for level in range(self.level, depth(self.labels))]
-        return ClassTree.of(columns, group_counts(columns[0], self.per_class, self.max_per_class))
+        return ClassTree(list(self.labels.T[self.section.level :]), self._n_groups)  # two levels or more: a table
 
 
-@dataclass(frozen=True)
-class RandomSampler:
-    """Batches of any images, each at most once in an epoch; for losses that need no positives in the batch.
+class RandomSampler(Sampler):
+    """Batches of images in random order, whatever their classes; what does not fill the last one is not used.
 
-    The last images that do not fill a batch are not used.
-
-    Attributes:
-        labels: (N,) or (N, L) class numbers of each item, finest level first.
-        batch_size: items in a batch.
-        seed: the run's.
-        level: the column of ``labels`` that is the class.
-        max_per_class: images of a class that an epoch uses, drawn afresh in each; all if none.
+    Each epoch has another choice of the ``max_per_class`` images of a class.
 
     Example:
-        >>> RandomSampler(np.array([0, 0, 0, 1, 1]), batch_size=2).batches(epoch=0)
+        >>> RandomSampler(np.array([0, 0, 0, 1, 1]), SamplerSection(name="random", batch_size=2)).batches(epoch=0)
         [[2, 4], [3, 0]]
     """
 
-    labels: NDArray[np.int64]
-    batch_size: int
-    seed: int = 0
-    level: int = 0
-    max_per_class: int | None = None
+    reads = ("batch_size", "level", "max_per_class")
 
     def __post_init__(self) -> None:
-        n_images = int(group_counts(column_of(self.labels, self.level), 1, self.max_per_class).sum())
-        if not 1 <= self.batch_size <= n_images:
+        n_images = int(group_counts(self.classes, 1, self.section.max_per_class).sum())
+        if self.batch_size > n_images:
             raise InputError(f"sampler: batch_size is {self.batch_size}, there are {n_images} images for an epoch")
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The places in the data set that each batch of the epoch holds."""
-        rng = np.random.default_rng([self.seed, epoch])
+    def draw(self, rng: np.random.Generator) -> list[list[int]]:
+        """The batches of one epoch."""
         places = rng.permutation(len(self.labels))
-        if self.max_per_class is not None:
-            places = places[n_earlier(column_of(self.labels, self.level)[places]) < self.max_per_class]
-        n_batches = len(places) // self.batch_size
-        batches: list[list[int]] = places[: n_batches * self.batch_size].reshape(n_batches, -1).tolist()
-        return batches
+        if self.section.max_per_class is not None:
+            places = places[n_earlier(self.classes[places]) < self.section.max_per_class]
+        return cut(places, [self.batch_size] * (len(places) // self.batch_size))
 
 
-SAMPLERS: Mapping[str, type[ClassBalancedSampler | HierarchicalSampler | GradedSampler | RandomSampler]] = {
+SAMPLERS: Mapping[str, type[Sampler]] = {
     "class_balanced": ClassBalancedSampler,
     "hierarchical": HierarchicalSampler,
     "graded": GradedSampler,
@@ -341,12 +335,11 @@ def create_sampler(section: SamplerSection, labels: NDArray[np.int64], seed: int
         >>> create_sampler(SamplerSection(name="random", batch_size=2), labels, seed=0).batches(epoch=0)
         [[2, 0], [1, 3]]
     """
-    sampler = choose(SAMPLERS, section.name, "sampler")
-    read = {field.name for field in fields(sampler)} & SamplerSection.model_fields.keys()
-    unread = SamplerSection.model_fields.keys() - read - {"name", "skip_small_classes"}
-    if refused := sorted(key for key in unread if getattr(section, key) != SamplerSection.model_fields[key].default):
-        raise InputError(f"sampler: {section.name!r} has no option {names(refused)}; it has {names(sorted(read))}")
-    return sampler(labels=labels, seed=seed, **{key: getattr(section, key) for key in read})
+    sampler = SAMPLERS[section.name]
+    changed = section.model_dump(exclude_defaults=True).keys()
+    if refused := sorted(changed - {*sampler.reads, "name", "skip_small_classes"}):
+        raise InputError(f"sampler: {section.name!r} has no option {names(refused)}; it has {names(sampler.reads)}")
+    return sampler(labels, section, seed)
 
 
 def views_of(batches: list[list[int]]) -> list[list[int]]:
@@ -356,11 +349,7 @@ def views_of(batches: list[list[int]]) -> list[list[int]]:
         >>> views_of([[4, 7, 4], [7, 2, 4]])
         [[0, 0, 1], [1, 0, 2]]
     """
-    if not batches:
-        return []
-    earlier = n_earlier(np.concatenate([np.array(batch, np.int64) for batch in batches]))
-    ends = np.cumsum([len(batch) for batch in batches])[:-1]
-    return [part.tolist() for part in np.split(earlier, ends)]
+    return cut(n_earlier(np.fromiter(chain.from_iterable(batches), np.int64)), map(len, batches))
 
 
 def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -371,147 +360,83 @@ def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDAr
         >>> unusable_classes(SamplerSection(per_class=2), labels), unusable_classes(SamplerSection(name="random"), labels)
         (array([1]), array([], dtype=int64))
     """
-    draws_whole_groups = section.name in ("class_balanced", "graded")
-    return small_classes(column_of(labels, section.level), section.per_class if draws_whole_groups else 0)
+    per_class = section.per_class if section.name in ("class_balanced", "graded") else 0  # others repeat images
+    return np.flatnonzero(np.bincount(column_of(labels, section.level)) < per_class)
 
 
-def small_classes(labels: NDArray[np.int64], per_class: int) -> NDArray[np.int64]:
-    """The classes that cannot give ``per_class`` images.
-
-    Example:
-        >>> small_classes(np.array([0, 0, 0, 1, 2, 2]), per_class=2)
-        array([1])
-    """
-    return np.flatnonzero(np.bincount(labels) < per_class)
-
-
-def _check_sizes(batch_size: int, per_class: int, parts: int = 1) -> None:
-    if per_class < 2 or batch_size < per_class * parts or batch_size % (per_class * parts):
+def _check_sizes(section: SamplerSection, parts: int = 1) -> None:
+    if section.batch_size % (section.per_class * parts):
         of_parts = f" times {parts} super-labels" if parts > 1 else ""
         raise InputError(
-            f"sampler: batch_size is {batch_size} and per_class {per_class}; "
-            f"per_class of at least 2{of_parts} must divide batch_size"
+            f"sampler: batch_size is {section.batch_size} and per_class {section.per_class}; "
+            f"per_class{of_parts} must divide batch_size"
         )
 
 
-def _check_classes(n_groups: NDArray[np.int64], batch_size: int, per_class: int, max_per_class: int | None) -> None:
-    _check_sizes(batch_size, per_class)
-    if max_per_class is not None and max_per_class < per_class:
-        raise InputError(f"sampler: max_per_class is {max_per_class}, less than per_class, which is {per_class}")
-    n_usable = int((n_groups > 0).sum())
-    if n_usable < batch_size // per_class:
-        fits = f"sampler.batch_size={n_usable * per_class} fits" if n_usable > 1 else "more classes or images are needed"
-        raise InputError(
-            f"sampler: a batch of {batch_size} needs {batch_size // per_class} classes "
-            f"of at least {per_class} images, there are {n_usable}; {fits}"
-        )
-
-
-@dataclass(frozen=True)
 class ClassTree:
     """The classes that have a group of images, and what is above them; classes come first, the root last.
 
     Attributes:
         children: the nodes below each node; none below a class.
-        parent: of each node; the root is its own.
+        ancestors: (classes, levels) each class and the nodes above it up to the root; itself throughout if it is left out.
         need: the fewest classes below a node that surely give two children, where there are two, to each node entered.
         room: the classes below a node.
-        n_groups: of each class, 0 where it has none and is left out.
     """
 
-    children: list[NDArray[np.int64]]
-    parent: NDArray[np.int64]
-    need: list[int]
-    room: list[int]
-    n_groups: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, columns: Sequence[NDArray[np.int64]], n_groups: NDArray[np.int64]) -> "ClassTree":
+    def __init__(self, columns: list[NDArray[np.int64]], n_groups: NDArray[np.int64]) -> None:
         in_use = n_groups[columns[0]] > 0
         columns = [column[in_use] for column in columns] + [np.zeros(int(in_use.sum()), np.int64)]  # the root last
         sizes = [len(n_groups), *(int(column.max()) + 1 for column in columns[1:])]
         first = np.cumsum([0, *sizes])
-        children = [np.empty(0, np.int64)] * sizes[0]
-        parent = np.arange(first[-1])
-        room = [int(n > 0) for n in n_groups]
-        need = room.copy()
+        self.ancestors = np.repeat(np.arange(sizes[0])[:, None], len(columns), 1)
+        self.ancestors[columns[0]] = np.stack(columns, 1) + first[:-1]
+        self.room = np.bincount(self.ancestors.ravel(), minlength=first[-1]).tolist()
+        self.children = [np.empty(0, np.int64)] * sizes[0]
+        self.need = [1] * sizes[0]
         for level, (below, above) in enumerate(pairwise(columns)):
             parents = parents_of(below, above)
-            known = np.flatnonzero(parents >= 0)
-            parent[first[level] + known] = first[level + 1] + parents[known]
-            by_parent = known[np.argsort(parents[known], kind="stable")]
-            ends = np.searchsorted(parents[by_parent], np.arange(sizes[level + 1]), side="right")
-            for nodes in np.split(first[level] + by_parent, ends[:-1]):
-                children.append(nodes)
-                need.append(sum(sorted(need[node] for node in nodes)[-2:]))
-                room.append(sum(room[node] for node in nodes))
-        return cls(children, parent, need, room, n_groups)
+            order = np.argsort(parents, kind="stable")
+            starts = np.searchsorted(parents[order], np.arange(sizes[level + 1]))
+            for nodes in np.split(first[level] + order, starts)[1:]:  # before the first start: numbers that no item has
+                self.children.append(nodes)
+                self.need.append(sum(sorted(self.need[node] for node in nodes)[-2:]))
 
-    def summed(self, of_classes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Numbers of the classes, and at each node above the sum of its classes'."""
-        sums = np.zeros(len(self.children))
-        self.add(sums, np.arange(len(of_classes)), of_classes)
-        return sums
-
-    def add(self, sums: NDArray[np.float64], classes: ArrayLike, values: ArrayLike) -> None:
-        """Add to the numbers of these classes, in place, and of all nodes above them."""
-        nodes = np.asarray(classes, np.int64)
-        while len(nodes):
-            np.add.at(sums, nodes, values)
-            above = self.parent[nodes]
-            kept = above != nodes
-            nodes, values = above[kept], np.broadcast_to(values, nodes.shape)[kept]
-
-    def draw(self, n_classes: int, weights: NDArray[np.float64], rng: np.random.Generator) -> list[int]:
+    def draw(self, n_classes: int, weights: NDArray[np.float64], rng: np.random.Generator, node: int = -1) -> list[int]:
         """Distinct classes, two or more children of each node that is entered, as far as there are two.
 
         Args:
             n_classes: how many; there are fewer where the branches drawn have no more.
             weights: of all nodes; children are drawn in proportion, those of no weight last.
             rng: the generator.
+            node: below which; the last is the root.
         """
-        drawn: list[int] = []
-        entered = [(len(self.children) - 1, n_classes)]
-        while entered:
-            node, n_slots = entered.pop()
-            children = self.children[node]
-            # Exponential keys divided by weights: the smallest are a weighted draw without replacement.
-            keys = rng.exponential(size=len(children)) / np.maximum(weights[children], 1e-9)
-            if children[0] < len(self.n_groups):  # classes, of one slot each
-                drawn += children[np.argpartition(keys, min(n_slots, len(keys)) - 1)[:n_slots]].tolist()
-                continue
-            shares: dict[int, int] = {}
-            n_asked, room = n_slots, 0
-            for child in children[np.argsort(keys)].tolist():
-                if weights[child] <= 0 and len(shares) > 1 and room >= n_asked:
-                    break  # those with weight can fill it
-                if self.need[child] <= n_slots:
-                    shares[child] = self.need[child]
-                    n_slots -= shares[child]
-                    room += self.room[child]
-                if not n_slots:
-                    break
-            while n_slots and (with_room := [child for child in shares if shares[child] < self.room[child]][:n_slots]):
-                n_slots -= len(with_room)
-                shares |= {child: shares[child] + 1 for child in with_room}
-            entered += shares.items()
-        return drawn
-
-
-def depth(labels: NDArray[np.int64]) -> int:
-    """How many label levels there are."""
-    return 1 if labels.ndim == 1 else labels.shape[1]
+        children, n_left, room = self.children[node], n_classes, 0
+        # Exponential keys divided by weights: the smallest are a weighted draw without replacement.
+        keys = rng.exponential(size=len(children)) / np.maximum(weights[children], 1e-9)
+        if children[0] < len(self.ancestors):  # classes, of one slot each
+            return [int(one) for one in children[np.argpartition(keys, min(n_classes, len(keys)) - 1)[:n_classes]]]
+        shares: dict[int, int] = {}
+        for child in children[np.argsort(keys)].tolist():
+            if not n_left or (weights[child] <= 0 and len(shares) > 1 and room >= n_classes):
+                break  # it is full, or those with weight can fill it
+            if self.need[child] <= n_left:
+                shares[child] = self.need[child]
+                n_left -= shares[child]
+                room += self.room[child]
+        while n_left and (with_room := [child for child in shares if shares[child] < self.room[child]][:n_left]):
+            n_left -= len(with_room)
+            shares |= {child: shares[child] + 1 for child in with_room}
+        return [one for child, n in reversed(shares.items()) for one in self.draw(n, weights, rng, child)]
 
 
 def column_of(labels: NDArray[np.int64], level: int) -> NDArray[np.int64]:
     """(N,) the labels of one level."""
     if labels.dtype == bool:
-        raise InputError(
-            "sampler: class numbers are needed, found bool; hierarchy.multilabel.sampling_classes makes them of sets"
-        )
-    if not 0 <= level < depth(labels):
-        raise InputError(f"sampler: there is no label level {level}; the labels have {depth(labels)}, counted from 0")
-    return labels if labels.ndim == 1 else labels[:, level]
+        raise InputError("sampler: class numbers are needed, found bool; labels.codes.sampling_classes makes them of sets")
+    columns: NDArray[np.int64] = np.atleast_2d(labels.T)
+    if not 0 <= level < len(columns):
+        raise InputError(f"sampler: there is no label level {level}; the labels have {len(columns)}, counted from 0")
+    return columns[level, :]
 
 
 def parents_of(classes: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -533,7 +458,7 @@ def weights_of(n_groups: NDArray[np.int64], class_weights: str) -> NDArray[np.fl
     return CLASS_WEIGHTS[class_weights](n_groups.astype(np.float64)) * (n_groups > 0)
 
 
-def drawn_until_used_up(n_groups: NDArray[np.int64], n_classes: int, rng: np.random.Generator) -> list[list[int]]:
+def draw_until_used_up(n_groups: NDArray[np.int64], n_classes: int, rng: np.random.Generator) -> list[list[int]]:
     """Batches of distinct classes, each drawn in proportion to the groups it has left, until too few have one.
 
     A group is drawn from all that are left, and again if its class is in the batch: the same law as one draw after another
@@ -561,7 +486,9 @@ def drawn_until_used_up(n_groups: NDArray[np.int64], n_classes: int, rng: np.ran
     return batches
 
 
-def drawn_afresh(weights: NDArray[np.float64], n_classes: int, n_batches: int, rng: np.random.Generator) -> list[list[int]]:
+def draw_from_all(
+    weights: NDArray[np.float64], n_classes: int, n_batches: int, rng: np.random.Generator
+) -> list[list[int]]:
     """Batches of distinct classes, each batch drawn in proportion to the weights from all of them."""
     usable = np.flatnonzero(weights)
     share = weights[usable] / weights.sum()
@@ -587,7 +514,7 @@ def n_earlier(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return earlier
 
 
-def dealt_images(
+def deal_images(
     labels: NDArray[np.int64],
     drawn: list[list[int]],
     per_class: int,
@@ -602,6 +529,10 @@ def dealt_images(
     turns = n_earlier(classes)[:, None] * per_class + np.arange(per_class)  # (drawn, per_class)
     turns %= group_counts(labels, 1, max_per_class)[classes][:, None]
     images = order[(counts.cumsum() - counts)[classes][:, None] + turns].ravel()
-    ends = np.cumsum([len(batch) * per_class for batch in drawn]).tolist()
-    places = images.tolist()
-    return [places[start:end] for start, end in pairwise([0, *ends])]
+    return cut(images, [len(batch) * per_class for batch in drawn])
+
+
+def cut(values: NDArray[np.int64], sizes: Iterable[int]) -> list[list[int]]:
+    """The values as lists of these sizes, in order; what is left over is left out."""
+    rest = iter(values.tolist())
+    return [list(islice(rest, size)) for size in sizes]

@@ -13,13 +13,12 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate
+from sightline.evaluation.statistics import Counts, as_tensor, ranked_levels
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
 
 BLOCK_ELEMENTS = 1 << 22  # scores held at once; a ranking takes about 50 bytes for each
 MOST_STEPS = 1 << 15  # of the search over batch orders, 10 microseconds each: any 11 batches, or more that are alike
-
-Counts = NDArray[np.int64]
 
 
 class Gap(NamedTuple):
@@ -73,20 +72,19 @@ def decomposability_gap(
         >>> f"{gap.mean:.2f} {gap.deviation:.2f}"
         '0.22 0.02'
     """
-    table = _as_tensor(vectors, "vectors")
+    table = as_tensor(vectors, "vectors")
     check_vectors(table, "vectors")
-    checked = check_labels(_as_tensor(labels, "labels").to(table.device), len(table), "labels")
+    checked = check_labels(as_tensor(labels, "labels").to(table.device), len(table), "labels")
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()
     unknown = (checked == -1).any(1).cpu().numpy()
     classes = np.unique(np.where(unknown, len(classes) + np.arange(len(classes)), classes), return_inverse=True)[1]
-    if not all(isinstance(size, int | np.integer) for size in (batch_size, per_class)):
-        raise InputError(f"batch_size is {batch_size}, per_class {per_class}; whole numbers are needed")
-    if batch_size < 2 or per_class < 1 or not len(seeds):
+    whole_numbers = all(isinstance(size, int | np.integer) for size in (batch_size, per_class))
+    if not whole_numbers or batch_size < 2 or per_class < 1 or not len(seeds):
         raise InputError(
-            f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; at least 2, 1 and 1 are needed"
+            f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; "
+            "whole numbers of at least 2, 1 and 1 are needed"
         )
-    sizes = np.bincount(classes)
-    n_queries = int((sizes[classes] > 1).sum())
+    n_queries = int((np.bincount(classes)[classes] > 1).sum())
     if not n_queries:
         raise InputError(f"none of the {len(table)} items has a positive: no two labels agree")
     if whole is not None:
@@ -155,20 +153,12 @@ def _batch_means(
         queries = np.flatnonzero(n_relevant)
         for rows, scores in score_blocks(vectors[queries], vectors[items], BLOCK_ELEMENTS):
             asked = queries[rows]
-            itself = torch.from_numpy(asked[:, None] == items).to(scores.device)
-            relevant = torch.from_numpy(classes[asked][:, None] == classes[items]).to(scores.device) & ~itself
-            ranked = _ranked(scores.masked_fill(itself, -torch.inf), relevant)
-            values = (_average_precision(ranked) if metric == "map" else list_metric(metric, ranked.byte())).cpu().numpy()
+            levels = np.where(asked[:, None] == items, -1, classes[asked][:, None] == classes[items]).astype(np.int8)
+            ranked = ranked_levels(scores, torch.from_numpy(levels).to(scores.device))
+            values = (_average_precision(ranked > 0) if metric == "map" else list_metric(metric, ranked)).cpu().numpy()
             sums[asked] += np.nan_to_num(values)
             n_batches[asked] += ~np.isnan(values)
     return np.divide(sums, n_batches, out=np.full(len(sums), np.nan), where=n_batches > 0), n_batches
-
-
-def _ranked(scores: Tensor, relevant: Tensor) -> Tensor:
-    """(Q, G) bool, best place first, of equal scores the irrelevant first."""
-    irrelevant_first = relevant.byte().argsort(dim=1, stable=True)
-    order = scores.gather(1, irrelevant_first).argsort(dim=1, descending=True, stable=True)
-    return relevant.gather(1, irrelevant_first.gather(1, order))
 
 
 def gap_bound(positives: ArrayLike, negatives: ArrayLike) -> float:
@@ -214,34 +204,6 @@ def calibrated_gap_bound(
     exhaustive = math.prod((copies + 1).tolist()) * len(kinds) <= MOST_STEPS
     least = _least_over_orders(kinds, copies) if exhaustive else _least_of_any_order(batches)
     return 1 - least / int(batches[:, 0].sum())
-
-
-def tightest_gap_bound(
-    positives: ArrayLike, negatives: ArrayLike, high_positives: ArrayLike, high_negatives: ArrayLike
-) -> float:
-    """The lesser of :func:`gap_bound` and :func:`calibrated_gap_bound`: neither is always the tighter one."""
-    calibrated = calibrated_gap_bound(positives, negatives, high_positives, high_negatives)
-    return min(gap_bound(positives, negatives), calibrated)
-
-
-def gap_bound_in_order(
-    positives: ArrayLike,
-    negatives: ArrayLike,
-    high_positives: ArrayLike | None = None,
-    high_negatives: ArrayLike | None = None,
-) -> float:
-    """TPAMI's Eq. 27 as printed for batches in this order, or Eq. 26 if nothing is known of scores; by itself no bound.
-
-    Example:
-        >>> f"{gap_bound_in_order([2, 2], [2, 2], [1, 2], [0, 1]):.7f}"
-        '0.0000000'
-    """
-    high_positives = positives if high_positives is None else high_positives
-    batches = _checked_batches(
-        positives, negatives, high_positives, negatives if high_negatives is None else high_negatives
-    )
-    before = batches.cumsum(0) - batches
-    return 1 - sum(map(_precision_sum, batches, before)) / int(batches[:, 0].sum())
 
 
 def _precision_sum(batch: Counts, before: Counts) -> float:
@@ -294,10 +256,3 @@ def _checked_batches(*columns: ArrayLike) -> Counts:
     if not batches[:, 0].any():
         raise InputError("counts of batches: no batch has a positive, so there is no average precision")
     return batches
-
-
-def _as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
-    try:
-        return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: not a table of numbers: {error}") from error

@@ -16,32 +16,30 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.errors import InputError, choose
-from sightline.evaluation.result import Interval
+from sightline.errors import InputError
+from sightline.evaluation.result import Interval, block_sizes, draw_counts, interval_ends, markdown_table, text_table
 from sightline.files import replaced
 from sightline.ranking.similarity import score_blocks
 
 Floats = NDArray[np.float64]
 METRICS = ("auroc", "fpr95", "aupr_out", "aupr_in", "accuracy")
-LOWER_IS_BETTER = ("fpr95",)
 N_RESAMPLES = 1000
 BLOCK_ELEMENTS = 1 << 22
-METHODS = {"linear": "linear", "higher": "higher"}
 TPR = 0.95
 
 
-def detection_metrics(inside: ArrayLike, outside: ArrayLike, method: str = "linear") -> dict[str, float]:
+def detection_metrics(inside: ArrayLike, outside: ArrayLike) -> dict[str, float]:
     """Every metric of how energies tell outliers apart.
 
     - ``auroc``: the probability that an outlier's energy is above that of an item that belongs; ties count one half.
-    - ``fpr95``: the share of outliers at or below the threshold that accepts 95 % of the items that belong.
+    - ``fpr95``: the share of outliers at or below the threshold that accepts 95 % of the items that belong, interpolated
+      between two energies.
     - ``aupr_out``, ``aupr_in``: average precision with outliers, or with items that belong, as what is looked for.
     - ``accuracy``: the largest mean of the shares of both kinds that a threshold gets right.
 
     Args:
         inside: (N,) energies of items that belong.
         outside: (M,) energies of outliers.
-        method: of the threshold: ``linear`` interpolates between two energies, ``higher`` takes the upper of them.
 
     Returns:
         Fractions in [0, 1], by name.
@@ -50,8 +48,7 @@ def detection_metrics(inside: ArrayLike, outside: ArrayLike, method: str = "line
         >>> detection_metrics([0.1, 0.2, 0.3], [0.25, 0.9])["auroc"]
         0.8333333333333334
     """
-    counts = _Counts.of(inside, outside)
-    return {name: float(values[0]) for name, values in counts.metrics(method).items()}
+    return {name: float(values[0]) for name, values in _Counts.of(inside, outside).metrics().items()}
 
 
 def detection_identification_rate(
@@ -115,7 +112,6 @@ class DetectionResult:
     Attributes:
         inside: (N,) energies of the set that belongs.
         outside: energies of each outlier set, by its name.
-        method: of the threshold of ``fpr95``.
 
     Example:
         >>> result = DetectionResult(np.array([0.1, 0.2]), {"a": np.array([0.3]), "b": np.array([0.15, 0.3])})
@@ -125,19 +121,17 @@ class DetectionResult:
 
     inside: Floats
     outside: Mapping[str, Floats]
-    method: str = "linear"
 
     def __post_init__(self) -> None:
         if not self.outside:
             raise InputError("no outlier set to evaluate on")
         if "mean" in self.outside:
             raise InputError("an outlier set is called 'mean', as the mean over the sets is: give it another name")
-        choose(METHODS, self.method, "method")
 
     @cached_property
     def per_set(self) -> dict[str, dict[str, float]]:
         """The metrics of each outlier set."""
-        return {name: detection_metrics(self.inside, energies, self.method) for name, energies in self.outside.items()}
+        return {name: detection_metrics(self.inside, energies) for name, energies in self.outside.items()}
 
     @property
     def means(self) -> dict[str, float]:
@@ -152,13 +146,10 @@ class DetectionResult:
         Items that belong and outliers are drawn again, each among their own; those that belong are the same draw for every
         set.
         """
-        if not 0 < level < 1:
-            raise InputError(f"level is {level}; between 0 and 1 is needed")
-        ends = [(1 - level) / 2, (1 + level) / 2]
+        ends = interval_ends(level)
         drawn: dict[str, dict[str, Floats]] = {}
         for name, energies in self.outside.items():
-            counts = _Counts.of(self.inside, energies)
-            parts = [part.metrics(self.method) for part in counts.resampled(n_resamples, seed)]
+            parts = [part.metrics() for part in _Counts.of(self.inside, energies).resample(n_resamples, seed)]
             drawn[name] = {metric: np.concatenate([part[metric] for part in parts]) for metric in METRICS}
         drawn["mean"] = {metric: np.mean([values[metric] for values in drawn.values()], 0) for metric in METRICS}
         return {
@@ -169,35 +160,25 @@ class DetectionResult:
     def rows(self, level: float | None = None, metrics: Sequence[str] = METRICS) -> list[list[str]]:
         """A header, a line for each set and their mean, in percent, with intervals if a level is given."""
         found = None if level is None else self.intervals(level)
-        lines = [["set", *metrics]]
-        for name, values in {**self.per_set, **({"mean": self.means} if len(self.outside) > 1 else {})}.items():
-            cells = []
-            for metric in metrics:
-                cell = f"{100 * values[metric]:.1f}"
-                if found is not None:
-                    low, high = found[name][metric]
-                    cell += f" [{100 * low:.1f}, {100 * high:.1f}]"
-                cells.append(cell)
-            lines.append([name, *cells])
-        return lines
+
+        def cell(name: str, metric: str, value: float) -> str:
+            ends = "" if found is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in found[name][metric]))
+            return f"{100 * value:.1f}{ends}"
+
+        sets = self.per_set | ({"mean": self.means} if len(self.outside) > 1 else {})
+        lines = [[name, *(cell(name, metric, values[metric]) for metric in metrics)] for name, values in sets.items()]
+        return [["set", *metrics], *lines]
 
     def as_text(self, level: float | None = None) -> str:
         """A table for a terminal, in percent."""
-        rows = self.rows(level)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
         sizes = ", ".join(f"{len(energies)} of {name}" for name, energies in self.outside.items())
         note = "" if level is None else f"; {100 * level:g} % intervals"
-        return "\n".join([*lines, f"{len(self.inside)} images that belong against {sizes}{note}"])
+        table = text_table(self.rows(level), "<" + ">" * len(METRICS))
+        return f"{table}\n{len(self.inside)} images that belong against {sizes}{note}"
 
     def as_markdown(self, level: float | None = None) -> str:
         """A Markdown table, in percent."""
-        rows = self.rows(level)
-        rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+        return markdown_table(self.rows(level), first="---") + "\n"
 
     def write_json(self, file: Path, level: float | None = 0.95) -> Path:
         """Write the metrics of each set, their means, counts, and intervals if a level is given."""
@@ -236,20 +217,14 @@ class _Counts:
         counted = [np.bincount(np.searchsorted(values, side), minlength=len(values))[None].astype(float) for side in both]
         return cls(values, *counted)
 
-    def resampled(self, n_resamples: int, seed: int) -> Iterator["_Counts"]:
+    def resample(self, n_resamples: int, seed: int) -> Iterator["_Counts"]:
         draws = [np.random.default_rng([seed, kind]) for kind in (0, 1)]
-        most = max(1, BLOCK_ELEMENTS // len(self.values))
-        for start in range(0, n_resamples, most):
-            n_rows = min(most, n_resamples - start)
-            sides = []
-            for rng, side in zip(draws, (self.inside[0], self.outside[0]), strict=True):
-                n_items = int(side.sum())
-                places = np.repeat(np.arange(len(side)), side.astype(int))  # (N,) the value of each item
-                drawn = places[rng.integers(n_items, size=(n_rows, n_items))] + len(side) * np.arange(n_rows)[:, None]
-                sides.append(np.bincount(drawn.ravel(), minlength=n_rows * len(side)).reshape(n_rows, -1).astype(float))
+        items = [np.repeat(np.arange(len(self.values)), side[0].astype(int)) for side in (self.inside, self.outside)]
+        for n_rows in block_sizes(n_resamples, len(self.values)):
+            sides = [draw_counts(rng, n_rows, one, len(self.values)) for rng, one in zip(draws, items, strict=True)]
             yield _Counts(self.values, *sides)
 
-    def metrics(self, method: str) -> dict[str, Floats]:
+    def metrics(self) -> dict[str, Floats]:
         """(R,) each metric of every row."""
         n_in, n_out = self.inside.sum(1), self.outside.sum(1)
         up_to_in, up_to_out = self.inside.cumsum(1), self.outside.cumsum(1)
@@ -260,22 +235,22 @@ class _Counts:
         rates = (up_to_in / n_in[:, None] + 1 - up_to_out / n_out[:, None]) / 2
         return {
             "auroc": (self.outside * (below_in + self.inside / 2)).sum(1) / (n_in * n_out),
-            "fpr95": self._accepted(up_to_in, up_to_out, choose(METHODS, method, "method")),
+            "fpr95": self._accepted(up_to_in, up_to_out),
             "aupr_out": (self.outside * sure_out).sum(1) / n_out,
             "aupr_in": (self.inside * sure_in).sum(1) / n_in,
             "accuracy": np.maximum(rates.max(1), 0.5),
         }
 
-    def _accepted(self, up_to_in: Floats, up_to_out: Floats, method: str) -> Floats:
+    def _accepted(self, up_to_in: Floats, up_to_out: Floats) -> Floats:
         """(R,) the share of outliers at or below the threshold."""
         place = (up_to_in[0, -1] - 1) * TPR
         low, high = (
             self.values[(up_to_in <= end).sum(1)] for end in (np.floor(place + 1e-9), np.ceil(place - 1e-9))
         )  # the energies at both places, in order
-        threshold = low + (high - low) * (place - np.floor(place + 1e-9)) if method == "linear" else high
-        n_values = np.searchsorted(self.values, threshold, side="right")
-        rows = np.arange(len(up_to_out))
-        return np.where(n_values > 0, up_to_out[rows, n_values - 1], 0) / up_to_out[:, -1]
+        threshold = low + (high - low) * (place - np.floor(place + 1e-9))
+        n_values = np.searchsorted(self.values, threshold, side="right")  # from 1 on: the threshold is no lower than all
+        n_accepted: Floats = up_to_out[np.arange(len(up_to_out)), n_values - 1]
+        return n_accepted / up_to_out[:, -1]
 
 
 def _best_items(

@@ -1,29 +1,63 @@
-"""Who queries whom, which pairs are left out, and the metrics of the rankings that follow."""
+"""Who queries whom, which pairs are left out, and the metrics of the rankings that follow.
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+For any set of images, and as DyML, revisited Oxford and Paris, Google Landmarks v2 and sets with several labels have it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.evaluation.metrics import Ranking, metric_names, metric_of, read_metric_name
-from sightline.evaluation.result import Result
-from sightline.evaluation.statistics import Counts, Lists, VectorTable, ranked_levels, statistics
+from sightline.evaluation.metrics import Ranking, average_precision, metric_names, read_metric_name
+from sightline.evaluation.result import Result, is_total
+from sightline.evaluation.statistics import (
+    Counts,
+    Levels,
+    Lists,
+    Scores,
+    VectorTable,
+    as_numpy,
+    as_table,
+    as_tensor,
+    find_tie_rule,
+    ranked_levels,
+    statistics,
+)
 from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.pairs import check_labels
-
-__all__ = ["DEFAULT_KS", "evaluate", "metric_names", "rank_lists"]
 
 DEFAULT_KS = (1, 2, 4, 8)
 NEVER = -1  # the label of an item that is relevant to nothing
 MOST_LEVELS = 127
-Levels = NDArray[np.int8]
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
+Groups = tuple[Counts, Counts]
 EMPTY = {"skip": False, "zero": True}
+HELD_ELEMENTS = 1 << 27  # scores held at once: of all 70 queries with a million items
+DYML_METRICS = ("map", "asi", "recall@1")
+REVISITED = {  # which items are relevant (1) and which in no list (-1)
+    "easy": {"easy": 1, "hard": -1, "junk": -1},
+    "medium": {"easy": 1, "hard": 1, "junk": -1},
+    "hard": {"easy": -1, "hard": 1, "junk": -1},
+}
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured of ranked lists, and how; see :func:`evaluate`."""
+
+    ks: Sequence[int] = DEFAULT_KS
+    metrics: Sequence[str] | None = None
+    relevance: str | Relevance = "population"
+    gain: str | Relevance = "exponential"
+    ties: str = "worst"
+    trust: bool = False
 
 
 def evaluate(
@@ -83,28 +117,37 @@ def evaluate(
         >>> result["recall@1"], result.n_skipped
         (1.0, 1)
     """
-    if (gallery is None) != (gallery_labels is None) and judgements is None:
-        raise InputError("gallery and gallery_labels go together: one was given without the other")
-    if (labels is None) == (judgements is None) or (judgements is not None and gallery_labels is not None):
+    for name, side, other in (
+        ("labels", labels, gallery_labels),
+        ("ids", ids, gallery_ids),
+        ("exclude", exclude, gallery_exclude),
+    ):
+        if (other is None) != (side is None or gallery is None):
+            raise InputError(f"gallery_{name} is needed with {name} and a gallery, and only then")
+    if (labels is None) == (judgements is None):
         raise InputError("either labels or judgements are needed, not both")
-    queries = VectorTable(as_table(vectors, "vectors"), "vectors")
-    items = queries if gallery is None else VectorTable(as_table(gallery, "gallery"), "gallery")
-    own = _own(len(queries), len(items), gallery is None, ids, gallery_ids)
-    groups = _groups(len(queries), len(items), gallery is None, exclude, gallery_exclude)
+    queries, items = vector_tables(vectors, gallery)
+    own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
+    if ids is not None and gallery_ids is not None:
+        own = places_of(list(map(str, ids)), list(map(str, gallery_ids)), (len(queries), len(items)))
+    groups = None
+    if exclude is not None:
+        own_group, groups_of_items = _label_tables(exclude, gallery_exclude, queries, items, "exclude")
+        groups = own_group[:, 0], groups_of_items[:, 0]
     is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
-    if judgements is None:
-        label_table = as_table(labels, "labels")
-        item_table = label_table if gallery is None else as_table(gallery_labels, "gallery_labels")
-        if label_table.ndim == 2 and label_table.dtype in (bool, torch.bool):
-            judgements = shared_sets(label_table, item_table, len(queries), len(items))
+    wanted = MeasureOptions(ks, metrics, relevance, gain, ties, trust)
+    table = None if labels is None else as_table(labels, "labels")
+    if table is not None and table.ndim == 2 and table.dtype in (bool, torch.bool):
+        judgements = shared_sets(table, gallery_labels, queries, items)
     if judgements is not None:
-        found = _of_judgements(queries, items, judgements, own, groups, ks, metrics, relevance, gain, ties, trust)
+        found = _measure_judgements(queries, items, judgements, own, groups, wanted)
     else:
-        tables = _label_tables(label_table, item_table, len(queries), len(items))
-        found = measured(by_labels(queries, items, *tables, own, groups), ks, metrics, relevance, gain, ties, trust=trust)
-        found = replace(found, labels=classes_of(tables[0]))
-    found = replace(found, ids=None if ids is None else [str(name) for name in ids])
-    return _with_zeros(found) if is_zero else found
+        tables = _label_tables(table, gallery_labels, queries, items, "labels")
+        found = replace(measure(by_labels(queries, items, *tables, own, groups), wanted), labels=classes_of(tables[0]))
+    columns = found.per_query
+    if is_zero:
+        columns = {name: np.nan_to_num(column) if is_total(name) else column for name, column in columns.items()}
+    return replace(found, per_query=columns, ids=None if ids is None else list(map(str, ids)))
 
 
 def classes_of(labels: Counts) -> Counts:
@@ -114,35 +157,22 @@ def classes_of(labels: Counts) -> Counts:
     return labels[:, 0] if is_class else paths
 
 
-def _with_zeros(result: Result) -> Result:
-    metrics = {name: metric_of(name) for name in result.per_query}
-    columns = {
-        name: np.nan_to_num(column) if metric is None or metric.is_total else column
-        for (name, column), metric in zip(result.per_query.items(), metrics.values(), strict=True)
-    }
-    return replace(result, per_query=columns)
-
-
-def _of_judgements(
+def _measure_judgements(
     queries: VectorTable,
     items: VectorTable,
     judgements: Judgements,
     own: Counts,
-    groups: tuple[Counts, Counts] | None,
-    ks: Sequence[int],
-    metrics: Sequence[str] | None,
-    relevance: str | Relevance,
-    gain: str | Relevance,
-    ties: str,
-    trust: bool,
+    groups: Groups | None,
+    wanted: MeasureOptions,
 ) -> Result:
     rows, values, are_levels = judged_levels(judgements, len(queries), len(items))
-    lists = by_levels(queries, items, rows, len(values), own, groups)
-    worth = None if are_levels else Relevance(values=values)
-    wanted = metrics
-    if wanted is None:
-        wanted = metric_names(ks) if len(values) == 1 else [*metric_names(ks), "h_ap", "ndcg", "asi"]
-    return measured(lists, ks, wanted, worth or relevance, worth or gain, ties, relevant=1, trust=trust)
+    if wanted.metrics is None:
+        graded = ["h_ap", "ndcg", "asi"] if len(values) > 1 else []
+        wanted = replace(wanted, metrics=[*metric_names(wanted.ks), *graded])
+    if not are_levels:
+        worth = Relevance(values=values)
+        wanted = replace(wanted, relevance=worth, gain=worth)
+    return measure(by_levels(queries, items, rows, len(values), own, groups), wanted, relevant=1)
 
 
 def check_places(ks: Sequence[int]) -> None:
@@ -151,42 +181,33 @@ def check_places(ks: Sequence[int]) -> None:
         raise InputError(f"ks are {ks}; places from 1 on are needed")
 
 
-def check_dimensions(queries: VectorTable, items: VectorTable) -> None:
-    """Refuse vectors that cannot be compared."""
+def vector_tables(vectors: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None) -> tuple[VectorTable, VectorTable]:
+    """Queries and items; refuses vectors that cannot be compared."""
+    queries = VectorTable(vectors, "vectors")
+    items = queries if gallery is None else VectorTable(gallery, "gallery")
     if queries.dim != items.dim:
         raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
+    return queries, items
 
 
-def measured(
-    lists: Lists,
-    ks: Sequence[int],
-    metrics: Sequence[str] | None,
-    relevance: str | Relevance,
-    gain: str | Relevance,
-    ties: str,
-    relevant: int | None = None,
-    trust: bool = False,
-) -> Result:
-    """The metrics of some lists; see :func:`evaluate`. An item is relevant from level ``relevant`` on, None: the finest."""
-    check_dimensions(lists.queries, lists.gallery)
-    check_places(ks)
-    if isinstance(metrics, str):
-        raise InputError(f"metrics: a list of names is needed, found {metrics!r}")
-    names = list(dict.fromkeys(metric_names(ks, lists.n_levels) if metrics is None else metrics))
-    if not names:
-        raise InputError("metrics: at least one is needed, found none")
+def measure(lists: Lists, wanted: MeasureOptions, relevant: int | None = None) -> Result:
+    """The metrics of some lists. An item is relevant from level ``relevant`` on, None: the finest."""
+    check_places(wanted.ks)
+    metrics = metric_names(wanted.ks, lists.n_levels) if wanted.metrics is None else wanted.metrics
+    if isinstance(metrics, str) or not metrics:
+        raise InputError(f"metrics: a list of one name or more is needed, found {metrics!r}")
     relevant = relevant or lists.n_levels
-    asked = {name: read_metric_name(name, relevant, trust) for name in names}
-    worth, gains = as_relevance(relevance), as_relevance(gain)
+    asked = {name: read_metric_name(name, relevant, wanted.trust) for name in metrics}
+    worth, gains = as_relevance(wanted.relevance), as_relevance(wanted.gain)
     places = {place for metric, k, _ in asked.values() if k is not None for place in metric.places(k)}
-    stats = statistics(lists, sorted(places), ties)
+    stats = statistics(lists, sorted(places), find_tie_rule(wanted.ties, wanted.trust))
     if not stats.counts[:, relevant - 1 :].any():
         why = ": no two labels agree" if lists.levels is None and not len(lists.by_group) else " in its list"
         raise InputError(f"none of the {len(lists.queries)} queries has a relevant item{why}")
     columns = {
         name: metric(Ranking(stats, relevant - label, worth, gains), k) for name, (metric, k, label) in asked.items()
     }
-    return Result(columns, notes=_notes(stats.counts, worth) if "h_ap" in names else ())
+    return Result(columns, notes=_notes(stats.counts, worth) if "h_ap" in asked else ())
 
 
 def _notes(counts: Counts, relevance: Relevance) -> tuple[str, ...]:
@@ -206,31 +227,30 @@ def by_labels(
     labels: Counts,
     item_labels: Counts,
     own: Counts,
-    groups: tuple[Counts, Counts] | None = None,
+    groups: Groups | None = None,
 ) -> Lists:
     """Lists whose items are relevant by their path of labels: sorted by it, those of a level are side by side."""
     n_queries, n_levels = labels.shape
     code = np.zeros(n_queries + len(item_labels), np.int64)
-    never = np.zeros(n_queries, bool)
     codes = np.empty((len(code), n_levels), np.int64)
     for level, column in enumerate(np.concatenate([labels, item_labels]).T[::-1]):
         numbers = np.unique(column, return_inverse=True)[1]
         code = np.unique(code * (numbers.max(initial=0) + 1) + numbers, return_inverse=True)[1]
         codes[:, level] = code
     query_order, item_order = code[:n_queries].argsort(kind="stable"), code[n_queries:].argsort(kind="stable")
-    begin, end = np.empty((n_queries, n_levels), np.int64), np.empty((n_queries, n_levels), np.int64)
-    for level in range(n_levels):
-        never |= labels[query_order, n_levels - 1 - level] == NEVER
-        known, wanted = codes[n_queries:, level][item_order], codes[:n_queries, level][query_order]
-        begin[:, level], end[:, level] = np.searchsorted(known, wanted), np.searchsorted(known, wanted, side="right")
-        end[never, level] = begin[never, level]
+    wanted, known = codes[:n_queries][query_order].T, codes[n_queries:][item_order].T
+    begin, end = (
+        np.stack([np.searchsorted(*sides, side=side) for sides in zip(known, wanted, strict=True)], 1)
+        for side in ("left", "right")
+    )
+    never = np.logical_or.accumulate(labels[query_order, ::-1] == NEVER, 1)  # and so at every finer level
     column = np.empty(len(items), np.int64)
     column[item_order] = np.arange(len(items))
-    own = np.where(own >= 0, column[own], -1) if len(items) else own
-    by_group, group_start, group_stop = _group_columns(groups, n_queries, len(items))
-    if groups is not None and len(items):
-        left_out = (own >= 0) & (groups[0] == groups[1][item_order[own]]) & (groups[0] != NEVER)
-        own = np.where(left_out, -1, own)
+    if len(items):
+        if groups is not None:
+            own = np.where((groups[0] == groups[1][own]) & (groups[0] != NEVER), -1, own)
+        own = np.where(own >= 0, column[own], -1)
+    by_group, group_start, group_stop = _group_columns(groups, n_queries)
     return Lists(
         queries,
         items,
@@ -238,7 +258,7 @@ def by_labels(
         query_order,
         item_order,
         begin,
-        end,
+        np.where(never, begin, end),
         own[query_order],
         column[by_group],
         group_start[query_order],
@@ -246,10 +266,10 @@ def by_labels(
     )
 
 
-def _group_columns(groups: tuple[Counts, Counts] | None, n_queries: int, n_items: int) -> tuple[Counts, Counts, Counts]:
+def _group_columns(groups: Groups | None, n_queries: int) -> tuple[Counts, Counts, Counts]:
     if groups is None:
         nothing = np.zeros(n_queries, np.int64)
-        return np.zeros(0, np.int64), nothing, nothing
+        return nothing[:0], nothing, nothing
     order = groups[1].argsort(kind="stable")
     start, stop = (np.searchsorted(groups[1][order], groups[0], side=side) for side in ("left", "right"))
     return order, start, np.where(groups[0] == NEVER, start, stop)
@@ -261,7 +281,7 @@ def by_levels(
     rows: Callable[[Counts], Levels],
     n_levels: int,
     own: Counts,
-    groups: tuple[Counts, Counts] | None = None,
+    groups: Groups | None = None,
 ) -> Lists:
     """Lists whose items have the levels that ``rows`` gives for some queries, (B, G)."""
 
@@ -272,117 +292,63 @@ def by_levels(
             found[(groups[0][numbers, None] == groups[1]) & (groups[0][numbers, None] != NEVER)] = -1
         return found
 
-    nothing, empty = np.zeros(len(queries), np.int64), np.zeros((len(queries), n_levels), np.int64)
-    orders = np.arange(len(queries)), np.arange(len(items))
-    none = np.full(len(queries), -1)
-    return Lists(queries, items, n_levels, *orders, empty, empty, none, nothing[:0], nothing, nothing, levels)
+    empty = np.zeros((len(queries), n_levels), np.int64)
+    orders, none = (np.arange(len(queries)), np.arange(len(items))), np.full(len(queries), -1)
+    return Lists(queries, items, n_levels, *orders, empty, empty, none, *_group_columns(None, len(queries)), levels)
 
 
-def rank_lists(scores: Tensor, relevant: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The relevance of each query's list in ranked order; of equal scores the irrelevant items come first.
-
-    Args:
-        scores: (Q, G) float32 or float64, finite.
-        relevant: (Q, G) bool.
-        own: (Q,) int64, the column that is the query itself and so in no list of its own; -1 where there is none.
-
-    Returns:
-        (Q, G) bool, best place first, with a False at the end for the item left out; and (Q,) int64, relevant items.
-
-    Example:
-        >>> scores, relevant = torch.tensor([[0.5, 0.9, 0.5]]), torch.tensor([[True, False, False]])
-        >>> rank_lists(scores, relevant, own=torch.tensor([-1]))
-        (tensor([[False, False,  True]]), tensor([1]))
-    """
-    itself = torch.arange(scores.shape[1], device=scores.device) == own[:, None]
-    ranked = ranked_levels(scores, relevant.to(torch.int8).masked_fill(itself, -1)) > 0
-    return ranked, ranked.sum(1)
-
-
-def _own(
-    n_queries: int, n_items: int, among_themselves: bool, ids: Sequence[object] | None, gallery_ids: Sequence[object] | None
-) -> Counts:
-    """(Q,) where each query is in the gallery; -1: nowhere."""
-    if among_themselves:
-        if gallery_ids is not None:
-            raise InputError("gallery_ids were given without a gallery")
-        return np.arange(n_queries)
-    if (ids is None) != (gallery_ids is None):
-        raise InputError("ids and gallery_ids go together: one was given without the other")
-    if ids is None or gallery_ids is None:
-        return np.full(n_queries, -1)
-    for name, given, n in (("ids", ids, n_queries), ("gallery_ids", gallery_ids, n_items)):
-        if len(given) != n:
-            raise InputError(f"{name}: {n} are needed, found {len(given)}")
-    return places_of(np.array(list(map(str, ids))), np.array(list(map(str, gallery_ids))))
-
-
-def places_of(ids: NDArray[np.str_], gallery_ids: NDArray[np.str_]) -> Counts:
+def places_of(ids: Sequence[str], gallery_ids: Sequence[str], sizes: tuple[int, int]) -> Counts:
     """(Q,) where each id is among those of the gallery; -1: nowhere."""
-    place = {name: column for column, name in enumerate(gallery_ids.tolist())}
+    if (len(ids), len(gallery_ids)) != sizes:
+        raise InputError(f"ids, gallery_ids: {sizes[0]} and {sizes[1]} are needed, found {len(ids)} and {len(gallery_ids)}")
+    place = {name: column for column, name in enumerate(gallery_ids)}
     if len(place) < len(gallery_ids):
         raise InputError(f"gallery_ids: {len(gallery_ids) - len(place)} of {len(gallery_ids)} are there twice")
-    return np.array([place.get(name, -1) for name in ids.tolist()], np.int64)
-
-
-def _groups(
-    n_queries: int,
-    n_items: int,
-    among_themselves: bool,
-    exclude: ArrayLike | Tensor | None,
-    gallery_exclude: ArrayLike | Tensor | None,
-) -> tuple[Counts, Counts] | None:
-    if (exclude is None) != (gallery_exclude is None) and not (among_themselves and gallery_exclude is None):
-        raise InputError("exclude and gallery_exclude go together, with a gallery: one was given without the other")
-    if exclude is None:
-        return None
-    groups = _group_numbers(exclude, n_queries, "exclude")
-    return groups, groups if gallery_exclude is None else _group_numbers(gallery_exclude, n_items, "gallery_exclude")
-
-
-def _group_numbers(groups: ArrayLike | Tensor, n_items: int, name: str) -> Counts:
-    numbers = _whole(as_table(groups, name), n_items, name)
-    if numbers.shape[1] != 1:
-        raise InputError(f"{name}: one group for each of the {n_items} is needed, found {numbers.shape[1]}")
-    return numbers[:, 0]
+    return np.array([place.get(name, -1) for name in ids], np.int64)
 
 
 def _label_tables(
-    labels: Tensor | NDArray[np.generic], item_labels: Tensor | NDArray[np.generic], n_queries: int, n_items: int
-) -> tuple[Counts, Counts]:
-    tables = _whole(labels, n_queries, "labels"), _whole(item_labels, n_items, "gallery_labels")
-    if tables[0].shape[1] != tables[1].shape[1]:
-        raise InputError(f"labels of {tables[0].shape[1]} and {tables[1].shape[1]} levels cannot be compared")
-    return tables
-
-
-def _whole(table: Tensor | NDArray[np.generic], n_items: int, name: str) -> Counts:
-    numbers = as_numpy(table)
-    native = np.array(numbers, numbers.dtype.newbyteorder("="))
-    found: Counts = check_labels(torch.as_tensor(native), n_items, name).numpy()
-    return found
+    own: ArrayLike | Tensor | None, others: ArrayLike | Tensor | None, queries: VectorTable, items: VectorTable, name: str
+) -> Groups:
+    """(Q, L) and (G, L) whole numbers of both sides, where the items are the queries those of the queries."""
+    tables = []
+    for title, given, n in ((name, own, len(queries)), (f"gallery_{name}", others, len(items))):
+        if given is not None:
+            tables.append(check_labels(as_tensor(given, title), n, title).cpu().numpy())
+    if tables[0].shape[1] != tables[-1].shape[1] or (name == "exclude" and tables[0].shape[1] > 1):
+        rule = "a group for each is needed" if name == "exclude" else "as many are needed"
+        raise InputError(f"{name} of {tables[0].shape[1]} and {tables[-1].shape[1]} levels cannot be compared: {rule}")
+    return tables[0], tables[-1]
 
 
 # What is relevant to whom where a table or a function says it. ------------------------------------------------------------
 
 
+def _read_sets(sets: ArrayLike | Tensor, n_items: int, name: str, n_labels: int | None = None) -> NDArray[np.bool_]:
+    """(N, C) bool; refuses anything else."""
+    found = as_numpy(as_table(sets, name))
+    if found.dtype != bool or found.ndim != 2 or found.shape != (n_items, n_labels or found.shape[1]):
+        wanted = f"({n_items}, {n_labels or 'C'})"
+        raise InputError(f"{name}: {wanted} bool is needed, found {found.dtype} {found.shape}")
+    return found
+
+
 def shared_sets(
-    sets: Tensor | NDArray[np.generic], item_sets: Tensor | NDArray[np.generic], n_queries: int, n_items: int
-) -> Callable[[Counts], NDArray[np.float32]]:
+    sets: ArrayLike | Tensor, gallery_sets: ArrayLike | Tensor | None, queries: VectorTable, items: VectorTable
+) -> Callable[[Counts], Levels]:
     """How many labels each query shares with each item."""
-    sides = []
-    for name, table, n in (("labels", sets, n_queries), ("gallery_labels", item_sets, n_items)):
-        if table.dtype not in (bool, torch.bool) or tuple(table.shape) != (n, sets.shape[1]):
-            found = f"{table.dtype} {tuple(table.shape)}"
-            raise InputError(f"{name}: ({n}, {sets.shape[1]}) bool is needed, found {found}")
-        sides.append(as_numpy(table).astype(np.float32))
-    return lambda rows: np.minimum(sides[0][rows] @ sides[1].T, MOST_LEVELS).astype(np.int8)
+    own = _read_sets(sets, len(queries), "labels").astype(np.float32)
+    others = own
+    if gallery_sets is not None:
+        others = _read_sets(gallery_sets, len(items), "gallery_labels", own.shape[1]).astype(np.float32)
+    return lambda rows: np.minimum(own[rows] @ others.T, MOST_LEVELS).astype(np.int8)
 
 
 def judged_levels(
     judgements: Judgements, n_queries: int, n_items: int
 ) -> tuple[Callable[[Counts], Levels], tuple[float, ...], bool]:
     """What gives the levels of some queries, the worth of each level, and whether that is the level itself."""
+    source: Callable[[Counts], ArrayLike | Tensor]
     if callable(judgements):
         source = judgements
     else:
@@ -396,13 +362,9 @@ def judged_levels(
         rows = _judged_rows(source, np.arange(first, min(first + 128, n_queries)), n_items)
         known.update(np.unique(rows[rows > 0]).tolist())
         are_levels &= rows.dtype.kind in "biu"
-        if len(known) > MOST_LEVELS:
-            raise InputError(f"judgements: more than {MOST_LEVELS} different values above 0")
-    if are_levels:
-        known = set(range(1, int(max(known, default=1)) + 1))
-        if len(known) > MOST_LEVELS:
-            raise InputError(f"judgements: levels up to {MOST_LEVELS} are possible, found {len(known)}")
-    values = np.array(sorted(known))
+        if len(known) > MOST_LEVELS or (are_levels and max(known, default=1) > MOST_LEVELS):
+            raise InputError(f"judgements: more than {MOST_LEVELS} levels, or different values above 0")
+    values = np.arange(1, int(max(known, default=1)) + 1) if are_levels else np.array(sorted(known))
 
     def levels(rows: Counts) -> Levels:
         found = _judged_rows(source, rows, n_items)
@@ -414,7 +376,7 @@ def judged_levels(
 
 
 def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
-    found: NDArray[Any] = as_numpy(as_table(source(rows), "judgements"))
+    found = as_numpy(as_table(source(rows), "judgements"))
     if found.shape != (len(rows), n_items):
         raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
     if not (found < np.inf).all():
@@ -422,19 +384,221 @@ def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n
     return found
 
 
-def as_numpy(table: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
-    """An array, wherever it was."""
-    return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
+# Protocols of particular benchmarks. ------------------------------------------------------------------------------------
 
 
-def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
-    """What the user gave as a tensor or an array of numbers."""
-    if isinstance(values, Tensor):
-        return values
-    try:
-        table = np.asanyarray(values)
-    except ValueError as error:
-        raise InputError(f"{name}: not a table of numbers: {error}") from error
-    if table.dtype.kind not in "biuf":
-        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
-    return table
+class RetrievalSet(NamedTuple):
+    """Queries and what they rank, with the labels of one level; see :func:`evaluate`."""
+
+    vectors: ArrayLike | Tensor
+    labels: ArrayLike | Tensor
+    gallery: ArrayLike | Tensor | None = None
+    gallery_labels: ArrayLike | Tensor | None = None
+    ids: Sequence[object] | None = None
+    gallery_ids: Sequence[object] | None = None
+
+
+def evaluate_dyml(sets: Mapping[str, RetrievalSet]) -> tuple[dict[str, Result], dict[str, float]]:
+    """Each level's own queries and gallery measured, and the plain mean of the levels.
+
+    Args:
+        sets: by the name of the level. One set of images with several label columns is given once for each column.
+
+    Returns:
+        A result for each level, with ``map``, ``asi`` and ``recall@1``; and the mean of each metric over the levels.
+
+    Example:
+        >>> sets = {level: RetrievalSet(np.eye(4, 3), [0, 0, 1, 1]) for level in ("fine", "coarse")}
+        >>> results, means = evaluate_dyml(sets)
+        >>> means["map"] == results["fine"]["map"]
+        True
+    """
+    if not sets:
+        raise InputError("sets: at least one level is needed, found none")
+    results = {level: evaluate(**one._asdict(), metrics=DYML_METRICS) for level, one in sets.items()}
+    return results, {name: float(np.mean([result[name] for result in results.values()])) for name in DYML_METRICS}
+
+
+def evaluate_revisited(
+    vectors: ArrayLike | Tensor,
+    gallery: ArrayLike | Tensor,
+    easy: Sequence[ArrayLike],
+    hard: Sequence[ArrayLike],
+    junk: Sequence[ArrayLike],
+    ks: Sequence[int] = (1, 5, 10),
+) -> dict[str, Result]:
+    """The three setups of revisited Oxford and Paris.
+
+    Easy: the easy items are relevant, hard ones and junk are in no list. Medium: easy and hard ones are relevant. Hard: the
+    hard items are relevant, easy ones and junk are in no list. Queries without a relevant item are left out.
+
+    Args:
+        vectors: (Q, D) of the queries, cut to their boxes.
+        gallery: (G, D).
+        easy: for each query, the places in the gallery of its easy items.
+        hard: of its hard ones.
+        junk: of those that count neither way.
+        ks: for ``mp@k``.
+
+    Returns:
+        For ``easy``, ``medium`` and ``hard``: ``map``, the area below straight lines, and ``mp@k``.
+
+    Example:
+        >>> results = evaluate_revisited(np.eye(1, 2), [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], [[1]], [[2]], [[0]], ks=[1])
+        >>> results["easy"].means
+        {'map': 1.0, 'mp@1': 1.0}
+    """
+    check_places(ks)
+    queries, items = vector_tables(vectors, gallery)
+    given = {"easy": easy, "hard": hard, "junk": junk}
+    lists = {name: _read_lists(name, one, len(queries), len(items)) for name, one in given.items()}
+    for query, kinds in enumerate(zip(*lists.values(), strict=True)):
+        several = np.flatnonzero(np.bincount(np.concatenate([np.unique(places) for places in kinds])) > 1)
+        if len(several):
+            raise InputError(f"query {query}: items {several.tolist()} are in more than one of easy, hard and junk")
+    if not any(len(places) for places in lists["easy"] + lists["hard"]):
+        raise InputError(f"none of the {len(queries)} queries has a relevant item: easy and hard are empty")
+    columns: dict[str, dict[str, list[Tensor]]] = {
+        setup: {name: [] for name in ("map", *(f"mp@{k}" for k in ks))} for setup in REVISITED
+    }
+    scorer = Scores(queries, items, np.arange(len(items)))
+    n_held = min(max(1, HELD_ELEMENTS // scorer.width), len(queries))  # the items are read once for so many queries
+    held = torch.empty(n_held, scorer.width, dtype=scorer.dtype, device=queries.device)
+    for first in range(0, len(queries), n_held):
+        block = np.arange(first, min(first + n_held, len(queries)))
+        scores = scorer.fill(block, held)
+        for query, (setup, worth) in product(block.tolist(), REVISITED.items()):
+            levels = torch.zeros(1, len(items), dtype=torch.int8)
+            for name, level in worth.items():
+                levels[0, torch.from_numpy(lists[name][query])] = level
+            ranked = ranked_levels(scores[query - first][None], levels.to(scores.device)) > 0
+            columns[setup]["map"].append(trapezoid_average_precision(ranked))
+            for k in ks:
+                columns[setup][f"mp@{k}"].append(revisited_precision_at_k(ranked, k))
+    return {
+        setup: Result({name: torch.cat(parts).cpu().numpy() for name, parts in found.items()})
+        for setup, found in columns.items()
+    }
+
+
+def trapezoid_average_precision(ranked: Tensor) -> Tensor:
+    """(Q,) average precision as the revisited sets take it: the area below straight lines, not steps.
+
+    Each relevant item counts the mean of the precision at its place and just before it, which is 1 before the first place.
+
+    Args:
+        ranked: (Q, K) bool, True where the item at that place is relevant, best place first.
+
+    Example:
+        >>> trapezoid_average_precision(torch.tensor([[True, False, True, True]]))
+        tensor([0.7639], dtype=torch.float64)
+    """
+    before = torch.arange(ranked.shape[1], dtype=torch.float64, device=ranked.device)
+    n_found = ranked.cumsum(1)
+    earlier = ((n_found - ranked.long()) / before.clamp(min=1)).where(before > 0, 1.0)
+    n_relevant = ranked.sum(1).double()
+    return ((n_found / (before + 1) + earlier) * ranked).sum(1) / 2 / n_relevant.where(n_relevant > 0, torch.nan)
+
+
+def revisited_precision_at_k(ranked: Tensor, k: int) -> Tensor:
+    """(Q,) precision at k, or at the place of the last relevant item where that comes first: mP@k of the revisited sets.
+
+    Example:
+        >>> revisited_precision_at_k(torch.tensor([[True, True, False]]), k=3)
+        tensor([1.], dtype=torch.float64)
+    """
+    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+    last = F.pad(place * ranked, (1, 0)).amax(1).clamp(min=1, max=k)
+    return (ranked[:, :k].sum(1) / last).double().where(ranked.any(1), torch.nan)
+
+
+def _read_lists(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int) -> list[Counts]:
+    """Places in the gallery for each query."""
+    if len(lists) != n_queries:
+        raise InputError(f"{name}: a list for each of the {n_queries} queries is needed, found {len(lists)}")
+    tables = [as_numpy(as_table(one, name)).reshape(-1) for one in lists]
+    for query, one in enumerate(tables):
+        if len(one) and (one.dtype.kind not in "iu" or not 0 <= one.min() <= one.max() < n_items):
+            raise InputError(
+                f"{name} of query {query}: whole numbers from 0 to {n_items - 1} are needed, found {one.tolist()}"
+            )
+    return [one.astype(np.int64) for one in tables]
+
+
+def evaluate_gldv2(
+    vectors: ArrayLike | Tensor, gallery: ArrayLike | Tensor, relevant: Sequence[ArrayLike], ks: Sequence[int] = (100,)
+) -> Result:
+    """Google Landmarks v2 by its official lists of solutions.
+
+    The papers here count any index image with the landmark of the first solution image instead: that is
+    :func:`evaluate` by labels, with the same metric.
+
+    Args:
+        vectors: (Q, D) of the queries that have a solution.
+        gallery: (G, D) of the index.
+        relevant: for each query, the places in the gallery of its solution.
+        ks: for ``map@k``.
+
+    Returns:
+        ``map@k`` for each k.
+
+    Example:
+        >>> evaluate_gldv2(np.eye(1, 2), [[0.0, 1.0], [1.0, 0.0], [0.9, 0.1]], relevant=[[2]]).means
+        {'map@100': 0.5}
+    """
+    check_places(ks)
+    queries, items = vector_tables(vectors, gallery)
+    places = _read_lists("relevant", relevant, len(queries), len(items))
+
+    def rows(numbers: Counts) -> NDArray[np.bool_]:
+        table = np.zeros((len(numbers), len(items)), bool)
+        for row, query in enumerate(numbers.tolist()):
+            table[row, places[query]] = True
+        return table
+
+    return evaluate(queries.table, gallery=items.table, judgements=rows, metrics=[f"map@{k}" for k in ks])
+
+
+def evaluate_each_label(
+    vectors: ArrayLike | Tensor,
+    label_sets: ArrayLike | Tensor,
+    gallery: ArrayLike | Tensor | None = None,
+    gallery_sets: ArrayLike | Tensor | None = None,
+    *,
+    ties: str = "worst",
+) -> Result:
+    """Items with several labels: average precision for each label of the query, and its mean over them.
+
+    Args:
+        vectors: (Q, D).
+        label_sets: (Q, C) bool.
+        gallery: (G, D) items to rank instead of the other queries.
+        gallery_sets: (G, C) bool, given exactly when ``gallery`` is.
+        ties: as in :func:`evaluate`.
+
+    Returns:
+        ``map``; NaN for a query none of whose labels another item has.
+
+    Example:
+        >>> sets = np.array([[True, True], [True, False], [False, True]])
+        >>> evaluate_each_label([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], sets).per_query["map"]
+        array([0.75, 1.  , 0.5 ])
+    """
+    if (gallery is None) != (gallery_sets is None):
+        raise InputError("gallery and gallery_sets go together: one was given without the other")
+    queries, items = vector_tables(vectors, gallery)
+    sets = item_sets = _read_sets(label_sets, len(queries), "label_sets")
+    if gallery_sets is not None:
+        item_sets = _read_sets(gallery_sets, len(items), "gallery_sets", sets.shape[1])
+    total, n_labels = np.zeros(len(queries)), np.zeros(len(queries))
+    for label in np.flatnonzero(sets.any(0)):
+        rows = np.flatnonzero(sets[:, label])
+        own = rows if gallery is None else np.full(len(rows), -1)
+        labels, item_labels = np.zeros((len(rows), 1), np.int64), np.where(item_sets[:, label], 0, NEVER)[:, None]
+        lists = by_labels(VectorTable(queries.table[rows], "vectors"), items, labels, item_labels, own)
+        ap = average_precision(Ranking(statistics(lists, (), find_tie_rule(ties)), level=1))
+        total[rows] += np.nan_to_num(ap)
+        n_labels[rows] += ~np.isnan(ap)
+    if not n_labels.any():
+        raise InputError(f"none of the {len(queries)} queries has a relevant item: no two share a label")
+    return Result({"map": np.divide(total, n_labels, out=np.full(len(queries), np.nan), where=n_labels > 0)})

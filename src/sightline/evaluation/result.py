@@ -61,8 +61,8 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len({np.shape(column) for column in self.per_query.values()}) != 1:
-            shapes = {name: np.shape(column) for name, column in self.per_query.items()}
+        shapes = {name: np.shape(column) for name, column in self.per_query.items()}
+        if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
             raise InputError(f"per_query: at least one metric, each of (Q,) values, is needed, found {shapes}")
         for what, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and np.shape(given) != (self.n_queries,):
@@ -90,7 +90,7 @@ class Result:
 
         Severity is undefined where nothing is wrong, too: by itself it cannot tell.
         """
-        columns = [column for name, column in self.per_query.items() if _is_total(name)]
+        columns = [column for name, column in self.per_query.items() if is_total(name)]
         return int(np.isnan((columns or list(self.per_query.values()))[0]).sum())
 
     def interval(self, name: str, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Interval:
@@ -128,18 +128,15 @@ class Result:
 
     def as_markdown(self, level: float | None = None, by: Unit = "queries") -> str:
         """A Markdown table of one row, shares in percent, with intervals if a level is given."""
-        cells = [self._cell(name, level, by) for name in self.per_query]
-        rows = [list(self.per_query), ["---:"] * len(cells), cells]
-        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        table = markdown_table([list(self.per_query), [self._cell(name, level, by) for name in self.per_query]])
         return "\n\n".join([table, self._counts(level, by), *self.notes]) + "\n"
 
     def as_csv(self, level: float | None = None, by: Unit = "queries") -> str:
         """One line a metric: its name, its mean and, if a level is given, the ends of its interval; not in percent."""
-        header = ["metric", "mean", *([] if level is None else Interval._fields)]
         lines = [
             [name, mean, *([] if level is None else self.interval(name, level, by))] for name, mean in self.means.items()
         ]
-        return _csv([header, *lines])
+        return _csv([["metric", "mean", *([] if level is None else Interval._fields)], *lines])
 
     def write_csv(self, file: Path, spreadsheet_safe: bool = False) -> Path:
         """Write one line a query: its id and class where they are known, and its metrics, empty where undefined.
@@ -149,11 +146,13 @@ class Result:
             spreadsheet_safe: put an apostrophe before text that a spreadsheet would take for a formula, such as an id that
                 begins with ``=``; False keeps every id as it is.
         """
-        known = {name: column for name, column in (("id", self.ids), ("label", self.labels)) if column is not None}
-        values = {name: ["" if np.isnan(value) else float(value) for value in c] for name, c in self.per_query.items()}
-        columns: dict[str, Iterable[object]] = {**known, **values}
-        if spreadsheet_safe:
-            columns = {name: [_no_formula(value) for value in column] for name, column in columns.items()}
+        given: dict[str, Iterable[object] | None] = {"id": self.ids, "label": self.labels}
+        given |= {name: ["" if np.isnan(value) else float(value) for value in c] for name, c in self.per_query.items()}
+        columns = {
+            name: [_no_formula(cell) if spreadsheet_safe else cell for cell in column]
+            for name, column in given.items()
+            if column is not None
+        }
         with replaced(Path(file)) as scratch:
             scratch.write_text(_csv([list(columns), *zip(*columns.values(), strict=True)]), encoding="utf-8")
         return Path(file)
@@ -165,24 +164,23 @@ class Result:
         )
 
     def _counts(self, level: float | None, by: Unit) -> str:
-        is_counted = self.n_skipped and any(map(_is_total, self.per_query))
+        is_counted = self.n_skipped and any(map(is_total, self.per_query))
         skipped = f", {self.n_skipped} without a relevant item left out" if is_counted else ""
         partly = [
             f"; {name} of {np.count_nonzero(~np.isnan(column))}"
             for name, column in self.per_query.items()
-            if not _is_total(name)
+            if not is_total(name)
         ]
         intervals = "" if level is None else f"; {100 * level:g} % intervals over {by}"
         return f"{self.n_queries} queries{skipped}{''.join(partly)}{intervals}"
 
     def write_json(self, file: Path) -> Path:
         """Write means, counts and the value of every query; ids, classes and fingerprint if known; NaN becomes null."""
-        values = {name: [_or_none(value) for value in column] for name, column in self.per_query.items()}
         stored = {
-            "metrics": {name: _or_none(mean) for name, mean in self.means.items()},
+            "metrics": dict(zip(self.means, _or_none(self.means.values()), strict=True)),
             "n_queries": self.n_queries,
             "n_skipped": self.n_skipped,
-            "per_query": values,
+            "per_query": {name: _or_none(column) for name, column in self.per_query.items()},
             "ids": None if self.ids is None else list(self.ids),
             "labels": None if self.labels is None else self.labels.tolist(),
             "fingerprint": self.fingerprint,
@@ -197,13 +195,13 @@ class Result:
         """The result that :meth:`write_json` wrote."""
         try:
             stored = read_json(Path(file))
-            columns = {name: np.array(column, np.float64) for name, column in stored["per_query"].items()}
-            if {column.ndim for column in columns.values()} != {1} or len({len(column) for column in columns.values()}) > 1:
-                raise ValueError("a list of values for each metric, all of one length, is needed")
-            labels = stored.get("labels")
-            classes, notes = None if labels is None else np.array(labels), tuple(map(str, stored.get("notes", ())))
-            ids = None if stored.get("ids") is None else list(map(str, stored["ids"]))
-            return cls(columns, ids, classes, stored.get("fingerprint"), notes)
+            return cls(
+                {name: np.array(column, np.float64) for name, column in stored["per_query"].items()},
+                None if stored.get("ids") is None else list(map(str, stored["ids"])),
+                None if stored.get("labels") is None else np.array(stored["labels"]),
+                stored.get("fingerprint"),
+                tuple(map(str, stored.get("notes", ()))),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"{file}: not a result of sightline evaluate: {error}") from error
 
@@ -248,23 +246,17 @@ class Comparison:
 
     def as_text(self) -> str:
         """A table for a terminal, shares in percent, and under it what was done."""
-        header = ["metric", "a", "b", "b - a", f"{100 * self.level:g} % interval", "p", "t test", ""]
-        rows = []
+        rows = [["metric", "a", "b", "b - a", f"{100 * self.level:g} % interval", "p", "t test", ""]]
         for name, (a, b, ends, p, p_t, _) in self.differences.items():
             verdict = ("b is higher" if b > a else "a is higher") if self.is_real(name) else "may be chance"
             interval = f"[{', '.join(shown(name, end, '+') for end in ends)}]"
             means = [shown(name, a), shown(name, b), shown(name, b - a, "+")]
             rows.append([name, *means, interval, f"{p:.4f}", "-" if np.isnan(p_t) else f"{p_t:.4f}", verdict])
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        aligned = ["<", *">>>>>>", "<"]
-        lines = [
-            "  ".join(f"{word:{side}{width}}" for word, side, width in zip(row, aligned, widths, strict=True)).rstrip()
-            for row in [header, *rows]
-        ]
         counts = sorted({difference.n_queries for difference in self.differences.values()})
         n_queries = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
-        how = f"{n_queries} queries; over {self.by}; each interval by itself, p raised for {len(rows)} metrics (Holm)"
-        return "\n".join([*lines, how])
+        n_tests = len(self.differences)
+        how = f"{n_queries} queries; over {self.by}; each interval by itself, p raised for {n_tests} metrics (Holm)"
+        return f"{text_table(rows, '<>>>>>><')}\n{how}"
 
 
 def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Comparison:
@@ -297,12 +289,17 @@ def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", see
     groups = (b if a.labels is None else a).groups(by)
     ends = bootstrap_interval(difference, groups, level, seed=seed)
     p, p_t = holm(permutation_p(difference, groups, seed=seed)), holm(t_test_p(difference, groups))
-    differences = {}
-    for column, name in enumerate(shared):
-        rows = both[:, column]
-        interval = Interval(*map(float, ends[:, column]))
-        mean_a, mean_b = _mean(first[rows, column]), _mean(second[rows, column])
-        differences[name] = Difference(mean_a, mean_b, interval, float(p[column]), float(p_t[column]), int(rows.sum()))
+    differences = {
+        name: Difference(
+            _mean(first[both[:, column], column]),
+            _mean(second[both[:, column], column]),
+            Interval(*ends[:, column].tolist()),
+            float(p[column]),
+            float(p_t[column]),
+            int(both[:, column].sum()),
+        )
+        for column, name in enumerate(shared)
+    }
     return Comparison(differences, level, by)
 
 
@@ -317,7 +314,7 @@ def shown(name: str, value: float, sign: str = "-") -> str:
     return f"{scale * value:{sign}.{1 if scale == 100 else 2}f}"
 
 
-def _is_total(name: str) -> bool:
+def is_total(name: str) -> bool:
     """Whether a metric is defined for every query that has a relevant item."""
     metric = metric_of(name)
     return metric is None or metric.is_total
@@ -339,13 +336,28 @@ def _check_same_queries(a: Result, b: Result) -> None:
             )
 
 
+def text_table(rows: Sequence[Sequence[str]], sides: str) -> str:
+    """Rows for a terminal, each column as wide as it must be; ``sides`` has ``<`` or ``>`` for each."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{word:{side}{width}}" for word, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]], first: str = "---:") -> str:
+    """A header and rows of numbers as Markdown; ``first`` is how the first column is aligned."""
+    lines = [rows[0], [first, *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+
+
 def _mean(values: NDArray[np.float64]) -> float:
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else float("nan")
 
 
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _or_none(values: Iterable[float]) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _no_formula(cell: object) -> object:
@@ -389,9 +401,8 @@ def bootstrap_means(
         return np.full((n_resamples, sums.shape[1]), np.nan)
     rng, n_units = np.random.default_rng(seed), len(sums)
     means = []
-    for n_rows in _blocks(n_resamples, n_units):
-        drawn = rng.integers(n_units, size=(n_rows, n_units)) + n_units * np.arange(n_rows)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=n_rows * n_units).reshape(n_rows, n_units).astype(np.float64)
+    for n_rows in block_sizes(n_resamples, n_units):
+        weights = draw_counts(rng, n_rows, np.arange(n_units), n_units)
         with np.errstate(invalid="ignore"):
             means.append((weights @ sums) / (weights @ counts))
     return np.concatenate(means)
@@ -415,13 +426,19 @@ def bootstrap_interval(
         >>> bootstrap_interval(np.arange(101.0)[:, None]).round().T.tolist()
         [[44.0, 56.0]]
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; between 0 and 1 is needed")
+    shares = interval_ends(level)
     means = bootstrap_means(values, groups, n_resamples, seed)
     ends = np.full((2, means.shape[1]), np.nan)
     defined = ~np.isnan(means).all(0)
-    ends[:, defined] = np.nanquantile(means[:, defined], [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ends[:, defined] = np.nanquantile(means[:, defined], shares, axis=0)
     return ends
+
+
+def interval_ends(level: float) -> list[float]:
+    """The quantiles between which the middle ``level`` of resamples lies."""
+    if not 0 < level < 1:
+        raise InputError(f"level is {level}; between 0 and 1 is needed")
+    return [(1 - level) / 2, (1 + level) / 2]
 
 
 def permutation_p(differences: ArrayLike, groups: ArrayLike | None = None, n_flips: int = N_FLIPS, seed: int = 0) -> Floats:
@@ -450,7 +467,7 @@ def permutation_p(differences: ArrayLike, groups: ArrayLike | None = None, n_fli
     if exact := 2**n_units <= n_flips:
         n_flips = 2**n_units
     rng, first, n_as_far = np.random.default_rng(seed), 0, np.zeros(sums.shape[1])
-    for n_rows in _blocks(n_flips, n_units):
+    for n_rows in block_sizes(n_flips, n_units):
         if exact:
             flips = (np.arange(first, first + n_rows)[:, None] >> np.arange(n_units) & 1).astype(np.uint8)
         else:
@@ -525,7 +542,13 @@ def _units(values: ArrayLike, groups: ArrayLike | None) -> tuple[Floats, Floats]
     return sums[used], counts[used]
 
 
-def _blocks(n_rows: int, n_columns: int) -> Iterator[int]:
+def draw_counts(rng: np.random.Generator, n_rows: int, values: NDArray[np.int64], n_values: int) -> Floats:
+    """(n_rows, n_values) how often each value occurs in resamples of all ``values``, which are from 0 on."""
+    drawn = values[rng.integers(len(values), size=(n_rows, len(values)))] + n_values * np.arange(n_rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=n_rows * n_values).reshape(n_rows, n_values).astype(np.float64)
+
+
+def block_sizes(n_rows: int, n_columns: int) -> Iterator[int]:
     """How many rows to hold at once, until there are ``n_rows``."""
     most = max(1, BLOCK_ELEMENTS // max(1, n_columns))
     for start in range(0, n_rows, most):

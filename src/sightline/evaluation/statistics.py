@@ -6,35 +6,36 @@ scores count is a row of :data:`TIES`.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sightline.errors import InputError, choose
+from sightline.errors import InputError
 from sightline.kernels import bucket_sort, counting
 from sightline.ranking.similarity import unit
+from sightline.registry import Registry
 
 QUERY_ROWS = 256
 # One shape of product throughout: another one rounds otherwise, and copies would not tie. A multiple of what a product
 # computes side by side, in float64 too.
 SLICE_COLUMNS = 1152
-TILE_COLUMNS = 57 * SLICE_COLUMNS
-STATE_BYTES = 1 << 27  # of a worker, beside its tile
+TILE_ELEMENTS = 1 << 25  # scores that a worker holds at once: of 256 queries up to 131,072 items, then of fewer
 KEPT_BYTES = 2 << 30  # an array above this, mapped from a file for one, is read again for every block of queries
 CHECKED_ROWS = 1 << 14
 SORT_ELEMENTS = 1 << 22  # scores sorted at once; a sort takes about 50 bytes for each
 
-
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Levels = NDArray[np.int8]
+NO_LEVELS: Levels = np.zeros((0, 0), np.int8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,27 +78,18 @@ class Statistics:
         """L."""
         return int(self.counts.shape[1])
 
-    @property
-    def at_least(self) -> Counts:
-        """(Q, L) items of each level or finer."""
-        return np.flip(np.flip(self.counts, 1).cumsum(1), 1)
-
     def at(self, k: int) -> int:
         """Where k is among ``ks``."""
         return self.ks.index(k)
 
 
-def joined(parts: Iterable[Statistics], order: Counts | None = None) -> Statistics:
-    """The queries of all parts, one after the other, or query i of them at ``order[i]``."""
-    parts = list(parts)
+def join_statistics(parts: Sequence[Statistics], order: Counts | slice = slice(None)) -> Statistics:
+    """The queries of all parts, one after the other, then in another order."""
     columns = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])[order]
         for field in fields(Statistics)
         if field.name != "ks"
     }
-    if order is not None:
-        back = np.argsort(order)
-        columns = {name: column[back] for name, column in columns.items()}
     return Statistics(**columns, ks=parts[0].ks)
 
 
@@ -156,21 +148,21 @@ def list_statistics(ranked: Tensor, n_levels: int, ks: Sequence[int] = (), last:
     cut = [min(k, n_places) for k in ks]
     cuts = [(is_level[:, :, :k].sum(2), (places_precision * finer)[:, :, :k].sum(2), gains[:, :, :k].sum(2)) for k in cut]
     found, precision_at_k, discount_at_k = (
-        np.stack([_numpy(row[part]).astype(np.float64) for row in cuts], 1)
+        np.stack([as_numpy(row[part]).astype(np.float64) for row in cuts], 1)
         if cuts
         else np.zeros((len(ranked), 0, n_levels))
         for part in range(3)
     )
     return Statistics(
-        counts=_numpy(is_level.sum(2)),
-        length=_numpy((ranked >= 0).sum(1)),
-        precision=_numpy(precision),
-        discount=_numpy(gains.sum(2)),
-        first=_numpy(first),
-        precision_at_r=_numpy((places_precision * finer * inside).sum(2)),
-        found_at_r=_numpy((finer * inside).sum(2)).astype(np.float64),
-        set_precision=_numpy((places_precision * inside).sum(2)),
-        asi=_numpy(_set_intersections(is_level, place)),
+        counts=as_numpy(is_level.sum(2)),
+        length=as_numpy((ranked >= 0).sum(1)),
+        precision=as_numpy(precision),
+        discount=as_numpy(gains.sum(2)),
+        first=as_numpy(first),
+        precision_at_r=as_numpy((places_precision * finer * inside).sum(2)),
+        found_at_r=as_numpy((finer * inside).sum(2)).astype(np.float64),
+        set_precision=as_numpy((places_precision * inside).sum(2)),
+        asi=as_numpy(_set_intersections(is_level, place)),
         ks=ks,
         found=found,
         precision_at_k=precision_at_k,
@@ -184,10 +176,6 @@ def _set_intersections(is_level: Tensor, place: Tensor) -> Tensor:
     ideal = torch.minimum((place.long() - finer[:, :, None]).clamp(min=0), counts[:, :, None])
     both = torch.minimum(is_level.cumsum(2), ideal).sum(1) / place
     return (both * (place <= counts.sum(1)[:, None])).sum(1)
-
-
-def _numpy(values: Tensor) -> NDArray[Any]:
-    return values.cpu().numpy()
 
 
 def worst_order(scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int]) -> Statistics:
@@ -208,7 +196,8 @@ def counted_ties(scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int
     return replace(list_statistics(ranked, n_levels, ks), precision=tied.precision, discount=tied.discount)
 
 
-class TieRule(NamedTuple):
+@dataclass(frozen=True)
+class TieRule:
     """A row of :data:`TIES`.
 
     Attributes:
@@ -221,40 +210,82 @@ class TieRule(NamedTuple):
     statistics: Callable[[Tensor, Tensor, int, Sequence[int]], Statistics]
     kernel: bool | None = None
 
+    def __call__(self, scores: Tensor, levels: Tensor, n_levels: int, ks: Sequence[int]) -> Statistics:
+        """The statistics of some queries."""
+        return self.statistics(scores, levels, n_levels, ks)
 
-TIES = {
-    "worst": TieRule("Of equal scores the item of the lower level comes first, in one strict list.", worst_order, False),
-    "counting": TieRule(
-        "In `map`, `h_ap`, `weighted_ap` and `ndcg` items of equal score all take the last place of them.",
-        counted_ties,
-        True,
-    ),
-}
+
+TIES: Registry[Statistics] = Registry(
+    "tie rule",
+    {
+        "worst": TieRule(
+            "Of equal scores the item of the lower level comes first, in one strict list.", worst_order, False
+        ),
+        "counting": TieRule(
+            "In `map`, `h_ap`, `weighted_ap` and `ndcg` items of equal score all take the last place of them.",
+            counted_ties,
+            True,
+        ),
+    },
+    "sightline.ties",
+    lambda found: isinstance(found, TieRule),
+    "a sightline.evaluation.statistics.TieRule",
+)
+
+
+def find_tie_rule(name: str, trust: bool = False) -> TieRule:
+    """A row of :data:`TIES`; ``trust`` imports one named by a path."""
+    rule: TieRule = TIES.find(name, trust=trust)  # type: ignore[assignment]
+    return rule
+
+
+def as_numpy(table: Tensor | NDArray[np.generic]) -> NDArray[Any]:
+    """An array, wherever it was."""
+    return table.detach().cpu().numpy() if isinstance(table, Tensor) else table
+
+
+def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[np.generic]:
+    """What the user gave as a tensor or an array of numbers."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        table = np.asanyarray(values)
+    except ValueError as error:
+        raise InputError(f"{name}: not a table of numbers: {error}") from error
+    if table.dtype.kind not in "biuf":
+        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
+    return table
+
+
+def as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+    """What the user gave as a tensor; a copy where it was none."""
+    table = as_table(values, name)
+    return table if isinstance(table, Tensor) else torch.from_numpy(np.array(table, table.dtype.newbyteorder("=")))
 
 
 class VectorTable:
     """Vectors of which some are read at a time, scaled to length 1: a tensor, an array or a mapped file.
 
     Args:
-        table: (N, D) finite.
+        vectors: (N, D) finite.
         name: what the user knows it by.
     """
 
-    def __init__(self, table: Tensor | NDArray[np.generic], name: str) -> None:
+    def __init__(self, vectors: ArrayLike | Tensor, name: str) -> None:
+        table = as_table(vectors, name)
         is_float = table.is_floating_point() if isinstance(table, Tensor) else table.dtype.kind == "f"
         if table.ndim != 2 or not is_float:
             found = f"{table.dtype} {tuple(table.shape)}"
             raise InputError(f"{name}: a (B, D) floating point table is needed, found {found}")
         self.table = table.detach() if isinstance(table, Tensor) else table
-        bad = [first + row for first in range(0, len(table), CHECKED_ROWS) for row in self._not_finite(first)]
-        if bad:
+        finite = [
+            piece.isfinite().all(1).cpu().numpy() if isinstance(piece, Tensor) else np.isfinite(piece).all(1)
+            for piece in (self.table[first : first + CHECKED_ROWS] for first in range(0, len(table), CHECKED_ROWS))
+        ]
+        if not all(map(np.all, finite)):
+            bad = np.flatnonzero(~np.concatenate(finite))
             shown = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
             raise InputError(f"{name}: {len(bad)} of {len(table)} rows hold NaN or infinity: {shown}")
-
-    def _not_finite(self, first: int) -> list[int]:
-        piece = self.table[first : first + CHECKED_ROWS]
-        finite = piece.isfinite().all(1).cpu().numpy() if isinstance(piece, Tensor) else np.isfinite(piece).all(1)
-        return np.flatnonzero(~finite).tolist()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -313,39 +344,28 @@ class Lists:
     by_group: Counts
     group_start: Counts
     group_stop: Counts
-    levels: Callable[[Counts], NDArray[np.int8]] | None = None
+    levels: Callable[[Counts], Levels] | None = None
     rescored: Callable[[Counts, Tensor], Tensor] | None = None
 
 
-def statistics(lists: Lists, ks: Sequence[int], ties: str = "worst") -> Statistics:
+def statistics(lists: Lists, ks: Sequence[int], rule: TieRule) -> Statistics:
     """The statistics of every query, in the queries' original order.
 
     Where ``torch.distributed`` has joined several processes each takes a part of the queries, and all get the whole.
     """
     rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    edges = np.linspace(0, len(lists.queries), n_ranks + 1).astype(np.int64)
-    mine = np.arange(edges[rank], edges[rank + 1])
-    rule, places = choose(TIES, ties, "tie rule"), tuple(sorted(set(ks)))
-    with _full_precision():
-        if rule.kernel is None or lists.queries.device.type != "cpu" or lists.rescored is not None:
-            parts = [_sorted(lists, mine, places, rule)]
-        else:
-            parts = [_compiled(lists, mine, places, rule.kernel)]
+    mine = np.array_split(np.arange(len(lists.queries)), n_ranks)[rank]
+    by_sorting = rule.kernel is None or lists.queries.device.type != "cpu" or lists.rescored is not None
+    with ExitStack() as afterwards:
+        # Products of float32 are of float32, whatever training has allowed: TF32 and bfloat16 make ties.
+        afterwards.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+        places = tuple(sorted(set(ks)))
+        found = _sorted(lists, mine, places, rule) if by_sorting else _compiled(lists, mine, places, bool(rule.kernel))
+    parts = [found] * n_ranks
     if n_ranks > 1:
-        parts = [parts[0]] * n_ranks
-        dist.all_gather_object(parts, parts[rank])
-    return joined(parts, lists.query_order)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Inside, products of float32 are of float32, whatever training has allowed: TF32 and bfloat16 make ties."""
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(allowed)
+        dist.all_gather_object(parts, found)
+    return join_statistics(parts, np.argsort(lists.query_order))
 
 
 def _sorted(lists: Lists, mine: Counts, ks: tuple[int, ...], rule: TieRule) -> Statistics:
@@ -368,39 +388,47 @@ def _sorted(lists: Lists, mine: Counts, ks: tuple[int, ...], rule: TieRule) -> S
         else:
             levels = torch.from_numpy(lists.levels(rows)).to(device)
         hidden = np.zeros(levels.shape, np.float32)
-        counting.leave_out(hidden, 0, lists.own[rows], lists.by_group, lists.group_start[rows], lists.group_stop[rows])
+        counting.leave_out(hidden, lists.own[rows], lists.by_group, lists.group_start[rows], lists.group_stop[rows])
         levels = levels.masked_fill(torch.from_numpy(hidden).to(device) < 0, -1)
-        parts.append(rule.statistics(scores, levels, lists.n_levels, ks))
-    return joined(parts)
+        parts.append(rule(scores, levels, lists.n_levels, ks))
+    return join_statistics(parts)
 
 
 def _compiled(lists: Lists, mine: Counts, ks: tuple[int, ...], by_counting: bool) -> Statistics:
     """Relevant items sorted, the others counted; in threads."""
-    n_items, n_levels = len(lists.gallery), lists.n_levels
-    tables = _tables(n_items)
-    out = _Outputs.empty(len(mine), n_levels, len(ks))
-    buffers = threading.local()
+    tables, places = _tables(len(lists.gallery)), np.array(ks, np.int64)
+    out = _Outputs.empty(len(mine), lists.n_levels, len(ks))
+    if lists.levels is None:
+        out.length[:] = len(lists.gallery) - (lists.own >= 0)[mine] - (lists.group_stop - lists.group_start)[mine]
+    scores = Scores(lists.queries, lists.gallery, lists.gallery_order)
     n_most = int((lists.end - lists.begin).max(initial=0))
-    width = -(-n_items // SLICE_COLUMNS) * SLICE_COLUMNS
-    fits = width <= TILE_COLUMNS
-    row_bytes = 1 if fits else 50 * n_most + (n_items if lists.levels is not None else 0)
-    n_rows = min(max(STATE_BYTES // max(row_bytes, 1), 8), QUERY_ROWS)
+    n_rows = min(max(TILE_ELEMENTS // max(scores.width, 1), 8), QUERY_ROWS)
+    buffers = threading.local()
 
     def rank(first: int) -> None:
-        rows = slice(first, min(first + n_rows, len(mine)))
-        levels = None if lists.levels is None else np.ascontiguousarray(lists.levels(mine[rows]))
-        n_here = n_most if levels is None else int((levels > 0).sum(1).max())
+        block = slice(first, min(first + n_rows, len(mine)))
+        rows, part = mine[block], _Outputs._make(column[block] for column in out)
+        begin, end, levels = lists.begin[rows], lists.end[rows], NO_LEVELS
+        if lists.levels is not None:
+            levels = np.ascontiguousarray(lists.levels(rows))
+            part.length[:] = (levels >= 0).sum(1)
+        if not (levels > 0).any() and (begin[:, 0] == end[:, 0]).all():
+            return  # nothing is relevant to any of them
+        n_here = max(n_most, int((levels > 0).sum(1).max(initial=0)))
         if not hasattr(buffers, "state") or buffers.state.n_most < n_here:
-            buffers.state = _State(n_rows, n_here, min(width, TILE_COLUMNS), 1 if fits else n_rows, scores.dtype)
-        _rank_rows(
-            lists, scores, mine[rows], levels, out.part(rows), tables, np.array(ks, np.int64), by_counting, buffers.state
+            buffers.state = _State(torch.empty(n_rows, scores.width, dtype=scores.dtype), n_here)
+        tile = scores.fill(lists.query_order[rows], buffers.state.tile).numpy()
+        counting.leave_out(tile, lists.own[rows], lists.by_group, lists.group_start[rows], lists.group_stop[rows])
+        outputs = part.table, part.first, part.at_ks, part.counts
+        counting.rank_tile(  # type: ignore[call-arg]
+            tile, levels, begin, end, *buffers.state.arrays, tables, places, by_counting, *outputs
         )
 
-    with (
-        _one_thread_each() as n_workers,
-        ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-    ):
-        scores = _Scores(lists, width)
+    with ExitStack() as afterwards:
+        n_workers = torch.get_num_threads()
+        afterwards.callback(torch.set_num_threads, n_workers)
+        torch.set_num_threads(1)  # each product keeps to its own thread
+        pool = afterwards.enter_context(ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)))
         list(pool.map(rank, range(0, len(mine), n_rows)))
     return out.statistics(ks)
 
@@ -411,19 +439,7 @@ def _tables(n_items: int) -> Floats:
     return np.pad([1 / np.log2(1 + place), (1 / place).cumsum()], ((0, 0), (1, 0)))
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[int]:
-    """How many workers to start; inside, each product keeps to its own thread."""
-    n_workers = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield n_workers
-    finally:
-        torch.set_num_threads(n_workers)
-
-
-@dataclass(frozen=True, eq=False)
-class _Outputs:
+class _Outputs(NamedTuple):
     counts: Counts
     table: Floats
     first: Counts
@@ -439,9 +455,6 @@ class _Outputs:
             np.zeros((n_queries, n_ks, 3, n_levels)),
             np.zeros(n_queries, np.int64),
         )
-
-    def part(self, rows: slice) -> "_Outputs":
-        return _Outputs(self.counts[rows], self.table[rows], self.first[rows], self.at_ks[rows], self.length[rows])
 
     def statistics(self, ks: tuple[int, ...]) -> Statistics:
         n_levels = self.counts.shape[1]
@@ -463,115 +476,51 @@ class _Outputs:
 
 
 class _State:
-    """One worker's memory: see :mod:`sightline.kernels.counting`."""
+    """One worker's memory: the tile it writes scores to, and what :func:`counting.rank_tile` takes for one row."""
 
-    def __init__(self, n_rows: int, n_most: int, n_columns: int, n_ranked: int, dtype: torch.dtype) -> None:
-        kind: Any = np.float64 if dtype == torch.float64 else np.float32
+    def __init__(self, tile: Tensor, n_most: int) -> None:
+        kind = tile.numpy().dtype
         n_starts, n_children = bucket_sort.state_widths(n_most)
-        self.n_most = n_most
-        self.tile = torch.empty(n_rows, n_columns, dtype=dtype)
-        self.n_found = np.zeros(n_ranked, np.int64)
-        self.found, self.spare = np.empty((n_ranked, n_most + bucket_sort.SENTINELS), kind), np.empty(n_most, kind)
-        self.level, self.spare_level = np.empty((n_ranked, n_most), np.uint8), np.empty(n_most, np.uint8)
-        self.gap = np.zeros((n_ranked, n_most + 1), np.int32)
-        self.start = np.empty((n_ranked, n_starts), np.int32)
-        self.scale = np.empty((n_ranked, n_children + 1, 4), kind)
-        self.span = np.empty((n_ranked, n_children + 1), np.int64)
-        self.buckets = np.empty(max(n_most, counting.CHUNK), np.int32)
-        self.crowd = np.empty(n_starts, np.int32)
-        self.waiting = np.empty(counting.CHUNK + 1, np.int32)
-
-    def one_row(self) -> tuple[NDArray[np.generic], ...]:
-        """What :func:`counting.rank_tile` takes."""
-        rows = (self.n_found, self.found, self.level, self.gap, self.start, self.scale, self.span)
-        spare = (self.spare, self.spare_level, self.crowd, self.buckets, self.waiting)
-        return (*(row[:1] for row in rows), *spare)
+        self.tile, self.n_most = tile, n_most
+        self.arrays = (
+            np.empty(n_most + bucket_sort.SENTINELS, kind),  # scores of relevant items, their levels, the gaps between them
+            np.empty(n_most, np.uint8),
+            np.zeros(n_most + 1, np.int32),
+            np.empty(n_starts, np.int32),  # buckets
+            np.empty((n_children + 1, 4), kind),
+            np.empty(n_children + 1, np.int64),
+            np.empty(n_most, kind),  # spare room
+            np.empty(n_most, np.uint8),
+            np.empty(n_starts, np.int32),
+            np.empty(max(n_most, counting.CHUNK), np.int32),
+            np.empty(counting.CHUNK + 1, np.int32),
+        )
 
 
-class _Scores:
+class Scores:
     """Products of queries with the gallery, in slices of one shape whatever is asked for."""
 
-    def __init__(self, lists: Lists, width: int) -> None:
-        self.lists, self.width = lists, width
-        self.dtype = torch.promote_types(lists.queries.dtype, lists.gallery.dtype)
-        size = self.width * lists.gallery.dim * self.dtype.itemsize
-        self.kept = None if size > KEPT_BYTES and not isinstance(lists.gallery.table, Tensor) else self._read(0, self.width)
+    def __init__(self, queries: VectorTable, gallery: VectorTable, gallery_order: Counts) -> None:
+        self._queries, self._gallery, self._order = queries, gallery, gallery_order
+        self.width = -(-len(gallery) // SLICE_COLUMNS) * SLICE_COLUMNS
+        self.dtype = torch.promote_types(queries.dtype, gallery.dtype)
+        is_large = self.width * gallery.dim * self.dtype.itemsize > KEPT_BYTES and not isinstance(gallery.table, Tensor)
+        self._kept = None if is_large else self._read(0, self.width)
 
     def _read(self, first: int, last: int) -> Tensor:
         """(B, D) columns; zeros beyond the gallery."""
-        read = torch.zeros(last - first, self.lists.gallery.dim, dtype=self.dtype)
-        for begin in range(first, min(last, len(self.lists.gallery)), SLICE_COLUMNS):
-            rows = self.lists.gallery_order[begin : min(begin + SLICE_COLUMNS, last)]
-            read[begin - first : begin - first + len(rows)] = self.lists.gallery.take(rows, self.dtype)
+        read = torch.zeros(last - first, self._gallery.dim, dtype=self.dtype, device=self._queries.device)
+        for begin in range(first, min(last, len(self._gallery)), SLICE_COLUMNS):
+            rows = self._order[begin : min(begin + SLICE_COLUMNS, last)]
+            read[begin - first : begin - first + len(rows)] = self._gallery.take(rows, self.dtype)
         return read
 
-    def queries(self, rows: Counts, n_rows: int) -> Tensor:
-        """(n_rows, D) some queries; zeros after them."""
-        padded = torch.zeros(n_rows, self.lists.queries.dim, dtype=self.dtype)
-        padded[: len(rows)] = self.lists.queries.take(self.lists.query_order[rows], self.dtype)
-        return padded
-
-    def tiles(self, queries: Tensor, out: Tensor, begin: int, end: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
-        """Scores of the columns from ``begin`` to ``end`` and a few around them, as many at a time as ``out`` holds."""
-        last = min(self.width, -(-end // SLICE_COLUMNS) * SLICE_COLUMNS)
-        for first in range(begin // SLICE_COLUMNS * SLICE_COLUMNS, last, out.shape[1]):
-            stop = min(first + out.shape[1], last)
-            for left in range(first, stop, SLICE_COLUMNS):
-                right = left + SLICE_COLUMNS
-                items = self._read(left, right) if self.kept is None else self.kept[left:right]
-                torch.mm(queries, items.T, out=out[:, left - first : right - first])
-            yield first, out[:, : min(stop, len(self.lists.gallery)) - first].numpy()
-
-
-def _rank_rows(
-    lists: Lists,
-    scores: _Scores,
-    rows: Counts,
-    levels: NDArray[np.int8] | None,
-    out: _Outputs,
-    tables: Floats,
-    ks: Counts,
-    by_counting: bool,
-    state: _State,
-) -> None:
-    n = len(rows)
-    begin, end, own = lists.begin[rows], lists.end[rows], lists.own[rows]
-    groups = lists.by_group, lists.group_start[rows], lists.group_stop[rows]
-    if levels is None:
-        out.length[:] = len(lists.gallery) - (own >= 0) - (groups[2] - groups[1])
-    else:
-        out.length[:] = (levels >= 0).sum(1)
-    if (begin[:, 0] == end[:, 0]).all() if levels is None else not (levels > 0).any():
-        return  # nothing is relevant to any of them
-    queries = scores.queries(rows, len(state.tile))
-    no_levels = np.zeros((0, 0), np.int8)
-    outputs = tables, ks, by_counting, out.table, out.first, out.at_ks, out.counts
-
-    def tiles(first: int, last: int) -> Iterator[tuple[int, NDArray[np.generic]]]:
-        for left, tile in scores.tiles(queries, state.tile, first, last):
-            counting.leave_out(tile, left, own, *groups)
-            yield left, tile
-
-    if scores.width <= state.tile.shape[1]:
-        for _, tile in tiles(0, scores.width):
-            counting.rank_tile(  # type: ignore[call-arg]
-                tile, no_levels if levels is None else levels, begin, end, *state.one_row(), *outputs
-            )
-        return
-    # Twice over the columns: first for those of relevant items, then for all.
-    state.n_found[:], state.gap[:n] = 0, 0
-    found = state.n_found[:n], state.found, state.level
-    buckets = state.start, state.scale, state.span
-    spans = (0, scores.width) if levels is not None else (int(begin[:, 0].min()), int(end[:, 0].max()))
-    for left, tile in tiles(*spans):
-        if levels is None:
-            counting.gather_intervals(tile, left, begin, end, *found)
-        else:
-            counting.gather_levels(tile, levels[:, left : left + tile.shape[1]], *found)
-    bucket_sort.sort_rows(*found, *buckets, state.spare, state.spare_level, state.buckets)
-    spare = state.crowd, state.buckets, state.waiting
-    for left, tile in tiles(0, scores.width):
-        if levels is not None:
-            tile[:n][levels[:, left : left + tile.shape[1]] != 0] = -np.inf
-        counting.count_tile(tile, left, begin[:, 0], end[:, 0], *found[:2], state.gap, *buckets, *spare)
-    counting.finish_rows(*found, state.gap, *outputs)
+    def fill(self, rows: Counts, out: Tensor) -> Tensor:
+        """(B, G) the scores of some queries, written to ``out``: as many rows or more, and ``width`` columns."""
+        queries = torch.zeros(len(out), self._queries.dim, dtype=self.dtype, device=self._queries.device)
+        queries[: len(rows)] = self._queries.take(rows, self.dtype)
+        for left in range(0, self.width, SLICE_COLUMNS):
+            right = left + SLICE_COLUMNS
+            items = self._read(left, right) if self._kept is None else self._kept[left:right]
+            torch.mm(queries, items.T, out=out[:, left:right])
+        return out[: len(rows), : len(self._gallery)]

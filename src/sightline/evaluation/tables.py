@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -14,12 +15,22 @@ from torch import Tensor
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.data.readers.dyml import LEVELS
+from sightline.data.readers.retrieval_sets import LEVELS
 from sightline.errors import InputError, names
-from sightline.evaluation.protocol import DEFAULT_KS, NEVER, by_labels, classes_of, measured, places_of
+from sightline.evaluation.protocol import (
+    DEFAULT_KS,
+    NEVER,
+    MeasureOptions,
+    by_labels,
+    classes_of,
+    measure,
+    places_of,
+    vector_tables,
+)
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, VectorTable
 from sightline.models.heads import Whitening
+from sightline.ranking.ranks import check_range
 from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, augment_gallery, expand_queries
 
 CANDIDATE_ELEMENTS = 1 << 24  # numbers of candidates' vectors held at once
@@ -43,23 +54,20 @@ class Steps:
     refinement: Refinement = NOTHING
 
     def __post_init__(self) -> None:
-        if self.augment < 0:
-            raise InputError(f"augment is {self.augment}; at least 0 is needed")
+        check_range("[0, inf)", augment=self.augment)
 
     def one_by_one(self) -> dict[str, "Steps"]:
         """No step, then each added to those before it; by a name for each."""
-        refinement = replace(self.refinement, expand=0, rerank=None)
-        found = {"no step": Steps(refinement=refinement)}
-        if self.whitening is not None:
-            found["+ whitening"] = Steps(self.whitening, refinement=refinement)
-        if self.augment:
-            found[f"+ augmentation by {self.augment}"] = replace(self, refinement=refinement)
-        if self.refinement.expand:
-            expanded = replace(self.refinement, rerank=None)
-            found[f"+ expansion by {expanded.expand}"] = replace(self, refinement=expanded)
-        if self.refinement.rerank is not None:
-            found[f"+ re-ranking {self.refinement.rerank}"] = self
-        return found
+        none = Steps(refinement=replace(self.refinement, expand=0, rerank=None))
+        ladder = {
+            "no step": none,
+            "+ whitening": replace(none, whitening=self.whitening),
+            f"+ augmentation by {self.augment}": replace(self, refinement=none.refinement),
+            f"+ expansion by {self.refinement.expand}": replace(self, refinement=replace(self.refinement, rerank=None)),
+            f"+ re-ranking {self.refinement.rerank}": self,
+        }
+        before = [None, *ladder.values()]
+        return {name: steps for (name, steps), last in zip(ladder.items(), before, strict=False) if steps != last}
 
 
 def evaluate_table(
@@ -78,38 +86,64 @@ def evaluate_table(
     names a column, such as the camera: images with the query's own value in it are in no list; an empty one is no value.
     ``trust`` imports metrics that are named by a path.
     """
-    other = gallery or table
-    check_same_encoder(table, other)
-    for one in (table, other):
+    queries, items = read_sides(table, gallery)
+    for one in (table, gallery or table):
+        VectorTable(one.vectors, str(one.manifest.source))  # refuses what is not finite by the rows of the file
+    vectors, others = vector_tables(queries.vectors, items.vectors)
+    own = places_of(queries.ids, items.ids, (len(queries.ids), len(items.ids)))
+    rescored, groups = None, None
+    if steps is not None:
+        vectors, others, rescored = refine(vectors, others, own, steps)
+    if exclude is not None:
+        sources = _numbered([table, gallery or table], exclude)
+        groups = sources[0][queries.rows], sources[1][items.rows]
+    lists = replace(by_labels(vectors, others, queries.labels, items.labels, own, groups), rescored=rescored)
+    result = measure(lists, MeasureOptions(ks, metrics, trust=trust))
+    return replace(result, ids=queries.ids, labels=classes_of(queries.labels), fingerprint=table.fingerprint)
+
+
+class Side(NamedTuple):
+    """The queries of a table, or its gallery."""
+
+    rows: NDArray[np.bool_]
+    ids: list[str]
+    vectors: NDArray[np.float32]
+    labels: Counts
+
+
+def read_sides(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Side, Side]:
+    """Who queries whom, their labels numbered alike; refuses tables that cannot be compared."""
+    both = [table] if gallery is None else [table, gallery]
+    if table.fingerprint != both[-1].fingerprint:
+        raise InputError(
+            f"{table.manifest.source} and {both[-1].manifest.source}: vectors of two different encoders, "
+            f"{table.fingerprint} and {both[-1].fingerprint}, cannot be compared"
+        )
+    for one in both:
         _check_one_set(one.manifest)
         if not one.manifest.n_levels:
             raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
-    is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
-    queries = VectorTable(table.vectors, str(table.manifest.source))
-    items = queries if gallery is None else VectorTable(other.vectors, str(other.manifest.source))
-    labels, item_labels = table_labels(table, gallery)
-    ids, item_ids = np.array(table.ids)[is_query], np.array(other.ids)[is_gallery]
-    queries, items = VectorTable(queries.table[is_query], "queries"), VectorTable(items.table[is_gallery], "gallery")
-    own, rescored = places_of(ids, item_ids), None
-    if steps is not None:
-        queries, items, rescored = refined(queries, items, own, steps)
-    groups = None
-    if exclude is not None:
-        sources, item_sources = _groups(table, other, exclude)
-        groups = sources[is_query], item_sources[is_gallery]
-    lists = by_labels(queries, items, labels[is_query], item_labels[is_gallery], own, groups)
-    lists = replace(lists, rescored=rescored)
-    result = measured(lists, ks, metrics, "population", "exponential", "worst", trust=trust)
-    return replace(result, ids=ids.tolist(), labels=classes_of(labels[is_query]), fingerprint=table.fingerprint)
+    depths = [one.manifest.n_levels for one in both]
+    if depths[0] != depths[-1]:
+        raise InputError(f"labels of {depths[0]} and {depths[-1]} levels cannot be compared")
+    columns = [_numbered(both, f"label_{level}") for level in range(depths[0])]
+    labels = [np.stack(sides, 1) for sides in zip(*columns, strict=True)] if gallery else [table.manifest.labels()]
+    roles = has_role(table.manifest, "is_query"), has_role(both[-1].manifest, "is_gallery")
+    queries, items = (
+        Side(rows, np.array(one.ids)[rows].tolist(), one.vectors[rows], numbers[rows])
+        for rows, one, numbers in zip(roles, (table, both[-1]), (labels[0], labels[-1]), strict=True)
+    )
+    return queries, items
 
 
-def check_same_encoder(table: EmbeddingTable, other: EmbeddingTable) -> None:
-    """Refuse vectors of two encoders."""
-    if other.fingerprint != table.fingerprint:
-        raise InputError(
-            f"{table.manifest.source} and {other.manifest.source}: vectors of two different encoders, "
-            f"{table.fingerprint} and {other.fingerprint}, cannot be compared"
-        )
+def _numbered(tables: Sequence[EmbeddingTable], column: str) -> list[Counts]:
+    """The values of a column of each table, numbered alike; -1 where there is none."""
+    for one in tables:
+        if column not in one.manifest.table.columns:
+            raise InputError(f"{one.manifest.source}: no column {column!r}; it has {names(one.manifest.table.columns)}")
+    values = pl.concat([one.manifest.table[column].cast(pl.String) for one in tables])
+    numbers = (values.rank("dense").cast(pl.Int64) - 1).fill_null(NEVER).to_numpy()
+    return np.split(numbers, np.cumsum([len(one) for one in tables])[:-1])
 
 
 def _check_one_set(manifest: Manifest) -> None:
@@ -129,29 +163,7 @@ def has_role(manifest: Manifest, role: str) -> NDArray[np.bool_]:
     return rows[role].fill_null(False).to_numpy() if is_known else np.ones(len(rows), bool)
 
 
-def _groups(table: EmbeddingTable, other: EmbeddingTable, column: str) -> tuple[Counts, Counts]:
-    """The values of a column of both, numbered alike."""
-    for one in (table, other):
-        if column not in one.manifest.table.columns:
-            raise InputError(f"{one.manifest.source}: no column {column!r}; it has {names(one.manifest.table.columns)}")
-    both = pl.concat([one.manifest.table[column].cast(pl.String) for one in (table, other)])
-    numbers = both.rank("dense").cast(pl.Int64).fill_null(NEVER).to_numpy()
-    return numbers[: len(table)], numbers[len(table) :]
-
-
-def table_labels(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Counts, Counts]:
-    """The labels of both, numbered alike."""
-    if gallery is None:
-        return (table.manifest.labels(),) * 2
-    if table.manifest.n_levels != gallery.manifest.n_levels:
-        raise InputError(f"labels of {table.manifest.n_levels} and {gallery.manifest.n_levels} levels cannot be compared")
-    columns = [f"label_{level}" for level in range(table.manifest.n_levels)]
-    both = [[*table.manifest.table[name], *gallery.manifest.table[name]] for name in columns]
-    numbers = np.stack([np.unique(np.array(column, str), return_inverse=True)[1] for column in both], 1)
-    return numbers[: len(table)], numbers[len(table) :]
-
-
-def refined(
+def refine(
     queries: VectorTable, gallery: VectorTable, own: Counts, steps: Steps
 ) -> tuple[VectorTable, VectorTable, Rescore | None]:
     """The vectors that are ranked after the steps, and what re-ranks the scores they give.
@@ -180,7 +192,7 @@ def refined(
         return *sides, None
     rerank = RERANKERS[refinement.rerank]
 
-    def rescored(numbers: Counts, scores: Tensor) -> Tensor:
+    def rescore(numbers: Counts, scores: Tensor) -> Tensor:
         hidden = scores.masked_fill(torch.arange(len(items)) == itself[numbers, None], -torch.inf)
         places = hidden.sort(dim=1, descending=True, stable=True).indices
         found = scores.double()
@@ -193,11 +205,11 @@ def refined(
                 found[some[:, None], near] = ABOVE + reranked.double()
         return found
 
-    return *sides, rescored
+    return *sides, rescore
 
 
 @contextmanager
-def joined_processes() -> Iterator[bool]:
+def join_processes() -> Iterator[bool]:
     """Inside, the processes of ``torchrun`` share the queries of an evaluation; True in the one that prints and writes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True

@@ -10,18 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, names
-from sightline.evaluation.tables import check_same_encoder, has_role, table_labels
+from sightline.evaluation.tables import read_sides
 from sightline.files import replaced
-from sightline.ranking.levels import shared_known_levels
-from sightline.ranking.nearest import top_k
-from sightline.ranking.pairs import check_labels
+from sightline.ranking.nearest import neighbours
+from sightline.ranking.pairs import check_labels, shared_known_levels
 
 Run = dict[str, dict[str, float]]
 Judgements = dict[str, dict[str, int]]
@@ -38,14 +36,9 @@ def write_trec(folder: Path, table: EmbeddingTable, gallery: EmbeddingTable | No
         gallery: of the same encoder; None for the table itself.
         k: items to keep for each query; None for all.
     """
-    other = gallery or table
-    check_same_encoder(table, other)
-    labels, item_labels = table_labels(table, gallery)
-    is_query, is_gallery = has_role(table.manifest, "is_query"), has_role(other.manifest, "is_gallery")
-    ids, item_ids = np.array(table.ids)[is_query].tolist(), np.array(other.ids)[is_gallery].tolist()
-    run = rankings(table.vectors[is_query], other.vectors[is_gallery], ids, item_ids, k)
-    write_run(folder / "run.trec", run)
-    write_qrels(folder / "qrels.trec", judgements(labels[is_query], item_labels[is_gallery], ids, item_ids))
+    queries, items = read_sides(table, gallery)
+    write_run(folder / "run.trec", rankings(queries.vectors, items.vectors, queries.ids, items.ids, k))
+    write_qrels(folder / "qrels.trec", judgements(queries.labels, items.labels, queries.ids, items.ids))
     return folder
 
 
@@ -74,15 +67,14 @@ def rankings(
     _check_ids(gallery_ids, len(gallery), "gallery_ids")
     if k is not None and k < 1:
         raise InputError(f"k is {k}; at least 1 is needed, or None for all")
-    kept = len(gallery) if k is None else k
-    scores, places = top_k(
-        torch.as_tensor(queries), torch.as_tensor(gallery), kept + 1
-    )  # one more: the query itself may be among them
-    run: Run = {}
-    for query, row, found in zip(query_ids, scores.tolist(), places.tolist(), strict=True):
-        items = [(gallery_ids[place], score) for place, score in zip(found, row, strict=True)]
-        run[query] = dict([item for item in items if item[0] != query][:kept])
-    return run
+    place_of = {name: place for place, name in enumerate(gallery_ids)}
+    own = torch.tensor([place_of.get(name, -1) for name in query_ids], dtype=torch.int64)
+    tables = torch.as_tensor(queries), torch.as_tensor(gallery)
+    scores, places = neighbours(*tables, len(gallery) if k is None else k, own.to(tables[0].device))
+    return {
+        query: {gallery_ids[place]: score for place, score in zip(found, row, strict=True) if place >= 0}
+        for query, row, found in zip(query_ids, scores.tolist(), places.tolist(), strict=True)
+    }
 
 
 def judgements(
@@ -130,22 +122,18 @@ def write_run(file: Path, run: Mapping[str, Mapping[str, float]], name: str = "s
         run: scores by query and item; ids without white space, which separates the columns.
         name: of the run, in the last column.
     """
-    _check_words(file, [name, *_ids(run)])
-    ranked = {query: sorted(items.items(), key=lambda item: -item[1]) for query, items in run.items()}
-    return _write(
-        file,
-        (
-            f"{query} Q0 {item} {rank} {float(score)!r} {name}"
-            for query, items in ranked.items()
-            for rank, (item, score) in enumerate(items, start=1)
-        ),
+    lines = (
+        (query, "Q0", item, str(rank), repr(float(score)), name)
+        for query, items in run.items()
+        for rank, (item, score) in enumerate(sorted(items.items(), key=lambda item: -item[1]), start=1)
     )
+    return _write(Path(file), lines)
 
 
 def write_qrels(file: Path, judged: Mapping[str, Mapping[str, int]]) -> Path:
     """Write lines of ``query 0 item level``; ids without white space, which separates the columns."""
-    _check_words(file, _ids(judged))
-    return _write(file, (f"{query} 0 {item} {level}" for query, items in judged.items() for item, level in items.items()))
+    lines = ((query, "0", item, str(level)) for query, items in judged.items() for item, level in items.items())
+    return _write(Path(file), lines)
 
 
 def _check_ids(ids: Sequence[str], n: int, name: str) -> None:
@@ -155,16 +143,12 @@ def _check_ids(ids: Sequence[str], n: int, name: str) -> None:
         raise InputError(f"{name}: {len(twice)} occur more than once, such as {names(twice[:3])}")
 
 
-def _ids(nested: Mapping[str, Mapping[str, object]]) -> Iterable[str]:
-    return dict.fromkeys([*nested, *(item for items in nested.values() for item in items)])
-
-
-def _check_words(file: Path, words: Iterable[str]) -> None:
-    if broken := [word for word in words if len(word.split()) != 1 or word != word.strip()]:
-        raise InputError(f"{file}: TREC files take no empty names and no white space in them, found {names(broken[:3])}")
-
-
-def _write(file: Path, lines: Iterable[str]) -> Path:
-    with replaced(Path(file)) as scratch, scratch.open("w", encoding="utf-8") as text:
-        text.writelines(f"{line}\n" for line in lines)
-    return Path(file)
+def _write(file: Path, lines: Iterable[Sequence[str]]) -> Path:
+    with replaced(file) as scratch, scratch.open("w", encoding="utf-8") as text:
+        for words in lines:
+            if broken := [word for word in words if word.split() != [word]]:
+                raise InputError(
+                    f"{file}: TREC files take no empty names and no white space in them, found {names(broken)}"
+                )
+            text.write(" ".join(words) + "\n")
+    return file

@@ -5,16 +5,17 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from sightline.errors import InputError, choose, names, raise_faults
 from sightline.files import recovered_folder
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from sightline.models.encoder import Encoder
     from sightline.ood.rejector import Rejector
 
+T = TypeVar("T")
 Value = str | int | float | bool | None
+AnyEncoder = Union["Encoder", "EncoderIdentity"]
 Metadata = Sequence[Mapping[str, Value]] | pl.DataFrame
 Ranking = tuple[NDArray[np.float32], NDArray[np.object_]]
 METRICS = {"cosine": "angle between vectors, which are stored at length 1", "dot": "inner product of vectors as they are"}
@@ -60,23 +63,19 @@ class EncoderIdentity:
             )
 
     @classmethod
-    def of(cls, encoder: "Encoder | EncoderIdentity") -> "EncoderIdentity":
+    def of(cls, encoder: AnyEncoder) -> "EncoderIdentity":
         """The identity of an encoder; an identity is its own."""
         if isinstance(encoder, EncoderIdentity):
             return encoder
         return cls(encoder.fingerprint(), encoder.dim, encoder.settings.backbone)
 
-    def check(self, other: "Encoder | EncoderIdentity | str", where: object) -> None:
+    def check(self, other: AnyEncoder | str, where: object) -> None:
         """Refuse another encoder, or another's fingerprint, by name."""
-        if isinstance(other, str):
-            fingerprint, called = other, "the one given"
-        else:
-            identity = EncoderIdentity.of(other)
-            fingerprint, called = identity.fingerprint, f"{identity.name!r}"
-        if fingerprint != self.fingerprint:
+        found = EncoderIdentity(other, self.dim, "the one given") if isinstance(other, str) else EncoderIdentity.of(other)
+        if found.fingerprint != self.fingerprint:
             raise InputError(
                 f"{where}: its vectors are of another encoder: {self.name!r} with the fingerprint {self.fingerprint}; "
-                f"{called} has {fingerprint}"
+                f"{found.name!r} has {found.fingerprint}"
             )
 
 
@@ -105,13 +104,13 @@ class Header:
     """
 
     factory: str
-    epoch: int
-    n_rows: int
+    epoch: NonNegativeInt
+    n_rows: NonNegativeInt
     token: str
-    file: str
+    file: Annotated[str, Field(pattern=r"^index-[0-9]+-[0-9]+-[0-9a-f]{1,32}\.faiss$")]
     checksum: str
     recall: float
-    effort: dict[str, int] = field(default_factory=dict)
+    effort: dict[Annotated[str, Field(pattern="^(nprobe|efSearch)$")], PositiveInt] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,26 +166,38 @@ class Gallery(ABC):
 
     @staticmethod
     def create(
-        uri: Path | str, encoder: "Encoder | EncoderIdentity", *, index: str = "auto", metric: str = "cosine"
+        uri: Path | str,
+        encoder: AnyEncoder,
+        *,
+        index: str = "auto",
+        metric: str = "cosine",
+        recall: float | None = None,
     ) -> "Gallery":
-        """A new, empty gallery; see :func:`create_gallery`."""
-        return create_gallery(uri, encoder, index=index, metric=metric)
+        """A new, empty gallery; in a folder it appears complete or not at all.
+
+        Args:
+            uri: a folder that does not exist or is empty, or an address such as ``milvus+http://host:19530/collection``.
+            encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the folder too.
+            index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
+            metric: ``cosine`` or ``dot``.
+            recall: share of the true 10 nearest that an index is to find; default: 0.95.
+        """
+        choose(METRICS, metric, "metric")
+        return gallery_kind(uri).make(str(uri), encoder, index=index, metric=metric, recall=recall)
 
     @staticmethod
     def open(uri: Path | str, *, read_only: bool = False) -> "Gallery":
-        """The gallery at an address; see :func:`open_gallery`."""
-        return open_gallery(uri, read_only=read_only)
+        """The gallery in a folder, or at an address such as ``milvus+http://host:19530/collection``."""
+        return gallery_kind(uri).connect(str(uri), read_only=read_only)
 
     @staticmethod
     def is_at(uri: Path | str) -> bool:
-        """Whether there is a gallery; see :func:`gallery_exists`."""
-        return gallery_exists(uri)
+        """Whether there is a gallery in a folder or at an address."""
+        return gallery_kind(uri).exists(str(uri))
 
     @classmethod
     @abstractmethod
-    def make(
-        cls, uri: str, encoder: "Encoder | EncoderIdentity", *, index: str, metric: str, recall: float | None
-    ) -> "Gallery":
+    def make(cls, uri: str, encoder: AnyEncoder, *, index: str, metric: str, recall: float | None) -> "Gallery":
         """A new, empty gallery of this kind; an index or a recall that it cannot have is refused first."""
 
     @classmethod
@@ -247,7 +258,7 @@ class Gallery(ABC):
         folder = self.model_folder(REJECTOR_FOLDER)
         return None if folder is None else Rejector.load(folder, self.identity.fingerprint)
 
-    def check_encoder(self, encoder: "Encoder | EncoderIdentity | str") -> None:
+    def check_encoder(self, encoder: AnyEncoder | str) -> None:
         """Refuse another encoder than that of the gallery's vectors, given itself or by its fingerprint."""
         self.identity.check(encoder, self.address)
 
@@ -257,7 +268,7 @@ class Gallery(ABC):
         vectors: ArrayLike,
         metadata: Metadata | None = None,
         *,
-        encoder: "Encoder | EncoderIdentity | str | None" = None,
+        encoder: AnyEncoder | str | None = None,
     ) -> None:
         """Add new items, all of them or none.
 
@@ -275,7 +286,7 @@ class Gallery(ABC):
         vectors: ArrayLike,
         metadata: Metadata | None = None,
         *,
-        encoder: "Encoder | EncoderIdentity | str | None" = None,
+        encoder: AnyEncoder | str | None = None,
     ) -> None:
         """Add items, in place of those that have the same ids; see :meth:`add`."""
         self._put(ids, vectors, metadata, encoder, replace=True)
@@ -285,13 +296,13 @@ class Gallery(ABC):
         ids: Sequence[str],
         vectors: ArrayLike,
         metadata: Metadata | None,
-        encoder: "Encoder | EncoderIdentity | str | None",
+        encoder: AnyEncoder | str | None,
         replace: bool,
     ) -> None:
         if encoder is not None:
             self.check_encoder(encoder)
         listed = checked_ids(ids)
-        table = checked_vectors(listed, vectors, self.identity.dim, self.metric)
+        table = checked_vectors(vectors, self.identity.dim, self.metric, listed)
         rows = checked_metadata(listed, metadata)
         if listed:
             self.write(listed, table, rows, replace)
@@ -357,7 +368,7 @@ class Gallery(ABC):
         k: int = 10,
         *,
         where: str | None = None,
-        encoder: "Encoder | EncoderIdentity | str | None" = None,
+        encoder: AnyEncoder | str | None = None,
     ) -> Ranking:
         """The k nearest items of each query, best first.
 
@@ -373,7 +384,7 @@ class Gallery(ABC):
         """
         if encoder is not None:
             self.check_encoder(encoder)
-        table = checked_queries(queries, self.identity.dim, self.metric)
+        table = checked_vectors(queries, self.identity.dim, self.metric)
         if k < 1:
             raise InputError(f"k is {k}; at least 1 is needed")
         return self.nearest(table, k, where)
@@ -408,8 +419,13 @@ class Gallery(ABC):
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the gallery, by name."""
-        known = {"items": len(self), "dim": self.identity.dim, "metric": self.metric}
-        return known | {"encoder": self.identity.name, "fingerprint": self.identity.fingerprint} | self.details()
+        return {
+            "items": len(self),
+            "dim": self.identity.dim,
+            "metric": self.metric,
+            "encoder": self.identity.name,
+            "fingerprint": self.identity.fingerprint,
+        } | self.details()
 
     def details(self) -> dict[str, Any]:
         """What :meth:`stats` says of this kind of gallery alone; ``index`` is the kind of index."""
@@ -435,43 +451,12 @@ GALLERIES: Registry[Gallery] = Registry(
 
 def gallery_kind(uri: Path | str) -> type[Gallery]:
     """The class of the galleries at such an address."""
-    text, file = str(uri), Path(uri)
-    scheme = re.match(r"([A-Za-z][\w+.-]*):(//)?", text)
-    if scheme is None or not (scheme[2] or scheme[1] in GALLERIES):
-        is_file = file.suffix in GALLERIES and file.name != "gallery.db"  # which is inside the folder of a local one
-        return cast(type[Gallery], GALLERIES.find(file.suffix if is_file else ""))
-    return cast(type[Gallery], GALLERIES.find(scheme[1]))
-
-
-def create_gallery(
-    uri: Path | str,
-    encoder: "Encoder | EncoderIdentity",
-    *,
-    index: str = "auto",
-    metric: str = "cosine",
-    recall: float | None = None,
-) -> Gallery:
-    """A new, empty gallery; in a folder it appears complete or not at all.
-
-    Args:
-        uri: a folder that does not exist or is empty, or an address such as ``milvus+http://host:19530/collection``.
-        encoder: what will make its vectors; an :class:`sightline.Encoder` is saved in the folder too.
-        index: ``exact``, a FAISS factory string such as ``HNSW32``, or ``auto``.
-        metric: ``cosine`` or ``dot``.
-        recall: share of the true 10 nearest that an index is to find; default: 0.95.
-    """
-    choose(METRICS, metric, "metric")
-    return gallery_kind(uri).make(str(uri), encoder, index=index, metric=metric, recall=recall)
-
-
-def open_gallery(uri: Path | str, *, read_only: bool = False) -> Gallery:
-    """The gallery in a folder, or at an address such as ``milvus+http://host:19530/collection``."""
-    return gallery_kind(uri).connect(str(uri), read_only=read_only)
-
-
-def gallery_exists(uri: Path | str) -> bool:
-    """Whether there is a gallery in a folder or at an address."""
-    return gallery_kind(uri).exists(str(uri))
+    scheme = re.match(r"([A-Za-z][\w+.-]*):(//)?", str(uri))
+    is_file = Path(uri).suffix in GALLERIES and Path(uri).name != "gallery.db"  # which is inside the folder of a local one
+    name = Path(uri).suffix if is_file else ""
+    if scheme and (scheme[2] or scheme[1] in GALLERIES):
+        name = scheme[1]
+    return cast(type[Gallery], GALLERIES.find(name))
 
 
 def own_folder(folder: Path, name: str) -> Path | None:
@@ -532,14 +517,9 @@ def image_path(folder: Path | None, metadata: Mapping[str, Value], root: Path | 
     path = metadata.get("path")
     if not isinstance(path, str) or not path or "\0" in path:
         return None
-    if root is not None and path.startswith(BESIDE):
-        return _real(root / path.removeprefix(BESIDE))
-    return _real(folder / path if folder is not None else Path(path))
-
-
-def _real(file: Path) -> Path:
-    """The path without links; unlike ``Path.resolve`` also where links go in a circle."""
-    return Path(os.path.realpath(file))
+    is_beside = root is not None and path.startswith(BESIDE)
+    file = Path(root or "", path.removeprefix(BESIDE)) if is_beside else Path(folder or "", path)
+    return Path(os.path.realpath(file))  # unlike Path.resolve also where links go in a circle
 
 
 def noted_root(id_: str, metadata: Mapping[str, Value]) -> str | None:
@@ -561,10 +541,8 @@ def noted_root(id_: str, metadata: Mapping[str, Value]) -> str | None:
 def checked_ids(ids: Sequence[str]) -> list[str]:
     """The ids as a list; refused where one is no string, empty, or there twice."""
     listed = listed_ids(ids)
-    faults = [f"id {id_!r} is not a string of at least one letter" for id_ in listed if not may_be_id(id_)]
-    raise_faults("ids", faults)
-    if len(set(listed)) < len(listed):
-        twice = [id_ for id_, n in Counter(listed).items() if n > 1]
+    raise_faults("ids", [f"id {id_!r} is not a string of at least one letter" for id_ in listed if not may_be_id(id_)])
+    if twice := [id_ for id_, n in Counter(listed).items() if n > 1]:
         raise InputError(f"{len(twice)} ids are there more than once in one call: {some(twice)}")
     return listed
 
@@ -586,36 +564,37 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def checked_vectors(ids: Sequence[str], vectors: ArrayLike, dim: int, metric: str) -> NDArray[np.float32]:
-    """(N, D) float32, one for each id, at length 1 for cosine; faults are named by id."""
-    table = _table(vectors, dim, "vectors")
-    if len(table) != len(ids):
-        raise InputError(f"{len(table)} vectors for {len(ids)} ids")
-    squares = np.einsum("nd,nd->n", table, table)
-    doubtful = np.flatnonzero(~((squares > 1e-30) & (squares < 1e30)))  # NaN, or too far from 1 for float32
-    wide = table[doubtful].astype(np.float64)
-    if (wrong := doubtful[~np.isfinite(wide).all(1)]).size:
-        raise InputError(f"NaN or infinity in the vectors of {some([ids[row] for row in wrong.tolist()])}")
+def checked_vectors(vectors: ArrayLike, dim: int, metric: str, ids: Sequence[str] | None = None) -> NDArray[np.float32]:
+    """(N, D) float32, at length 1 for cosine.
+
+    Args:
+        vectors: as they were given.
+        dim: of the gallery.
+        metric: of the gallery.
+        ids: of the items, by which faults are named; None for queries, where a zero vector stays zero and is like nothing.
+    """
+    name = "queries" if ids is None else "vectors"
+    table = _table(vectors, dim, name)
+    rows: Sequence[object] = range(len(table)) if ids is None else ids
+    if len(table) != len(rows):
+        raise InputError(f"{len(table)} vectors for {len(rows)} ids")
+    lengths = _lengths(table)
+    if (wrong := np.flatnonzero(~np.isfinite(lengths))).size:
+        shown = some([rows[row] for row in wrong.tolist()])
+        raise InputError(f"{name}: NaN or infinity in {len(wrong)} of {len(table)} rows: {shown}")
     if metric != "cosine":
         return table
-    lengths = np.sqrt(squares)
-    lengths[doubtful] = np.linalg.norm(wide, axis=1)
-    if (short := doubtful[lengths[doubtful] <= SHORTEST]).size:
+    if ids is not None and (short := np.flatnonzero(lengths <= SHORTEST)).size:
         raise InputError(f"vectors of length 0 have no cosine: {some([ids[row] for row in short.tolist()])}")
-    unit: NDArray[np.float32] = table / lengths[:, None]
-    return unit
+    return np.divide(table, np.maximum(lengths, SHORTEST)[:, None], out=np.empty_like(table), casting="same_kind")
 
 
-def checked_queries(queries: ArrayLike, dim: int, metric: str) -> NDArray[np.float32]:
-    """(Q, D) float32, at length 1 for cosine; a zero vector stays zero, and is like nothing."""
-    table = _table(queries, dim, "queries")
-    if not np.isfinite(table).all():
-        rows = np.flatnonzero(~np.isfinite(table).all(1)).tolist()
-        raise InputError(f"queries: NaN or infinity in {len(rows)} of {len(table)} rows: {some(rows)}")
-    if metric != "cosine":
-        return table
-    wide = table.astype(np.float64)  # squares of what float32 holds may not fit in it
-    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), SHORTEST), np.float32)
+def _lengths(table: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(N,) the length of each row; NaN or infinity where one of its values is."""
+    squares = np.einsum("nd,nd->n", table, table).astype(np.float64)
+    doubtful = ~((squares > 1e-30) & (squares < 1e30))  # NaN, or too far from 1 for squares in float32
+    squares[doubtful] = np.square(table[doubtful], dtype=np.float64).sum(1)
+    return np.asarray(np.sqrt(squares), np.float64)
 
 
 def _table(vectors: ArrayLike, dim: int, name: str) -> NDArray[np.float32]:
@@ -635,42 +614,55 @@ def _table(vectors: ArrayLike, dim: int, name: str) -> NDArray[np.float32]:
 
 def checked_metadata(ids: Sequence[str], metadata: Metadata | None) -> list[dict[str, Value]]:
     """One dictionary of plain values for each id; ``id`` among its keys may only repeat the id, and is left out."""
-    if metadata is None:
-        return [{} for _ in ids]
-    rows = metadata.to_dicts() if isinstance(metadata, pl.DataFrame) else list(metadata)
+    given = [{}] * len(ids) if metadata is None else metadata
+    rows = given.to_dicts() if isinstance(given, pl.DataFrame) else list(given)
     if strange := [f"row {place}: {row!r}" for place, row in enumerate(rows) if not isinstance(row, Mapping)]:
         raise InputError(f"metadata: a dictionary is needed for each item, found {some(strange)}")
     if len(rows) != len(ids):
         raise InputError(f"{len(rows)} rows of metadata for {len(ids)} ids")
-    kept = [dict(row) for row in rows]
+    kept = [
+        {key: value.item() if isinstance(value, np.generic) else value for key, value in row.items() if key != "id"}
+        for row in rows
+    ]
     keys: set[object] = set().union(*kept)
     faults = [f"the key {key!r} is not a string" for key in keys if not isinstance(key, str) or not key or not is_utf8(key)]
+    faults += [
+        f"{id_!r}: its metadata has another id" for id_, row in zip(ids, rows, strict=True) if row.get("id", id_) != id_
+    ]
     for id_, row in zip(ids, kept, strict=True):
-        if row.pop("id", id_) != id_:
-            faults.append(f"{id_!r}: its metadata has another id")
-        for key, value in row.items():
-            kind = type(value)
-            if (kind is str and value.isascii()) or (kind is int and SMALLEST <= value <= LARGEST):
-                continue  # most are, and 60,000 items have many
-            if isinstance(value, np.generic):
-                row[key] = value = value.item()
-            if fault := value_fault(key, value):
-                faults.append(f"{id_!r}: {fault}")
+        faults += [f"{id_!r}: {fault}" for key, value in row.items() if (fault := value_fault(key, value))]
     raise_faults("metadata", faults)
     return kept
 
 
 def value_fault(key: object, value: object) -> str | None:
     """A sentence if an item cannot have such a value."""
+    if isinstance(value, str) and type(value) is str:
+        return None if value.isascii() or is_utf8(value) else f"{key} is {value!a}, which is not UTF-8"
     if type(value) not in PLAIN:
         return f"{key} is of type {type(value).__name__}, not str, int, float, bool or None"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key} is {value}; a number or None is needed"
     if isinstance(value, int) and not SMALLEST <= value <= LARGEST:
         return f"{key} is {value}, which does not fit in 64 bits"
-    if isinstance(value, str) and not is_utf8(value):
-        return f"{key} is {value!a}, which is not UTF-8"
     return None
+
+
+def check_known(where: object, ids: Sequence[str], known: Mapping[str, object]) -> None:
+    """Refuse ids that are not among those of a gallery."""
+    if missing := [id_ for id_ in ids if id_ not in known]:
+        raise InputError(f"{where}: {len(missing)} unknown ids: {some(missing)}")
+
+
+def check_new(where: object, known: Mapping[str, object]) -> None:
+    """Refuse ids that are there already."""
+    if known:
+        raise InputError(f"{where}: {len(known)} ids are there already: {some(list(known))}")
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, some at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def some(words: Sequence[object]) -> str:

@@ -1,11 +1,11 @@
 """Put images, or the vectors of an embedding table, into a gallery: only what is new or has changed is embedded."""
 
 import errno
-import hashlib
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from sightline.data.images import load_image
 from sightline.data.manifest import BOX, Manifest, typed_table
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
-from sightline.files import replaced_folder
+from sightline.files import file_hash, replaced_folder
 from sightline.gallery.gallery import (
     ENCODER_FOLDER,
     HASH,
@@ -30,8 +30,10 @@ from sightline.gallery.gallery import (
     ROOT,
     Gallery,
     Value,
-    create_gallery,
+    batches,
+    checked_vectors,
     image_path,
+    labels_of,
     noted_root,
     some,
     stored_path,
@@ -42,7 +44,7 @@ from sightline.ranking.refine import augment_gallery
 
 CHUNK = 512  # images embedded, and kept, at a time
 SIZE, TIME = "file_size", "file_mtime_ns"
-PLACE = " place"  # of a row in its manifest, until it is written
+Images = Manifest | EmbeddingTable
 Rows = list[dict[str, Any]]
 Known = dict[str, dict[str, Value]]
 Encode = Callable[[Rows], NDArray[np.float32]]
@@ -54,7 +56,7 @@ class Indexed:
 
     Attributes:
         added: new items.
-        changed: items whose image was embedded anew.
+        changed: items whose image was embedded again.
         relabelled: items whose image is the same, and what is known of it is not.
         unchanged: items left as they are.
         pruned: items removed because the manifest lacks them.
@@ -71,9 +73,8 @@ class Indexed:
     broken: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        names = ("added", "changed", "relabelled", "unchanged", "pruned")
-        counts = {name: getattr(self, name) for name in names} | {"broken": len(self.broken)}
-        counts["left out as removed before (--restore-removed adds them)"] = self.left_out
+        counts = {name: getattr(self, name) for name in ("added", "changed", "relabelled", "unchanged", "pruned")}
+        counts |= {"broken": len(self.broken), "left out as removed before (--restore-removed adds them)": self.left_out}
         return ", ".join(f"{value} {name}" for name, value in counts.items() if value) or "nothing to do"
 
 
@@ -87,13 +88,11 @@ class Source:
     """
 
     def __init__(self, folder: Path | None, root: Path, moved_from: Path | None = None) -> None:
-        self.folder = folder
         if moved_from is not None and moved_from.exists():
             raise InputError(f"--moved-from {moved_from}: is still there, so {root} is another folder; use --prefix")
+        self.folder = folder
         self.roots = [path.resolve() for path in (root, moved_from) if path is not None]
-        resolved = None if folder is None else folder.resolve()
-        self.all_noted = [stored_path(resolved, path) for path in self.roots]
-        self.noted = self.all_noted[0]
+        self.noted = [stored_path(folder and folder.resolve(), path) for path in self.roots]
         self._found: dict[str, Path] = {}
 
     def path_of(self, noted: str) -> Path:
@@ -104,17 +103,15 @@ class Source:
 
     def is_root(self, noted: str) -> bool:
         """Whether a root as a gallery notes it is this source's."""
-        return noted == self.noted or self.path_of(noted) in self.roots
+        return noted in self.noted or self.path_of(noted) in self.roots
 
     def has(self, id_: str, metadata: Mapping[str, Value]) -> bool:
         """Whether an item came from this source."""
         noted = noted_root(id_, metadata)
         if noted is not None:
             return self.is_root(noted)
-        if metadata.get(HASH) is None:  # uploaded, or added in Python
-            return False
-        file = image_path(self.folder, metadata)
-        return file is not None and any(file.is_relative_to(root) for root in self.roots)
+        origin = self.origin(id_, metadata)
+        return origin is not None and any(origin.is_relative_to(root) for root in self.roots)
 
     def origin(self, id_: str, metadata: Mapping[str, Value]) -> Path | None:
         """The root of an item, or the folder of its image where that is all that is known; None where nothing is."""
@@ -128,7 +125,7 @@ class Source:
 def index_images(
     gallery: Gallery,
     encoder: Encoder | None,
-    images: Manifest | EmbeddingTable,
+    images: Images,
     *,
     prune: bool = False,
     prefix: str | None = None,
@@ -160,17 +157,18 @@ def index_images(
         n_workers: processes that read images.
         show_progress: draw a progress bar.
     """
+    manifest = images.manifest if isinstance(images, EmbeddingTable) else images
+    source, done = Source(gallery.folder, manifest.root, moved_from), Indexed()
+    prefix = _prefix_of(gallery, source) if prefix is None else prefix.strip("/")
+    rows = _described(manifest, source.noted[0], prefix)
     if isinstance(images, EmbeddingTable):
         gallery.check_encoder(images.fingerprint)
-        manifest, bring = images.manifest, partial(_bring_vectors, gallery, images.vectors)
+        places = {row["id"]: place for place, row in enumerate(rows)}
+        bring = partial(_bring_vectors, gallery, images.vectors, places)
     else:
         encoder = gallery.encoder() if encoder is None else encoder
         gallery.check_encoder(encoder)
-        manifest, bring = images, partial(_bring_images, gallery, partial(_vectors, encoder, batch_size, n_workers))
-    done = Indexed()
-    source = Source(gallery.folder, manifest.root, moved_from)
-    prefix = _prefix_of(gallery, source) if prefix is None else prefix.strip("/")
-    rows = _described(manifest, source.noted, prefix)
+        bring = partial(_bring_images, gallery, partial(_vectors, encoder, batch_size, n_workers))
     known = set(gallery.ids())
     _check_others(gallery, source, manifest, [row for row in rows if row["id"] in known])
     if prune:
@@ -179,12 +177,10 @@ def index_images(
         removed = gallery.removed()
         kept = [row for row in rows if row["id"] not in removed or not source.is_root(removed[row["id"]])]
         rows, done.left_out = kept, len(rows) - len(kept)
-    starts = range(0, len(rows), CHUNK)
+    parts = list(batches(rows, CHUNK))
     try:
-        for start in tracked(starts, "Indexing", len(starts), show_progress):
-            part = rows[start : start + CHUNK]
-            before = [row["id"] for row in part if row["id"] in known]
-            old = dict(zip(before, gallery.metadata(before), strict=True))
+        for part in tracked(parts, "Indexing", len(parts), show_progress):
+            old = dict(_known(gallery, [row["id"] for row in part if row["id"] in known]))
             bring(part, old, done)
     except InputError as error:
         if not isinstance(error.__cause__, sqlite3.Error):
@@ -196,7 +192,7 @@ def index_images(
 
 def _prefix_of(gallery: Gallery, source: Source) -> str:
     """The prefix of the items of a source; empty where they have none."""
-    of_root = f"{ROOT} in {source.all_noted!r}"
+    of_root = f"{ROOT} in {source.noted!r}"
     prefixed = gallery.filter(f"{of_root} and {PREFIX} != None")
     if not prefixed:
         return ""
@@ -211,12 +207,9 @@ def _prefix_of(gallery: Gallery, source: Source) -> str:
 
 def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: Rows) -> None:
     """Refuse ids that another source's images have: they would be replaced."""
-    others: dict[str, Path | None] = {}
-    for start in range(0, len(rows), CHUNK):
-        part = rows[start : start + CHUNK]
-        for row, before in zip(part, gallery.metadata([row["id"] for row in part]), strict=True):
-            if not _is_same(source, row, before):
-                others[row["id"]] = source.origin(row["id"], before)
+    known = _known(gallery, [row["id"] for row in rows])
+    pairs = [(row, before) for row, (_, before) in zip(rows, known, strict=True) if not _is_same(source, row, before)]
+    others = {row["id"]: source.origin(row["id"], before) for row, before in pairs}
     if others:
         first, origin = next(iter(others.items()))
         shown = names(list(others)[:3])
@@ -231,109 +224,92 @@ def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: Ro
 
 def _is_same(source: Source, row: dict[str, Any], before: dict[str, Value]) -> bool:
     """Whether an image is the one that an item of its id is of, as it is or as it was before it changed."""
-    if source.has(row["id"], before):
-        return True
-    if before.get(HASH) is None:
-        return False
-    if image_path(source.folder, before) == Path(row["path"]):
+    has_file = before.get(HASH) is not None
+    if source.has(row["id"], before) or (has_file and image_path(source.folder, before) == Path(row["path"])):
         return True
     origin = source.origin(row["id"], before)
-    if origin is None or origin.exists():
-        return False
-    try:  # its folder is gone, and this is its image: moved
-        return _file_known(row, before)[HASH] == before[HASH]
-    except OSError:
-        return False
+    if has_file and origin is not None and not origin.exists():
+        with suppress(OSError):  # its folder is gone; if this is its image, it was moved
+            return _file_known(row, before)[HASH] == before[HASH]
+    return False
+
+
+def _known(gallery: Gallery, ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Value]]]:
+    """Ids with what is known of their items, read some at a time."""
+    for part in batches(ids, CHUNK):
+        yield from zip(part, gallery.metadata(part), strict=True)
 
 
 def _prune(gallery: Gallery, source: Source, prefix: str, ids: list[str]) -> int:
     """Remove those of some items that came from a source with this prefix; how many."""
-    gone = []
-    for start in range(0, len(ids), CHUNK):
-        part = ids[start : start + CHUNK]
-        known = zip(part, gallery.metadata(part), strict=True)
-        gone += [id_ for id_, row in known if source.has(id_, row) and (row.get(PREFIX) or "") == prefix]
+    gone = [id_ for id_, row in _known(gallery, ids) if source.has(id_, row) and (row.get(PREFIX) or "") == prefix]
     gallery.remove(gone, remember=False)
     return len(gone)
 
 
 def _described(manifest: Manifest, root: str, prefix: str) -> Rows:
-    """The rows of a manifest with full paths, where they come from, and their places in it."""
-    origin = {ROOT: root, **({PREFIX: prefix} if prefix else {})}
+    """The rows of a manifest with full paths, and where they come from."""
+    start, origin = (f"{prefix}/", {ROOT: root, PREFIX: prefix}) if prefix else ("", {ROOT: root})
     rows = zip(typed_table(manifest).iter_rows(named=True), manifest.paths(), strict=True)
-    return [
-        {
-            **row,
-            "id": f"{prefix}/{row['id']}" if prefix else row["id"],
-            "path": os.path.realpath(path),
-            **origin,
-            PLACE: place,
-        }
-        for place, (row, path) in enumerate(rows)
-    ]
+    return [{**row, "id": f"{start}{row['id']}", "path": os.path.realpath(path), **origin} for row, path in rows]
 
 
-def _noted(folder: Path | None, row: dict[str, Any]) -> dict[str, Any]:
-    """A row as a gallery keeps it: it and the images beside its resolved folder can be moved together."""
-    return {**row, "path": stored_path(folder, Path(row["path"]))}
-
-
-def _is_as_before(before: dict[str, Value], row: dict[str, Any]) -> bool:
-    """Whether an item is as it was; one of a version that noted no root is not worth writing again for that."""
-    now = {key: value for key, value in row.items() if key != "id" and (key != ROOT or ROOT in before)}
-    return before == now
-
-
-def _bring_images(gallery: Gallery, encode: Encode, rows: Rows, old: Known, done: Indexed) -> None:
-    to_embed, to_relabel, folder = [], [], gallery.folder and gallery.folder.resolve()
+def _bring_images(gallery: Gallery, encode: Encode, rows: Sequence[dict[str, Any]], old: Known, done: Indexed) -> None:
+    readable: Rows = []
     for row in rows:
-        before = old.get(row["id"], {})
-        del row[PLACE]
         try:
-            row |= _file_known(row, before)
+            readable.append(row | _file_known(row, old.get(row["id"], {})))
         except OSError as error:
             done.broken.append(f"{row['path']}: {error.strerror}")
-            continue
-        if not before or any(before.get(key) != row.get(key) for key in (HASH, *BOX)):
-            to_embed.append(row)
-        elif not _is_as_before(before, _noted(folder, row)):
-            to_relabel.append(row)
-        else:
-            done.unchanged += 1
-    kept, vectors = _embedded(encode, to_embed, done.broken)
-    _write(gallery, kept, vectors, to_relabel, old, done)
+    same = [row for row in readable if _has_same_image(row, old.get(row["id"], {}))]
+    others = [row for row in readable if not _has_same_image(row, old.get(row["id"], {}))]
+    _write(gallery, *_embedded(encode, others, done.broken), same, old, done)
 
 
-def _bring_vectors(gallery: Gallery, table: NDArray[np.float32], rows: Rows, old: Known, done: Indexed) -> None:
-    vectors = table[[row.pop(PLACE) for row in rows]]
+def _has_same_image(row: dict[str, Any], before: dict[str, Value]) -> bool:
+    return all(before.get(key) == row.get(key) for key in (HASH, *BOX))
+
+
+def _bring_vectors(
+    gallery: Gallery,
+    table: NDArray[np.float32],
+    places: dict[str, int],
+    rows: Sequence[dict[str, Any]],
+    old: Known,
+    done: Indexed,
+) -> None:
+    vectors = table[[places[row["id"]] for row in rows]]
+    stored = checked_vectors(vectors, gallery.identity.dim, gallery.metric)
     there = dict(zip(old, gallery.vectors(list(old)), strict=True))
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if gallery.metric == "cosine" else 1.0
-    stored = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    new, to_relabel, folder = [], [], gallery.folder and gallery.folder.resolve()
+    same, new = [], []
     for place, row in enumerate(rows):
         before = old.get(row["id"])
         if before is None or not np.allclose(stored[place], there[row["id"]], rtol=1e-5, atol=1e-6):
             new.append(place)
-            continue
-        row |= {key: before[key] for key in (SIZE, TIME, HASH) if key in before}  # of the same image, as it was indexed
-        if _is_as_before(before, _noted(folder, row)):
-            done.unchanged += 1
-        else:
-            to_relabel.append(row)
-    _write(gallery, [rows[place] for place in new], vectors[new], to_relabel, old, done)
+        else:  # what was noted of the same image, as it was indexed, stays
+            same.append(row | {key: before[key] for key in (SIZE, TIME, HASH) if key in before})
+    _write(gallery, [rows[place] for place in new], vectors[new], same, old, done)
 
 
-def _write(
-    gallery: Gallery, embedded: Rows, vectors: NDArray[np.float32], relabelled: Rows, old: Known, done: Indexed
-) -> None:
-    """One write for both, so that a reader never sees a part of them."""
-    if written := embedded + relabelled:
+def _write(gallery: Gallery, embedded: Rows, vectors: NDArray[np.float32], same: Rows, old: Known, done: Indexed) -> None:
+    """Write new vectors, and what is known now of images that are the same: at once, so that no reader sees a part."""
+    folder = gallery.folder and gallery.folder.resolve()
+    # As a gallery keeps it: it and the images beside its folder can be moved together.
+    rows = [{**row, "path": stored_path(folder, Path(row["path"]))} for row in embedded + same]
+    relabelled = [row for row in rows[len(embedded) :] if not _is_as_before(old[row["id"]], row)]
+    if written := rows[: len(embedded)] + relabelled:
         table = np.concatenate([vectors, gallery.vectors([row["id"] for row in relabelled])])
-        folder = gallery.folder and gallery.folder.resolve()
-        gallery.upsert([row["id"] for row in written], table, [_noted(folder, row) for row in written])
+        gallery.upsert([row["id"] for row in written], table, written)
     n_changed = sum(row["id"] in old for row in embedded)
-    done.changed, done.added = done.changed + n_changed, done.added + len(embedded) - n_changed
+    done.changed += n_changed
+    done.added += len(embedded) - n_changed
     done.relabelled += len(relabelled)
+    done.unchanged += len(same) - len(relabelled)
+
+
+def _is_as_before(before: dict[str, Value], row: dict[str, Any]) -> bool:
+    """Whether an item is as it was; one of a version that noted no root is not worth writing again for that."""
+    return before == {key: value for key, value in row.items() if key != "id" and (key != ROOT or ROOT in before)}
 
 
 def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Value]:
@@ -342,8 +318,11 @@ def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Valu
     if not stat.S_ISREG(file.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", row["path"])
     touched = before.get(SIZE) != file.st_size or before.get(TIME) != file.st_mtime_ns
-    known = _hash(Path(row["path"])) if touched else before[HASH]
-    return {SIZE: file.st_size, TIME: file.st_mtime_ns, HASH: known}
+    return {
+        SIZE: file.st_size,
+        TIME: file.st_mtime_ns,
+        HASH: file_hash(Path(row["path"])) if touched else before[HASH],
+    }
 
 
 def _embedded(encode: Encode, rows: Rows, broken: list[str]) -> tuple[Rows, NDArray[np.float32]]:
@@ -374,11 +353,6 @@ def _box(row: dict[str, Any]) -> tuple[int, int, int, int] | None:
     return None if left is None else (left, top, right, bottom)  # type: ignore[return-value]
 
 
-def _hash(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
-
-
 def gallery_table(gallery: Gallery) -> EmbeddingTable:
     """All items of a gallery as a table, in the order they were added.
 
@@ -393,10 +367,9 @@ def gallery_table(gallery: Gallery) -> EmbeddingTable:
         "path": [str(image_path(gallery.folder, row) or "") for row in known],
         "split": [str(row.get("split") or "train") for row in known],
     }
-    n_levels = 0
-    while all(row.get(f"label_{n_levels}") is not None for row in known):
-        columns[f"label_{n_levels}"] = [str(row[f"label_{n_levels}"]) for row in known]
-        n_levels += 1
+    labels = list(map(labels_of, known))
+    n_levels = min(map(len, labels))
+    columns |= {f"label_{level}": [row[level] for row in labels] for level in range(n_levels)}
     manifest = Manifest(Path(gallery.address), Path(gallery.address), pl.DataFrame(columns), n_levels)
     return EmbeddingTable(manifest, gallery.vectors(ids), gallery.identity.fingerprint)
 
@@ -421,14 +394,13 @@ def write_augmented(gallery: Gallery, folder: Path, k: int, alpha: float = 2.0, 
     vectors = augment_gallery(torch.from_numpy(gallery.vectors(ids)), k, alpha).numpy()
     known = [dict(row) for row in gallery.metadata(ids)]
     for row in known:
-        if (file := image_path(gallery.folder, row)) is not None:
-            row["path"] = stored_path(folder.resolve(), file)
-        if (root := image_path(gallery.folder, {"path": row.get(ROOT)})) is not None:
-            row[ROOT] = stored_path(folder.resolve(), root)
+        for key in ("path", ROOT):
+            if (path := image_path(gallery.folder, {"path": row.get(key)})) is not None:
+                row[key] = stored_path(folder.resolve(), path)
     encoder = gallery.identity if gallery.model_folder(ENCODER_FOLDER) is None else gallery.encoder()
     with (
         replaced_folder(folder) as scratch,
-        create_gallery(scratch, encoder, index=index, metric=gallery.metric) as written,
+        Gallery.create(scratch, encoder, index=index, metric=gallery.metric) as written,
     ):
         written.add(ids, vectors, known)
     return len(ids)

@@ -2,38 +2,40 @@
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.files import copy_folder, folder_bytes, recovered_folder, replaced_folder
+from sightline.files import copy_folder, folder_bytes, own_file, recovered_folder, replaced_folder
 from sightline.gallery.filters import compile_filter
 from sightline.gallery.gallery import (
     ENCODER_FOLDER,
+    IMAGES,
     REJECTOR_FOLDER,
+    AnyEncoder,
     Capabilities,
     EncoderIdentity,
     Gallery,
     Header,
     Ranking,
     Value,
+    check_known,
+    check_new,
     listed_ids,
     may_be_id,
     noted_root,
     own_folder,
-    some,
 )
-from sightline.gallery.index import Indexes, check_index, check_recall
-from sightline.gallery.snapshot import Snapshot, extend_table, refreshed, remove_old_tables, table_faults
-from sightline.gallery.store import DATABASE, NEWEST, Store
-
-if TYPE_CHECKING:
-    from sightline.models.encoder import Encoder
+from sightline.gallery.index import Indexes, check_index, read_header
+from sightline.gallery.snapshot import Snapshot, extend_table, refresh, remove_tables, table_faults
+from sightline.gallery.store import DATABASE, Store
 
 FILTERS_KEPT = 64
 RECALL = 0.95
@@ -55,25 +57,15 @@ class LocalGallery(Gallery):
         self._store = store
         self._indexes = Indexes(store, self.repairs)
         self._snapshot: Snapshot | None = None
-        self._filtered: dict[str, NDArray[np.int64]] = {}
-        self._filtered_at = -1
+        self._matching = lru_cache(FILTERS_KEPT)(self._rows_where)  # of the present snapshot
 
     @classmethod
-    def make(
-        cls,
-        uri: str,
-        encoder: "Encoder | EncoderIdentity",
-        *,
-        index: str = "auto",
-        metric: str = "cosine",
-        recall: float | None = None,
-    ) -> "LocalGallery":
+    def make(cls, uri: str, encoder: AnyEncoder, *, index: str, metric: str, recall: float | None) -> "LocalGallery":
         """A new, empty gallery in a folder that does not exist or is empty; it appears complete or not at all."""
         folder, identity = _folder(uri), EncoderIdentity.of(encoder)
-        check_index(index, identity.dim)
-        check_recall(recall)
+        check_index(index, recall, identity.dim)
         with replaced_folder(folder) as scratch:
-            Store.create(scratch, identity, metric, index, RECALL if recall is None else recall).close()
+            Store.create(scratch, identity, metric, index, RECALL if recall is None else recall)
             if not isinstance(encoder, EncoderIdentity):
                 encoder.save_pretrained(scratch / ENCODER_FOLDER)
         return cls.connect(uri)
@@ -104,20 +96,16 @@ class LocalGallery(Gallery):
     @property
     def newest(self) -> int | None:
         """The generation in which an item was last added, or got another vector; None where an old version added all."""
-        with self._store.reading():
-            found = self._store.described().get(NEWEST)
-        return None if found is None else int(found)  # checked where it is read
+        return self._store.described().newest
 
     def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
         """Add checked items, all of them or none."""
         with self._store.writing():
             there = self._store.rows_of(ids)
-            if there and not replace:
-                raise InputError(f"{self.folder}: {len(there)} ids are there already: {some(list(there))}")
+            check_new(self.folder, {} if replace else there)
             if self._has_news(ids, vectors, there):
-                self._store.describe(NEWEST, str(self._store.state().generation + 1))
-            if there:
-                self._store.remove(list(there.values()))
+                self._store.describe(newest=self._store.state().generation + 1)
+            self._store.remove(list(there.values()))
             first = self._store.state().next_row
             self._store.append(ids, vectors, metadata)
             self._store.readmit(ids)
@@ -128,8 +116,8 @@ class LocalGallery(Gallery):
         if len(there) < len(ids):
             return True
         try:
-            before = self._store.vectors_of([there[id_] for id_ in ids])
-            return not np.allclose(before, vectors, rtol=1e-5, atol=1e-6)  # lengths are made 1 again at each write
+            # With a tolerance: lengths are made 1 again at each write.
+            return not np.allclose(self._store.vectors_of([there[id_] for id_ in ids]), vectors, rtol=1e-5, atol=1e-6)
         except InputError:  # damaged: this write is what makes it good
             return True
 
@@ -153,13 +141,11 @@ class LocalGallery(Gallery):
 
     def removed(self) -> dict[str, str]:
         """The ids that were removed and not added again since, with the root, as noted, of the images they were of."""
-        with self._store.reading():
-            return self._store.dismissed()
+        return self._store.dismissed()
 
     def _known_rows(self, ids: list[str]) -> dict[str, int]:
         rows = self._store.rows_of([id_ for id_ in ids if may_be_id(id_)])
-        if missing := [id_ for id_ in ids if id_ not in rows]:
-            raise InputError(f"{self.folder}: {len(missing)} unknown ids: {some(missing)}")
+        check_known(self.folder, ids, rows)
         return rows
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
@@ -180,26 +166,17 @@ class LocalGallery(Gallery):
 
     def ids(self) -> list[str]:
         """All ids, in the order they were added; an item put in place of another counts as new."""
-        with self._store.reading():
-            return [id_ for _, id_ in self._store.ids_from(0)]
+        return [id_ for _, id_ in self._store.ids_from(0)]
 
     def filter(self, where: str) -> list[str]:
         """The ids of the items for which a condition holds, in the order they were added."""
         with self._store.reading():
-            snapshot = self._refresh()
-            return list(snapshot.ids[self._matching(where)])
+            return list(self._refresh().ids[self._matching(where)])
 
-    def _matching(self, where: str) -> NDArray[np.int64]:
-        """The rows of a filter at the present snapshot; the last filters' are remembered."""
-        snapshot = self._refresh()
-        if self._filtered_at != snapshot.generation:
-            self._filtered, self._filtered_at = {}, snapshot.generation
-        if where not in self._filtered:
-            condition = compile_filter(where)
-            if len(self._filtered) >= FILTERS_KEPT:
-                self._filtered.pop(next(iter(self._filtered)))
-            self._filtered[where] = self._store.rows_where(condition.sql, condition.values)
-        return self._filtered[where]
+    def _rows_where(self, where: str) -> NDArray[np.int64]:
+        """The rows of a filter at the present snapshot."""
+        condition = compile_filter(where)
+        return self._store.rows_where(condition.sql, condition.values)
 
     def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
         """The k nearest items of each query, by the index if there is one."""
@@ -207,18 +184,19 @@ class LocalGallery(Gallery):
             snapshot = self._refresh()
             rows = None if where is None else self._matching(where)
         scores, places = self._indexes.nearest(snapshot, queries, k, rows)
-        return scores, snapshot.ids_at(places)
+        return scores, np.where(places >= 0, snapshot.ids[places], np.array(None, object))
 
     def _refresh(self) -> Snapshot:
         """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
-        self._snapshot = refreshed(self._store, self._snapshot, self.repairs)
-        return self._snapshot
+        snapshot = refresh(self._store, self._snapshot, self.repairs)
+        if snapshot is not self._snapshot:
+            self._matching.cache_clear()
+        self._snapshot = snapshot
+        return snapshot
 
     def check_index(self, index: str | None, recall: float | None) -> None:
         """Refuse what is no FAISS factory string, and no share of the true nearest."""
-        check_recall(recall)
-        if index is not None:
-            check_index(index, self.identity.dim)
+        check_index(index, recall, self.identity.dim)
 
     def build_index(
         self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False
@@ -237,12 +215,9 @@ class LocalGallery(Gallery):
             ``auto`` with few items, and where there are too few to make the index.
         """
         self.check_index(index, recall)
-        wanted = {"index": index, "recall": recall and str(recall)}
-        if any(wanted.values()):
+        if wanted := {key: value for key, value in {"index": index, "recall": recall}.items() if value}:
             with self._store.writing():
-                for key, value in wanted.items():
-                    if value:
-                        self._store.describe(key, value)
+                self._store.describe(**wanted)
         with self._store.reading():
             snapshot = self._refresh()
         return self._indexes.build(snapshot, show_progress)
@@ -254,38 +229,35 @@ class LocalGallery(Gallery):
 
     def _header(self) -> Header | None:
         """What the index is of, if it is of the gallery as it was last compacted."""
-        header = self._indexes.header()
+        header = read_header(self.folder)
         return header if header and header.epoch == self._store.state().epoch else None
 
     def compact(self) -> None:
-        """Write the items anew without what was removed, give the space back, and build the index anew."""
+        """Rewrite the items without what was removed, give the space back, and rebuild the index."""
         with self._store.writing():
             snapshot = self._refresh()
-            self._store.compact(snapshot.table, snapshot.rows())
+            self._store.compact(snapshot.table, np.flatnonzero(snapshot.alive))
             extend_table(self._store, 0)
-        remove_old_tables(self._store)
+        remove_tables(self._store, below=self._store.state().epoch)
         self._store.shrink()
         self.build_index()
 
     def verify(self) -> list[str]:
         """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
-        faults = self._store.faults()
-        if not faults:
-            with self._store.reading():
-                faults = table_faults(self._store)
-            self._snapshot = None if faults else self._snapshot  # derived: written anew when it is needed next
+        faults = self._store.faults() or table_faults(self._store)
+        self._snapshot = None  # derived: what is damaged is written again when it is needed next
         return link_faults(self.folder) + faults + self._indexes.faults()
 
     def details(self) -> dict[str, Any]:
         """What was removed and written, which index there is, and how much disk all takes."""
         with self._store.reading():
-            state, n_blocks, asked = self._store.state(), len(self._store.blocks_from(0)), self._store.described()
+            state, n_blocks = self._store.state(), len(self._store.blocks_from(0))
         header = self._header()
         return {
             "removed": state.next_row - state.n_items,
             "generation": state.generation,
             "blocks": n_blocks,
-            "index": asked["index"],
+            "index": self._store.described().index,
             "index_built": header.factory if header else "exact",
             "index_covers": header.n_rows if header else 0,
             "index_recall": header.recall if header else 1.0,
@@ -294,9 +266,15 @@ class LocalGallery(Gallery):
         }
 
     def backup(self, folder: Path | str) -> None:
-        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty."""
+        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty.
+
+        Encoder, rejector and uploaded images are copied too.
+        """
         with replaced_folder(Path(folder)) as scratch:
+            # Images before the items and after them: an item's file is there before the item, and goes after it.
+            _copy_images(self.folder, scratch / IMAGES)
             self._store.backup(scratch / DATABASE)
+            _copy_images(self.folder, scratch / IMAGES)
             for name in (ENCODER_FOLDER, REJECTOR_FOLDER):
                 if (own := own_folder(self.folder, name)) is not None:
                     copy_folder(own, scratch / name)
@@ -314,3 +292,59 @@ def link_faults(folder: Path) -> list[str]:
         for path in (Path(above, name) for name in sorted([*folders, *files]))
         if path.is_symlink() or not (path.is_file() or path.is_dir())
     ]
+
+
+def backup_gallery(folder: Path, copy: Path) -> int:
+    """Copy a gallery as it is at one moment: items, vectors, encoder, rejector, and the images that were uploaded to it.
+
+    Images that lie elsewhere are not copied, nor is the index, which :func:`restore_gallery` rebuilds.
+
+    Args:
+        folder: the gallery, which may be served meanwhile.
+        copy: a folder that does not exist, or is empty; it appears complete or not at all.
+
+    Returns:
+        The number of items copied.
+    """
+    if copy.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{copy}: lies inside the gallery, and would be lost with it; a folder elsewhere is needed")
+    with LocalGallery.connect(str(folder), read_only=True) as gallery:
+        gallery.backup(copy)
+    with LocalGallery.connect(str(copy), read_only=True) as copied:
+        return len(copied)
+
+
+def restore_gallery(copy: Path, folder: Path) -> int:
+    """Put a backup in the place of a gallery, or where none is; a service over it goes on with the restored one.
+
+    What was written to the gallery since the backup is lost.
+
+    Args:
+        copy: written by :func:`backup_gallery`; it stays as it is.
+        folder: a gallery, which is replaced, or nothing.
+
+    Returns:
+        The number of items restored.
+    """
+    if copy.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{copy}: is {folder} or lies inside it, and would be lost when that is replaced; move it first")
+    with replaced_folder(folder, DATABASE, "a gallery") as scratch:
+        with LocalGallery.connect(str(copy), read_only=True) as gallery:
+            if faults := gallery.verify():
+                raise InputError(f"{copy}: is damaged, nothing was restored: {'; '.join(faults[:3])}")
+            gallery.backup(scratch)
+        with LocalGallery.connect(str(scratch)) as restored:
+            restored.build_index()
+            return len(restored)
+
+
+def _copy_images(folder: Path, to: Path) -> None:
+    """Copy uploaded images that are not there yet; files appear whole under a name that is never used again."""
+    images = own_folder(folder, IMAGES)
+    if images is None:
+        return
+    to.mkdir(exist_ok=True)
+    for file in images.iterdir():
+        if not file.name.startswith(".") and not (to / file.name).exists():
+            with suppress(FileNotFoundError):  # its item was removed meanwhile
+                shutil.copyfile(own_file(file), to / file.name, follow_symlinks=False)

@@ -7,43 +7,57 @@ Milvus knows a third truth value: what compares with a missing key, or one of an
 ``not`` leaves it so. In our filters such a comparison is false, so ``not`` is carried inwards to the comparisons.
 """
 
-import ast
 import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.gallery.filters import MIRRORED, ORDERED, compile_filter, key_of
-from sightline.gallery.gallery import EncoderIdentity, Gallery, Ranking, Value, listed_ids, some
-
-if TYPE_CHECKING:
-    from sightline.models.encoder import Encoder
+from sightline.gallery.filters import FilterTerm, Junction, parse_filter
+from sightline.gallery.gallery import (
+    AnyEncoder,
+    EncoderIdentity,
+    Gallery,
+    Ranking,
+    Value,
+    batches,
+    check_known,
+    check_new,
+    listed_ids,
+    some,
+)
 
 FORMAT = 1
 ABOUT = "sightline"  # the property of a collection that says whose vectors it holds
-LONGEST_ID = 1024
-LONGEST_PARTITION = 1024
+LONGEST = 1024  # bytes of an id, and of the value that decides on the partition
 WRITE_BYTES = 1 << 24  # a message may have 64 MB
 READ_IDS = 1000
 MOST_RESULTS = 16384  # of one query in Milvus
 SEARCH_RESULTS = 100_000  # of one message
+WRITES = {"insert", "upsert", "delete", "flush", "compact"}
 METRIC_TYPES = {"cosine": "COSINE", "dot": "IP"}
+INDEX_TYPES = {  # by the pattern of its name here, whose groups are options: its name in Milvus, and further options
+    r"auto": ("AUTOINDEX", {}),
+    r"exact": ("FLAT", {}),
+    r"HNSW(?P<M>\d+)": ("HNSW", {"efConstruction": 200}),
+    r"IVF(?P<nlist>\d+),Flat": ("IVF_FLAT", {}),
+    r"IVF(?P<nlist>\d+),SQ8": ("IVF_SQ8", {}),
+    r"IVF(?P<nlist>\d+),PQ(?P<m>\d+)": ("IVF_PQ", {"nbits": 8}),
+}
 DEFAULT_COLLECTION = "sightline"
 SECONDS = 10.0  # to wait for an answer when connecting
 URI = "'milvus+http://host:19530/collection', 'milvus+https://...' or 'milvus+file:path.db/collection'"
 NEVER, ALWAYS = 'id == ""', 'id != ""'  # no id is empty
-OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+OPPOSITE = {"==": "!=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 # True of all texts and of all numbers.
 IS_TEXT, IS_NUMBER = '{path} >= ""', "{path} >= -1.7976931348623157e308"
 
@@ -83,11 +97,10 @@ class Address:
             found = cls(file[1], file[2] or DEFAULT_COLLECTION, "", text)
         elif text.startswith(("milvus+http://", "milvus+https://")):
             parts = urlsplit(text.removeprefix("milvus+"))
-            host, user = parts.netloc.rpartition("@")[2], parts.username or ""
+            user, host = parts.username or "", parts.netloc.rpartition("@")[2]
             token = f"{user}:{parts.password}" if parts.password else user
-            where = f"{parts.scheme}://{host}"
-            shown = f"milvus+{parts.scheme}://{user + '@' if user else ''}{host}{parts.path}"
-            found = cls(where, parts.path.strip("/") or DEFAULT_COLLECTION, token, shown)
+            shown = text.replace(f":{parts.password}@", "@")
+            found = cls(f"{parts.scheme}://{host}", parts.path.strip("/") or DEFAULT_COLLECTION, token, shown)
         else:
             raise InputError(f"{text}: not an address of Milvus; what fits: {URI}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,254}", found.collection, re.ASCII):
@@ -102,19 +115,13 @@ def index_type(text: str) -> tuple[str, dict[str, int]]:
         >>> index_type("IVF1024,PQ64")
         ('IVF_PQ', {'nlist': 1024, 'm': 64, 'nbits': 8})
     """
-    if text in ("auto", "exact"):
-        return {"auto": "AUTOINDEX", "exact": "FLAT"}[text], {}
-    if graph := re.fullmatch(r"HNSW(\d+)", text):
-        return "HNSW", {"M": int(graph[1]), "efConstruction": 200}
-    if lists := re.fullmatch(r"IVF(\d+),(?:(Flat)|(SQ8)|PQ(\d+))", text):
-        n_lists = {"nlist": int(lists[1])}
-        if lists[4]:
-            return "IVF_PQ", {**n_lists, "m": int(lists[4]), "nbits": 8}
-        return ("IVF_FLAT" if lists[2] else "IVF_SQ8"), n_lists
+    for pattern, (name, options) in INDEX_TYPES.items():
+        if found := re.fullmatch(pattern, text):
+            return name, {option: int(value) for option, value in found.groupdict().items()} | options
     raise InputError(f"index {text!r} is not one of Milvus: auto, exact, HNSW32, IVF1024,Flat, IVF1024,SQ8, IVF1024,PQ64")
 
 
-def connected(address: Address, must_exist: bool = False) -> tuple[Any, Any]:
+def open_client(address: Address, must_exist: bool = False) -> tuple[Any, Any]:
     """A client, and Milvus's data types; a file of Milvus Lite is made if it need not be there."""
     if address.is_file and not (Path(address.uri) if must_exist else Path(address.uri).parent).exists():
         raise InputError(f"{address.shown}: no such {'file' if must_exist else 'folder to put it in'}")
@@ -169,7 +176,7 @@ class MilvusGallery(Gallery):
     def make(
         cls,
         uri: str,
-        encoder: "Encoder | EncoderIdentity",
+        encoder: AnyEncoder,
         *,
         index: str = "auto",
         metric: str = "cosine",
@@ -190,19 +197,19 @@ class MilvusGallery(Gallery):
         address, identity = Address.read(uri), EncoderIdentity.of(encoder)
         _refuse_recall(address.shown, recall)
         kind, options = index_type(index)
-        client, data_type = connected(address)
+        client, data_type = open_client(address)
         about = {"format": FORMAT, **asdict(identity), "metric": metric, "partition": partition}
         with milvus_errors(address.shown):
             if client.has_collection(address.collection):
                 client.close()
                 raise InputError(f"{address.shown}: is there already; it is left as it is")
             schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=json.dumps(about))
-            schema.add_field("id", data_type.VARCHAR, is_primary=True, max_length=LONGEST_ID)
+            schema.add_field("id", data_type.VARCHAR, is_primary=True, max_length=LONGEST)
             schema.add_field("vector", data_type.FLOAT_VECTOR, dim=identity.dim)
             schema.add_field("metadata", data_type.JSON)
             schema.add_field("added", data_type.INT64)
             if partition is not None:
-                schema.add_field("partition", data_type.VARCHAR, max_length=LONGEST_PARTITION, is_partition_key=True)
+                schema.add_field("partition", data_type.VARCHAR, max_length=LONGEST, is_partition_key=True)
             indexes = client.prepare_index_params()
             indexes.add_index("vector", index_type=kind, metric_type=METRIC_TYPES[metric], params=options)
             client.create_collection(
@@ -218,27 +225,25 @@ class MilvusGallery(Gallery):
     def connect(cls, uri: str, *, read_only: bool = False) -> "MilvusGallery":
         """The gallery at an address; a collection that Sightline has not made is refused."""
         address = Address.read(uri)
-        client, _ = connected(address, must_exist=True)
-        with milvus_errors(address.shown):
-            if not client.has_collection(address.collection):
-                known = client.list_collections()
-                client.close()
-                raise InputError(f"{address.shown}: no such collection; there are {some(known) or 'none'}")
-            described = client.describe_collection(address.collection)
+        client, _ = open_client(address, must_exist=True)
         try:
-            # A server may drop properties it does not know, and Milvus Lite drops descriptions.
-            about = json.loads(described.get("properties", {}).get(ABOUT) or described["description"])
-            if about["format"] != FORMAT:
-                raise InputError(
-                    f"{address.shown}: of format {about['format']!r}; this version of Sightline reads {FORMAT}"
-                )
-            gallery = cls(address, client, about, read_only)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            with milvus_errors(address.shown):
+                if not client.has_collection(address.collection):
+                    raise InputError(
+                        f"{address.shown}: no such collection; there are {some(client.list_collections()) or 'none'}"
+                    )
+                described = client.describe_collection(address.collection)
+                # A server may drop properties it does not know, and Milvus Lite drops descriptions.
+                about = json.loads(described.get("properties", {}).get(ABOUT) or described["description"])
+                if about["format"] != FORMAT:
+                    raise InputError(f"{address.shown}: of format {about['format']!r}; this version reads {FORMAT}")
+                client.load_collection(address.collection)
+            return cls(address, client, about, read_only)
+        except BaseException as error:
             client.close()
-            raise InputError(f"{address.shown}: a collection that Sightline has not made") from error
-        with milvus_errors(address.shown):
-            client.load_collection(address.collection)
-        return gallery
+            if isinstance(error, KeyError | TypeError | json.JSONDecodeError):
+                raise InputError(f"{address.shown}: a collection that Sightline has not made") from error
+            raise
 
     @classmethod
     def exists(cls, uri: str) -> bool:
@@ -246,12 +251,8 @@ class MilvusGallery(Gallery):
         address = Address.read(uri)
         if address.is_file and not Path(address.uri).exists():
             return False
-        client, _ = connected(address)
-        try:
-            with milvus_errors(address.shown):
-                return bool(client.has_collection(address.collection))
-        finally:
-            client.close()
+        with closing(open_client(address)[0]) as client, milvus_errors(address.shown):
+            return bool(client.has_collection(address.collection))
 
     def close(self) -> None:
         """Let go of the connection; may be called twice."""
@@ -264,72 +265,50 @@ class MilvusGallery(Gallery):
 
     def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
         """Add checked items; without ``replace``, none if one is there already, or if the server fails."""
-        rows = self._rows(ids, vectors, metadata)
-        if replace:
-            for part in self._messages(rows):
-                self._call("upsert", data=part)
-            return
-        if there := self._known(ids, ["id"]):
-            raise InputError(f"{self.address}: {len(there)} ids are there already: {some(list(there))}")
+        check_new(self.address, {} if replace else self._rows_of(ids, ["id"]))
         written: list[str] = []
         try:
-            for part in self._messages(rows):
+            for part in self._messages(ids, vectors, metadata):
                 written += [row["id"] for row in part]
-                self._call("insert", data=part)
+                self._call("upsert" if replace else "insert", data=part)
         except BaseException:
-            self._delete(written)
+            self._delete([] if replace else written)
             raise
 
-    def _rows(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]]) -> list[dict[str, Any]]:
-        self._check_writable()
-        if long := [id_ for id_ in ids if len(id_.encode()) > LONGEST_ID]:
-            raise InputError(f"{self.address}: ids of more than {LONGEST_ID} bytes: {some(long)}")
+    def _messages(
+        self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]]
+    ) -> Iterator[Sequence[dict[str, Any]]]:
+        """The items as Milvus has them, in parts that one message can hold."""
         first = time.time_ns()
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"id": id_, "vector": vector, "metadata": row, "added": first + place}
             for place, (id_, vector, row) in enumerate(zip(ids, vectors, metadata, strict=True))
         ]
-        if self.partition is not None:
-            for row in rows:
-                value = row["metadata"].get(self.partition)
-                row["partition"] = value if isinstance(value, str) else ""
-                if len(row["partition"].encode()) > LONGEST_PARTITION:
-                    raise InputError(f"{row['id']!r}: {self.partition} has more than {LONGEST_PARTITION} bytes")
-        return rows
-
-    def _messages(self, rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        """The rows in parts that one message can hold."""
-        part: list[dict[str, Any]] = []
-        n_bytes = 0
-        for row in rows:
-            size = 4 * self.identity.dim + len(json.dumps(row["metadata"])) + 8 * LONGEST_ID
-            if part and n_bytes + size > WRITE_BYTES:
-                yield part
-                part, n_bytes = [], 0
-            part.append(row)
-            n_bytes += size
-        if part:
-            yield part
+        for row in rows if self.partition is not None else []:
+            value = row["metadata"].get(self.partition)
+            row["partition"] = value if isinstance(value, str) else ""
+        texts = [(row["id"], text) for row in rows for text in (row["id"], row.get("partition", ""))]
+        if long := [id_ for id_, text in texts if len(text.encode()) > LONGEST]:
+            raise InputError(f"{self.address}: ids or values of the partition of more than {LONGEST} bytes: {some(long)}")
+        largest = 4 * self.identity.dim + 8 * LONGEST + max(len(json.dumps(row)) for row in metadata)
+        return batches(rows, max(1, WRITE_BYTES // largest))
 
     def delete(self, ids: list[str], remember: bool) -> None:
         """Take items out; if one is unknown, none. A collection has no place to remember them."""
-        self._check_writable()
-        self._all_known(ids, ["id"])
+        self._known(ids, "id")
         self._delete(ids)
 
     def _delete(self, ids: list[str]) -> None:
-        for first in range(0, len(ids), READ_IDS):
-            self._call("delete", ids=ids[first : first + READ_IDS])
+        for part in batches(ids, READ_IDS):
+            self._call("delete", ids=part)
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
         """What is known of the items of these ids, in their order."""
-        known = self._all_known(ids, ["id", "metadata"])
-        return [dict(known[id_]["metadata"]) for id_ in ids]
+        return [dict(known) for known in self._known(ids, "metadata")]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
-        known = self._all_known(ids, ["id", "vector"])
-        return np.array([known[id_]["vector"] for id_ in ids], np.float32).reshape(len(ids), self.identity.dim)
+        return np.array(self._known(ids, "vector"), np.float32).reshape(len(ids), self.identity.dim)
 
     def ids(self) -> list[str]:
         """All ids, in the order they were added by the clocks of those who added them."""
@@ -358,8 +337,9 @@ class MilvusGallery(Gallery):
         n_rows = max(1, min(READ_IDS, SEARCH_RESULTS // k))
         found: list[Any] = []
         for first in range(0, len(queries), n_rows):
-            part = queries[first : first + n_rows]
-            found += self._call("search", data=part, limit=k, filter=condition, output_fields=["id"])
+            found += self._call(
+                "search", data=queries[first : first + n_rows], limit=k, filter=condition, output_fields=["id"]
+            )
         width = max((len(row) for row in found), default=0)
         scores, ids = np.full((len(queries), width), -np.inf, np.float32), np.full((len(queries), width), None, object)
         for place, row in enumerate(found):
@@ -374,64 +354,57 @@ class MilvusGallery(Gallery):
             return
         kind, options = index_type(index)
         built = self._index()
-        known = {name: str(built[name]) for name in options if name in built}  # Milvus Lite says nothing of them
-        if built.get("index_type") != kind or any(value != str(options[name]) for name, value in known.items()):
-            is_there = ", ".join([str(built.get("index_type")), *(f"{name} {value}" for name, value in known.items())])
+        known = {name: built[name] for name in ("index_type", *options) if name in built}  # Milvus Lite has no options
+        if any(str(value) != str({"index_type": kind, **options}[name]) for name, value in known.items()):
+            there = ", ".join(f"{name} {value}" for name, value in known.items())
             raise InputError(
-                f"{self.address}: its index is {is_there}, chosen when it was made; {index!r} needs a new collection"
+                f"{self.address}: its index is {there}, chosen when it was made; {index!r} needs a new collection"
             )
 
     def _index(self) -> dict[str, Any]:
-        with milvus_errors(self.address):
-            return self._client.describe_index(self._collection, "vector") or {}
+        return self._call("describe_index", "vector") or {}
 
     def compact(self) -> None:
         """Have Milvus merge its segments and drop what was removed; it goes on in the background."""
-        self._check_writable()
         self._call("flush")
         self._call("compact")
 
     def verify(self) -> list[str]:
         """What is wrong with the collection, one sentence each; vectors and their checksums are Milvus's own affair."""
-        with milvus_errors(self.address):
-            fields = {field["name"]: field for field in self._client.describe_collection(self._collection)["fields"]}
-        faults = []
-        if (found := fields["vector"]["params"]["dim"]) != self.identity.dim:
-            faults.append(f"{self.address}: vectors of {found} dimensions, its encoder has {self.identity.dim}")
-        if (metric := self._index().get("metric_type")) != METRIC_TYPES[self.metric]:
-            faults.append(f"{self.address}: its index ranks by {metric}, the gallery by {METRIC_TYPES[self.metric]}")
-        if (n_listed := len(set(self.ids()))) != len(self):
-            faults.append(f"{self.address}: {len(self)} items are counted, {n_listed} listed")
-        return faults
+        fields = {field["name"]: field for field in self._call("describe_collection")["fields"]}
+        checks = {
+            "dimensions of its vectors": (fields["vector"]["params"]["dim"], self.identity.dim),
+            "metric of its index": (self._index().get("metric_type"), METRIC_TYPES[self.metric]),
+            "items that are listed": (len(set(self.ids())), len(self)),
+        }
+        return [
+            f"{self.address}: {what}: found {found}, expected {expected}"
+            for what, (found, expected) in checks.items()
+            if found != expected
+        ]
 
     def details(self) -> dict[str, Any]:
         """The kind of index, and how many partitions there are."""
-        with milvus_errors(self.address):
-            n_partitions = len(self._client.list_partitions(self._collection))
-        return {"index": self._index().get("index_type"), "partitions": n_partitions}
+        return {"index": self._index().get("index_type"), "partitions": len(self._call("list_partitions"))}
 
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise InputError(f"{self.address}: opened to be read only")
+    def _rows_of(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
+        """Some fields of the items of these ids that are there."""
+        parts = [self._call("get", ids=list(part), output_fields=fields) for part in batches(listed_ids(ids), READ_IDS)]
+        return {row["id"]: row for part in parts for row in part}
 
-    def _known(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        for first in range(0, len(ids), READ_IDS):
-            rows = self._call("get", ids=list(ids[first : first + READ_IDS]), output_fields=fields)
-            found.update({row["id"]: row for row in rows})
-        return found
+    def _known(self, ids: Sequence[str], field: str) -> list[Any]:
+        """A field of the items of these ids, in their order; unknown ones are refused."""
+        found = self._rows_of(ids, ["id", field])
+        check_known(self.address, ids, found)
+        return [found[id_][field] for id_ in ids]
 
-    def _all_known(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        found = self._known(listed_ids(ids), fields)
-        if missing := [id_ for id_ in ids if id_ not in found]:
-            raise InputError(f"{self.address}: {len(missing)} unknown ids: {some(missing)}")
-        return found
-
-    def _call(self, name: str, **options: Any) -> Any:
+    def _call(self, name: str, *values: Any, **options: Any) -> Any:
         if self._client is None:
             raise InputError(f"{self.address}: the gallery was closed")
+        if self._read_only and name in WRITES:
+            raise InputError(f"{self.address}: opened to be read only")
         with milvus_errors(self.address):
-            return getattr(self._client, name)(self._collection, **options)
+            return getattr(self._client, name)(self._collection, *values, **options)
 
 
 def milvus_filter(text: str, partition: str | None = None) -> str:
@@ -439,101 +412,59 @@ def milvus_filter(text: str, partition: str | None = None) -> str:
 
     Args:
         text: the condition.
-        partition: the key that the collection is partitioned by: a condition that fixes it is told to Milvus, which then
+        partition: the key that the collection is partitioned by: a condition that fixes it is passed to Milvus, which then
             searches one partition alone.
 
     Example:
         >>> milvus_filter('year >= 2020 and not label_1 == "Flags"')
         '(metadata["year"] >= 2020 and (not (exists metadata["label_1"]) or not (metadata["label_1"] == "Flags")))'
     """
-    compile_filter(text)
-    tree = ast.parse(text.strip(), mode="eval").body
-    condition = _condition(tree, True, text)
+    tree = parse_filter(text)
     fixed = None if partition is None else _fixed(tree, partition)
-    return condition if fixed is None else f"partition == {literal(fixed, text)} and {condition}"
+    condition = _condition(tree)
+    return condition if fixed is None else f"partition == {_literal(fixed)} and {condition}"
 
 
-def literal(value: Value, text: str = "") -> str:
-    """A value as Milvus writes it, strings in quotes with their quotes escaped."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'"{value.translate(ESCAPED)}"'
-    if isinstance(value, float) and not np.isfinite(value):
-        raise InputError(f"filter {text!r}: {value} is not a number that Milvus can compare with")
-    return repr(value)
+def _literal(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _condition(node: ast.expr, wanted: bool, text: str) -> str:
-    """The condition, or where ``wanted`` is False its opposite."""
-    if isinstance(node, ast.BoolOp):
-        return _joined(isinstance(node.op, ast.And) == wanted, [_condition(part, wanted, text) for part in node.values])
-    if isinstance(node, ast.UnaryOp):
-        return _condition(node.operand, not wanted, text)
-    node = cast(ast.Compare, node)  # nothing else is in the language
-    sides = [node.left, *node.comparators]
-    steps = zip(sides[:-1], node.ops, sides[1:], strict=True)
-    return _joined(wanted, [_comparison(left, operator, right, wanted, text) for left, operator, right in steps])
+def _condition(condition: FilterTerm | Junction) -> str:
+    if isinstance(condition, Junction):
+        return _join(condition.by_and, [_condition(part) for part in condition.parts])
+    if not condition.values:
+        return NEVER if condition.holds else ALWAYS
+    symbol = "==" if condition.symbol == "in" else condition.symbol
+    parts = [_comparison(condition.key, symbol, value, condition.holds) for value in condition.values]
+    return _join(not condition.holds, parts)
 
 
-def _joined(by_and: bool, parts: list[str]) -> str:
+def _join(by_and: bool, parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"({(' and ' if by_and else ' or ').join(parts)})"
 
 
-def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr, wanted: bool, text: str) -> str:
-    if isinstance(operator, ast.In | ast.NotIn):
-        wanted = wanted == isinstance(operator, ast.In)
-        values = ast.literal_eval(right)
-        parts = [_equal(_key(left), value, wanted, text) for value in values]
-        return _joined(not wanted, parts) if parts else (NEVER if wanted else ALWAYS)
-    mirrored = key_of(right) is not None
-    name, value = (right, ast.literal_eval(left)) if mirrored else (left, ast.literal_eval(right))
-    if isinstance(operator, ast.Eq | ast.NotEq):
-        return _equal(_key(name), value, wanted == isinstance(operator, ast.Eq), text)
-    symbol = ORDERED[type(operator)]
-    return _ordered(_key(name), MIRRORED[symbol] if mirrored else symbol, value, wanted, text)
-
-
-def _key(name: ast.expr) -> str:
-    return cast(str, key_of(name))
-
-
-def _path(key: str) -> str:
-    return f'metadata["{key}"]'  # no quotes in it: compile_filter has looked
-
-
-def _equal(key: str, value: Value, wanted: bool, text: str) -> str:
+def _comparison(key: str, symbol: str, value: Value, holds: bool) -> str:
     if key == "id":
-        if not isinstance(value, str):
-            return NEVER if wanted else ALWAYS
-        return f"id {'==' if wanted else '!='} {literal(value)}"
-    path = _path(key)
+        of_text = f"id {symbol if holds else OPPOSITE[symbol]} {_literal(value)}"
+        other = NEVER if holds else ALWAYS
+        return of_text if isinstance(value, str) else other
+    path = f'metadata["{key}"]'  # no quotes in it: parse_filter has looked
     if value is None:
-        return f"{'not ' if wanted else ''}(exists {path})"
-    same = f"{path} == {literal(value, text)}"
-    return same if wanted else f"(not (exists {path}) or not ({same}))"
-
-
-def _ordered(key: str, symbol: str, value: Value, wanted: bool, text: str) -> str:
-    if key == "id":
-        if not isinstance(value, str):
-            return NEVER if wanted else ALWAYS
-        return f"id {symbol if wanted else OPPOSITE[symbol]} {literal(value)}"
-    path = _path(key)
-    value = int(value) if isinstance(value, bool) else value
-    if wanted:
-        return f"{path} {symbol} {literal(value, text)}"
+        return f"{'not ' if holds else ''}(exists {path})"
+    text = _literal(int(value) if isinstance(value, bool) and symbol != "==" else value)
+    if holds:
+        return f"{path} {symbol} {text}"
+    if symbol == "==":
+        return f"(not (exists {path}) or not ({path} == {text}))"
     other_type = (IS_NUMBER if isinstance(value, str) else IS_TEXT).format(path=path)
-    return f"(not (exists {path}) or {path} {OPPOSITE[symbol]} {literal(value, text)} or {other_type})"
+    return f"(not (exists {path}) or {path} {OPPOSITE[symbol]} {text} or {other_type})"
 
 
-def _fixed(node: ast.expr, key: str) -> str | None:
+def _fixed(condition: FilterTerm | Junction, key: str) -> str | None:
     """The text that a key must be equal to for the condition to hold, where it says so in so many words."""
-    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        return next((found for part in node.values if (found := _fixed(part, key)) is not None), None)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
-        sides = [node.left, node.comparators[0]]
-        for name, value in (sides, sides[::-1]):
-            if key_of(name) == key and isinstance(value, ast.Constant):
-                return value.value if isinstance(value.value, str) else None
-    return None
+    if isinstance(condition, Junction):
+        found = [_fixed(part, key) for part in condition.parts] if condition.by_and else []
+        return next((text for text in found if text is not None), None)
+    is_equal = condition.key == key and condition.symbol == "in" and condition.holds and len(condition.values) == 1
+    value = condition.values[0] if is_equal else None
+    return value if isinstance(value, str) else None

@@ -123,15 +123,12 @@ def query(
     """
     own = [None] * len(vectors) if own is None else list(own)
     generation, scores, ids, known = _found(gallery, vectors, options, own)
-    policy: str | None = None
+    policy = None if rejector is None else options.policy or rejector.policy
     verdicts: Sequence[Verdict | None] = [None] * len(vectors)
     if rejector is not None:
-        policy = options.policy or rejector.policy
         verdicts = rejector.judge(vectors, *best_matches(gallery, vectors, own))
-    unknown: tuple[str, ...] = ()
-    if options.explain and options.where is not None and not known:
-        asked = filter_names(options.where)
-        unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
+    asked = filter_names(options.where) if options.explain and options.where is not None and not known else []
+    unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
     answers = []
     for name, row_scores, row_ids, verdict in zip(own, scores, ids, verdicts, strict=True):
         pairs = [] if withholds(policy, verdict) else zip(row_ids, row_scores, strict=True)
@@ -177,7 +174,7 @@ def ask(
         root: where to look for images that lay beside the gallery; see :func:`image_path`. Results have full paths.
         n_workers: processes that read images.
     """
-    images, ids = _sorted_out(queries)
+    images, ids = _split_queries(queries)
     try:
         known = gallery.metadata(ids)
     except InputError as error:
@@ -203,21 +200,19 @@ def ask(
     ]
 
 
-def _sorted_out(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
+def _split_queries(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The queries that are images, those in folders included, and those that are ids."""
+    if not queries or not all(queries):
+        raise InputError("nothing to search for: each query is an image, a folder or an id, and none is empty")
     images: list[Path] = []
     ids: list[str] = []
     for query in queries:
-        if not query:
-            raise InputError("an empty name is no query: an image, a folder or an id is needed")
         if os.path.isdir(query):  # False, unlike Path's, for an id too long to be a file's name
             images += read_manifest(Path(query), labelled=False).paths()
         elif os.path.isfile(query):
             images.append(Path(query))
         else:
             ids.append(query)
-    if not images and not ids:
-        raise InputError("nothing to search for: an image, a folder or an id is needed")
     return images, ids
 
 
@@ -263,8 +258,6 @@ def refined_search(
         ids. Where a query has fewer results than another, -inf and None fill its row.
     """
     vectors = np.ascontiguousarray(queries, np.float32)
-    if vectors.ndim != 2:
-        raise InputError(f"queries: a (Q, D) table is needed, found shape {vectors.shape}")
     own = [None] * len(vectors) if own is None else list(own)
     if len(own) != len(vectors):
         raise InputError(f"own: one id for each of {len(vectors)} queries is needed, found {len(own)}")
@@ -286,8 +279,8 @@ def refined_search(
     lengths = (ids != None).sum(1)  # noqa: E711 -- elementwise
     for length in np.unique(lengths[lengths > 0]):  # queries with as many results as each other are scored together
         rows = np.flatnonzero(lengths == length)
-        some = torch.from_numpy(vectors[rows])
-        scores[rows, :length] = rerank(some, candidates[rows, :length], refinement.reciprocal).numpy()
+        rescored = rerank(torch.from_numpy(vectors[rows]), candidates[rows, :length], refinement.reciprocal)
+        scores[rows, :length] = rescored.numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
@@ -308,14 +301,14 @@ def best_matches(
     """
     vectors = np.ascontiguousarray(queries, np.float32)
     scores, ids = refined_search(gallery, vectors, 1, own=own)
+    has_id = np.array([id_ is not None for id_ in own], bool)
     if not ids.shape[1]:
-        return np.full(len(vectors), -1.0), np.array([id_ is not None for id_ in own], bool)
+        return np.full(len(vectors), -1.0), has_id
     cosines = scores[:, 0]
     if gallery.metric != "cosine":
         best = unit(_vectors(gallery, ids, vectors.shape[1])[:, 0])
         cosines = (unit(torch.from_numpy(vectors)) * best).sum(1).numpy()
-    is_item = (cosines >= SAME) | np.array([id_ is not None for id_ in own], bool)
-    return np.where(np.isfinite(scores[:, 0]), scores[:, 0], -1.0).astype(np.float64), is_item
+    return np.where(np.isfinite(scores[:, 0]), scores[:, 0], -1.0).astype(np.float64), (cosines >= SAME) | has_id
 
 
 def _search(gallery: Gallery, queries: NDArray[np.float32], k: int, where: str | None, own: list[str | None]) -> Ranking:

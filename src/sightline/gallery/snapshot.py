@@ -7,7 +7,6 @@ change between two compactions, and each compaction begins another file, so proc
 the same bytes. A file that is a link, or has another name beside this one, is never written to: another takes its place.
 """
 
-import errno
 import os
 import stat
 from contextlib import suppress
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.gallery.store import Block, DamagedError, Store, block_checksum
+from sightline.files import open_own, open_unfollowed
+from sightline.gallery.store import Block, State, Store, block_checksum
 from sightline.ranking.similarity import EVEN_COLUMNS
 
 PREFIX = "vectors-"
@@ -30,32 +30,18 @@ class Snapshot:
     """A gallery at one moment.
 
     Attributes:
-        generation: which moment.
-        epoch: how often it was compacted.
+        state: which moment.
         table: (R', D) float32, rows filled up to an even number; those from R on mean nothing.
         ids: (R,) object, the id of each row; None where the item was removed.
         alive: (R,) bool, the rows that are items.
-        n_items: how many those are.
         is_mapped: whether the table is the file, and not a copy in memory.
     """
 
-    generation: int
-    epoch: int
+    state: State
     table: NDArray[np.float32]
     ids: NDArray[np.object_]
     alive: NDArray[np.bool_]
-    n_items: int
     is_mapped: bool
-
-    def rows(self) -> NDArray[np.int64]:
-        """The rows that are items, rising."""
-        return np.flatnonzero(self.alive)
-
-    def ids_at(self, places: NDArray[np.int64]) -> NDArray[np.object_]:
-        """The id at each place; None where there is no place."""
-        found = np.full(places.shape, None, object)
-        found[places >= 0] = self.ids[places[places >= 0]]
-        return found
 
 
 def table_file(folder: Path, epoch: int) -> Path:
@@ -63,7 +49,7 @@ def table_file(folder: Path, epoch: int) -> Path:
     return folder / f"{PREFIX}{epoch}{SUFFIX}"
 
 
-def refreshed(store: Store, last: Snapshot | None, repairs: list[str]) -> Snapshot:
+def refresh(store: Store, last: Snapshot | None, repairs: list[str]) -> Snapshot:
     """The store as it is now; what the last snapshot has is not read again.
 
     Args:
@@ -72,44 +58,26 @@ def refreshed(store: Store, last: Snapshot | None, repairs: list[str]) -> Snapsh
         repairs: takes a sentence on what was found damaged.
     """
     state = store.state()
-    if last is not None and last.generation == state.generation:
+    if last is not None and last.state.generation == state.generation:
         return last
-    if last is None or last.epoch != state.epoch or not last.generation < state.generation:
+    if last is None or last.state.epoch != state.epoch or not last.state.generation < state.generation:
         nothing = np.empty((0, store.identity.dim), np.float32)
-        last = Snapshot(-1, state.epoch, nothing, *_nobody(0), n_items=0, is_mapped=True)
+        last = Snapshot(State(-1, state.epoch, 0, 0), nothing, np.empty(0, object), np.empty(0, bool), is_mapped=True)
     known = len(last.ids)
-    blocks = _blocks(store, known, state.next_row)  # as many bytes are there: what follows asks for no more memory
-    ids, alive = (
-        np.concatenate(pair) for pair in zip((last.ids, last.alive), _nobody(state.next_row - known), strict=True)
-    )
+    blocks = store.blocks_from(known)  # as many bytes are there: what follows asks for no more memory
+    ids, alive = np.full(state.next_row, None, object), np.zeros(state.next_row, bool)
+    ids[:known], alive[:known] = last.ids, last.alive
     added = store.ids_from(known)
-    rows, gone = np.array([row for row, _ in added], np.int64), store.removed_since(last.generation)
-    if any(((some < 0) | (some >= state.next_row)).any() for some in (rows, gone)):
-        raise DamagedError(f"{store.folder}: the database is damaged: it has items beyond row {state.next_row}")
+    rows, gone = np.array([row for row, _ in added], np.int64), store.removed_since(last.state.generation)
+    are_inside = all(((some >= 0) & (some < state.next_row)).all() for some in (rows, gone))
+    store.check(are_inside, f"it has items beyond row {state.next_row}")
     ids[rows], alive[rows] = np.array([id_ for _, id_ in added], object), True
     ids[gone], alive[gone] = None, False
-    if (n_alive := int(alive.sum())) != state.n_items:
-        raise DamagedError(f"{store.folder}: the database is damaged: {n_alive} items are there, not {state.n_items}")
+    store.check(alive.sum() == state.n_items, f"{alive.sum()} items are there, not {state.n_items}")
     table, is_mapped = last.table, last.is_mapped
     if known < state.next_row or not known:
         table, is_mapped = _table(store, last, state.next_row, blocks, repairs)
-    return Snapshot(state.generation, state.epoch, table, ids, alive, state.n_items, is_mapped)
-
-
-def _nobody(n_rows: int) -> tuple[NDArray[np.object_], NDArray[np.bool_]]:
-    return np.full(n_rows, None, object), np.zeros(n_rows, bool)
-
-
-def _blocks(store: Store, known: int, n_rows: int) -> list[Block]:
-    """The blocks from a row on, if they hold the rows from there to the last."""
-    blocks, end = store.blocks_from(known), known
-    for block in blocks:
-        if block.start != end:
-            break
-        end += block.n
-    if end != n_rows or (blocks and blocks[-1].start + blocks[-1].n != n_rows):
-        raise DamagedError(f"{store.folder}: the database is damaged: vectors end at row {end}, items at row {n_rows}")
-    return blocks
+    return Snapshot(state, table, ids, alive, is_mapped)
 
 
 def _table(
@@ -119,12 +87,15 @@ def _table(
     shape, known = (_even(n_rows), store.identity.dim), len(last.ids)
     if not n_rows:
         return np.empty(shape, np.float32), True
-    file = table_file(store.folder, last.epoch)
+    file = table_file(store.folder, last.state.epoch)
     unseen = blocks if last.is_mapped else store.blocks_from(0)
     if not store.read_only:
         with suppress(OSError):  # a disk that is full or cannot be written is no reason not to search
-            _make_whole(store, file, shape, unseen, None if known else repairs)
-            _remove_tables(store.folder, below=last.epoch)
+            is_new = not os.path.lexists(file)
+            stale = _write_stale(store, file, shape, unseen)
+            if stale and not is_new and not known:
+                repairs.append(f"{file.name}: {len(stale)} blocks of vectors were missing or damaged; written again")
+            remove_tables(store, below=last.state.epoch)
     table = _mapped(file, shape)
     if table is not None and not (damaged := _stale(table, unseen)):
         return table, True
@@ -143,18 +114,11 @@ def _even(n_rows: int) -> int:
 
 def _mapped(file: Path, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     """(R', D) the table in a file; None if the file is not there, too short, or no regular file of its own."""
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size < 4 * shape[0] * shape[1]:
-            return None
-        with os.fdopen(handle, "rb", closefd=False) as opened:
+    with suppress(OSError), open(file, "rb", opener=open_unfollowed) as opened:
+        found = os.fstat(opened.fileno())
+        if stat.S_ISREG(found.st_mode) and found.st_size >= 4 * shape[0] * shape[1]:
             return np.asarray(np.memmap(opened, "<f4", "c", shape=shape))
-    finally:
-        os.close(handle)
+    return None
 
 
 def _stale(table: NDArray[np.float32], blocks: list[Block]) -> list[Block]:
@@ -162,19 +126,15 @@ def _stale(table: NDArray[np.float32], blocks: list[Block]) -> list[Block]:
     return [b for b in blocks if block_checksum(b.start, table[b.start : b.start + b.n]) != b.checksum]
 
 
-def _make_whole(store: Store, file: Path, shape: tuple[int, int], blocks: list[Block], repairs: list[str] | None) -> None:
-    """Write those of some blocks to the table's file that are not there as they should be."""
-    is_new = not os.path.lexists(file)
-    handle = _own_handle(file)
-    try:
-        _lengthen(handle, 4 * shape[0] * shape[1])
-        damaged = _stale(np.memmap(file, "<f4", "c", shape=shape), blocks)
-        for block in damaged:
-            _write_block(handle, store, block)
-    finally:
-        os.close(handle)
-    if damaged and not is_new and repairs is not None:
-        repairs.append(f"{file.name}: {len(damaged)} blocks of vectors were missing or damaged; written anew")
+def _write_stale(store: Store, file: Path, shape: tuple[int, int], blocks: list[Block]) -> list[Block]:
+    """Write those of some blocks to the table's file that are not there as they should be, and return them."""
+    with os.fdopen(_own_handle(file), "r+b") as opened:
+        _lengthen(opened.fileno(), 4 * shape[0] * shape[1])
+        stale = _stale(np.memmap(opened, "<f4", "c", shape=shape), blocks)
+        for block in stale:
+            opened.seek(4 * shape[1] * block.start)
+            opened.write(store.block_vectors(block).tobytes())
+    return stale
 
 
 def extend_table(store: Store, first: int) -> None:
@@ -182,50 +142,30 @@ def extend_table(store: Store, first: int) -> None:
 
     So readers find them when the transaction ends. Where the disk has no room for them, they do without.
     """
-    state, n_bytes = store.state(), 4 * store.identity.dim
-    file = table_file(store.folder, state.epoch)
-    with suppress(OSError, InputError):
-        handle = _own_handle(file)
-        try:
-            _lengthen(handle, n_bytes * _even(state.next_row))
-            before = store.block_before(first)
-            if before is not None:  # of a version that left this to readers, or written before a power cut
-                found = os.pread(handle, n_bytes * before.n, n_bytes * before.start)
-                first = first if block_checksum(before.start, found) == before.checksum else 0
-            for block in store.blocks_from(first):
-                _write_block(handle, store, block)
-        finally:
-            os.close(handle)
-        _remove_tables(store.folder, above=state.epoch)  # of compactions that were killed
-
-
-def _write_block(handle: int, store: Store, block: Block) -> None:
-    _write_at(handle, store.block_vectors(block).tobytes(), 4 * store.identity.dim * block.start)
+    state = store.state()
+    file, shape = table_file(store.folder, state.epoch), (_even(state.next_row), store.identity.dim)
+    with suppress(OSError, ValueError):  # InputError is a ValueError
+        before = [store.block_of(first - 1)] if first else []
+        if _write_stale(store, file, shape, before):  # of a version that left this to readers, or lost in a power cut
+            first = 0
+        _write_stale(store, file, shape, store.blocks_from(first))
+        remove_tables(store, above=state.epoch)  # of compactions that were killed
 
 
 def _own_handle(file: Path) -> int:
     """A table's file, open for writing; a new one in the place of a link or of a file with another name."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        handle = os.open(file, flags, 0o644)
-        found = os.fstat(handle)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+    with suppress(InputError):  # no regular file
+        handle = open_own(file)
+        if os.fstat(handle).st_nlink == 1:
             return handle
         os.close(handle)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
     file.unlink()
-    return os.open(file, flags | os.O_EXCL, 0o644)
+    return open_unfollowed(file, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
-def remove_old_tables(store: Store) -> None:
-    """Remove the tables of before the last compaction."""
-    _remove_tables(store.folder, below=store.state().epoch)
-
-
-def _remove_tables(folder: Path, below: int = 0, above: int | None = None) -> None:
-    for file in folder.glob(f"{PREFIX}*{SUFFIX}"):
+def remove_tables(store: Store, below: int = 0, above: int | None = None) -> None:
+    """Remove the tables of earlier compactions, or of later ones that were killed."""
+    for file in store.folder.glob(f"{PREFIX}*{SUFFIX}"):
         number = file.name.removeprefix(PREFIX).removesuffix(SUFFIX)
         if number.isdecimal() and (int(number) < below or (above is not None and int(number) > above)):
             with suppress(OSError):
@@ -233,11 +173,12 @@ def _remove_tables(folder: Path, below: int = 0, above: int | None = None) -> No
 
 
 def table_faults(store: Store) -> list[str]:
-    """What is wrong with the table's file, one sentence each; inside the store's ``reading()``."""
-    state = store.state()
+    """What is wrong with the table's file, one sentence each."""
+    with store.reading():
+        state, blocks = store.state(), store.blocks_from(0)
     file = table_file(store.folder, state.epoch)
-    table = _mapped(file, (_even(state.next_row), store.identity.dim)) if state.next_row else None
-    stale = [] if table is None else _stale(table, store.blocks_from(0))
+    table = _mapped(file, (_even(state.next_row), store.identity.dim)) if blocks else None
+    stale = [] if table is None else _stale(table, blocks)
     return [f"{file.name}: {len(stale)} blocks are damaged; `sightline index verify --repair` writes them"] if stale else []
 
 
@@ -247,9 +188,3 @@ def _lengthen(handle: int, n_bytes: int) -> None:
         os.posix_fallocate(handle, 0, n_bytes)
     elif os.fstat(handle).st_size < n_bytes:
         os.pwrite(handle, b"\0", n_bytes - 1)
-
-
-def _write_at(handle: int, data: bytes, place: int) -> None:
-    while data:
-        n_written = os.pwrite(handle, data, place)
-        data, place = data[n_written:], place + n_written

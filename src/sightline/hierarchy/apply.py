@@ -1,77 +1,53 @@
 """Last step: a manifest with the new label levels, and a report of how large and how even they are."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from sightline.data.manifest import Manifest, label_columns
+from sightline.data.manifest import Manifest, label_columns, write_table
 from sightline.errors import InputError, choose, raise_faults
-from sightline.files import replaced
 from sightline.hierarchy.collect import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
-from sightline.hierarchy.review import GroupState
-from sightline.labels.codes import normal_codes
+from sightline.hierarchy.journal import GroupState
+from sightline.labels.codes import normal_codes, tree_of_codes
 from sightline.labels.tree import Tree
 
 RULES = {"alone": True, "drop": False}
 LARGEST = 7  # classes that the report names
 
 
-@dataclass(frozen=True)
-class LevelReport:
-    """One level of the new tree.
-
-    Attributes:
-        level: the column, ``label_{level}``.
-        n_classes: how many there are.
-        smallest: images of the smallest class.
-        median: images of the median class.
-        largest: images of the largest class.
-        imbalance: the largest class over the mean.
-        effective: as how many equally large classes they spread the images: the exponential of the entropy.
-        names: the largest classes with their images, largest first.
-        by_root: the same within each of the largest roots; none of the roots themselves.
-    """
-
-    level: int
-    n_classes: int
-    smallest: int
-    median: float
-    largest: int
-    imbalance: float
-    effective: float
-    names: list[tuple[str, int]]
-    by_root: dict[str, list[tuple[str, int]]]
-
-
 def label_groups(folder: Path, state: GroupState) -> pl.DataFrame:
     """One row a label that was placed: ``label`` and its groups, finest first, as ``group_1`` ..."""
-    kept = read_step(folder, CLEAN, ("label", "text"))
-    paths = [state.path(text) if text in state.home else [] for text in kept["text"]]
-    placed = kept.select("label").filter(pl.Series([bool(path) for path in paths], dtype=pl.Boolean))
-    whole = [path for path in paths if path]
-    columns = {f"group_{n + 1}": pl.Series([path[n] for path in whole], dtype=pl.String) for n in range(state.n_levels)}
-    return placed.with_columns(**columns)
+    kept = read_step(folder, CLEAN, ("label", "text")).select("label", "text")
+    rows = [(label, *state.path(text)) for label, text in kept.iter_rows() if state.home.get(text) is not None]
+    return _group_table(rows, state.n_levels)
 
 
-def tree_groups(tree: Tree) -> pl.DataFrame:
-    """One row a node of a tree: ``label`` and what is above it, as :func:`label_groups` gives it.
+def _group_table(rows: Sequence[Sequence[str]], n_groups: int) -> pl.DataFrame:
+    columns = ["label", *(f"group_{level}" for level in range(1, n_groups + 1))]
+    return pl.DataFrame(rows, dict.fromkeys(columns, pl.String), orient="row")
+
+
+def attach_tree(manifest: Manifest, tree: Tree | None, unplaced: str = "drop") -> tuple[Manifest, list[str]]:
+    """The manifest with the levels of a tree above its labels, and the labels that are not in the tree.
 
     A node that is not at the deepest level stands for itself at the levels below, so that images of it have a place.
+
+    Args:
+        manifest: with labels.
+        tree: None for the tree of the labels themselves, which are dotted codes then: 26.01.15 and 26.1.15 are one class.
+        unplaced: as :func:`with_groups` takes it.
     """
-    paths = [tree.path(node) for node in range(len(tree))]
-    whole = [[*path, *[path[-1]] * (tree.n_levels - len(path))] for path in paths]
-    called = ["label", *(f"group_{level}" for level in range(1, tree.n_levels))]
-    return pl.DataFrame({name: [path[-1 - level] for path in whole] for level, name in enumerate(called)})
-
-
-def with_normal_codes(manifest: Manifest) -> Manifest:
-    """The manifest with labels that are dotted codes in one spelling: 26.01.15 and 26.1.15 are one class."""
-    labels = manifest.table["label_0"].unique(maintain_order=True).to_list()
-    codes = pl.col("label_0").replace_strict(labels, normal_codes(labels, manifest.source))
-    return Manifest(manifest.source, manifest.root, manifest.table.with_columns(codes), manifest.n_levels)
+    if tree is None:
+        labels = manifest.table["label_0"].unique(maintain_order=True).to_list()
+        codes = normal_codes(labels, manifest.source)
+        spelled = manifest.table.with_columns(pl.col("label_0").replace_strict(labels, codes))
+        manifest, tree = replace(manifest, table=spelled), tree_of_codes(codes, manifest.source)
+    paths = (tree.path(node) for node in range(len(tree)))
+    rows = [[*[path[-1]] * (tree.n_levels - len(path)), *reversed(path)] for path in paths]
+    return with_groups(manifest, _group_table(rows, tree.n_levels - 1), unplaced)
 
 
 def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop") -> tuple[Manifest, list[str]]:
@@ -91,8 +67,7 @@ def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop"
         raise InputError(f"{manifest.source}: the tree has one level: its labels have no group above them")
     columns = label_columns(n_groups + 1)
     named = groups.rename({"label": "label_0"} | {f"group_{n}": f"label_{n}" for n in range(1, n_groups + 1)})
-    own = manifest.table["label_0"].unique(maintain_order=True)
-    _check_one_place(manifest, named.filter(pl.col("label_0").is_in(own.implode())))
+    _check_one_place(manifest, named)
     plain = manifest.table.drop(label_columns(manifest.n_levels)[1:])
     table = plain.join(named, on="label_0", how="left", maintain_order="left")
     homeless = table.filter(pl.col(columns[1]).is_null())["label_0"].unique(maintain_order=True).to_list()
@@ -101,59 +76,57 @@ def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop"
         taken = pl.col("label_0").is_in(named[columns[-1]].implode())
         itself = pl.when(taken).then(pl.col("label_0") + " (alone)").otherwise("label_0")
         table = table.with_columns(pl.col(name).fill_null(itself) for name in columns[1:])
-    else:
-        table = table.filter(pl.col(columns[1]).is_not_null())
+    table = table.filter(pl.col(columns[1]).is_not_null())
     if not len(table):
         raise InputError(f"{manifest.source}: none of its labels has a group: it has other labels than the tree")
     first = ["id", "path", "split", *columns]
-    table = table.select(*first, *(name for name in table.columns if name not in first))
-    return Manifest(manifest.source, manifest.root, table, n_groups + 1), homeless
+    return Manifest(manifest.source, manifest.root, table.select(*first, pl.exclude(first)), n_groups + 1), homeless
 
 
-def level_reports(manifest: Manifest) -> list[LevelReport]:
-    """How many classes each level has, and how evenly they share the images."""
-    found = []
-    labels, root_names = manifest.labels(), manifest.class_names(manifest.n_levels - 1)
-    for level, column in enumerate(labels.T):
-        sizes = np.bincount(column)
-        order = (-sizes).argsort(kind="stable")
-        called = manifest.class_names(level)
-        largest = [(called[place], int(sizes[place])) for place in order[:LARGEST].tolist()]
-        root_of = np.zeros(len(sizes), np.int64)
-        root_of[column] = labels[:, -1]
-        roots = (-np.bincount(labels[:, -1])).argsort(kind="stable")[:LARGEST].tolist() if level < len(labels.T) - 1 else []
-        by_root = {
-            root_names[root]: [
-                (called[place], int(sizes[place])) for place in order[root_of[order] == root][:LARGEST].tolist()
-            ]
-            for root in roots
-        }
-        found.append(
-            LevelReport(
-                level,
-                len(sizes),
-                int(sizes.min()),
-                float(np.median(sizes)),
-                int(sizes.max()),
-                float(sizes.max() / sizes.mean()),
-                _effective(sizes),
-                largest,
-                by_root,
-            )
-        )
-    return found
+def class_sizes(manifest: Manifest) -> pl.DataFrame:
+    """One row a class, finest level first: ``level``, ``name``, ``root`` (the class at the top above it), ``n_images``."""
+    columns = label_columns(manifest.n_levels)
+    return pl.concat(
+        manifest.table.group_by(columns[level:])
+        .agg(n_images=pl.len())
+        .sort(reversed(columns[level:]))
+        .select(pl.lit(name).alias("level"), name=name, root=columns[-1], n_images="n_images")
+        for level, name in enumerate(columns)
+    )
 
 
-def report_text(reports: list[LevelReport]) -> str:
-    """The report as lines for a terminal."""
+def report_text(sizes: pl.DataFrame) -> str:
+    """How many classes each level has and how evenly they share the images, as lines for a terminal.
+
+    ``imbalance`` is the largest class over the mean, ``effective`` as how many equally large classes they spread the
+    images: the exponential of the entropy. The largest classes of each level are named, and those below the largest roots.
+
+    Args:
+        sizes: as :func:`class_sizes` gives them.
+    """
+    n, ordered = pl.col("n_images"), sizes.sort("n_images", descending=True, maintain_order=True)
+    share = n / n.sum()
+    levels = sizes.group_by("level", maintain_order=True).agg(
+        classes=pl.len(),
+        effective=(-share * share.log()).sum().exp(),
+        smallest=n.min(),
+        median=n.median(),
+        largest=n.max(),
+        imbalance=n.max() / n.mean(),
+    )
     lines = [f"{'level':<9}{'classes':>8}{'effective':>11}{'smallest':>10}{'median':>8}{'largest':>9}{'imbalance':>11}"]
-    for one in reports:
-        spread = f"{one.smallest:>10}{one.median:>8g}{one.largest:>9}{one.imbalance:>11.1f}"
-        lines.append(f"{f'label_{one.level}':<9}{one.n_classes:>8}{one.effective:>11.1f}{spread}")
-    for one in reports[1:]:
-        lines.append(f"label_{one.level}: {_listed(one.names)}")
-        lines += [f"label_{one.level} in {root}: {_listed(largest)}" for root, largest in one.by_root.items()]
+    lines += ["{:<9}{:>8}{:>11.1f}{:>10}{:>8g}{:>9}{:>11.1f}".format(*numbers) for numbers in levels.iter_rows()]
+    *middle, top = levels["level"][1:]
+    roots = ordered.filter(pl.col("level") == top)["name"].head(LARGEST)
+    for level in (*middle, top):
+        own = ordered.filter(pl.col("level") == level)
+        lines.append(f"{level}: {_largest(own)}")
+        lines += [f"{level} in {root}: {_largest(own.filter(pl.col('root') == root))}" for root in roots if level != top]
     return "\n".join(lines)
+
+
+def _largest(ordered: pl.DataFrame) -> str:
+    return ", ".join(f"{name} ({n})" for name, n in ordered.select("name", "n_images").head(LARGEST).iter_rows())
 
 
 def apply_groups(
@@ -162,64 +135,42 @@ def apply_groups(
     """Write the new manifest, ``report.csv`` and ``report.svg`` (how many images each class has) and ``unplaced.csv``."""
     found, homeless = with_groups(manifest, label_groups(folder, state), unplaced)
     write_manifest(found, out)
-    labels, sizes = found.labels(), []
-    for level, column in enumerate(labels.T):
-        called, counts = found.class_names(level), np.bincount(column).tolist()
-        root = dict(zip(column.tolist(), found.table[f"label_{found.n_levels - 1}"], strict=True))
-        roots = [root[place] for place in range(len(called))]
-        sizes.append(pl.DataFrame({"level": f"label_{level}", "name": called, "root": roots, "n_images": counts}))
-    write_step(folder, REPORT, pl.concat(sizes))
-    _draw_sizes([np.bincount(column) for column in labels.T], Path(folder) / PLOT)
+    sizes = class_sizes(found)
+    write_step(folder, REPORT, sizes)
+    _draw_sizes(sizes, folder)
     write_step(folder, UNPLACED, pl.DataFrame({"label": homeless}, schema={"label": pl.String}))
     return found, homeless
 
 
 def write_manifest(manifest: Manifest, out: Path) -> Path:
     """Write a manifest as CSV or Parquet; outside its folder its paths become absolute."""
-    out, table = Path(out), manifest.table
-    if out.suffix.lower() not in (".csv", ".parquet"):
-        raise InputError(f"{out}: a .csv or .parquet file is needed")
-    if out.parent.resolve() != manifest.root.resolve():
-        root = manifest.root.resolve()
+    table, root = manifest.table, manifest.root.resolve()
+    if out.parent.resolve() != root:
         table = table.with_columns(path=pl.Series([str(root / path) for path in table["path"]], dtype=pl.String))
-    with replaced(out) as scratch:
-        if out.suffix.lower() == ".csv":
-            table.write_csv(scratch)
-        else:
-            table.write_parquet(scratch)
-    return out
+    return write_table(table, out)
 
 
-def _check_one_place(manifest: Manifest, placed: pl.DataFrame) -> None:
+def _check_one_place(manifest: Manifest, named: pl.DataFrame) -> None:
     """Refuse labels of the manifest that name several nodes of the tree."""
-    paths = pl.concat_str(reversed(placed.columns[1:]), separator=" > ").alias("paths")
-    several = placed.group_by("label_0", maintain_order=True).agg(paths).filter(pl.col("paths").list.len() > 1)
-    told = [f"{label!r} has {len(found)} places in the tree: {'; '.join(found[:5])}" for label, found in several.rows()]
-    raise_faults(manifest.source, told)
+    paths = pl.concat_str(reversed(named.columns[1:]), separator=" > ").alias("paths")
+    own = named.filter(pl.col("label_0").is_in(manifest.table["label_0"].implode()))
+    several = own.group_by("label_0", maintain_order=True).agg(paths).filter(pl.col("paths").list.len() > 1)
+    place = "{!r} has {} places in the tree: {}".format
+    raise_faults(manifest.source, [place(label, len(found), "; ".join(found[:5])) for label, found in several.rows()])
 
 
-def _listed(largest: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({n})" for name, n in largest)
-
-
-def _draw_sizes(levels: list[NDArray[np.int64]], file: Path) -> None:
+def _draw_sizes(sizes: pl.DataFrame, folder: Path) -> None:
     """The classes of each level, the largest first, against their images: a level line is an even one."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    from sightline.report.style import BLUE, INK, drawing, write_figure
 
-    figure = Figure(figsize=(4.2 * len(levels), 3.2), layout="constrained")
-    for level, (axes, sizes) in enumerate(zip(figure.subplots(1, len(levels), squeeze=False)[0], levels, strict=True)):
-        place = np.arange(1, len(sizes) + 1)
-        axes.step(place, -np.sort(-sizes), where="mid", color="#0072b2", marker="o" if len(sizes) < 30 else None)
-        axes.axhline(sizes.mean(), color="#6b7280", linestyle="--", linewidth=1, label="if all were alike")
-        axes.set(title=f"label_{level}: {len(sizes)} classes", xlabel="classes, the largest first", ylabel="images")
-        axes.set_yscale("log")
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False, loc="upper right")  # the largest classes are on the left
-    with replaced(file) as scratch, rc_context({"svg.fonttype": "none", "svg.hashsalt": "sightline"}):
-        figure.savefig(scratch, format="svg", metadata={"Date": None})
-
-
-def _effective(sizes: NDArray[np.int64]) -> float:
-    shares = sizes / sizes.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))
+    levels = sizes.partition_by("level", maintain_order=True)
+    with drawing(4.2 * len(levels), ncols=len(levels), squeeze=False) as (figure, grid):
+        for axes, level in zip(grid[0], levels, strict=True):
+            n_images = -np.sort(-level["n_images"].to_numpy().astype(np.int64))
+            marker = "o" if len(n_images) < 30 else None
+            axes.step(np.arange(1, len(n_images) + 1), n_images, where="mid", color=BLUE, marker=marker)
+            axes.axhline(n_images.mean(), color=INK, linestyle="--", linewidth=1, label="if all were alike")
+            title = f"{level['level'][0]}: {len(n_images)} classes"
+            axes.set(title=title, xlabel="classes, the largest first", ylabel="images", yscale="log")
+            axes.legend(loc="upper right")  # the largest classes are on the left
+    write_figure(figure, folder, Path(PLOT).stem, ("svg",))

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any
 
 from sightline import __version__
 from sightline.errors import InputError
-from sightline.files import replaced
+from sightline.files import write_text
 from sightline.progress import tracked
 
 API = "https://www.wikidata.org/w/api.php"
-INSTANCE_OF = "P31"
+INSTANCE_OF, LANGUAGE = "P31", "en"  # the statement, and what its items are named in
+TIMEOUT = 30.0  # seconds
 AT_ONCE = 50  # what the API allows in one request
-AGAIN = frozenset((429, 500, 502, 503, 504))
+AGAIN = frozenset((429, 500, 502, 503, 504, "maxlag", "ratelimited", "readonly", None))  # faults that pass
 
 
 @dataclass
@@ -35,11 +36,9 @@ class Wikimedia:
         contact: a mail address or page of whoever runs this; Wikimedia asks for it.
         api: the address.
         site: whose page titles the labels are, such as ``enwiki`` or ``commonswiki``; labels such as Q243 are items.
-        language: of the categories' names.
         per_second: requests at most.
         retries: of a request that the server could not answer now.
         wait: seconds before the first retry; twice as many before each further one, unless the server says how many.
-        timeout: seconds for one request.
         sleep: how to wait.
     """
 
@@ -47,11 +46,9 @@ class Wikimedia:
     contact: str
     api: str = API
     site: str = "enwiki"
-    language: str = "en"
     per_second: float = 1.0
     retries: int = 5
     wait: float = 2.0
-    timeout: float = 30.0
     sleep: Callable[[float], None] = time.sleep
     _next: float = 0.0
 
@@ -65,81 +62,66 @@ class Wikimedia:
         """The names of what each label is an instance of; none where there is no such page or no statement."""
         by_item = [label for label in labels if _is_item(label)]
         titles = [_title(label) for label in labels if not _is_item(label) and "|" not in label]  # which no title holds
-        parts = [("ids", part) for part in _parts(by_item)] + [("titles", part) for part in _parts(titles)]
-        values: dict[str, list[str]] = {}
-        for kind, part in tracked(parts, "pages", len(parts), show_progress):
-            values.update(self._statements(kind, part))
-        wanted = list(dict.fromkeys(item for found in values.values() for item in found))
-        called: dict[str, str] = {}
-        asked = list(_parts(wanted))
-        for part in tracked(asked, "categories", len(asked), show_progress):
-            entities = self._ask(action="wbgetentities", ids="|".join(part), props="labels", languages=self.language)
-            for item, entity in entities.items():
-                called[item] = entity.get("labels", {}).get(self.language, {}).get("value", item)
+        asked = [{"ids": part, "props": "claims"} for part in _parts(by_item)]
+        asked += [
+            {"sites": self.site, "titles": part, "props": "claims|sitelinks", "sitefilter": self.site}
+            for part in _parts(titles)
+        ]
+        values = {
+            _title(entity.get("sitelinks", {}).get(self.site, {}).get("title", item)): _items(
+                entity.get("claims", {}).get(INSTANCE_OF, [])
+            )
+            for item, entity in self._entities(asked, "pages", show_progress)
+        }
+        parts = _parts(item for found in values.values() for item in found)
+        wanted = [{"ids": part, "props": "labels", "languages": LANGUAGE} for part in parts]
+        called = {
+            item: entity.get("labels", {}).get(LANGUAGE, {}).get("value", item)
+            for item, entity in self._entities(wanted, "categories", show_progress)
+        }
         return [[called.get(item, item) for item in values.get(_title(label), [])] for label in labels]
 
-    def _statements(self, kind: str, part: list[str]) -> dict[str, list[str]]:
-        """The items that each label is an instance of."""
-        if kind == "ids":
-            entities = self._ask(action="wbgetentities", ids="|".join(part), props="claims")
-        else:
-            entities = self._ask(
-                action="wbgetentities",
-                sites=self.site,
-                titles="|".join(part),
-                props="claims|sitelinks",
-                sitefilter=self.site,
-            )
-        found = {}
-        for item, entity in entities.items():
-            if "missing" in entity:
-                continue
-            title = item if kind == "ids" else entity.get("sitelinks", {}).get(self.site, {}).get("title", "")
-            found[_title(title)] = list(dict.fromkeys(_items(entity.get("claims", {}).get(INSTANCE_OF, []))))
-        return found
+    def _entities(
+        self, queries: Sequence[Mapping[str, str]], title: str, show_progress: bool
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        for query in tracked(queries, title, len(queries), show_progress):
+            yield from self._ask(query).items()
 
-    def _ask(self, **query: str) -> dict[str, Any]:
-        """The entities of an answer, from disk or from the server."""
-        address = self.api + "?" + urllib.parse.urlencode(query | {"format": "json", "maxlag": "5"})
+    def _ask(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The entities of an answer that are there, from disk or from the server."""
+        whole = {"action": "wbgetentities", **query, "format": "json", "maxlag": "5"}
+        address = f"{self.api}?{urllib.parse.urlencode(whole)}"
         file = Path(self.cache) / f"{hashlib.sha256(address.encode()).hexdigest()[:24]}.json"
-        if file.is_file():
-            answer = json.loads(file.read_text(encoding="utf-8"))
-        else:
-            answer = self._fetch(address)
-            with replaced(file) as scratch:
-                scratch.write_text(json.dumps(answer, ensure_ascii=False), encoding="utf-8")
-        entities: dict[str, Any] = answer.get("entities", {})
-        return entities
+        if not file.is_file():
+            write_text(file, json.dumps(self._fetch(address), ensure_ascii=False))
+        entities = json.loads(file.read_text(encoding="utf-8")).get("entities", {})
+        return {item: entity for item, entity in entities.items() if "missing" not in entity}
 
     def _fetch(self, address: str) -> dict[str, Any]:
         agent = f"Sightline/{__version__} (label tree builder; {self.contact})"
         request = urllib.request.Request(address, headers={"User-Agent": agent, "Accept": "application/json"})
-        wait, told = self.wait, ""
+        wait = self.wait
         for attempt in range(self.retries + 1):
             if attempt:
                 self.sleep(wait)
                 wait = 2 * wait
             self._keep_the_rate()
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                    answer = json.load(response)
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                    answer: dict[str, Any] = json.load(response)
+                if "error" not in answer:
+                    return answer
+                code, reason = answer["error"].get("code"), str(answer["error"].get("info", answer["error"]))
             except urllib.error.HTTPError as error:
-                told = f"{error.code} {error.reason}"
-                if error.code not in AGAIN:
-                    break
-                wait = _asked_to_wait(error.headers.get("Retry-After"), wait)
-                continue
+                code, reason = error.code, f"{error.code} {error.reason}"
+                asked = error.headers.get("Retry-After", "")
+                wait = max(wait, float(asked)) if asked.isdigit() else wait
             except (OSError, ValueError, HTTPException) as error:  # no connection, or half an answer
-                told = str(error)
-                continue
-            if "error" not in answer:
-                found: dict[str, Any] = answer
-                return found
-            told = str(answer["error"].get("info", answer["error"]))
-            if answer["error"].get("code") not in ("maxlag", "ratelimited", "readonly"):
+                code, reason = None, str(error)
+            if code not in AGAIN:
                 break
         raise InputError(
-            f"{self.api}: no answer ({told}); what was answered is kept in {self.cache}: run it again to go on"
+            f"{self.api}: no answer ({reason}); what was answered is kept in {self.cache}: run it again to go on"
         )
 
     def _keep_the_rate(self) -> None:
@@ -147,10 +129,6 @@ class Wikimedia:
         if now < self._next:
             self.sleep(self._next - now)
         self._next = max(now, self._next) + 1 / self.per_second
-
-
-def _asked_to_wait(header: str | None, wait: float) -> float:
-    return max(wait, float(header)) if header is not None and header.isdigit() else wait
 
 
 def _is_item(label: str) -> bool:
@@ -163,13 +141,14 @@ def _title(label: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _items(statements: Iterable[dict[str, Any]]) -> Iterable[str]:
-    for statement in statements:
-        value = statement.get("mainsnak", {}).get("datavalue", {}).get("value", {})
-        if statement.get("rank") != "deprecated" and "id" in value:
-            yield value["id"]
+def _items(statements: Iterable[dict[str, Any]]) -> list[str]:
+    """The distinct items that statements name, but for deprecated ones."""
+    kept = (one["mainsnak"] for one in statements if one.get("rank") != "deprecated" and "mainsnak" in one)
+    values = (snak.get("datavalue", {}).get("value", {}) for snak in kept)
+    return list(dict.fromkeys(value["id"] for value in values if "id" in value))
 
 
-def _parts(words: Sequence[str]) -> Iterable[list[str]]:
+def _parts(words: Iterable[str]) -> list[str]:
+    """The distinct words, so many joined as one request takes."""
     distinct = list(dict.fromkeys(words))
-    return (distinct[start : start + AT_ONCE] for start in range(0, len(distinct), AT_ONCE))
+    return ["|".join(distinct[start : start + AT_ONCE]) for start in range(0, len(distinct), AT_ONCE)]

@@ -17,7 +17,7 @@ Letters beside those of the library: R rows, P targets of a row, N blocks, C ite
 the channel of its level (SupRank's step: items of lower levels) or all K of them (the sigmoid: items of each level).
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,21 +30,6 @@ N_TERMS = 2 * DEGREE + 2  # numbers that go into the sums of a block, of each it
 CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB where targets and levels are few
 LARGEST = 1e30  # scores beyond count as this: their differences, and sums of these, stay finite
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
-
-
-class Line(Protocol):
-    """What makes SupRank's step of a sigmoid: a jump at 0, and beyond the edge a line."""
-
-    @property
-    def rho(self) -> float: ...
-    @property
-    def edge(self) -> float: ...
-    @property
-    def jump(self) -> float: ...
-    @property
-    def top(self) -> float: ...
-    @property
-    def strict(self) -> bool: ...
 
 
 def packed(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,27 +58,40 @@ def block_room(scores: Tensor, n_rows: int) -> Tensor:
 class BlockCounts:
     """Some rows' targets, in the order of their scores, with exact and smooth counts of the items above them.
 
+    Args:
+        scores: (R, G).
+        levels: (R, G) int8.
+        n_levels: M.
+        tau: width of the sigmoid.
+        sup: what makes SupRank's step of a sigmoid: ``jump`` at 0 (``strict``: above 0), and beyond ``edge`` a line that
+            starts at ``top`` with the slope ``rho``; None for the sigmoid alone.
+        worth: (R, M) the relevance of each level, or None.
+        room: of :func:`block_room`.
+
     Attributes:
         valid: (R, P) bool.
         level: (R, P) int64, 1 in the padding.
         above: (R, P) items of the target's level or a higher one that score at least as much; 0 in the padding.
+        graded: (R, P) the sum over the items that score at least as much of the smaller worth; 0 without.
         values: (R, P, 1 or K) smooth counts; 0 in the padding.
         slopes: the same of the step's slope.
     """
 
-    def __init__(self, scores: Tensor, levels: Tensor, n_levels: int, tau: float, sup: Line | None, room: Tensor) -> None:
+    def __init__(
+        self, scores: Tensor, levels: Tensor, n_levels: int, tau: float, sup: Any, worth: Tensor | None, room: Tensor
+    ) -> None:
         self.tau, self.n_levels, self.sup = tau, n_levels, sup
         self.factors: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
         self.n_channels = n_levels if self.sup is None else n_levels - 1
         self._lay_out(scores, levels)
         self._find_targets()
-        self._count()
+        self._count(worth)
         self._sum_blocks(room)
         self.values, self.slopes = self._read_blocks()
         self._meet_own_block()
         if self.sup is not None:
-            self._meet_edge_block(self.sup)
-            self._add_line(self.sup)
+            self._meet_edge_block()
+            self._add_line()
         self.values *= self.valid[..., None]
         del self.counted, self.from_below, self.from_above, self.totals  # the gradient does not need them
 
@@ -132,11 +130,15 @@ class BlockCounts:
             self.edge_block = torch.searchsorted(self.x, self.edge, right=True) // BLOCK
         self.beyond = self.edge_block > self.block  # if not, the own block holds all that is below the edge
 
-    def _count(self) -> None:
+    def _count(self, worth: Tensor | None) -> None:
         """The exact counts."""
         self.at_least = self._counts_from(torch.searchsorted(self.x, self.own)) * self.valid[..., None]
         levels = torch.arange(self.n_levels, device=self.x.device)
         self.above = (self.at_least * (levels >= self.level[..., None])).sum(2)
+        self.graded = torch.zeros_like(self.above)
+        if worth is not None:
+            smaller = torch.minimum(worth.gather(1, self.level)[..., None], worth[:, None])
+            self.graded = (self.at_least * smaller).sum(2)
 
     def _counts_from(self, places: Tensor) -> Tensor:
         """(R, P, M) items of each level from (R, P) places of the sorted row on; several counters share an integer."""
@@ -152,12 +154,6 @@ class BlockCounts:
             upto = F.pad(each.cumsum(1), (1, 0))
             parts.append((upto[:, -1:] - upto.gather(1, places))[..., None] >> shifts & (1 << bits) - 1)
         return torch.cat(parts, 2).to(self.x.dtype)
-
-    def graded(self, worth: Tensor | None) -> Tensor:
-        """(R, P) sum over the items that score at least as much of the smaller worth, given (R, M); 0 without."""
-        if worth is None:
-            return torch.zeros_like(self.above)
-        return (self.at_least * torch.minimum(worth.gather(1, self.level)[..., None], worth[:, None])).sum(2)
 
     def _rows(self, slots: Tensor) -> Tensor:
         """Where the entries that targets read at (R, P) slots are in a table of (R, N + 1, K, ...)."""
@@ -245,8 +241,9 @@ class BlockCounts:
         number = (self._read(self.totals, self.edge_block) - self._read(self.totals, after))[..., 0].to(found.dtype)
         return found[..., 0] + number * self.beyond[..., None], found[..., 1]
 
-    def _add_line(self, step: Line) -> None:
+    def _add_line(self) -> None:
         """Add the blocks beyond the edge's and the jump."""
+        step = self.sup
         last = self.totals[:, -1:].expand_as(self.totals)
         beyond = self._read(last - self.totals, (self.edge_block + 1).clamp_(max=self.n_slots - 1))
         number, line = beyond[..., 0], beyond[..., 1] - beyond[..., 0] * (self.own.double() + step.edge)[..., None]
@@ -287,9 +284,9 @@ class BlockCounts:
         found: Tensor = scores.masked_fill_(others, -torch.inf)
         return found.view(*blocks.shape, BLOCK)
 
-    def _meet_edge_block(self, step: Line) -> None:
+    def _meet_edge_block(self) -> None:
         """Add the pairs of each target with the items of its edge's block; where that is its own, what the line changes."""
-        there = self.edge_block < self.n_slots - 1
+        step, there = self.sup, self.edge_block < self.n_slots - 1
         blocks = self.edge_block.clamp(max=self.n_slots - 2)
         own, edge = (table.where(there, torch.inf)[..., None] for table in (self.own, self.edge))  # all gaps are -inf
         scores = self._list(blocks)
@@ -306,15 +303,15 @@ class BlockCounts:
         self.met.append(self._block_rows(blocks))
         self.met_slopes.append(slopes)
 
-    def gradient(self, weights: Tensor) -> Tensor:
-        """(R, G) gradient in the scores of what has the gradient ``weights`` in ``values``; can be had once."""
+    def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
+        """Fill (R, G) with the gradient in the scores of what has ``weights`` for one in ``values``; can be had once."""
         weights = weights * self.valid[..., None]
         ascending = self._from_pairs(weights) + self._from_blocks(weights)
         places = self.place + self.row * self.x.shape[1]
         ascending.view(-1).index_add_(0, places.flatten(), -(weights * self.slopes).sum(2).flatten())
         ascending *= ascending.abs() > NEGLIGIBLE
         ascending = ascending.view_as(self.x)[:, : self.order.shape[1]]
-        return torch.empty_like(ascending).scatter_(1, self.order, ascending)
+        gradient.scatter_(1, self.order, ascending)
 
     def _from_pairs(self, weights: Tensor) -> Tensor:
         """(R, N, C) what the pairs met one by one give to the items."""

@@ -22,30 +22,11 @@ def _precedes(x, level_x, y, level_y):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _sink(found, level, first, root, n):
-    while 2 * root + 1 < n:
-        child = 2 * root + 1
-        if child + 1 < n and _precedes(
-            found[first + child], level[first + child], found[first + child + 1], level[first + child + 1]
-        ):
-            child += 1
-        if not _precedes(found[first + root], level[first + root], found[first + child], level[first + child]):
-            return
-        found[first + root], found[first + child] = found[first + child], found[first + root]
-        level[first + root], level[first + child] = level[first + child], level[first + root]
-        root = child
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _heap_sort(found, level, first, last):
-    """Sort a range in place; no order of the items can make it slow."""
-    n = last - first
-    for root in range(n // 2 - 1, -1, -1):
-        _sink(found, level, first, root, n)
-    for size in range(n - 1, 0, -1):
-        found[first], found[first + size] = found[first + size], found[first]
-        level[first], level[first + size] = level[first + size], level[first]
-        _sink(found, level, first, 0, size)
+def _merge_sort(found, level):
+    """Sort items in place, by level and then, stably, by score; no order of the items can make it slow."""
+    by_level = np.argsort(level, kind="mergesort")
+    order = by_level[np.argsort(-found[by_level], kind="mergesort")]
+    found[:], level[:] = found[order], level[order]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
@@ -63,20 +44,11 @@ def _choose_scale(found, first, last, n_most, scale):
 
     Further down than up: irrelevant items are many there, and those of a bucket that is open to one side cost the most.
     """
-    low = high = found[first]
-    total = squares = 0.0
-    for i in range(first, last):
-        low, high = min(low, found[i]), max(high, found[i])
-        total += found[i]
-    mean = total / (last - first)
-    for i in range(first, last):
-        squares += (found[i] - mean) ** 2
-    deviation = np.sqrt(squares / (last - first))
-    n_buckets = 2
-    while 2 * n_buckets <= n_most:
-        n_buckets *= 2
-    scale[0] = min(np.float64(high), mean + 3 * deviation)
-    width = np.float64(scale[0]) - max(np.float64(low), mean - 6 * deviation)
+    items = found[first:last]
+    mean, deviation = np.float64(items.mean()), np.float64(items.std())
+    n_buckets = 1 << np.int64(np.log2(n_most))
+    scale[0] = min(np.float64(items.max()), mean + 3 * deviation)
+    width = np.float64(scale[0]) - max(np.float64(items.min()), mean - 6 * deviation)
     scale[1] = n_buckets / width if width > 0 and n_buckets / width < LARGEST_FACTOR else 0.0
     scale[2] = n_buckets
     scale[3] = 1.0
@@ -88,8 +60,7 @@ def _distribute(found, level, first, last, scale, start, spare, spare_level, buc
     """Put a range of items in the order of their buckets, start[b] the first item of bucket b; the size of the fullest."""
     center, factor, limit, one = scale[0], scale[1], scale[2], scale[3]
     start[:] = 0
-    for i in range(first, last):
-        spare[i], spare_level[i] = found[i], level[i]
+    spare[first:last], spare_level[first:last] = found[first:last], level[first:last]
     for i in range(first, last):
         buckets[i] = bucket(found[i], center, factor, limit, one)
     for i in range(first, last):
@@ -107,55 +78,30 @@ def _distribute(found, level, first, last, scale, start, spare, spare_level, buc
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _insert(found, level, first, last):
-    """Sort a range whose items are near their places, in place."""
-    for i in range(first + 1, last):
+def _insert(found, level, n):
+    """Sort n items that are near their places, in place."""
+    for i in range(1, n):
         x, m, j = found[i], level[i], i
-        while j > first and _precedes(x, m, found[j - 1], level[j - 1]):
+        while j > 0 and _precedes(x, m, found[j - 1], level[j - 1]):
             found[j], level[j] = found[j - 1], level[j - 1]
             j -= 1
         found[j], level[j] = x, m
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _are_equal(found, n):
-    """Do all items score the same?"""
-    i = 1
-    while i < n and found[i] == found[0]:
-        i += 1
-    return i >= n
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _order_levels(level, n):
-    """Sort items of one score: the lower level first."""
-    counts = np.zeros(256, np.int64)
-    for i in range(n):
-        counts[level[i]] += 1
-    i = 0
-    for m in range(256):
-        for _ in range(counts[m]):
-            level[i] = m
-            i += 1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buckets):
-    """Sort each query's relevant items, and keep the buckets for :func:`count_tile`."""
-    for q in range(len(n_found)):
-        n = n_found[q]
-        found[q, n : n + SENTINELS] = -np.inf
-        span[q, 0] = 0  # children
-        if n > FEW and _are_equal(found[q], n):
-            _order_levels(level[q], n)
-            continue
-        if n > FEW:
-            n_buckets = _choose_scale(found[q], 0, n, min(MOST_BUCKETS, max(256, 6 * n)), scale[q, 0])
-            used = n_buckets + 3
-            most = _distribute(found[q], level[q], 0, n, scale[q, 0], start[q, :used], spare, spare_level, buckets)
-            if most > SMALL_BUCKET:
-                _divide(n, n_buckets, found[q], level[q], start[q], scale[q], span[q], spare, spare_level, buckets)
-        _insert(found[q], level[q], 0, n)
+def sort_found(n, found, level, start, scale, span, spare, spare_level, buckets):
+    """Sort a query's n relevant items, and keep the buckets for :mod:`~sightline.kernels.counting`."""
+    found[n : n + SENTINELS] = -np.inf
+    span[0] = 0  # children
+    if n > FEW and found[:n].min() == found[:n].max():
+        level[:n].sort()
+        return
+    if n > FEW:
+        n_buckets = _choose_scale(found, 0, n, min(MOST_BUCKETS, max(256, 6 * n)), scale[0])
+        most = _distribute(found, level, 0, n, scale[0], start[: n_buckets + 3], spare, spare_level, buckets)
+        if most > SMALL_BUCKET:
+            _divide(n, n_buckets, found, level, start, scale, span, spare, spare_level, buckets)
+    _insert(found, level, n)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -171,7 +117,7 @@ def _divide(n, n_buckets, found, level, start, scale, span, spare, spare_level, 
             most = _distribute(found, level, begin, stop, scale[n_children], parts, spare, spare_level, buckets)
             for part in range(n_parts + 2 if most > SMALL_BUCKET else 0):
                 if parts[part + 1] - parts[part] > SMALL_BUCKET:
-                    _heap_sort(found, level, parts[part], parts[part + 1])
+                    _merge_sort(found[parts[part] : parts[part + 1]], level[parts[part] : parts[part + 1]])
             span[n_children] = used
             used += n_parts + 3
             start[b] = -1 - n_children

@@ -6,11 +6,11 @@ Both steps go through buckets, ``bucket(score)``, which never decrease as the sc
 order, and inside one their scores are compared. A bucket that holds many gets buckets of its own. Buckets can thus cost
 time, never exactness.
 
-A row's scores are finite; minus infinity marks an item that is in no list. Functions work on a tile: some queries against
-the columns from ``first`` on. Each row of the state belongs to one query:
+A row's scores are finite; minus infinity marks an item that is in no list. A tile is some queries against all items. The
+state is that of one query, and stays in the cache while it serves one after the other:
 
-* ``n_found``: relevant items gathered; ``found``, ``level``: their scores and levels less 1, after sorting the best first,
-  of equal scores the lower level; ``found`` ends in minus infinities;
+* ``found``, ``level``: scores and levels less 1 of the relevant items, after sorting the best first, of equal scores the
+  lower level; ``found`` ends in minus infinities;
 * ``gap``: irrelevant items that precede item i but not item i - 1;
 * ``start``: the first item of each bucket, or ``-1 - child`` where it has buckets of its own; ``scale``: center, factor,
   limit and 1, which make a score a bucket number, of the row and then of each child; ``span``: [0] how many children,
@@ -20,56 +20,47 @@ the columns from ``first`` on. Each row of the state belongs to one query:
 import numpy as np
 from numba import njit
 
-from sightline.kernels.bucket_sort import FEW, bucket, sort_rows
+from sightline.kernels.bucket_sort import FEW, bucket, sort_found
 
 CHUNK = 1024
 FAR_BELOW = -(1 << 30)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def leave_out(tile, first, own, by_group, group_start, group_stop):
+def leave_out(tile, own, by_group, group_start, group_stop):
     """Mark the query itself (column ``own``, -1: none) and ``by_group[group_start:group_stop]`` as in no list."""
-    width = tile.shape[1]
     for q in range(len(own)):
-        if first <= own[q] < first + width:
-            tile[q, own[q] - first] = -np.inf
+        if own[q] >= 0:
+            tile[q, own[q]] = -np.inf
         for g in range(group_start[q], group_stop[q]):
-            if first <= by_group[g] < first + width:
-                tile[q, by_group[g] - first] = -np.inf
+            tile[q, by_group[g]] = -np.inf
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gather_intervals(tile, first, begin, end, n_found, found, level):
-    """Append the relevant items: those of level l + 1 and above are the columns from ``begin[q, l]`` to ``end[q, l]``."""
-    n_levels = begin.shape[1]
-    last = first + tile.shape[1]
-    for q in range(len(begin)):
-        n = n_found[q]
-        for j in range(max(first, begin[q, 0]), min(last, end[q, 0])):
-            x = tile[q, j - first]
-            if x > -np.inf:
-                shared = 1
-                while shared < n_levels and begin[q, shared] <= j < end[q, shared]:
-                    shared += 1
-                found[q, n] = x
-                level[q, n] = shared - 1
+def _gather_intervals(row, begin, end, found, level):
+    """Gather the relevant items: those of level l + 1 and above are the columns from ``begin[l]`` to ``end[l]``."""
+    n = 0
+    for j in range(begin[0], end[0]):
+        if row[j] > -np.inf:
+            shared = 1
+            while shared < len(begin) and begin[shared] <= j < end[shared]:
+                shared += 1
+            found[n], level[n] = row[j], shared - 1
+            n += 1
+    return n
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _gather_levels(row, levels, found, level):
+    """Gather the items whose level is above 0; then mark all but those of level 0 as in no list: they are not counted."""
+    n = 0
+    for j in range(len(levels)):
+        if levels[j] != 0:
+            if levels[j] > 0 and row[j] > -np.inf:
+                found[n], level[n] = row[j], levels[j] - 1
                 n += 1
-        n_found[q] = n
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def gather_levels(tile, levels, n_found, found, level):
-    """Append the items whose level is above 0; then mark all but those of level 0 as in no list: they are not counted."""
-    for q in range(len(levels)):
-        n = n_found[q]
-        for j in range(levels.shape[1]):
-            if levels[q, j] != 0:
-                if levels[q, j] > 0 and tile[q, j] > -np.inf:
-                    found[q, n] = tile[q, j]
-                    level[q, n] = levels[q, j] - 1
-                    n += 1
-                tile[q, j] = -np.inf
-        n_found[q] = n
+            row[j] = -np.inf
+    return n
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
@@ -88,7 +79,6 @@ def _count_at_least(row, value, one, nothing):
 def _count_few(row, found, n, gap, scale):
     before = 0
     for i in range(n):
-        total = before
         if i == 0 or found[i] != found[i - 1]:
             total = _count_at_least(row, found[i], scale[3], scale[2])
             gap[i] += total - before
@@ -171,59 +161,50 @@ def _add_crowds(n_buckets, found, n_found, gap, scale, crowd, buckets):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def count_tile(tile, first, begin, end, n_found, found, gap, start, scale, span, crowd, buckets, waiting):
-    """Count the irrelevant items, those outside ``begin[q]`` to ``end[q]``, into the gaps between the relevant ones."""
-    width = tile.shape[1]
-    for q in range(len(n_found)):
-        left = min(max(begin[q] - first, 0), width)
-        right = min(max(end[q] - first, left), width)
-        n = n_found[q]
-        if n > FEW and found[q, 0] != found[q, n - 1]:
-            n_buckets = np.int64(scale[q, 0, 2])
-            _empty_crowds(n_buckets, start[q], crowd)
-            for part in (tile[q, :left], tile[q, right:]):
-                _count_many(part, found[q], n, gap[q], start[q], scale[q], span[q], crowd, buckets, waiting)
-            _add_crowds(n_buckets, found[q], n, gap[q], scale[q, 0], crowd, buckets)
-        elif n > 0:
-            scale[q, 0, 2], scale[q, 0, 3] = 0.0, 1.0
-            for part in (tile[q, :left], tile[q, right:]):
-                _count_few(part, found[q], n, gap[q], scale[q, 0])
+def _count_row(row, begin, end, n, found, gap, start, scale, span, crowd, buckets, waiting):
+    """Count the irrelevant items, those outside ``begin`` to ``end``, into the gaps between the n relevant ones."""
+    if n > FEW and found[0] != found[n - 1]:
+        n_buckets = np.int64(scale[0, 2])
+        _empty_crowds(n_buckets, start, crowd)
+        for part in (row[:begin], row[end:]):
+            _count_many(part, found, n, gap, start, scale, span, crowd, buckets, waiting)
+        _add_crowds(n_buckets, found, n, gap, scale[0], crowd, buckets)
+    elif n > 0:
+        scale[0, 2], scale[0, 3] = 0.0, 1.0
+        for part in (row[:begin], row[end:]):
+            _count_few(part, found, n, gap, scale[0])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, first_place, at_ks, counts):
-    """The statistics of each query from its relevant items and gaps: :class:`~sightline.evaluation.statistics.Statistics`.
+def _finish_row(n, found, levels, places, tables, ks, by_counting, sums, firsts, at_ks, counts):
+    """The statistics of a query from its n relevant items: :class:`~sightline.evaluation.statistics.Statistics`.
 
-    ``tables`` (2, G + 1): at [r], 1 / log2(1 + r) and the sum of 1 / i up to r. ``table`` (Q, L + 5, L): rows 0 to L - 1
+    ``tables`` (2, G + 1): at [r], 1 / log2(1 + r) and the sum of 1 / i up to r. ``sums`` (L + 5, L): rows 0 to L - 1
     are ``precision``, then ``discount``, ``precision_at_r``, ``set_precision``, ``found_at_r`` and ``asi`` by level.
-    ``gap`` becomes the places.
+    ``places`` comes as the gaps.
     """
-    n_levels = table.shape[2]
+    n_levels = sums.shape[1]
     discount, harmonic = tables[0], tables[1]
     seen = np.zeros(n_levels)  # of this very level
     above = np.zeros(n_levels)  # of this level and finer
     n_above = np.zeros(n_levels + 1, np.int64)
     running = np.zeros(n_levels)
-    for q in range(len(n_found)):
-        n, k, before = n_found[q], 0, 0
-        seen[:], above[:], running[:] = 0, 0, 0.0
-        sums, levels, places, firsts = table[q], level[q], gap[q], first_place[q]
-        for i in range(n):
-            counts[q, levels[i]] += 1
-        for m in range(n_levels - 1, -1, -1):
-            n_above[m] = n_above[m + 1] + counts[q, m]
-        for i in range(n):
-            before += places[i]
-            places[i] = i + 1 + before
-        # Up to the last place that cut metrics look at.
-        i = 0
-        while i < n and (k < len(ks) or places[i] <= n):
-            r, a = places[i], levels[i]
-            share = 1.0 / r
-            while k < len(ks) and ks[k] < r:
-                at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
-                k += 1
-            seen[a] += 1
+    k, before = 0, 0
+    for i in range(n):
+        counts[levels[i]] += 1
+    for m in range(n_levels - 1, -1, -1):
+        n_above[m] = n_above[m + 1] + counts[m]
+    for i in range(n):
+        before += places[i]
+        places[i] = i + 1 + before
+    for i in range(n):
+        r, a = places[i], levels[i]
+        share = 1.0 / r
+        while k < len(ks) and ks[k] < r:
+            at_ks[k, 0], at_ks[k, 1], at_ks[k, 2] = seen, running, sums[n_levels]
+            k += 1
+        seen[a] += 1
+        if k < len(ks) or r <= n:  # cut metrics look no further
             for m in range(a + 1):
                 above[m] += 1
                 running[m] += above[m] * share
@@ -235,24 +216,14 @@ def finish_rows(n_found, found, level, gap, tables, ks, by_counting, table, firs
             ideal = max(r, n_above[a + 1] + int(seen[a]))
             if ideal <= n:
                 sums[n_levels + 4, a] += harmonic[n] - harmonic[ideal - 1]
-            for m in range(n_levels):
-                sums[a, m] += seen[m] * share
-            sums[n_levels, a] += discount[r]
-            i += 1
-        for rest in range(i, n):
-            r, a = places[rest], levels[rest]
-            share = 1.0 / r
-            seen[a] += 1
-            for m in range(n_levels):
-                sums[a, m] += seen[m] * share
-            sums[n_levels, a] += discount[r]
-        for i in range(n - 1, -1, -1):
-            firsts[levels[i]] = places[i]
-        while k < len(ks):
-            at_ks[q, k, 0], at_ks[q, k, 1], at_ks[q, k, 2] = seen, running, sums[n_levels]
-            k += 1
-        if by_counting:
-            _count_ties(n, found[q], levels, places, discount, sums)
+        for m in range(n_levels):
+            sums[a, m] += seen[m] * share
+        sums[n_levels, a] += discount[r]
+    for i in range(n - 1, -1, -1):
+        firsts[levels[i]] = places[i]
+    at_ks[k:, 0], at_ks[k:, 1], at_ks[k:, 2] = seen, running, sums[n_levels]
+    if by_counting:
+        _count_ties(n, found, levels, places, discount, sums)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -278,34 +249,18 @@ def _count_ties(n, found, level, place, discount, table):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def rank_tile(
-    tile, levels, begin, end, n_found, found, level, gap, start, scale, span, spare, spare_level, crowd, buckets,
-    waiting, tables, ks, by_counting, table, first_place, at_ks, counts,
+    tile, levels, begin, end, found, level, gap, start, scale, span, spare, spare_level, crowd, buckets, waiting,
+    tables, ks, by_counting, table, first_place, at_ks, counts,
 ):  # fmt: skip
-    """All steps for a tile of whole rows, query by query: one row of state, which stays in the cache, serves all."""
+    """All steps for a tile, query by query."""
     for q in range(len(begin)):
-        n_found[0] = 0
-        one = slice(q, q + 1)
         if len(levels) > 0:
-            gather_levels(tile[one], levels[one], n_found, found, level)
+            n = _gather_levels(tile[q], levels[q], found, level)
         else:
-            gather_intervals(tile[one], 0, begin[one], end[one], n_found, found, level)
-        gap[0, : n_found[0] + 1] = 0
-        sort_rows(n_found, found, level, start, scale, span, spare, spare_level, buckets)
-        count_tile(
-            tile[one],
-            0,
-            begin[one, 0],
-            end[one, 0],
-            n_found,
-            found,
-            gap,
-            start,
-            scale,
-            span,
-            crowd,
-            buckets,
-            waiting,
-        )
-        finish_rows(
-            n_found, found, level, gap, tables, ks, by_counting, table[one], first_place[one], at_ks[one], counts[one]
-        )
+            n = _gather_intervals(tile[q], begin[q], end[q], found, level)
+        gap[: n + 1] = 0
+        sort_found(n, found, level, start, scale, span, spare, spare_level, buckets)
+        _count_row(
+            tile[q], begin[q, 0], end[q, 0], n, found, gap, start, scale, span, crowd, buckets, waiting
+        )  # fmt: skip
+        _finish_row(n, found, level, gap, tables, ks, by_counting, table[q], first_place[q], at_ks[q], counts[q])

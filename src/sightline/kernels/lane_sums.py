@@ -15,7 +15,7 @@ stay in registers all along a walk, by hand-written instructions, made a whole l
 import numpy as np
 from numba import njit
 
-from sightline.kernels.pairs import LOG2_E, ONE, ZERO, power_of_two
+from sightline.kernels.few_targets import LOG2_E, ONE, ZERO, power_of_two
 
 LANES = 16  # of a tile: one vector or two, by processor
 DEGREE = 8

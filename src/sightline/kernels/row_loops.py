@@ -1,48 +1,63 @@
-"""Loops that go once over a table, row by row."""
+"""Loops that go once over a table, row by row; and how many threads a compiled loop runs in: as many as torch."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numba
 import numpy as np
+import torch
 from numba import njit, prange
 
 
+def run_in_torch_threads(kernel: Callable[..., Any], *arguments: Any) -> Any:
+    """What a compiled loop returns, run in as many threads as torch uses."""
+    n_threads = torch.get_num_threads()
+    numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    torch.set_num_threads(n_threads)  # numba's start sets the pool they share to all cores
+    return kernel(*arguments)
+
+
+def n_chunks(n_rows: int) -> int:
+    """Parts in which a compiled loop works on so many rows."""
+    return max(1, min(n_rows, torch.get_num_threads()))
+
+
 @njit(cache=True, error_model="numpy", parallel=True)
-def fill_shared_levels(labels, ref_labels, n_chunks, shared):
+def fill_shared_levels(labels, ref_labels, shared):
     """(Q, G) int8 levels that (L, Q) and (L, G) labels share, from the coarsest, the last, for as long as they match."""
     n_levels, n_queries = labels.shape
-    for chunk in prange(n_chunks):
-        for i in range(chunk * n_queries // n_chunks, (chunk + 1) * n_queries // n_chunks):
-            row = shared[i]
-            row[:] = 0
-            for depth in range(n_levels):
-                own, others = labels[n_levels - 1 - depth, i], ref_labels[n_levels - 1 - depth]
-                for j in range(len(row)):
-                    row[j] += np.int8(row[j] == depth) & np.int8(others[j] == own)
+    for i in prange(n_queries):
+        row = shared[i]
+        row[:] = 0
+        for depth in range(n_levels):
+            own, others = labels[n_levels - 1 - depth, i], ref_labels[n_levels - 1 - depth]
+            for j in range(len(row)):
+                row[j] += np.int8(row[j] == depth) & np.int8(others[j] == own)
 
 
 @njit(cache=True, error_model="numpy", parallel=True)
-def fill_level_counts(levels, n_chunks, counts):
+def fill_level_counts(levels, counts):
     """(Q, M) items of each level 0 to M - 1 in the rows of (Q, G) int8 levels."""
     n_rows, n_levels = counts.shape
-    for chunk in prange(n_chunks):
-        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
-            row = levels[i]
-            for level in range(n_levels):
-                n = np.int32(0)
-                for j in range(len(row)):
-                    n += np.int32(row[j] == level)
-                counts[i, level] = n
+    for i in prange(n_rows):
+        row = levels[i]
+        for level in range(n_levels):
+            n = np.int32(0)
+            for j in range(len(row)):
+                n += np.int32(row[j] == level)
+            counts[i, level] = n
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"}, parallel=True)
-def fill_across(gradients, scaled, scale, n_chunks, across):
+def fill_across(gradients, scaled, scale, across):
     """(B, D) what of each gradient is at a right angle to its unit vector, times the (B, 1) scale."""
     n_rows, dim = gradients.shape
-    for chunk in prange(n_chunks):
-        for i in range(chunk * n_rows // n_chunks, (chunk + 1) * n_rows // n_chunks):
-            along = np.float32(0.0)
-            for d in range(dim):
-                along += gradients[i, d] * scaled[i, d]
-            for d in range(dim):
-                across[i, d] = (gradients[i, d] - along * scaled[i, d]) * scale[i, 0]
+    for i in prange(n_rows):
+        along = np.float32(0.0)
+        for d in range(dim):
+            along += gradients[i, d] * scaled[i, d]
+        for d in range(dim):
+            across[i, d] = (gradients[i, d] - along * scaled[i, d]) * scale[i, 0]
 
 
 @njit(cache=True, nogil=True)

@@ -5,7 +5,7 @@ For each target k of a row: how many items of each level score at least as much 
 levels count, one number a target (R = 1); with the sigmoid there is a number for each level (R = M). Two ways, chosen row
 by row:
 
-* few targets: every pair is evaluated, a vector at a time (:mod:`~sightline.kernels.pairs`);
+* few targets: every pair is evaluated, a vector at a time (:mod:`~sightline.kernels.few_targets`);
 * many: one sort of the row, then sums that move along it (:mod:`~sightline.kernels.lane_sums`). What lies beyond ``delta``
   is taken out of these sums, exactly where it lies, and counted as a line: each target has a second place in the list,
   ``delta`` above it, that holds no item. Cost: one sort and O(levels) an item, whatever the number of targets, the width of
@@ -17,6 +17,7 @@ The gradient needs the same sums with targets and items exchanged.
 import numpy as np
 from numba import njit, prange
 
+from sightline.kernels.few_targets import NEGLIGIBLE, ONE, counts_by_pairs, gradient_by_pairs
 from sightline.kernels.lane_sums import (
     LANES,
     N_SUMS,
@@ -34,7 +35,6 @@ from sightline.kernels.lane_sums import (
     read_slope_below,
     rows_downwards,
 )
-from sightline.kernels.pairs import NEGLIGIBLE, ONE, counts_by_pairs, gradient_by_pairs
 
 FEW_TARGETS = 12  # up to so many, pairs are cheaper than a sort: measured by benchmarks/losses.py
 LONGEST_PIECE = 32
@@ -58,19 +58,9 @@ def sort_row(scores, levels, keys, spare, buckets):
     width = 8 if n < SHORT_ROW else 11  # bits of a digit
     n_digits, mask = -(-32 // width), np.uint64((1 << width) - 1)
     buckets[:n_digits, : 1 << width] = 0
-    first, second, third, fourth = (
-        np.uint64(32),
-        np.uint64(32 + width),
-        np.uint64(32 + 2 * width),
-        np.uint64(32 + 3 * width),
-    )
     for i in range(n):
-        key = keys[i]
-        buckets[0, (key >> first) & mask] += 1
-        buckets[1, (key >> second) & mask] += 1
-        buckets[2, (key >> third) & mask] += 1
-        if n_digits == 4:
-            buckets[3, (key >> fourth) & mask] += 1
+        for digit in range(n_digits):  # side by side: one digit alone would wait for the count before it
+            buckets[digit, (keys[i] >> np.uint64(32 + width * digit)) & mask] += 1
     source, target = keys, spare
     for digit in range(n_digits):
         shift = np.uint64(32 + width * digit)
@@ -107,6 +97,14 @@ def room(n_items, n_targets):
     """Places and lanes that a row needs at most."""
     n_lanes, n_steps = _shape(n_items + n_targets)
     return n_lanes * (n_steps + 1), n_lanes
+
+
+@njit(cache=True, error_model="numpy", inline="always")
+def _next_place(step, lane, at, n_lanes, n_steps):
+    """The row, column and place that follow: down a column, then from the top of the next."""
+    if step + 1 < n_steps:
+        return step + 1, lane, at + n_lanes
+    return 0, lane + 1, lane + 1
 
 
 @njit(cache=True, error_model="numpy")
@@ -151,11 +149,7 @@ def lay_out(
             far[v, 0], far[v, 1] = n - i - totals[own[v]] + seen[own[v]], sum_so_far - sums[own[v]]
             last = edge
             v += 1
-            step += 1
-            at += n_lanes
-            if step == n_steps:
-                step, lane = 0, lane + 1
-                at = lane
+            step, lane, at = _next_place(step, lane, at, n_lanes, n_steps)
         level = np.int64((order[i] >> np.uint64(COLUMN_BITS)) & np.uint64(127))
         column = np.int32(order[i] & np.uint64(MOST_ITEMS - 1))
         gaps[at], kinds[at], columns[at] = max(x - last, np.float32(0.0)), level, column
@@ -196,18 +190,10 @@ def lay_out(
             t += 1
         sum_so_far += x
         last = max(x, last)
-        step += 1
-        at += n_lanes
-        if step == n_steps:
-            step, lane = 0, lane + 1
-            at = lane
+        step, lane, at = _next_place(step, lane, at, n_lanes, n_steps)
     while lane < n_lanes:
         gaps[at], kinds[at], columns[at] = 0.0, NOT_AN_ITEM, -1
-        step += 1
-        at += n_lanes
-        if step == n_steps:
-            step, lane = 0, lane + 1
-            at = lane
+        step, lane, at = _next_place(step, lane, at, n_lanes, n_steps)
     if strict:
         _untie(values, jump, own, first_tied, t, n - group, seen, before)
     # Beyond delta the line replaces the 1 of above; float64, as rho times a sum of many scores leaves few digits.

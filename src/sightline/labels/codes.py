@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from torch import Tensor
 
-from sightline.data.manifest import Manifest
-from sightline.errors import InputError, choose, names, raise_faults
-from sightline.labels.tree import Tree
+from sightline.errors import InputError, choose, raise_faults
+from sightline.labels.tree import Tree, grouped
 
 Floats = NDArray[np.float64]
 CodeSets = Sequence[Sequence[str]]
@@ -31,7 +31,7 @@ SYMMETRIES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "mean": lambda to, back: (to + back) / 2,
     "query": lambda to, back: to,
 }
-CODE = re.compile(r"\d+(\.\d+)*")
+CODE = re.compile(r"\d+(\.\d+)*\.*")
 
 
 @dataclass(frozen=True)
@@ -72,39 +72,47 @@ class CodeRelevance:
 
     def __post_init__(self) -> None:
         choose(SYMMETRIES, self.symmetry, "symmetry")
-        if self.n_levels < 1:
-            raise InputError(f"n_levels is {self.n_levels}: at least 1 is needed")
-        steps = np.diff([0.0, *self.worth])
-        if len(self.worth) != self.n_levels or not (steps >= 0).all() or abs(self.worth[-1] - 1) > 1e-9:
-            raise InputError(f"level_weights are {self.worth}: {self.n_levels} are needed, from 0 on, rising, the last 1")
-        if isinstance(self.code_weights, str) and self.code_weights != "idf":
-            raise InputError(f"code_weights are {self.code_weights!r}: 'idf', or weights by code, are needed")
-        if isinstance(self.code_weights, Mapping) and not all(0 <= one < math.inf for one in self.code_weights.values()):
-            raise InputError("code_weights: finite weights from 0 on are needed")
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"threshold is {self.threshold}: a number from 0 to 1 is needed")
-        if self.auxiliary and self.auxiliary_weight is not None and not self._coarser <= self.auxiliary_weight <= 1:
-            raise InputError(f"auxiliary_weight is {self.auxiliary_weight}, not between {self._coarser} and 1")
+        worth, weights = self.worth, self.code_weights
+        is_rising = len(worth) == self.n_levels and bool((np.diff([0.0, *worth]) >= 0).all())
         # The family of a main code lies within its division: only there do their levels add up.
-        wrong = [
+        not_of_family = [
             f"{code!r} of {main!r}"
             for code, main in self._mains.items()
             if code.count(".") != self.n_levels - 1
             or code.rpartition(".")[0] != main.rpartition(".")[0]
             or main in self._mains
         ]
-        raise_faults(f"auxiliary: two codes of {self.n_levels} levels that differ in the last, to a main one", wrong)
+        rules = {
+            f"n_levels is {self.n_levels}: at least 1 is needed": self.n_levels >= 1,
+            f"level_weights are {worth}: {self.n_levels} are needed, from 0 on, rising, the last 1": is_rising
+            and abs(max(worth, default=0) - 1) <= 1e-9,
+            f"code_weights are {weights!r}: 'idf', or finite weights by code from 0 on, are needed": all(
+                0 <= weight < math.inf for weight in weights.values()
+            )
+            if isinstance(weights, Mapping)
+            else weights in ("idf", None),
+            f"threshold is {self.threshold}: a number from 0 to 1 is needed": 0 <= self.threshold <= 1,
+            f"auxiliary_weight is {self.auxiliary_weight}, not between {self._coarser} and 1": not self.auxiliary
+            or self._coarser <= self._family_worth <= 1,
+            f"auxiliary: {', '.join(not_of_family)}: a code and its main one, which is auxiliary to none, must have "
+            f"{self.n_levels} levels and differ in the last alone": not not_of_family,
+        }
+        raise_faults("relevance of codes", [rule for rule, holds in rules.items() if not holds])
 
     @cached_property
     def worth(self) -> tuple[float, ...]:
         """Of sharing 1 to L levels."""
-        if self.level_weights is not None:
-            return tuple(float(weight) for weight in self.level_weights)
-        return tuple((level / self.n_levels) ** self.alpha for level in range(1, self.n_levels + 1))
+        shares = [(level / self.n_levels) ** self.alpha for level in range(1, self.n_levels + 1)]
+        return tuple(map(float, shares if self.level_weights is None else self.level_weights))
 
     @property
     def _coarser(self) -> float:
-        return self.worth[-2] if self.n_levels > 1 else 0.0
+        """The worth of sharing all levels but the last."""
+        return (0.0, 0.0, *self.worth)[-2]
+
+    @property
+    def _family_worth(self) -> float:
+        return self._coarser if self.auxiliary_weight is None else self.auxiliary_weight
 
     def between(self, queries: CodeSets, items: CodeSets | None = None, source: object = "codes") -> "CodePairs":
         """The relevance of the items to the queries, made row by row when asked for.
@@ -116,14 +124,12 @@ class CodeRelevance:
         """
         asked = _normal(queries, self.n_levels, source)
         listed = asked if items is None else _normal(items, self.n_levels, source)
-        number: dict[str, int] = {}
-        has = [_incidence(side, self._paths, number) for side in (asked, listed)]
-        rarity = Counter(code for codes in listed for code in dict.fromkeys(codes))
-        gives = [self._weights(side, number, rarity, len(listed)) for side in (asked, listed)]
-        n_nodes = len(number)
-        for table in (*has, *gives):
-            table.resize(table.shape[0], n_nodes)
-        return CodePairs(self, gives[0], has[0], gives[1], has[1])
+        paths = {code: self._path(code) for codes in chain(asked, listed) for code in codes}
+        number = {node: place for place, node in enumerate(dict.fromkeys(node for path in paths.values() for node in path))}
+        rarity = Counter(code for codes in listed for code in {*codes})
+        weights = {code: self._code_weight(code, rarity[code], len(listed)) for code in paths}
+        own = _incidence(asked, paths, number, weights)
+        return CodePairs(self, *own, *(own if items is None else _incidence(listed, paths, number, weights)))
 
     def matrix(self, queries: CodeSets, items: CodeSets | None = None) -> Floats:
         """(Q, G) the whole table, exact; for large sets ask :meth:`between` for rows."""
@@ -141,52 +147,31 @@ class CodeRelevance:
         """
         return torch.from_numpy(graded(self.matrix(queries, items), grades)).float()
 
-    def _paths(self, code: str) -> list[tuple[str, float]]:
+    def _path(self, code: str) -> dict[str, float]:
         """The code's ancestors and itself, each with the worth of sharing it."""
-        parts = code.split(".")
-        nodes = [(".".join(parts[:depth]), self.worth[depth - 1]) for depth in range(1, len(parts) + 1)]
-        if self.auxiliary and len(parts) == self.n_levels:
+        nodes = _beginnings(code)
+        path = dict(zip(nodes, self.worth, strict=False))
+        if self.auxiliary and len(nodes) == self.n_levels:
             # A family between a section and its division: the main section and those auxiliary to it.
-            family = f"family of {self._mains.get(code, code)}"
-            nodes.insert(-1, (family, self._coarser if self.auxiliary_weight is None else self.auxiliary_weight))
-        return nodes
+            full = path.popitem()
+            path |= {f"family of {self._mains.get(code, code)}": self._family_worth} | dict([full])
+        return path
 
     @cached_property
     def _mains(self) -> dict[str, str]:
-        both = zip(
-            normal_codes(self.auxiliary, "auxiliary"), normal_codes(self.auxiliary.values(), "auxiliary"), strict=True
-        )
-        return dict(both)
+        mains = normal_codes(self.auxiliary.values(), "auxiliary")
+        return dict(zip(normal_codes(self.auxiliary, "auxiliary"), mains, strict=True))
 
     @cached_property
     def _given_weights(self) -> dict[str, float]:
-        if not isinstance(self.code_weights, Mapping):
-            return {}
-        return dict(zip(normal_codes(self.code_weights, "code_weights"), self.code_weights.values(), strict=True))
+        given = self.code_weights if isinstance(self.code_weights, Mapping) else {}
+        return dict(zip(normal_codes(given, "code_weights"), given.values(), strict=True))
 
-    def _code_weight(self, code: str, rarity: Counter[str], n_items: int) -> float:
+    def _code_weight(self, code: str, n_carriers: int, n_items: int) -> float:
         if self.code_weights == "idf":
-            return float(np.log((1 + n_items) / (1 + rarity[code])) + 1)
-        parts = code.split(".")
-        beginnings = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
-        return next((self._given_weights[one] for one in beginnings if one in self._given_weights), 1.0)
-
-    def _weights(self, sets: CodeSets, number: dict[str, int], rarity: Counter[str], n_items: int) -> sparse.csr_array:
-        rows, columns, values = [], [], []
-        for row, codes in enumerate(sets):
-            distinct = list(dict.fromkeys(codes))
-            shares = np.array([self._code_weight(code, rarity, n_items) for code in distinct])
-            shares = shares if shares.any() else np.ones(len(distinct))
-            for code, share in zip(distinct, shares / shares.sum(), strict=True):
-                path = self._paths(code)
-                full = path[-1][1]
-                below = 0.0
-                for node, worth in path:
-                    rows.append(row)
-                    columns.append(number[node])
-                    values.append(share * ((worth - below) / full if full else float(node == code)))
-                    below = worth
-        return sparse.csr_array((values, (rows, columns)), shape=(len(sets), len(number)), dtype=np.float64)
+            return float(np.log((1 + n_items) / (1 + n_carriers)) + 1)
+        weights = self._given_weights
+        return next((weights[one] for one in reversed(_beginnings(code)) if one in weights), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,18 +214,7 @@ def graded(relevance: Floats, grades: int | None = GRADES) -> Floats:
     """
     if grades is None:
         return relevance.round(9)
-    steps = np.maximum(np.rint(relevance * grades), 1.0)
-    return np.where(relevance > 0, steps / grades, 0.0)
-
-
-def read_code_sets(manifest: Manifest, column: str = "codes") -> list[list[str]]:
-    """The codes of each image, from a column that holds them with spaces, ``;``, ``|`` or ``,`` between."""
-    if column not in manifest.table.columns:
-        raise InputError(f"{manifest.source}: no column {column!r}; it has {names(manifest.table.columns)}")
-    found = manifest.table[column].cast(str).fill_null("").str.replace_all(r"[;|,\s]+", " ").str.strip_chars()
-    sets = [text.split() for text in found]
-    raise_faults(manifest.source, [f"row {row}: {column} is empty" for row, codes in enumerate(sets, 1) if not codes])
-    return _normal(sets, None, manifest.source)
+    return np.where(relevance > 0, np.maximum(np.rint(relevance * grades), 1.0) / grades, 0.0)
 
 
 def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArray[np.int64]:
@@ -255,15 +229,11 @@ def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArra
             has its rarest.
     """
     number: dict[str, int] = {}
-    normal = _normal(sets, n_levels, "codes")
-    table = np.empty((len(normal), n_levels), np.int64)
-    for row, code in enumerate(_rare_and_shared(normal, min_items)):
-        parts = code.split(".")
-        for depth in range(1, n_levels + 1):
-            table[row, n_levels - depth] = number.setdefault(
-                ".".join(parts[:depth]) + "." * max(0, depth - len(parts)), len(number)
-            )
-    return table
+    rows = [
+        [number.setdefault(node, len(number)) for node in _beginnings(code + "." * (n_levels - 1 - code.count(".")))]
+        for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)
+    ]
+    return np.fliplr(np.array(rows, np.int64).reshape(-1, n_levels))
 
 
 def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDArray[np.int64]:
@@ -278,8 +248,7 @@ def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDAr
     sets = np.asarray(label_sets)
     if sets.dtype != bool or sets.ndim != 2:
         raise InputError(f"label_sets: (N, C) bool is needed, found {sets.dtype} {sets.shape}")
-    alone = sets.shape[1] + np.arange(len(sets))
-    own = [np.flatnonzero(row).tolist() or [int(other)] for row, other in zip(sets, alone, strict=True)]
+    own = [np.flatnonzero(row).tolist() or [sets.shape[1] + place] for place, row in enumerate(sets)]
     return np.array(_rare_and_shared(own, min_items), np.int64)
 
 
@@ -287,10 +256,7 @@ def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
     """One label an item: rarest first, each label takes the items left that have it, if those are enough."""
     if min_items < 1:
         raise InputError(f"min_items is {min_items}: at least 1 is needed")
-    carriers: dict[T, list[int]] = {}
-    for item, labels in enumerate(sets):
-        for label in dict.fromkeys(labels):
-            carriers.setdefault(label, []).append(item)
+    carriers = grouped((label, item) for item, labels in enumerate(sets) for label in labels)
     # Of equally rare ones the first in order, so that items which carry both meet.
     place = {label: n for n, label in enumerate(sorted(carriers, key=lambda label: (len(carriers[label]), label)))}
     chosen: dict[int, T] = {}
@@ -299,55 +265,64 @@ def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
         if len(left) >= min_items:
             chosen.update(dict.fromkeys(left, label))
     in_use = {*chosen.values()}
-    for item in (item for item in range(len(sets)) if item not in chosen):
-        chosen[item] = min(sets[item], key=lambda label: (label not in in_use, place[label]))
-    return [chosen[item] for item in range(len(sets))]
+    # An item that is left joins a label in use where it has one, else its rarest is alone.
+    return [
+        chosen[item] if item in chosen else min(labels, key=lambda label: (label not in in_use, place[label]))
+        for item, labels in enumerate(sets)
+    ]
 
 
-def _normal(sets: Iterable[Sequence[str]], n_levels: int | None, source: object) -> list[list[str]]:
+def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> list[list[str]]:
+    """Codes in one spelling; refused where an item has none, or one of more levels than there are."""
     given = [list(codes) for codes in sets]
-    flat = normal_codes((code for codes in given for code in codes), source)
-    if n_levels is not None:
-        deep = [f"{code!r} has {code.count('.') + 1} levels" for code in dict.fromkeys(flat) if code.count(".") >= n_levels]
-        raise_faults(f"{source}: at most {n_levels} levels are expected", deep)
-    ends = np.cumsum([len(codes) for codes in given]).tolist()
-    found = [flat[end - len(codes) : end] for codes, end in zip(given, ends, strict=True)]
-    raise_faults(source, [f"item {place}: no code" for place, codes in enumerate(found, start=1) if not codes])
-    return found
+    distinct = list(dict.fromkeys(chain.from_iterable(given)))
+    spelled = dict(zip(distinct, normal_codes(distinct, source), strict=True))
+    faults = [f"item {place}: no code" for place, codes in enumerate(given, start=1) if not codes]
+    depths = {code: code.count(".") + 1 for code in spelled.values()}
+    faults += [f"{code!r} has {n} levels, at most {n_levels} are expected" for code, n in depths.items() if n > n_levels]
+    raise_faults(source, faults)
+    return [[spelled[code] for code in codes] for codes in given]
 
 
-def _incidence(sets: CodeSets, paths: Callable[[str], list[tuple[str, float]]], number: dict[str, int]) -> sparse.csr_array:
-    rows, columns = [], []
+def _beginnings(code: str) -> list[str]:
+    parts = code.split(".")
+    return [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def _incidence(
+    sets: CodeSets, paths: Mapping[str, Mapping[str, float]], number: Mapping[str, int], weights: Mapping[str, float]
+) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """(N, nodes) what each node is worth to each item, and which nodes each item has."""
+    rows, columns, values = [], [], []
     for row, codes in enumerate(sets):
-        nodes = dict.fromkeys(node for code in codes for node, _ in paths(code))
-        rows += [row] * len(nodes)
-        columns += [number.setdefault(node, len(number)) for node in nodes]
-    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(sets), max(len(number), 1)), dtype=np.float64)
-
-
-def normal_code(code: str) -> str:
-    """A dotted code without spaces and leading zeros.
-
-    Example:
-        >>> normal_code(" 26.01.15 ")
-        '26.1.15'
-    """
-    text = code.strip().rstrip(".")
-    if not CODE.fullmatch(text):
-        raise InputError(f"{code!r} is no dotted code such as 26.1.15")
-    return ".".join(str(int(part)) for part in text.split("."))
+        distinct = list(dict.fromkeys(codes))
+        shares = np.array([weights[code] for code in distinct])
+        shares = shares if shares.any() else np.ones(len(distinct))
+        for code, share in zip(distinct, shares / shares.sum(), strict=True):
+            worth = np.array([0.0, *paths[code].values()])
+            steps = np.diff(worth) / worth[-1] if worth[-1] else np.eye(len(worth) - 1)[-1]
+            rows += [row] * len(steps)
+            columns += [number[node] for node in paths[code]]
+            values += (share * steps).tolist()
+    shape = (len(sets), max(len(number), 1))
+    gives = sparse.csr_array((values, (rows, columns)), shape=shape, dtype=np.float64)
+    has = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=shape, dtype=np.float64)
+    has.data[:] = 1  # ancestors that several of an item's codes share count once
+    return gives, has
 
 
 def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
-    """Each code as :func:`normal_code` gives it; all that are none are listed at once."""
-    found, faults = [], []
-    for code in codes:
-        try:
-            found.append(normal_code(code))
-        except InputError as error:
-            faults.append(str(error))
-    raise_faults(source, faults)
-    return found
+    """Dotted codes without spaces and leading zeros; all that are none are listed at once.
+
+    Example:
+        >>> normal_codes([" 26.01.15 "])
+        ['26.1.15']
+    """
+    given = list(codes)
+    raise_faults(
+        source, [f"{code!r} is no dotted code such as 26.1.15" for code in given if not CODE.fullmatch(code.strip())]
+    )
+    return [".".join(str(int(part)) for part in code.strip().rstrip(".").split(".")) for code in given]
 
 
 def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
@@ -357,9 +332,5 @@ def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
         >>> tree_of_codes(["26.1.15", "26.01.03", "3.9"]).level_sizes()
         [2, 2, 2]
     """
-    edges: dict[str, str] = {}
-    for code in normal_codes(codes, source):
-        parts = code.split(".")
-        for depth in range(len(parts), 0, -1):
-            edges[".".join(parts[:depth])] = ".".join(parts[: depth - 1])
-    return Tree.from_edges(edges.items(), source)
+    nodes = (node for code in normal_codes(codes, source) for node in reversed(_beginnings(code)))
+    return Tree.from_edges(((node, node.rpartition(".")[0]) for node in dict.fromkeys(nodes)), source)

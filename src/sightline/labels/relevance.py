@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import InputError, choose
+from sightline.registry import option_parameters
 
 
 def weight_relevance(counts: Tensor, alpha: float = 1.0) -> Tensor:
@@ -46,8 +47,7 @@ def sum_wap_relevance(counts: Tensor, weights: tuple[float, ...] | None = None) 
     if len(weights) != n_levels:
         raise InputError(f"{len(weights)} weights for {n_levels} levels")
     at_least = counts.flip(1).cumsum(1).flip(1).clamp(min=1)
-    shares = torch.tensor((0.0, *weights), dtype=torch.float64, device=counts.device) / at_least
-    return shares.cumsum(1)
+    return (torch.tensor((0.0, *weights), dtype=torch.float64, device=counts.device) / at_least).cumsum(1)
 
 
 def exponential_relevance(counts: Tensor) -> Tensor:
@@ -89,24 +89,22 @@ class Relevance:
     count_self: bool = False
     monotone: bool = False
 
-    def of(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(Q, L) the worth of an item of each level, in lists with (Q, L) items of each."""
+    def __post_init__(self) -> None:
+        choose(RELEVANCES, self.name, "relevance")
         for name, given in (("alpha", (self.alpha,)), ("weights", self.weights), ("values", self.values)):
             if given is not None and not all(0 <= value < np.inf for value in given):
                 raise InputError(f"{name} must be finite and at least 0, got {list(given)}")
+
+    def of(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(Q, L) the worth of an item of each level, in lists with (Q, L) items of each."""
         if self.values is not None:
             if len(self.values) != counts.shape[1]:
                 raise InputError(f"{len(self.values)} values for {counts.shape[1]} levels")
             return np.broadcast_to(np.array(self.values, np.float64), counts.shape)
-        function = choose(RELEVANCES, self.name, "relevance")
         table = torch.from_numpy(np.pad(counts, ((0, 0), (1, 0))))
-        if self.count_self:
-            table[:, -1] += 1
-        options: dict[str, object] = {}
-        if self.name in ("population", "weight"):
-            options["alpha"] = self.alpha
-        elif self.name == "sum_wap":
-            options["weights"] = self.weights
+        table[:, -1] += self.count_self
+        function = RELEVANCES[self.name]
+        options = {key: getattr(self, key) for key in option_parameters(function) if key != "counts"}
         worth: NDArray[np.float64] = function(table, **options).numpy()[:, 1:]
         return np.maximum.accumulate(worth, 1) if self.monotone else worth
 
@@ -116,6 +114,4 @@ POPULATION, EXPONENTIAL = Relevance(), Relevance("exponential")
 
 def as_relevance(relevance: "str | Relevance") -> Relevance:
     """The relevance of that name with its default options, or the one given; an unknown name is refused."""
-    found = Relevance(relevance) if isinstance(relevance, str) else relevance
-    choose(RELEVANCES, found.name, "relevance")
-    return found
+    return Relevance(relevance) if isinstance(relevance, str) else relevance

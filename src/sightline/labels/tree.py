@@ -1,19 +1,25 @@
 """The label tree: levels, parents, common ancestors, distances, label columns."""
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from sightline.data.manifest import Manifest, label_columns, read_manifest, table_faults
-from sightline.errors import InputError, choose, names, nearest, raise_faults
-from sightline.files import replaced
+from sightline.data.manifest import Manifest, label_columns, read_manifest, read_text_table
+from sightline.errors import SHOWN_FAULTS, InputError, choose, named_errors, names, nearest, raise_faults
+from sightline.files import write_text
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
 Numbers = NDArray[np.int64]
 NOTHING = -1  # the parent of a root, and the common ancestor of two nodes that share none
 
@@ -48,28 +54,22 @@ class Tree:
 
         A name is one node. Cycles and children of two parents are refused, all at once; so is a row without a child.
         """
-        pairs = list(edges)
+        pairs = [(child, parent or None) for child, parent in edges]
+        if not pairs:
+            raise InputError(f"{source}: no row")
+        above = grouped(pair for pair in pairs if pair[0])
         faults = [f"row {row}: the child is empty" for row, (child, _) in enumerate(pairs, start=1) if not child]
-        above: dict[str, dict[str | None, None]] = {}
-        for child, parent in pairs:
-            if child:
-                above.setdefault(child, {})[parent or None] = None
-        faults += [
-            f"{child!r} has {len(found)} parents: {_listed(found)}" for child, found in above.items() if len(found) > 1
-        ]
+        faults += _parent_faults(above)
         faults += [f"a cycle: {' < '.join(map(repr, circle))}" for circle in _cycles(above)]
         raise_faults(source, faults)
-        if not above:
-            raise InputError(f"{source}: no row")
-        parent_of = {child: parent for child, found in above.items() for parent in found}
-        for parent in list(parent_of.values()):
-            if parent is not None:
-                parent_of.setdefault(parent, None)
-        depths = _depths(parent_of)
-        order = sorted(parent_of, key=depths.__getitem__)
-        number = {name: place for place, name in enumerate(order)}
-        parents = [NOTHING if (parent := parent_of[name]) is None else number[parent] for name in order]
-        return cls(tuple(order), np.array(parents, np.int64), str(source))
+        parent_of = {child: found[0] for child, found in above.items()}
+        parent_of |= {parent: None for parent in parent_of.values() if parent is not None and parent not in parent_of}
+        depths: dict[str | None, int] = {None: -1}
+        for name in TopologicalSorter({child: [parent] for child, parent in parent_of.items() if parent}).static_order():
+            depths[name] = depths[parent_of[name]] + 1
+        order = sorted(parent_of, key=lambda name: depths.get(name, 0))
+        number: dict[str | None, int] = {None: NOTHING} | {name: place for place, name in enumerate(order)}
+        return cls(tuple(order), np.array([number[parent_of[name]] for name in order], np.int64), str(source))
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[str]], source: object = "paths", unique: bool = True) -> "Tree":
@@ -84,22 +84,19 @@ class Tree:
         distinct = list(dict.fromkeys(tuple(path) for path in paths))
         if not distinct:
             raise InputError(f"{source}: no row")
-        faults = [f"{' > '.join(path) or 'a row'}: a level is missing" for path in distinct if not all(path) or not path]
         whole = [path for path in distinct if path and all(path)]
-        if unique and whole:
-            faults += _name_faults(whole)
-        raise_faults(source, faults)
-        nodes = dict.fromkeys(path[:depth] for path in whole for depth in range(1, len(path) + 1))
-        order = sorted(nodes, key=len)
-        number = {path: place for place, path in enumerate(order)}
-        parents = [number[path[:-1]] if len(path) > 1 else NOTHING for path in order]
-        return cls(tuple(path[-1] for path in order), np.array(parents, np.int64), str(source))
+        faults = [f"{' > '.join(path) or 'a row'}: a level is missing" for path in distinct if not path or not all(path)]
+        raise_faults(source, faults + (_name_faults(whole) if unique else []))
+        order = sorted(dict.fromkeys(path[:depth] for path in whole for depth in range(1, len(path) + 1)), key=len)
+        number = {(): NOTHING} | {path: place for place, path in enumerate(order)}
+        return cls(
+            tuple(path[-1] for path in order), np.array([number[path[:-1]] for path in order], np.int64), str(source)
+        )
 
     @cached_property
     def depths(self) -> Numbers:
         """(N,) int64: 0 for a root."""
-        found: Numbers = (self._ancestors >= 0).sum(1) - 1
-        return found
+        return np.asarray((self._ancestors >= 0).sum(1) - 1, np.int64)
 
     @cached_property
     def leaves(self) -> Numbers:
@@ -113,24 +110,17 @@ class Tree:
 
     def level_sizes(self) -> list[int]:
         """How many nodes there are at each depth, roots first."""
-        sizes: list[int] = np.bincount(self.depths, minlength=self.n_levels).tolist()
-        return sizes
+        return [int(n) for n in np.bincount(self.depths)]
 
     def find(self, name: str) -> int:
         """The number of the node of that name; the nearest name is suggested, and a name of several nodes refused."""
         found = self._by_name.get(name, [])
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if not found:
+            raise InputError(f"{self.source}: no node {name!r}: {nearest(name, self.names)}")
+        if len(found) > 1:
             paths = "; ".join(" > ".join(self.path(node)) for node in found[:5])
             raise InputError(f"{self.source}: {len(found)} nodes are called {name!r}: {paths}")
-        raise InputError(f"{self.source}: no node {name!r}: {nearest(name, self.names)}")
-
-    def find_all(self, wanted: Iterable[str]) -> Numbers:
-        """The numbers of the nodes of those names; all that are not there are named at once."""
-        words = list(wanted)
-        raise_faults(self.source, [f"no node {name!r}" for name in dict.fromkeys(words) if name not in self._by_name])
-        return np.array([self.find(name) for name in words], np.int64)
+        return found[0]
 
     def path(self, node: int) -> list[str]:
         """The names from the root to the node."""
@@ -143,22 +133,18 @@ class Tree:
     def shared_levels(self, nodes: ArrayLike, others: ArrayLike) -> Numbers:
         """How many levels two nodes share, from the root on; the arguments broadcast. 0 where they have no common root."""
         own, theirs = self._ancestors[np.asarray(nodes)], self._ancestors[np.asarray(others)]
-        agree = (own == theirs) & (own >= 0)
         # Two paths that part never meet again: what agrees is a beginning.
-        found: Numbers = agree.sum(-1)
-        return found
+        return np.asarray(((own == theirs) & (own >= 0)).sum(-1), np.int64)
 
     def common_ancestor(self, nodes: ArrayLike, others: ArrayLike) -> Numbers:
         """The deepest node above (or equal to) both; -1 where they share no root. The arguments broadcast."""
-        shared = self.shared_levels(nodes, others)
-        table = np.broadcast_to(self._ancestors[np.asarray(nodes)], (*shared.shape, self.n_levels))
-        found = np.take_along_axis(table, np.maximum(shared - 1, 0)[..., None], -1)[..., 0]
-        return np.where(shared > 0, found, NOTHING)
+        own, theirs = self._ancestors[np.asarray(nodes)], self._ancestors[np.asarray(others)]
+        return np.asarray(np.where(own == theirs, own, NOTHING).max(-1), np.int64)  # a child's number is above its parent's
 
     def distance(self, nodes: ArrayLike, others: ArrayLike) -> Numbers:
         """Steps from one node to the other through their common ancestor, or the nameless top. The arguments broadcast."""
-        found: Numbers = self.depths[np.asarray(nodes)] + self.depths[np.asarray(others)] + 2
-        return found - 2 * self.shared_levels(nodes, others)
+        both = self.depths[np.asarray(nodes)] + self.depths[np.asarray(others)] + 2
+        return np.asarray(both - 2 * self.shared_levels(nodes, others), np.int64)
 
     def levelled(self) -> "Tree":
         """The tree with all leaves at the deepest level: shorter branches repeat their leaf's name downwards."""
@@ -202,15 +188,13 @@ class Tree:
         """Write ``child,parent`` rows that :func:`read_edges` reads; names must be unique."""
         self._check_unique()
         above = ["" if parent == NOTHING else self.names[parent] for parent in self.parents.tolist()]
-        with replaced(Path(file)) as scratch:
-            pl.DataFrame({"child": self.names, "parent": above}).write_csv(scratch)
+        write_text(Path(file), pl.DataFrame({"child": self.names, "parent": above}).write_csv())
         return Path(file)
 
     def _check_deepest(self, leaves: Numbers) -> None:
         shallow = leaves[self.depths[leaves] < self.n_levels - 1].tolist()
-        n = self.n_levels
-        told = [f"{self.names[leaf]!r} is a leaf of {self.depths[leaf] + 1} levels, others have {n}" for leaf in shallow]
-        raise_faults(self.source, told)
+        is_short = "{!r} is a leaf of {} levels, others have {}".format
+        raise_faults(self.source, [is_short(self.names[leaf], self.depths[leaf] + 1, self.n_levels) for leaf in shallow])
 
     def _check_unique(self) -> None:
         twice = [f"{len(nodes)} nodes are called {name!r}" for name, nodes in self._by_name.items() if len(nodes) > 1]
@@ -218,87 +202,73 @@ class Tree:
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for place, name in enumerate(self.names):
-            found.setdefault(name, []).append(place)
-        return found
+        return grouped((name, place) for place, name in enumerate(self.names))
 
     @cached_property
     def _ancestors(self) -> Numbers:
         """(N, L) each node's path from its root, then -1."""
-        depths = np.zeros(len(self), np.int64)
+        paths: list[list[int]] = []
         for node, parent in enumerate(self.parents.tolist()):
-            depths[node] = 0 if parent == NOTHING else depths[parent] + 1
-        table = np.full((len(self), int(depths.max()) + 1), NOTHING, np.int64)
-        for node, parent in enumerate(self.parents.tolist()):
-            if parent != NOTHING:
-                table[node] = table[parent]
-            table[node, depths[node]] = node
-        return table
+            paths.append([*(paths[parent] if parent != NOTHING else ()), node])
+        return np.array(list(zip_longest(*paths, fillvalue=NOTHING)), np.int64).T
 
 
-def _listed(found: Iterable[str | None]) -> str:
-    return ", ".join("none (a root)" if name is None else repr(name) for name in found)
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The distinct values of each key, both in the order in which they come.
+
+    Example:
+        >>> grouped([("a", 1), ("b", 2), ("a", 3), ("a", 1)])
+        {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[K, list[V]] = {}
+    for key, value in dict.fromkeys(pairs):
+        found.setdefault(key, []).append(value)
+    return found
 
 
-def _cycles(above: dict[str, dict[str | None, None]]) -> list[list[str]]:
-    """A cycle for each edge that leads a walk upwards, by every parent, back to where it has been."""
-    circles: list[list[str]] = []
-    walked: set[str] = set()
-    for start in above:
-        trail = {} if start in walked else {start: iter(above[start])}
-        while trail:
-            name, parents = next(reversed(trail.items()))
-            parent = next((parent for parent in parents if parent is not None), None)
-            if parent is None:
-                walked.add(name)
-                del trail[name]
-            elif parent in trail:
-                names = list(trail)
-                circles.append([*names[names.index(parent) :], parent])
-            elif parent not in walked:
-                trail[parent] = iter(above.get(parent, ()))
-    return circles
+def _parent_faults(above: Mapping[str, Sequence[str | None]]) -> list[str]:
+    return [
+        f"{name!r} has {len(found)} parents: {', '.join('none (a root)' if one is None else repr(one) for one in found)}"
+        for name, found in above.items()
+        if len(found) > 1
+    ]
 
 
-def _depths(parent_of: dict[str, str | None]) -> dict[str, int]:
-    """The depth of each name, where there is no cycle."""
-    depths: dict[str, int] = {}
-    for start in parent_of:
-        trail: list[str] = []
-        name: str | None = start
-        while name is not None and name not in depths:
-            trail.append(name)
-            name = parent_of[name]
-        depth = -1 if name is None else depths[name]
-        for passed in reversed(trail):
-            depth += 1
-            depths[passed] = depth
-    return depths
+def _cycles(above: Mapping[str, Sequence[str | None]]) -> list[list[str]]:
+    """Cycles from child to parent, one after another, an edge of each taken out; as many as a message shows."""
+    graph = {child: {parent for parent in parents if parent is not None} for child, parents in above.items()}
+    found: list[list[str]] = []
+    while len(found) < SHOWN_FAULTS:
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circle = error.args[1]  # each name before its child
+            graph[circle[1]].remove(circle[0])
+            found.append(circle[::-1])
+        else:
+            break
+    return found
 
 
 def _name_faults(paths: list[tuple[str, ...]]) -> list[str]:
-    above: dict[tuple[int, str], dict[str | None, None]] = {}
-    levels: dict[str, dict[int, None]] = {}
-    for path in paths:
-        for depth, name in enumerate(path):
-            above.setdefault((depth, name), {})[path[depth - 1] if depth else None] = None
-            levels.setdefault(name, {})[depth] = None
-    faults = [
-        f"{name!r} has {len(found)} parents: {_listed(found)}" for (_, name), found in above.items() if len(found) > 1
+    """Names below two parents or at two levels, and paths of another length than most."""
+    nodes = [(name, depth, path[depth - 1] if depth else None) for path in paths for depth, name in enumerate(path)]
+    levels = [
+        grouped((name, parent) for name, level, parent in nodes if level == depth)
+        for depth in range(max(map(len, paths), default=0))
     ]
+    faults = [fault for level in levels for fault in _parent_faults(level)]
     faults += [
-        f"{name!r} is a name at levels {', '.join(str(depth + 1) for depth in sorted(found))}"
-        for name, found in levels.items()
-        if len(found) > 1
+        f"{name!r} is a name at levels {', '.join(map(str, sorted(levels)))}"
+        for name, levels in grouped((name, depth + 1) for name, depth, _ in nodes).items()
+        if len(levels) > 1
     ]
-    usual = max(Counter(map(len, paths)).items(), key=lambda pair: (pair[1], pair[0]))[0]
-    odd = [path for path in paths if len(path) != usual]
-    return faults + [f"{' > '.join(path)}: {len(path)} levels, most have {usual}" for path in odd]
+    usual = max(Counter(map(len, paths)).items(), key=lambda pair: (pair[1], pair[0]), default=(0, 0))[0]
+    return faults + [f"{' > '.join(path)}: {len(path)} levels, most have {usual}" for path in paths if len(path) != usual]
 
 
 RANKS = ("kingdom", "phylum", "class", "order", "family", "genus", "species")
-EDGE_HEADERS = {"child": "parent", "hyponym": "hypernym", "synset": "hypernym", "id": "parent_id"}
+EDGE_HEADERS = (("child", "parent"), ("hyponym", "hypernym"), ("synset", "hypernym"), ("id", "parent_id"))
 SEVERAL_PARENTS = {"fault": False, "first": True}
 
 
@@ -330,21 +300,16 @@ def read_edges(file: Path, several_parents: str = "fault") -> Tree:
     file = Path(file)
     keep_first = choose(SEVERAL_PARENTS, several_parents, "rule for several parents")
     table = _read_table(file)
-    columns = next(
-        ((child, EDGE_HEADERS[child]) for child in EDGE_HEADERS if {child, EDGE_HEADERS[child]} <= {*table.columns}), None
-    )
+    columns = next((pair for pair in EDGE_HEADERS if {*pair} <= {*table.columns}), None)
     if columns is None:
         table = _read_table(file, has_header=False)
         if len(table.columns) < 2:
             raise InputError(f"{file}: columns 'child' and 'parent' are needed, found one column")
         columns = table.columns[0], table.columns[1]
-    pairs = [(_trim(child), _trim(parent)) for child, parent in table.select(columns).iter_rows()]
-    if keep_first:
-        first: dict[str, str] = {}
-        for child, parent in pairs:
-            first.setdefault(child, parent)
-        pairs = list(first.items())
-    return Tree.from_edges(pairs, file)
+    table = table.select(columns)
+    return Tree.from_edges(
+        (table.unique(columns[0], keep="first", maintain_order=True) if keep_first else table).rows(), file
+    )
 
 
 def read_taxonomy(file: Path, ranks: Sequence[str] = RANKS, fill: bool = False) -> Tree:
@@ -358,25 +323,24 @@ def read_taxonomy(file: Path, ranks: Sequence[str] = RANKS, fill: bool = False) 
         fill: where a rank is empty, stand in ``<parent> (no <rank>)``; False lists these rows as faults.
     """
     file = Path(file)
-    table = _read_json(file) if file.suffix.lower() == ".json" else _read_table(file)
+    table = _read_table(file)
     if "species" in ranks and "species" not in table.columns and "name" in table.columns:
         table = table.rename({"name": "species"})
     there = [rank for rank in ranks if rank in table.columns]
     if not there:
         raise InputError(f"{file}: no column {names(ranks)}; the header has {names(table.columns)}")
-    paths, faults = [], []
-    for row, values in enumerate(table.select(there).iter_rows(), start=1):
-        path = [_trim(value) for value in values]
-        for place, rank in enumerate(there):
-            if path[place]:
-                continue
-            if not fill or not place:
-                faults.append(f"row {row}: {rank} is empty ({' > '.join(value for value in path if value)})")
-            else:
-                path[place] = f"{path[place - 1]} (no {rank})"
-        paths.append(path)
+    table = table.select(there)
+    faults = [
+        f"row {row}: {rank} is empty ({' > '.join(filter(None, path))})"
+        for row, path in enumerate(table.iter_rows(), start=1)
+        for rank, name in zip(there, path, strict=True)
+        if not name and not (fill and rank != there[0])
+    ]
     raise_faults(file, faults)
-    return Tree.from_paths(paths, file, unique=False)
+    for above, rank in pairwise(there):
+        stand_in = pl.format(f"{{}} (no {rank})", above)
+        table = table.with_columns(pl.when(pl.col(rank) == "").then(stand_in).otherwise(rank).alias(rank))
+    return Tree.from_paths(table.iter_rows(), file, unique=False)
 
 
 def read_tree(file: Path, kind: str = "auto", several_parents: str = "fault", fill: bool = False) -> Tree:
@@ -389,7 +353,10 @@ def read_tree(file: Path, kind: str = "auto", several_parents: str = "fault", fi
         fill: of a taxonomy, as :func:`read_taxonomy` takes it.
     """
     file = Path(file)
-    is_taxonomy = _is_taxonomy(file) if kind == "auto" else choose({"edges": False, "taxonomy": True}, kind, "kind of tree")
+    if kind == "auto":
+        is_taxonomy = file.suffix.lower() == ".json" or len({*_read_table(file).columns} & {*RANKS}) > 1
+    else:
+        is_taxonomy = choose({"edges": False, "taxonomy": True}, kind, "kind of tree")
     if fill and not is_taxonomy:
         raise InputError(f"{file}: only a taxonomy has ranks to fill; it is read as edges")
     if several_parents != "fault" and is_taxonomy:
@@ -397,38 +364,21 @@ def read_tree(file: Path, kind: str = "auto", several_parents: str = "fault", fi
     return read_taxonomy(file, fill=fill) if is_taxonomy else read_edges(file, several_parents)
 
 
-def _is_taxonomy(file: Path) -> bool:
-    if file.suffix.lower() == ".json":
-        return True
-    return len({*_read_table(file).columns} & {*RANKS}) > 1
-
-
-def _trim(value: str | None) -> str:
-    return "" if value is None else value.strip()
-
-
 def _read_table(file: Path, has_header: bool = True) -> pl.DataFrame:
-    """The table as text: with commas if it is called .csv, else with tabs."""
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    separator = "," if file.suffix.lower() == ".csv" else "\t"
-    with table_faults(file):
-        table = pl.read_csv(file, separator=separator, has_header=has_header, infer_schema=False)
+    """The table as text: JSON, with commas if it is called .csv, else with tabs."""
+    if file.suffix.lower() == ".json":
+        return _read_records(file)
+    table = read_text_table(file, separator="," if file.suffix.lower() == ".csv" else "\t", has_header=has_header)
     plain = [name.strip().lower() for name in table.columns]  # Kingdom is kingdom
     return table.rename(dict(zip(table.columns, plain, strict=True))) if len({*plain}) == len(plain) else table
 
 
-def _read_json(file: Path) -> pl.DataFrame:
-    import json
-
-    if not file.is_file():
-        raise InputError(f"{file}: no such file")
-    try:
+def _read_records(file: Path) -> pl.DataFrame:
+    with named_errors(file, "cannot be read as JSON", OSError, ValueError, RecursionError):
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file}: not JSON: {error}") from error
     records = found.get("categories") if isinstance(found, dict) else found
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{file}: a list of records, or one under 'categories', is needed")
-    rows = [{key: None if value is None else str(value) for key, value in one.items()} for one in records]
-    return pl.DataFrame(rows, infer_schema_length=None)  # a rank that only the last record has is a column too
+    columns = dict.fromkeys(key for one in records for key in one)  # a rank that only the last record has is one too
+    texts = {key: ["" if one.get(key) is None else str(one[key]).strip() for one in records] for key in columns}
+    return pl.DataFrame(texts)

@@ -33,7 +33,16 @@ from sightline.losses.blackbox import (
     blackbox_recall_loss,
     class_map_loss,
 )
-from sightline.losses.combined import HappierFLoss, HappierLoss, RoadmapLoss, RODNDCGLoss, RODRecallLoss
+from sightline.losses.contrastive import (
+    CalibrationLoss,
+    ContrastiveLoss,
+    TripletLoss,
+    XBMContrastiveLoss,
+    calibration_loss,
+    contrastive_loss,
+    triplet_loss,
+    xbm_contrastive_loss,
+)
 from sightline.losses.graded import (
     SmoothHAPLoss,
     SmoothNDCGLoss,
@@ -45,16 +54,6 @@ from sightline.losses.graded import (
     sup_ndcg_loss,
 )
 from sightline.losses.histogram import FastAPLoss, SoftBinAPLoss, fast_ap_loss, softbin_ap_loss
-from sightline.losses.pairs import (
-    CalibrationLoss,
-    ContrastiveLoss,
-    TripletLoss,
-    XBMContrastiveLoss,
-    calibration_loss,
-    contrastive_loss,
-    triplet_loss,
-    xbm_contrastive_loss,
-)
 from sightline.losses.proxies import (
     ArcFaceLoss,
     CSLLoss,
@@ -67,6 +66,11 @@ from sightline.losses.proxies import (
 )
 from sightline.losses.recall import SmoothRecallLoss, SupRecallLoss, smooth_recall_loss, sup_recall_loss
 from sightline.losses.sums import (
+    HappierFLoss,
+    HappierLoss,
+    RoadmapLoss,
+    RODNDCGLoss,
+    RODRecallLoss,
     SumOverLevels,
     WeightedSum,
     norm_softmax_over_levels,
@@ -195,7 +199,7 @@ def loss_options(name: str, trust: bool = False) -> list[str]:
 
     Example:
         >>> loss_options("smooth_ap")
-        ['tau']
+        ['tau', 'preset']
     """
     return list(LOSSES.options(name, trust=trust))
 

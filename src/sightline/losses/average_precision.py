@@ -7,22 +7,17 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
-from sightline.ranking.levels import flat_levels
-from sightline.ranking.pairs import Pairs, check_sets
+from sightline.ranking.pairs import Pairs, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 
 
-def ap_losses(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
-    """(Q,) one minus AP from the (Q, P) ranks of each query's relevant items; 1 where there are none."""
+def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
+    """() mean of one minus AP over the queries that have a relevant item, from the (Q, P) ranks of such items."""
+    n_relevant = valid.sum(1)
     # Clamped, not masked afterwards: the gradient of 0 / 0 is NaN even where it is masked out.
     precision = rank_among_relevant / rank.clamp(min=1)
-    return 1 - (precision * valid).sum(1) / valid.sum(1).clamp(min=1)
-
-
-def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
-    """() mean of :func:`ap_losses` over the queries that have a relevant item."""
-    return mean_over_queries(ap_losses(rank_among_relevant, rank, valid), valid.sum(1))
+    return mean_over_queries(1 - (precision * valid).sum(1) / n_relevant.clamp(min=1), n_relevant)
 
 
 def sup_ap_objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
@@ -139,7 +134,7 @@ def smooth_ap_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
     return flat_rank_loss(pairs, SigmoidStep(tau), smooth_ap_objective)
 
 
-class SmoothAPLoss(PairLoss, of=smooth_ap_loss):
+class SmoothAPLoss(PairLoss, of=smooth_ap_loss, presets=True):
     """:func:`smooth_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own list, as a
@@ -209,14 +204,10 @@ def each_label_ap_loss(
 def _check_weights(weights: Sequence[float] | Tensor | None) -> list[float] | None:
     if weights is None:
         return None
-    try:
-        table = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError):
-        table = torch.zeros(0)
+    table = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
     if table.ndim != 1 or not (table >= 0).all() or not table.isfinite().all() or not table.any():
         raise InputError(f"label_weights are {weights!r}; finite numbers of 0 or more are needed, not all of them 0")
-    numbers: list[float] = table.tolist()
-    return numbers
+    return table.tolist()
 
 
 def _of_sets(

@@ -6,19 +6,18 @@ public on ``(scores, relevance, mask)``; :class:`PairLoss` makes it a module on 
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
-from sightline.ranking import levels, profile
 from sightline.ranking import pairs as labels_to_pairs
-from sightline.ranking.pairs import Pairs
-from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
+from sightline.ranking import profile
+from sightline.ranking.pairs import Pairs, table_pairs
+from sightline.ranking.ranks import SigmoidStep, SupStep
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,37 +36,15 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 batch_pairs = uncompiled(labels_to_pairs.batch_pairs)
-level_counts = uncompiled(levels.level_counts)
+level_counts = uncompiled(labels_to_pairs.level_counts)
 rank_loss = uncompiled(profile.rank_loss)
-shared_levels = uncompiled(levels.shared_levels)
+shared_levels = uncompiled(labels_to_pairs.shared_levels)
 
 
 def flat_rank_loss(pairs: Pairs, step: SupStep | SigmoidStep, objective: profile.Objective) -> Tensor:
     """() mean of an objective over the queries, where an item is relevant or not."""
     flat = pairs.flat
     return rank_loss(pairs.scores, flat, level_counts(flat, 1), step, objective)
-
-
-def check_finite(**values: float) -> None:
-    """Refuse a named number that is NaN or infinite."""
-    if wrong := [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]:
-        raise InputError(f"{', '.join(wrong)}; a finite number is needed")
-
-
-def check_margin(margin: float) -> None:
-    """Refuse a margin that is below 0 or not finite."""
-    if not 0 <= margin < math.inf:
-        raise InputError(f"margin is {margin}; a finite number of 0 or more is needed")
-
-
-def check_counts(**values: int) -> None:
-    """Refuse a named count that is not a whole number above 0."""
-    if wrong := [
-        f"{name} is {value!r}"
-        for name, value in values.items()
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]:
-        raise InputError(f"{', '.join(wrong)}; a whole number above 0 is needed")
 
 
 @dataclass(frozen=True)
@@ -96,15 +73,6 @@ PRESETS = {
     # Their iNaturalist configurations: no jump, so no upper bound between 0 and delta.
     "released-code-inaturalist": Preset(jump=0.0, offset=1.0, strict=True, include_self=True, reduction="nonzero"),
 }
-
-
-class SupOptions(TypedDict, total=False):
-    """The options of :class:`SupRank`, for losses that hand them on."""
-
-    tau: float
-    rho: float
-    delta: float | None
-    preset: str
 
 
 @dataclass(frozen=True)
@@ -136,15 +104,12 @@ class SupRank:
 
 def flat_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
     """Scores at hand, with what is relevant: all above 0."""
-    scores, mask = check_pairs(scores, relevance, mask)
-    return Pairs(scores, levels.flat_levels(relevance > 0, mask), 1, 1)
+    return table_pairs(scores, relevance > 0, mask)
 
 
 def graded_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
     """Scores at hand, with what each item is worth, whatever the type of number."""
-    scores, mask = check_pairs(scores, relevance, mask)
-    of_items, worth = levels.graded_levels(relevance, mask)
-    return Pairs(scores, of_items, worth.shape[1] - 1, 1, worth)
+    return table_pairs(scores, relevance if relevance.is_floating_point() else relevance.double(), mask)
 
 
 class OnScores(Protocol[P]):
@@ -155,19 +120,12 @@ class OnScores(Protocol[P]):
     ) -> Tensor: ...
 
 
-def on_scores(function: Callable[Concatenate[Pairs, P], Tensor]) -> OnScores[P]:
-    """The function on pairs as one on ``(scores, relevance, mask)``: all above 0 is relevant."""
-    return _called_with(flat_pairs, function)
-
-
-def on_graded_scores(function: Callable[Concatenate[Pairs, P], Tensor]) -> OnScores[P]:
-    """The function on pairs as one on ``(scores, relevance, mask)``: relevance is what an item is worth."""
-    return _called_with(graded_pairs, function)
-
-
-def _called_with(
-    to_pairs: Callable[[Tensor, Tensor, Tensor | None], Pairs], function: Callable[Concatenate[Pairs, P], Tensor]
+def on_scores(
+    function: Callable[Concatenate[Pairs, P], Tensor],
+    to_pairs: Callable[[Tensor, Tensor, Tensor | None], Pairs] = flat_pairs,
 ) -> OnScores[P]:
+    """The function on pairs as one on ``(scores, relevance, mask)``: all above 0 is relevant."""
+
     @functools.wraps(function)
     def call(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, *args: P.args, **options: P.kwargs) -> Tensor:
         return function(to_pairs(scores, relevance, mask), *args, **options)
@@ -178,17 +136,9 @@ def _called_with(
     return call
 
 
-def spelled_out(cls: type, options: list[inspect.Parameter]) -> inspect.Signature:
-    """The signature of a class; where its constructor hands on options that it does not name, with these in their place."""
-    _, *own = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-    kinds = {one.kind for one in own}
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        return inspect.Signature(own)
-    named = [one for one in own if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    rest = [one for one in options if one.name not in {other.name for other in named}]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        rest = [one.replace(kind=one.KEYWORD_ONLY) for one in rest]
-    return inspect.Signature(sorted([*named, *rest], key=lambda one: one.kind))
+def on_graded_scores(function: Callable[Concatenate[Pairs, P], Tensor]) -> OnScores[P]:
+    """The function on pairs as one on ``(scores, relevance, mask)``: relevance is what an item is worth."""
+    return on_scores(function, graded_pairs)
 
 
 NO_PAIRS = Pairs(torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.int8), 1, 1)
@@ -198,7 +148,8 @@ class PairLoss(nn.Module):
     """A function on pairs as a module: each item of a batch queries all the others, or a reference set.
 
     ``class SupAPLoss(PairLoss, of=sup_ap_loss)`` has the options of that function, which checks them when the loss is made.
-    Of labels in levels the finest counts, unless the loss says otherwise.
+    With ``presets=True`` it has an option ``preset`` too, by which a query is in its own list, as in the code that was
+    released with ROADMAP. Of labels in levels the finest counts, unless the loss says otherwise.
 
     Attributes:
         options: of the function, by name.
@@ -206,22 +157,27 @@ class PairLoss(nn.Module):
     """
 
     formula: ClassVar[Callable[..., Tensor]]
-    __signature__: ClassVar[inspect.Signature]
+    formula_options: ClassVar[set[str]]
+    pair_options: ClassVar[inspect.Signature]
 
-    def __init_subclass__(cls, of: Callable[..., Tensor]) -> None:
+    def __init_subclass__(cls, of: Callable[..., Tensor], presets: bool = False) -> None:
         super().__init_subclass__()
         cls.formula = staticmethod(inspect.unwrap(of))
         _, *options = inspect.signature(cls.formula).parameters.values()
-        cls.__signature__ = spelled_out(cls, options)
+        cls.formula_options = {option.name for option in options}
+        if presets:
+            options.append(inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default="paper", annotation=str))
+        cls.pair_options = inspect.Signature(options)
+        if cls.__init__ is PairLoss.__init__:
+            cls.__signature__ = cls.pair_options  # type: ignore[attr-defined]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        _, *parameters = inspect.signature(self.formula).parameters.values()
-        bound = inspect.Signature(parameters).bind(*args, **options)
+        bound = self.pair_options.bind(*args, **options)
         bound.apply_defaults()
-        self.options = dict(bound.arguments)
+        self.include_self = choose(PRESETS, bound.arguments.get("preset", "paper"), "preset").include_self
+        self.options = {name: value for name, value in bound.arguments.items() if name in self.formula_options}
         self.formula(NO_PAIRS, **self.options)  # refuses an option that does not fit
-        self.include_self = PRESETS[self.options.get("preset", "paper")].include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -264,8 +220,7 @@ class OutsideLoss(nn.Module):
             if not self.takes_references:
                 raise InputError(f"ref_emb, ref_labels: loss {self.name!r} takes no reference set")
             references = {"ref_emb": ref_emb, "ref_labels": self._finest(ref_labels)}
-        value: Tensor = self.loss(embeddings, self._finest(labels), **references)
-        return value
+        return self.loss(embeddings, self._finest(labels), **references)  # type: ignore[no-any-return]
 
     def _finest(self, labels: Tensor) -> Tensor:
         return labels if labels.ndim == 1 or getattr(self.loss, "takes_levels", False) else labels[:, 0]

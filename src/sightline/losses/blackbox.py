@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError, choose
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.base import PairLoss, check_margin, on_scores
-from sightline.losses.memory import RecentBatches, SeededDraws, pairs_with_memory
+from sightline.losses.base import PairLoss, on_scores
+from sightline.losses.state import RecentBatches, SeededDraws, pairs_with_memory
 from sightline.ranking.pairs import Pairs
-from sightline.ranking.profile import mean_over_queries
-from sightline.ranking.ranks import check_pairs, check_positive
+from sightline.ranking.profile import mean_over_queries, with_gradient
+from sightline.ranking.ranks import check_pairs, check_range
 
 
 def best_first(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:
@@ -50,10 +50,9 @@ class _Ranks(torch.autograd.Function):
 
 def _ranks(scores: Tensor, relevant: Tensor, mask: Tensor, strength: float) -> Tensor:
     """:func:`blackbox_ranks` times the length of each list: whole numbers, with the same gradient of a loss on them."""
-    check_positive(strength=strength)
+    check_range("(0, inf)", strength=strength)
     per_row = mask.sum(1, keepdim=True).clamp(min=1).to(scores) * strength
-    ranks: Tensor = _Ranks.apply(scores, relevant, mask, per_row)  # type: ignore[no-untyped-call]
-    return ranks
+    return _Ranks.apply(scores, relevant, mask, per_row)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @on_scores
@@ -89,20 +88,6 @@ def blackbox_ranks(pairs: Pairs, strength: float = 4.0) -> Tensor:
     return (ranks / mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, 0.0)
 
 
-class _WithGradient(torch.autograd.Function):
-    """A loss whose gradient is known: what comes from above scales it."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None, None
-
-
 def _linear_above(loss_of: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
     """``loss_of(scores)``, with the gradient that it has alone, times whatever factor is put on it.
 
@@ -112,8 +97,7 @@ def _linear_above(loss_of: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor
         return loss_of(scores)
     leaf = scores.detach().requires_grad_()
     loss = loss_of(leaf)
-    result: Tensor = _WithGradient.apply(scores, loss.detach(), *torch.autograd.grad(loss, leaf))  # type: ignore[no-untyped-call]
-    return result
+    return with_gradient(scores, loss.detach(), *torch.autograd.grad(loss, leaf))
 
 
 def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torch.Generator | None = None) -> Tensor:
@@ -126,7 +110,7 @@ def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torc
         generator: None for the margin as it is; otherwise each item's is multiplied by the size of a standard normal number
             from here, as the released code of RaMBO does for average precision.
     """
-    check_margin(margin)
+    check_range("[0, inf)", margin=margin)
     half = scores.new_tensor(margin / 2)  # a plain number would be rounded to single precision
     shift = torch.where(relevant, -half, half)
     if generator is not None:
@@ -195,7 +179,7 @@ PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "log": torch.log1p,
     "loglog": lambda n_above: torch.log1p(torch.log1p(n_above)),
 }
-REDUCTIONS = ("pairs", "queries")
+REDUCTIONS = dict.fromkeys(["pairs", "queries"])
 
 
 def _penalty(weights: str | Sequence[float]) -> Callable[[Tensor], Tensor]:
@@ -262,8 +246,7 @@ def blackbox_recall_loss(
         >>> blackbox_recall_loss(scores, torch.tensor([[True, False, False, True, False]]), weights="log")
         tensor(1.0986)
     """
-    if reduction not in REDUCTIONS:
-        raise InputError(f"reduction is {reduction!r}, not one of {names(REDUCTIONS)}")
+    choose(REDUCTIONS, reduction, "reduction")
     penalty, relevant, mask = _penalty(weights), pairs.relevant, pairs.mask
     n_relevant = relevant.sum(1)
     scores = with_margin(pairs.scores, relevant, margin)
@@ -330,8 +313,16 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
         tensor(0.)
     """
 
-    def __init__(self, *args: Any, memory: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        strength: float = 4.0,
+        margin: float = 0.02,
+        weights: str | Sequence[float] = "loglog",
+        reduction: str = "queries",
+        *,
+        memory: int = 0,
+    ) -> None:
+        super().__init__(strength, margin, weights, reduction)
         self.recent = RecentBatches(memory)
 
     def reset(self) -> None:
@@ -435,10 +426,8 @@ class DetectionAPLoss(nn.Module):
 
     def __init__(self, strength: float = 0.5, margin: float = 0.15, share: float = 1 / 3, memory: int = 7) -> None:
         super().__init__()
-        check_positive(strength=strength)
-        check_margin(margin)
-        if not 0 < share < 1:
-            raise InputError(f"share is {share}; a number between 0 and 1 is needed")
+        check_range("(0, 1)", share=share)
+        class_map_loss(torch.zeros(0, 0), torch.zeros(0, 0), None, strength, margin)  # refuses an option that does not fit
         self.strength, self.margin, self.share = strength, margin, share
         self.recent = RecentBatches(memory)
 

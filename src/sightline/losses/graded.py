@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from sightline.labels.relevance import RELEVANCES, exponential_relevance, popula
 from sightline.losses.base import PairLoss, SupRank, level_counts, on_graded_scores, rank_loss
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import RankProfile
-from sightline.ranking.ranks import SigmoidStep, SupStep, check_positive
+from sightline.ranking.ranks import SigmoidStep, SupStep, check_range
 
 Relevance = Callable[[Tensor], Tensor]
 
@@ -239,21 +238,36 @@ class SupHAPLoss(PairLoss, of=sup_h_ap_loss):
         relevance: ``population`` (the papers'), ``weight``, ``sum_wap`` or ``exponential``; see
             :mod:`sightline.labels.relevance`.
         alpha: exponent of ``population`` and ``weight``: above 1 favours the finest level.
+        tau: as in :func:`sup_h_ap_loss`, like the rest.
+        rho: slope for a less relevant item more than ``delta`` above.
+        delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
     """
 
-    def __init__(self, relevance: str = "population", alpha: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        relevance: str = "population",
+        alpha: float = 1.0,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        super().__init__(tau, rho, delta, preset)
         self.relevance = level_relevance(relevance, alpha)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         return _by_levels(_h_ap, pairs, self.relevance, SupRank(**self.options).step)
 
 
-class SmoothHAPLoss(PairLoss, of=smooth_h_ap_loss):
+class SmoothHAPLoss(PairLoss, of=smooth_h_ap_loss, presets=True):
     """:func:`smooth_h_ap_loss` over a batch, relevance as in :class:`SupHAPLoss`."""
 
-    def __init__(self, relevance: str = "population", alpha: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self, relevance: str = "population", alpha: float = 1.0, *, tau: float = 0.01, preset: str = "paper"
+    ) -> None:
+        super().__init__(tau, preset=preset)
         self.relevance = level_relevance(relevance, alpha)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
@@ -267,12 +281,12 @@ class SupNDCGLoss(PairLoss, of=sup_ndcg_loss):
     """
 
 
-class SmoothNDCGLoss(PairLoss, of=smooth_ndcg_loss):
+class SmoothNDCGLoss(PairLoss, of=smooth_ndcg_loss, presets=True):
     """:func:`smooth_ndcg_loss` over a batch, gains as in :class:`SupNDCGLoss`."""
 
 
 def level_relevance(name: str, alpha: float) -> Relevance:
     """The named relevance of levels, with its exponent where it has one."""
-    check_positive(alpha=alpha)
+    check_range("(0, inf)", alpha=alpha)
     function = choose(RELEVANCES, name, "relevance")
     return partial(function, alpha=alpha) if name in ("population", "weight") else function

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, batch_pairs, check_counts, on_scores
+from sightline.losses.base import PairLoss, batch_pairs, on_scores
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.profile import mean_over_queries
+from sightline.ranking.ranks import check_counts
 
 
 def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float = -1.0, high: float = 1.0) -> Tensor:
@@ -46,7 +47,8 @@ def soft_histogram(scores: Tensor, weights: Tensor, n_bins: int = 20, low: float
 
 def _quantised(relevant: Tensor, total: Tensor) -> Tensor:
     """AP19's mAP_Q: the precision at the end of each bin."""
-    return _ratio(relevant.cumsum(1), total.cumsum(1))
+    # 0 with no gradient where both are 0.
+    return relevant.cumsum(1) / total.cumsum(1).clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def _simplified(relevant: Tensor, total: Tensor) -> Tensor:
@@ -60,11 +62,6 @@ def _integral(relevant: Tensor, total: Tensor) -> Tensor:
     slope = (relevant - 1).relu() / ((total - 1).relu() + 1e-8)
     growth = torch.log1p(total / (total_before + 1))
     return (total * slope + (relevant_before + 1 - slope * (total_before + 1)) * growth) / (total + 1e-8)
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """``part / whole``, and 0 with no gradient where both are 0."""
-    return part / whole.clamp(min=torch.finfo(whole.dtype).tiny)
 
 
 TIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -125,8 +122,7 @@ def softbin_ap_loss(
         >>> softbin_ap_loss(scores, torch.tensor([[True, False, True, False, True]]))
         tensor(0.2883)
     """
-    if not isinstance(n_bins, int) or n_bins < 2:
-        raise InputError(f"n_bins is {n_bins}; a whole number of 2 or more is needed")
+    check_counts(least=2, n_bins=n_bins)
     if not -math.inf < low < high < math.inf:
         raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
     precision_in = choose(TIES, ties, "ties")
@@ -137,18 +133,11 @@ def softbin_ap_loss(
     ap = (precision_in(positives, everything) * positives).sum(1) / n_relevant.clamp(min=1)
     if weights is None:
         return mean_over_queries(1 - ap, n_relevant)
-    weights = _check_weights(weights, scores) * (n_relevant > 0)
+    if weights.shape != n_relevant.shape or not (weights.isfinite() & (weights >= 0)).all():
+        raise InputError(f"weights: ({len(scores)},) finite numbers from 0 on are needed, found {weights}")
+    weights = weights.to(scores) * (n_relevant > 0)
     whole = weights.sum()
     return ((1 - ap) * weights).sum() / torch.where(whole > 0, whole, 1)
-
-
-def _check_weights(weights: Tensor, scores: Tensor) -> Tensor:
-    if weights.shape != scores.shape[:1]:
-        raise InputError(f"weights: ({len(scores)},) is needed, one a query, found {tuple(weights.shape)}")
-    weights = weights.to(scores)
-    if not (weights.isfinite() & (weights >= 0)).all():
-        raise InputError("weights hold a number below 0, NaN or infinity")
-    return weights
 
 
 def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
@@ -166,13 +155,12 @@ def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
         tensor([0.2500, 0.2500, 0.5000, 0.0000], dtype=torch.float64)
     """
     classes = check_labels(labels, len(counted), "labels").unique(dim=0, return_inverse=True)[1]
-    n_queries = torch.zeros(len(counted), dtype=torch.float64, device=counted.device)  # no more classes than queries
-    n_queries = n_queries.scatter_add(0, classes, counted.double())
+    n_queries = torch.bincount(classes, counted.double())
     n_classes = (n_queries > 0).sum().clamp(min=1)
     return counted / (n_queries[classes].clamp(min=1) * n_classes)
 
 
-class SoftBinAPLoss(PairLoss, of=softbin_ap_loss):
+class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
     """:func:`softbin_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
     Of labels in levels the finest counts.
@@ -184,6 +172,7 @@ class SoftBinAPLoss(PairLoss, of=softbin_ap_loss):
         ties: the precision inside a bin.
         class_balanced: True for the mean over classes of the mean inside each; False for the mean over queries.
         include_self: keep a query in its own list, as a relevant item of score 1, as the formula of AP19 and its code do.
+        preset: ``released-code`` does the same, as the code of ROADMAP does.
 
     Example:
         >>> import torch
@@ -200,9 +189,10 @@ class SoftBinAPLoss(PairLoss, of=softbin_ap_loss):
         ties: str = "quantised",
         class_balanced: bool = False,
         include_self: bool = False,
+        preset: str = "paper",
     ) -> None:
-        super().__init__(n_bins, low, high, ties)
-        self.class_balanced, self.include_self = class_balanced, include_self
+        super().__init__(n_bins, low, high, ties, preset=preset)
+        self.class_balanced, self.include_self = class_balanced, include_self or self.include_self
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -247,8 +237,7 @@ def fast_ap_loss(pairs: Pairs, n_bins: int = 10) -> Tensor:
         tensor(0.6167)
     """
     check_counts(n_bins=n_bins)
-    loss: Tensor = unwrap(softbin_ap_loss)(pairs, n_bins + 1)
-    return loss
+    return unwrap(softbin_ap_loss)(pairs, n_bins + 1)  # type: ignore[no-any-return]
 
 
 class FastAPLoss(PairLoss, of=fast_ap_loss):

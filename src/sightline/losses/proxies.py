@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import check_counts, shared_levels
+from sightline.losses.base import shared_levels
 from sightline.ranking.pairs import check_labels
-from sightline.ranking.ranks import check_positive
+from sightline.ranking.ranks import check_counts, check_range
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
@@ -27,8 +27,7 @@ def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
     outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
     if outside.any():
         found = labels[:, 0][outside].unique().tolist()
-        shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
-        raise InputError(f"labels: there are {n_classes} proxies, for classes 0 to {n_classes - 1}; found {shown}")
+        raise InputError(f"labels: there are {n_classes} proxies, for classes 0 to {n_classes - 1}; found {found[:10]}")
     return labels
 
 
@@ -124,7 +123,7 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
         >>> norm_softmax_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([0]), proxies)
         tensor(4.0181)
     """
-    check_positive(temperature=temperature)
+    check_range("(0, inf)", temperature=temperature)
     scores, labels = proxy_scores(embeddings, labels, proxies)
     return mean_cross_entropy(scores / temperature, labels[:, 0])
 
@@ -253,9 +252,8 @@ def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: fl
         >>> arcface_loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1]), proxies)
         tensor(5.5715)
     """
-    check_positive(scale=scale)
-    if not 0 <= margin <= math.pi:
-        raise InputError(f"margin is {margin}; an angle in radians from 0 to pi is needed")
+    check_range("(0, inf)", scale=scale)
+    check_range(f"[0, {math.pi}]", margin=margin)
     scores, labels = proxy_scores(embeddings, labels, proxies)
     own = scores.gather(1, labels[:, :1])  # (B, 1)
     # The slope of the angle is infinite at cosines of 1 and -1: those stay out of acos, not only out of its result.
@@ -308,7 +306,7 @@ def csl_margins(n_levels: int) -> list[float]:
 
 def check_csl(gamma: float, margins: Sequence[float] | None, n_levels: int) -> Sequence[float]:
     """The margins, :func:`csl_margins` where None is given; refuses those that do not fit the levels."""
-    check_positive(gamma=gamma)
+    check_range("(0, inf)", gamma=gamma)
     margins = csl_margins(n_levels) if margins is None else margins
     if len(margins) != n_levels or not all(map(math.isfinite, margins)):
         raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
@@ -326,7 +324,7 @@ def csl_loss(
     """CSL: at each level, proxies outside the item's class of that level stay a margin less similar than its own proxy.
 
     A level outside which no known class lies adds 0. Classes of a level are compared with everything above them, as in
-    :func:`~sightline.ranking.levels.shared_levels`.
+    :func:`~sightline.ranking.pairs.shared_levels`.
 
     Formula:
         ``sum over levels of softplus(logsumexp of gamma * s(n) - gamma * s(p) + gamma * margin)``, n the proxies outside
@@ -364,8 +362,10 @@ def csl_loss(
     scores, labels = proxy_scores(embeddings, labels, proxies)
     n_levels = labels.shape[1]
     if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
-        needed = f"int64 {(len(proxies), n_levels)}"
-        raise InputError(f"paths: {needed} is needed, found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}")
+        raise InputError(
+            f"paths: int64 {(len(proxies), n_levels)} is needed, "
+            f"found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
+        )
     margins = check_csl(gamma, margins, n_levels)
     check_paths(paths, labels)
     shared = shared_levels(labels, paths)
@@ -385,9 +385,10 @@ def check_paths(paths: Tensor, labels: Tensor) -> None:
     differ = (paths[labels[:, 0]] != labels).any(1)
     if differ.any():
         label = labels[differ][0].tolist()
-        there = paths[label[0]].tolist()
-        found = f"class {label[0]} has {label} and, elsewhere, {there}"
-        raise InputError(f"labels: {int(differ.sum())} of {len(labels)} do not have the path of their class: {found}")
+        raise InputError(
+            f"labels: {int(differ.sum())} of {len(labels)} do not have the path of their class: "
+            f"class {label[0]} has {label} and, elsewhere, {paths[label[0]].tolist()}"
+        )
 
 
 class CSLLoss(nn.Module):
@@ -415,7 +416,6 @@ class CSLLoss(nn.Module):
     """
 
     takes_references = False
-    paths: Tensor
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ class CSLLoss(nn.Module):
         check_counts(n_levels=n_levels)
         self.gamma, self.margins = gamma, check_csl(gamma, margins, n_levels)
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
-        self.register_buffer("paths", torch.full((n_classes, n_levels), -1))
+        self.paths = nn.Buffer(torch.full((n_classes, n_levels), -1))
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None

@@ -1,17 +1,16 @@
 """Losses that are one minus recall at several places, with the rank made smooth."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, SupRank, batch_pairs, check_finite, flat_rank_loss, on_scores
-from sightline.losses.memory import SeededDraws
+from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
+from sightline.losses.state import SeededDraws
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import Objective, RankProfile
-from sightline.ranking.ranks import SigmoidStep, check_positive
+from sightline.ranking.ranks import SigmoidStep, check_range
 from sightline.ranking.similarity import unit
 
 PLACES = (1, 2, 4, 8, 16)
@@ -24,8 +23,8 @@ def recall_objective(
     """The formula on the ranks; with SupRank the rank among relevant items is exact and carries no gradient."""
     if not ks or not all(isinstance(k, int) and k > 0 for k in ks):
         raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
-    check_positive(rank_width=width)
-    check_finite(offset=offset)
+    check_range("(0, inf)", rank_width=width)
+    check_range("(-inf, inf)", offset=offset)
     capped = choose(NORMALISERS, normalise, "normalise")
 
     def objective(profile: RankProfile) -> tuple[Tensor, Tensor]:
@@ -93,8 +92,7 @@ def sup_recall_loss(
         >>> sup_recall_loss(scores, torch.tensor([[True, False, False]]), ks=[1])
         tensor(0.9316)
     """
-    objective = recall_objective(ks, rank_width, sup=True)
-    return flat_rank_loss(pairs, SupRank(tau, rho, delta, preset).step, objective)
+    return flat_rank_loss(pairs, SupRank(tau, rho, delta, preset).step, recall_objective(ks, rank_width, sup=True))
 
 
 @on_scores
@@ -139,15 +137,14 @@ def smooth_recall_loss(
     Returns:
         () mean over the queries that have a relevant item; 0 where none has.
     """
-    objective = recall_objective(ks, rank_width, False, normalise, offset)
-    return flat_rank_loss(pairs, SigmoidStep(tau), objective)
+    return flat_rank_loss(pairs, SigmoidStep(tau), recall_objective(ks, rank_width, False, normalise, offset))
 
 
 class SupRecallLoss(PairLoss, of=sup_recall_loss):
     """:func:`sup_recall_loss` over a batch in which each item queries all the others, or a reference set."""
 
 
-class SmoothRecallLoss(PairLoss, of=smooth_recall_loss):
+class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
     """:func:`smooth_recall_loss` over a batch in which each item queries all the others, or a reference set.
 
     Args:
@@ -161,16 +158,31 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss):
         include_query: count the query as an irrelevant item of its own list, as the authors' code does: every rank is about
             one larger.
         seed: of the mixing weights.
+        preset: ``released-code`` counts the query as a relevant item of its own list, as the code of ROADMAP does.
     """
 
-    def __init__(self, *args: Any, mixup: bool = False, include_query: bool = False, seed: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        ks: Sequence[int] = PLACES,
+        rank_width: float = 1.0,
+        tau: float = 0.01,
+        normalise: str = "capped",
+        offset: float = 0.0,
+        *,
+        mixup: bool = False,
+        include_query: bool = False,
+        seed: int = 0,
+        preset: str = "paper",
+    ) -> None:
+        super().__init__(ks, rank_width, tau, normalise, offset, preset=preset)
+        if self.include_self and (include_query or mixup):
+            raise InputError(f"preset={preset!r} goes with neither include_query nor mixup")
         self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
         scores, levels = pairs.scores, pairs.flat
         if self.mixup and self.training:
             if ref_emb is not None:

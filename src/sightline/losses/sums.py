@@ -1,27 +1,40 @@
-"""Sums of losses: any losses with weights, and one loss on every level of the labels.
+"""Sums of losses: a rank loss with a decomposability term, any losses with weights, one loss on every level of the labels.
 
 A sum keeps in ``terms`` what each term was at the last call, by name, for the log of a run: not weighted, without a graph.
 That is no state: no ``state_dict`` has it, and it is empty before the first call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError
-from sightline.losses.base import check_counts
-from sightline.losses.pairs import TripletLoss
+from sightline.errors import InputError, choose
+from sightline.losses.average_precision import SupAPLoss
+from sightline.losses.base import PRESETS, PairLoss, batch_pairs
+from sightline.losses.contrastive import CalibrationLoss, TripletLoss
+from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
-from sightline.ranking.pairs import check_labels
-from sightline.ranking.similarity import both_in_full_precision, check_vectors
+from sightline.losses.recall import PLACES, SupRecallLoss
+from sightline.ranking.pairs import Pairs, check_labels
+from sightline.ranking.ranks import check_counts, check_range
+from sightline.ranking.similarity import both_in_full_precision
+
+PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
+NAMES: dict[type, str] = {
+    SupAPLoss: "sup_ap",
+    SupHAPLoss: "sup_h_ap",
+    SupNDCGLoss: "sup_ndcg",
+    SupRecallLoss: "sup_recall",
+    CalibrationLoss: "calibration",
+    NormSoftmaxLoss: "norm_softmax",
+}
 
 
 def terms_of(loss: object) -> dict[str, Tensor]:
     """The terms of a loss's last call; nothing where it adds up no others."""
-    terms: dict[str, Tensor] = getattr(loss, "terms", {})
-    return terms
+    return getattr(loss, "terms", {})
 
 
 def named_terms(name: str, loss: object, value: Tensor) -> dict[str, Tensor]:
@@ -34,9 +47,354 @@ def named_terms(name: str, loss: object, value: Tensor) -> dict[str, Tensor]:
     return {f"{name}/{part}": one for part, one in terms_of(loss).items()} or {name: value.detach()}
 
 
+def all_terms(names: Sequence[str], losses: Iterable[nn.Module], values: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The :func:`named_terms` of all the losses of a sum."""
+    return {name: value for term in zip(names, losses, values, strict=True) for name, value in named_terms(*term).items()}
+
+
 def takes_references(loss: nn.Module) -> bool:
     """Whether the loss can be called with a reference set: those with proxies alone cannot."""
     return bool(getattr(loss, "takes_references", True))
+
+
+class Decomposed(nn.Module):
+    """``(1 - weight) * rank + weight * term``: a rank loss and what makes a batch speak for the whole set.
+
+    Args:
+        rank: the rank loss; its preset sets the reduction of ``calibration`` too.
+        decomposability: ``calibration``, on the same pairs, or ``proxy``, which has a vector for each finest class and
+            needs ``n_classes`` and ``embedding_dim``; it looks at the batch alone.
+        weight: share of the second term, in [0, 1]; None for the papers': 0.5 with ``calibration``, 0.1 with ``proxy``.
+        n_classes: finest classes, for ``proxy``.
+        embedding_dim: D, for ``proxy``.
+        alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
+        beta: what irrelevant scores should stay under.
+        temperature: as in :func:`~sightline.losses.norm_softmax_loss`.
+
+    Attributes:
+        terms: both terms of the last call, by name; see :mod:`sightline.losses.sums`.
+    """
+
+    def __init__(
+        self,
+        rank: PairLoss,
+        decomposability: str,
+        weight: float | None,
+        n_classes: int | None,
+        embedding_dim: int | None,
+        alpha: float = 0.9,
+        beta: float = 0.6,
+        temperature: float = 0.05,
+    ) -> None:
+        super().__init__()
+        usual = choose(PAPER_WEIGHTS, decomposability, "decomposability")
+        self.weight = usual if weight is None else weight
+        check_range("[0, 1]", weight=self.weight)
+        check_range("(0, inf)", temperature=temperature)
+        calibration = CalibrationLoss(alpha, beta, PRESETS[rank.options["preset"]].reduction)
+        self.rank, self.terms = rank, dict[str, Tensor]()
+        if decomposability == "calibration":
+            self.term: CalibrationLoss | NormSoftmaxLoss = calibration
+        elif n_classes is None or embedding_dim is None:
+            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
+        else:
+            self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Tensor:
+        # The gradients of both terms meet before they are rounded.
+        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
+        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
+        if isinstance(self.term, CalibrationLoss) and not self.rank.include_self:
+            return self.of_pairs(pairs)
+        # Proxies compare with the batch alone; the pairs of calibration are of two items, never a query with itself.
+        references = (ref_emb, ref_labels) if takes_references(self.term) else ()
+        return self._sum(self.rank.of_pairs(pairs), self.term(embeddings, labels, *references))
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The loss of pairs at hand, with ``calibration``: of scores and relevance, see :func:`table_pairs`.
+
+        Example:
+            >>> import torch
+            >>> from sightline.ranking.pairs import table_pairs
+            >>> pairs = table_pairs(torch.tensor([[0.50, 0.51, 0.64]]), torch.tensor([[True, True, False]]))
+            >>> RoadmapLoss().of_pairs(pairs)
+            tensor(0.6537)
+        """
+        if isinstance(self.term, NormSoftmaxLoss):
+            raise InputError("decomposability 'proxy' needs embeddings; 'calibration' works on pairs")
+        return self._sum(self.rank.of_pairs(pairs), self.term.of_pairs(pairs))
+
+    def _sum(self, rank: Tensor, term: Tensor) -> Tensor:
+        self.terms = {NAMES[type(self.rank)]: rank.detach(), NAMES[type(self.term)]: term.detach()}
+        return (1 - self.weight) * rank + self.weight * term
+
+
+class RoadmapLoss(Decomposed):
+    """ROADMAP: :func:`~sightline.losses.sup_ap_loss`, and a term that keeps scores comparable from batch to batch.
+
+    Formula:
+        ``(1 - weight) * sup_ap + weight * calibration``, or ``norm_softmax`` in place of calibration with
+        ``decomposability="proxy"``
+
+    Use:
+        The default of recipes: sup_ap alone does not tie one batch's scores to another's, and small batches need that.
+
+    Cost:
+        The core's, and a few passes over the scores; scores are computed once for both terms.
+
+    Defaults:
+        weight 0.5 with calibration (NeurIPS 2021), 0.1 with proxies (TPAMI, where 0.3 does better on iNaturalist).
+
+    Limit:
+        sup_ap at weight 0, the other term alone at 1; the same as a weighted_sum of the two.
+
+    Args:
+        decomposability: as in :class:`Decomposed`, like all that follows but the options of the rank loss.
+        weight: share of the second term.
+        n_classes: finest classes.
+        embedding_dim: D.
+        alpha: what relevant scores should reach.
+        beta: what irrelevant scores should stay under.
+        temperature: of the proxies.
+        tau: as in :func:`~sightline.losses.sup_ap_loss`, like the rest.
+        rho: slope for an item of less relevance more than ``delta`` above.
+        delta: where that slope starts.
+        preset: one of the released code also sets the reduction of calibration.
+
+    Example:
+        >>> import torch
+        >>> RoadmapLoss()(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([5, 5, 9, 9]))
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        decomposability: str = "calibration",
+        weight: float | None = None,
+        n_classes: int | None = None,
+        embedding_dim: int | None = None,
+        alpha: float = 0.9,
+        beta: float = 0.6,
+        temperature: float = 0.05,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        super().__init__(
+            SupAPLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim, alpha, beta, temperature
+        )
+
+
+class RODRecallLoss(Decomposed):
+    """ROD-R@k: :func:`~sightline.losses.sup_recall_loss` with a decomposability term.
+
+    Formula:
+        ``(1 - weight) * sup_recall + weight * calibration``, or ``norm_softmax`` in place of calibration with
+        ``decomposability="proxy"``
+
+    Use:
+        As sup_recall, in batches much smaller than the set.
+
+    Cost:
+        sup_recall's, and the term's.
+
+    Defaults:
+        The papers give no weight here; those of roadmap are taken. The released code sets none, which is 0.5 with either
+        term.
+
+    Limit:
+        sup_recall at weight 0.
+
+    Args:
+        decomposability: as in :class:`Decomposed`, like ``weight``, ``n_classes`` and ``embedding_dim``.
+        weight: share of the second term.
+        n_classes: finest classes.
+        embedding_dim: D.
+        ks: as in :func:`~sightline.losses.sup_recall_loss`, like the options that follow.
+        rank_width: of the step at each place.
+        tau: width of the sigmoid, in units of the scores.
+        rho: slope for an item of less relevance more than ``delta`` above.
+        delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
+    """
+
+    def __init__(
+        self,
+        decomposability: str = "calibration",
+        weight: float | None = None,
+        n_classes: int | None = None,
+        embedding_dim: int | None = None,
+        ks: Sequence[int] = PLACES,
+        rank_width: float = 1.0,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        weight = _released(preset, weight, 0.5)
+        super().__init__(
+            SupRecallLoss(ks, rank_width, tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim
+        )
+
+
+class HappierLoss(Decomposed):
+    """HAPPIER: :func:`~sightline.losses.sup_h_ap_loss` on the label levels with a decomposability term on the finest.
+
+    Formula:
+        ``(1 - weight) * sup_h_ap + weight * term``, the term being norm_softmax of the finest classes, or calibration of
+        the pairs that share them
+
+    Use:
+        Label trees: ranks by the whole tree, and keeps the finest classes apart, with one proxy each.
+
+    Cost:
+        sup_h_ap's, and a product with one vector a class.
+
+    Defaults:
+        weight 0.1 with proxies and alpha 1 (Ramzi et al., ECCV 2022), whose DyML-Animal command had 0.5; 0.5 with
+        calibration, as roadmap.
+
+    Limit:
+        roadmap with the same term where labels have one level.
+
+    Args:
+        n_classes: as in :class:`Decomposed`, like the next three.
+        embedding_dim: D.
+        decomposability: ``proxy`` or ``calibration``.
+        weight: share of the second term.
+        relevance: as in :class:`~sightline.losses.SupHAPLoss`, like the options that follow.
+        alpha: exponent of the level: above 1 favours the finest.
+        tau: width of the sigmoid, in units of the scores.
+        rho: slope for an item of less relevance more than ``delta`` above.
+        delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
+
+    Example:
+        >>> HappierLoss(n_classes=120, embedding_dim=128).weight
+        0.1
+    """
+
+    def __init__(
+        self,
+        n_classes: int | None = None,
+        embedding_dim: int | None = None,
+        decomposability: str = "proxy",
+        weight: float | None = None,
+        relevance: str = "population",
+        alpha: float = 1.0,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        rank = SupHAPLoss(relevance, alpha, tau=tau, rho=rho, delta=delta, preset=preset)
+        super().__init__(rank, decomposability, weight, n_classes, embedding_dim)
+
+
+class HappierFLoss(Decomposed):
+    """HAPPIER_F: :class:`HappierLoss` with an exponent that favours the finest level: 5 as on SOP; iNaturalist took 3.
+
+    Formula:
+        That of happier with alpha 5
+
+    Use:
+        Label trees of which the finest level is what counts most.
+
+    Cost:
+        As happier.
+
+    Defaults:
+        The released file of that name leaves alpha at 1 and sets weight 0.5, and so do the presets of the released code.
+
+    Limit:
+        happier at alpha 1; the higher alpha, the nearer to roadmap on the finest level.
+
+    Args:
+        n_classes: as in :class:`HappierLoss`, like all that follows.
+        embedding_dim: D.
+        decomposability: ``proxy`` or ``calibration``.
+        weight: share of the second term.
+        relevance: of the levels.
+        alpha: exponent of the level; None for 5, or 1 with a preset of the released code.
+        tau: width of the sigmoid, in units of the scores.
+        rho: slope for an item of less relevance more than ``delta`` above.
+        delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
+    """
+
+    def __init__(
+        self,
+        n_classes: int | None = None,
+        embedding_dim: int | None = None,
+        decomposability: str = "proxy",
+        weight: float | None = None,
+        relevance: str = "population",
+        alpha: float | None = None,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        weight, alpha = _released(preset, weight, 0.5), _released(preset, alpha, 1.0)
+        alpha = 5.0 if alpha is None else alpha
+        rank = SupHAPLoss(relevance, alpha, tau=tau, rho=rho, delta=delta, preset=preset)
+        super().__init__(rank, decomposability, weight, n_classes, embedding_dim)
+
+
+class RODNDCGLoss(Decomposed):
+    """ROD-NDCG: :func:`~sightline.losses.sup_ndcg_loss` with a decomposability term.
+
+    Formula:
+        ``(1 - weight) * sup_ndcg + weight * term``, the term as in happier
+
+    Use:
+        As sup_ndcg, in batches much smaller than the set.
+
+    Cost:
+        sup_ndcg's, and the term's.
+
+    Defaults:
+        weight 0.1 of the released code with proxies, 0.5 with calibration; the papers give none.
+
+    Limit:
+        sup_ndcg at weight 0.
+
+    Args:
+        n_classes: as in :class:`Decomposed`, like the next three.
+        embedding_dim: D.
+        decomposability: ``proxy`` or ``calibration``.
+        weight: share of the second term.
+        tau: as in :func:`~sightline.losses.sup_ndcg_loss`, like the rest.
+        rho: slope for an item of less relevance more than ``delta`` above.
+        delta: where that slope starts.
+        preset: as in :func:`~sightline.losses.sup_ap_loss`.
+    """
+
+    def __init__(
+        self,
+        n_classes: int | None = None,
+        embedding_dim: int | None = None,
+        decomposability: str = "proxy",
+        weight: float | None = None,
+        *,
+        tau: float = 0.01,
+        rho: float = 100.0,
+        delta: float | None = 0.05,
+        preset: str = "paper",
+    ) -> None:
+        super().__init__(SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim)
+
+
+def _released(preset: str, given: float | None, value: float) -> float | None:
+    """What was given; where nothing was, the value of the released code if that is to be repeated."""
+    return value if given is None and preset != "paper" else given
 
 
 class WeightedSum(nn.Module):
@@ -66,14 +424,10 @@ class WeightedSum(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
-        check_vectors(embeddings, "embeddings")
         embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-        references, values = (ref_emb, ref_labels), []
-        self.terms = {}
-        for name, loss in zip(self.names, self.losses, strict=True):
-            value = loss(embeddings, labels, *(references if takes_references(loss) else ()))
-            values.append(value)
-            self.terms |= named_terms(name, loss, value)
+        references = ref_emb, ref_labels
+        values = [loss(embeddings, labels, *(references if takes_references(loss) else ())) for loss in self.losses]
+        self.terms = all_terms(self.names, self.losses, values)
         return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
 
@@ -105,17 +459,12 @@ def sum_over_levels(
         >>> sum_over_levels(loss, embeddings, labels)  # all three are alike on the coarse level
         tensor(0.1050)
     """
-    check_vectors(embeddings, "embeddings")
     if callable(losses):
         if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
             raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
-    return _mean(_of_levels(losses, embeddings, labels, ref_emb, ref_labels))
-
-
-def _mean(of_levels: list[Tensor]) -> Tensor:
-    return torch.stack(of_levels).sum() / len(of_levels)
+    return torch.stack(_of_levels(losses, embeddings, labels, ref_emb, ref_labels)).mean()
 
 
 def _of_levels(
@@ -126,17 +475,13 @@ def _of_levels(
     ref_labels: Tensor | None,
 ) -> list[Tensor]:
     """The loss of each level, finest first."""
-    check_vectors(embeddings, "embeddings")
     # The gradients of all levels meet before they are rounded.
     embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-    if (ref_emb is None) != (ref_labels is None):
-        raise InputError("ref_emb and ref_labels go together: one was given without the other")
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")
-    if ref_emb is not None and ref_labels is not None:
-        check_vectors(ref_emb, "ref_emb")
+    if ref_emb is not None and ref_labels is not None:  # one without the other is refused by the losses
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
     return [
-        loss(embeddings, labels[:, level:], ref_emb, None if ref_labels is None else ref_labels[:, level:])
+        loss(embeddings, labels[:, level:], ref_emb, None if ref_labels is None else ref_labels[..., level:])
         for level, loss in enumerate(losses)
     ]
 
@@ -163,14 +508,11 @@ class PathNumbers(nn.Module):
         tensor([1, 0, 1])
     """
 
-    paths: Tensor
-    n_known: Tensor
-
     def __init__(self, n_classes: int, n_columns: int) -> None:
         super().__init__()
         check_counts(n_classes=n_classes, n_columns=n_columns)
-        self.register_buffer("paths", torch.full((n_classes, n_columns), -1))
-        self.register_buffer("n_known", torch.zeros((), dtype=torch.int64))
+        self.paths = nn.Buffer(torch.full((n_classes, n_columns), -1))
+        self.n_known = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def forward(self, labels: Tensor) -> Tensor:
         """(B,) int64 numbers of the (B, n_columns) paths."""
@@ -187,9 +529,8 @@ class PathNumbers(nn.Module):
             self.paths[: len(table)] = table
             self.n_known.fill_(len(table))
         # The place of the one that is the same; new ones follow the known in order.
-        numbers: Tensor = (same * torch.arange(len(known), device=labels.device)).sum(1)
-        numbers[is_new] = torch.arange(len(known), len(table), device=labels.device)
-        return numbers[which]
+        place_of_same = (same * torch.arange(len(known), device=labels.device)).sum(1)
+        return torch.where(is_new, len(known) - 1 + is_new.cumsum(0), place_of_same)[which]
 
 
 class SumOverLevels(nn.Module):
@@ -246,16 +587,13 @@ class SumOverLevels(nn.Module):
             refuse_references(ref_emb, ref_labels)
             called = [partial(_by_number, *both) for both in zip(self.losses, self.numbers, strict=True)]
         values = _of_levels(called, embeddings, labels, ref_emb, ref_labels)
-        self.terms = {}
-        for level, (loss, value) in enumerate(zip(self.losses, values, strict=True)):
-            self.terms |= named_terms(f"level_{level}", loss, value)
-        return _mean(values)
+        self.terms = all_terms([f"level_{level}" for level in range(len(values))], self.losses, values)
+        return torch.stack(values).mean()
 
 
 def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor, *_: None) -> Tensor:
     """A loss called with the numbers of the paths for labels."""
-    value: Tensor = loss(embeddings, numbers(labels))
-    return value
+    return loss(embeddings, numbers(labels))  # type: ignore[no-any-return]
 
 
 def triplet_over_levels(n_levels: int, margin: float = 0.05, mining: str = "semi-hard") -> SumOverLevels:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ import timm  # isort: skip
 from sightline.errors import InputError, nearest
 
 BUNDLED = "tf_efficientnet_lite0"
+LONGEST_SHOWN = 400  # characters of an error of torch
 FreezeBatchNorm = Literal["none", "stats", "all"]
 
 
@@ -35,8 +37,7 @@ class TinyBackbone(nn.Module):
         )
 
     def forward_features(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layers(images)
-        return features
+        return self.layers(images)  # type: ignore[no-any-return]
 
 
 def create_backbone(name: str, weights: str | None = None) -> nn.Module:
@@ -99,27 +100,19 @@ def _load_file(model: nn.Module, file: Path) -> None:
     """Load a safetensors file whose names are the model's; a classifier in it is left out."""
     if not file.is_file():
         raise InputError(f"weights: {str(file)!r} is not 'bundled', 'hub' or the path of a safetensors file")
+    wanted = model.state_dict()
     try:
-        stored = load_file(file)
+        model.load_state_dict({name: tensor for name, tensor in load_file(file).items() if name in wanted})
     except SafetensorError as error:
         raise InputError(f"{file}: not a safetensors file: {error}") from error
-    wanted = model.state_dict()
-    faults = [f"no tensor {name!r}" for name in wanted if name not in stored]
-    faults += [
-        f"{name!r} is {tuple(stored[name].shape)}, the model's is {tuple(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in stored and stored[name].shape != tensor.shape
-    ]
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise InputError(f"{file}: does not fit the backbone: {'; '.join(faults[:3])}{more}")
-    model.load_state_dict({name: stored[name] for name in wanted})
+    except RuntimeError as error:  # a line for each tensor that is missing or of another shape
+        raise InputError(f"{file}: does not fit the backbone: {shorten(str(error), LONGEST_SHOWN)}") from error
 
 
-def preprocessing_of(model: nn.Module) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
-    """Mean and standard deviation of the colours a timm model was trained on; None for another model."""
-    config = getattr(model, "pretrained_cfg", None)
-    return None if config is None else (tuple(config["mean"]), tuple(config["std"]))
+def colours_of(model: nn.Module) -> dict[str, tuple[float, float, float]]:
+    """``mean`` and ``std`` of the colours a timm model was trained on; nothing for another model."""
+    config = getattr(model, "pretrained_cfg", {})
+    return {key: tuple(config[key]) for key in ("mean", "std") if key in config}
 
 
 def n_prefix_tokens(model: nn.Module) -> int:

@@ -6,11 +6,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCardData, metadata_load, snapshot_download
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 
@@ -18,7 +19,7 @@ from sightline import __version__
 from sightline.data.manifest import BOX, Manifest, label_columns
 from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError
-from sightline.files import replaced
+from sightline.files import write_text
 
 CARD_FILE = "README.md"
 SECTION = "sightline"  # of the card's head, where its facts are
@@ -52,17 +53,20 @@ class DataFacts(Facts):
     def of(cls, manifest: Manifest) -> "DataFacts":
         """The facts of the manifest's rows."""
         columns = ["id", "path", "split", *label_columns(manifest.n_levels), *BOX]
-        told = manifest.table.select(column for column in columns if column in manifest.table.columns)
+        rows = manifest.table.select(column for column in columns if column in manifest.table.columns)
         return cls(
             manifest=manifest.source.resolve().name,
             n_images=len(manifest),
             n_classes=tuple(int(column.max()) + 1 for column in manifest.labels().T),
-            sha256=hashlib.sha256(told.write_csv().encode()).hexdigest(),
+            sha256=hashlib.sha256(rows.write_csv().encode()).hexdigest(),
         )
 
 
 class TrainingFacts(Facts):
-    """How an encoder was trained: the loss with all its options, the budget, and where the weights began."""
+    """How an encoder was trained: the loss with all its options, the budget, and where the weights began.
+
+    ``trained_share`` is how far the weights are from where they began to where training ended, if that was chosen.
+    """
 
     loss: str
     loss_options: dict[str, Any]
@@ -75,6 +79,7 @@ class TrainingFacts(Facts):
     lr: float
     precision: str
     seed: int
+    trained_share: float | None = None
 
 
 class Measure(Facts):
@@ -142,7 +147,22 @@ class ModelCard(Account):
 
     def as_markdown(self) -> str:
         """The whole file, head included; the same card gives the same text."""
-        return f"---\n{self._head()}\n---\n\n" + "\n\n".join(self._body()) + "\n"
+        environment = Environment(
+            loader=PackageLoader("sightline.models"),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        return environment.get_template("card.md").render(
+            card=self,
+            head=self._head(),
+            quoted_name=json.dumps(self.name),
+            data=self.data,
+            training=self.training,
+            evaluation=self.evaluation,
+            seen=self.preprocessing,
+        )
 
     def _head(self) -> str:
         """YAML, by the hub's own library."""
@@ -172,50 +192,6 @@ class ModelCard(Account):
         head[SECTION] = self.model_dump(mode="json")
         return head.to_yaml()
 
-    def _body(self) -> Iterable[str]:
-        yield f"# {self.name}"
-        ending = " Its vectors are whitened." if self.is_whitened else ""
-        yield (
-            f"An image encoder for search by similarity: `{self.backbone}`, pooling `{self.pooling}`, to unit vectors of "
-            f"{self.dim} numbers. The nearer two images are, the higher the dot product of their vectors.{ending}"
-        )
-        yield f"## Load\n\n```python\n{self.loading_code()}```"
-        yield f"## Data\n\n{_data_text(self.data)}"
-        yield f"## Training\n\n{_training_text(self.training)}"
-        yield f"## Metrics\n\n{_metrics_text(self.evaluation)}"
-        yield f"## Limits\n\n{self._limits()}"
-        if self.notes:
-            yield f"## Notes\n\n{self.notes.strip()}"
-
-    def loading_code(self) -> str:
-        """Python that loads the encoder and compares two images."""
-        return (
-            "from sightline import Encoder\n\n"
-            f"encoder = Encoder.from_pretrained({json.dumps(self.name)})\n"
-            'vectors = encoder.encode(["one.jpg", "other.jpg"])\n'
-            "similarity = float(vectors[0] @ vectors[1])  # 1 for the same picture\n"
-        )
-
-    def _limits(self) -> str:
-        seen = self.preprocessing
-        sides = "both sides are" if seen.stretch else "the shorter side is"
-        told = [
-            f"It sees {seen.crop} x {seen.crop} pixels in RGB: {sides} brought to {seen.resize}, the middle is cut out. "
-            "What cannot be told apart at that size is not.",
-            f"Its fingerprint is `{self.fingerprint}`. Vectors of another fingerprint cannot be compared with its own.",
-            "It orders images. It does not name them, and does not say by itself that one belongs to no collection.",
-        ]
-        if self.data is None:
-            told.append("Nothing is recorded of what it was trained on: measure it on images like yours before use.")
-        else:
-            told.append(
-                f"It was trained to tell the {self.data.n_classes[0]} classes of `{self.data.manifest}` apart. "
-                "On other kinds of images it is untested; to recognise persons it is neither made nor tested."
-            )
-        if self.evaluation is not None and self.evaluation.chose:
-            told.append("The images of the table above chose this encoder among several: on new images expect less.")
-        return "\n".join(f"- {sentence}" for sentence in told)
-
 
 def read_card(folder: Path | str) -> ModelCard:
     """The card in an encoder's folder.
@@ -242,46 +218,8 @@ def read_card(folder: Path | str) -> ModelCard:
 def write_card(folder: Path | str, card: ModelCard) -> Path:
     """Write the card into a folder, in place of one that is there."""
     file = Path(folder) / CARD_FILE
-    with replaced(file) as scratch:
-        scratch.write_text(card.as_markdown(), encoding="utf-8")
+    write_text(file, card.as_markdown())
     return file
-
-
-def _data_text(data: DataFacts | None) -> str:
-    if data is None:
-        return "Not recorded."
-    levels = ", ".join(map(str, data.n_classes))
-    order = f" on {len(data.n_classes)} levels, finest first" if len(data.n_classes) > 1 else ""
-    return (
-        f"`{data.manifest}`: {data.n_images} training images; classes{order}: {levels}. SHA-256 of its rows (ids, paths, "
-        f"splits, labels, boxes): `{data.sha256}`."
-    )
-
-
-def _training_text(training: TrainingFacts | None) -> str:
-    if training is None:
-        return "Not recorded."
-    given = ", ".join(f"{name}={value!r}" for name, value in training.loss_options.items())
-    start = "random weights" if training.weights is None else f"weights `{training.weights}`"
-    return (
-        f"Loss `{training.loss}`{f' ({given})' if given else ''}, from {start}, adaptation {training.adaptation}. Epoch "
-        f"{training.epoch} of {training.epochs}, batches of {training.batch_size}, {training.optimizer} at "
-        f"{training.lr:g}, precision {training.precision}, seed {training.seed}."
-    )
-
-
-def _metrics_text(evaluation: EvaluationFacts | None) -> str:
-    if evaluation is None:
-        return "Not measured."
-    skipped = f", {evaluation.n_skipped} without a relevant item left out" if evaluation.n_skipped else ""
-    rows = [f"| metric | mean | {100 * evaluation.level:g} % interval |", "|---|---:|---:|"]
-    rows += [
-        f"| {name} | {measure.mean:.4f} | {measure.low:.4f} to {measure.high:.4f} |"
-        for name, measure in evaluation.metrics.items()
-        if measure.mean is not None and measure.low is not None and measure.high is not None
-    ]
-    counted = f"On {evaluation.on}: {evaluation.n_queries} queries{skipped}; intervals by bootstrap over queries."
-    return counted + "\n\n" + "\n".join(rows)
 
 
 def is_hub_name(name: Path | str) -> bool:

@@ -38,6 +38,5 @@ def own_part(manifest: Manifest, out: Path) -> tuple[Manifest, Path]:
 
 def own_device() -> torch.device:
     """The GPU of this process of ``torchrun``, or the first; the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return torch.device(place)

@@ -40,13 +40,10 @@ class Whitening(nn.Module):
         tensor([[0.3333, 0.9428]])
     """
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.eye(out_dim, in_dim))
-        self.register_buffer("bias", torch.zeros(out_dim))
+        self.weight = nn.Buffer(torch.eye(out_dim, in_dim))
+        self.bias = nn.Buffer(torch.zeros(out_dim))
 
     @classmethod
     def fit(cls, vectors: Tensor, dim: int | None = None, power: float = 0.25) -> "Whitening":

@@ -45,7 +45,7 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
     side = plain.settings.preprocessing.crop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own insides
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(  # None only without dynamo
             plain,
             (torch.zeros(2, 3, side, side),),
             input_names=[INPUT],
@@ -55,8 +55,6 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
             dynamo=True,
             verbose=False,
         )
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
     program.model.metadata_props[METADATA_KEY] = json.dumps(onnx_description(plain))
     with replaced(file) as scratch:
         program.save(scratch, external_data=False)

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from sightline.kernels.depthwise import fill_gradients, fill_norm_gradients
-from sightline.kernels.threads import torch_threads
+from sightline.kernels.row_loops import run_in_torch_threads
 
 
 class _Depthwise(torch.autograd.Function):
@@ -38,15 +38,15 @@ class _Depthwise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         images, weight = ctx.saved_tensors
         for_images = torch.empty_like(images, memory_format=torch.channels_last)
-        with torch_threads():
-            for_weight = fill_gradients(
-                _channels_last(images),
-                _channels_last(gradients[0]),
-                weight[:, 0].permute(1, 2, 0).contiguous().numpy(),
-                ctx.stride,
-                ctx.padding,
-                for_images.permute(0, 2, 3, 1).numpy(),
-            )
+        for_weight = run_in_torch_threads(
+            fill_gradients,
+            _channels_last(images),
+            _channels_last(gradients[0]),
+            weight[:, 0].permute(1, 2, 0).contiguous().numpy(),
+            ctx.stride,
+            ctx.padding,
+            for_images.permute(0, 2, 3, 1).numpy(),
+        )
         for_bias = gradients[0].sum((0, 2, 3)) if ctx.has_bias else None
         return for_images, torch.from_numpy(for_weight).permute(2, 0, 1)[:, None], for_bias, None, None
 
@@ -70,16 +70,16 @@ class _FrozenNorm(torch.autograd.Function):
         shrink = (variance + ctx.eps).rsqrt()
         for_images = torch.empty_like(images, memory_format=torch.channels_last)
         sums, spreads = torch.zeros(2, *images.shape[:2])
-        with torch_threads():
-            fill_norm_gradients(
-                _channels_last(images),
-                _channels_last(gradients[0]),
-                (weight * shrink).numpy(),
-                mean.numpy(),
-                for_images.permute(0, 2, 3, 1).numpy(),
-                sums.numpy(),
-                spreads.numpy(),
-            )
+        run_in_torch_threads(
+            fill_norm_gradients,
+            _channels_last(images),
+            _channels_last(gradients[0]),
+            (weight * shrink).numpy(),
+            mean.numpy(),
+            for_images.permute(0, 2, 3, 1).numpy(),
+            sums.numpy(),
+            spreads.numpy(),
+        )
         return for_images, None, None, spreads.sum(0) * shrink, sums.sum(0), None
 
 

@@ -2,8 +2,8 @@
 
 from sightline.ood.classifier import Classifier, classifier_of_proxies
 from sightline.ood.composition import Composition, composed
+from sightline.ood.density import std_pooled
 from sightline.ood.heat import Heat
-from sightline.ood.mixture import std_pooled
 from sightline.ood.scorer import SCORERS, Scorer, create, list_scorers, load, scorer_options
 
 __all__ = [

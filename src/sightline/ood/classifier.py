@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,16 +14,14 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.kernels.row_loops import through_layers
-from sightline.kernels.threads import n_chunks, torch_threads
+from sightline.kernels.row_loops import n_chunks, run_in_torch_threads, through_layers
 
 LARGE = 1 << 20  # weights; with fewer, starting threads costs what they save
+LARGE_SET = 20_000  # vectors; above it k-means learns from parts of them
+StandIn = Literal["auto", "prototypes", "centroids"]
 
-STAND_INS = ("auto", "prototypes", "centroids")
-LARGE = 20_000  # vectors; above it k-means learns from parts of them
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Classifier:
     """A linear layer.
 
@@ -37,19 +36,13 @@ class Classifier:
     unit: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", torch.as_tensor(self.weight))
-        object.__setattr__(self, "bias", torch.as_tensor(self.bias))
+        self.weight, self.bias = torch.as_tensor(self.weight), torch.as_tensor(self.bias)
         if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
             raise InputError(
                 f"a weight (C, D) and a bias (C,) are needed, found {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
             )
         if not (self.weight.isfinite().all() and self.bias.isfinite().all()):
             raise InputError("the classifier's weight or bias has values that are not finite")
-
-    def check_width(self, dim: int) -> None:
-        """Refuse vectors of another width."""
-        if dim != self.weight.shape[1]:
-            raise InputError(f"the classifier takes vectors of {self.weight.shape[1]} dimensions, these have {dim}")
 
 
 def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
@@ -66,19 +59,14 @@ def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
         tensor([[16.,  0.],
                 [ 0., 16.]])
     """
-    check_scale(scale)
+    if not 0 < scale < math.inf:
+        raise InputError(f"scale is {scale}; above 0 is needed")
     weight = scale * F.normalize(proxies.detach(), dim=1)
     return Classifier(weight, weight.new_zeros(len(weight)), unit=True)
 
 
-def check_scale(scale: float) -> None:
-    """Refuse what cosines cannot be multiplied with."""
-    if not 0 < scale < math.inf:
-        raise InputError(f"scale is {scale}; above 0 is needed")
-
-
 def stand_in_classifier(
-    vectors: Tensor, labels: Tensor | None, kind: str, scale: float, n_clusters: int, seed: int
+    vectors: Tensor, labels: Tensor | None, kind: StandIn, scale: float, n_clusters: int, seed: int
 ) -> Classifier:
     """What takes a classifier's place: class means or k-means centroids as proxies.
 
@@ -91,11 +79,11 @@ def stand_in_classifier(
         seed: of k-means.
     """
     unit = F.normalize(vectors, dim=1)
-    if kind == "prototypes" or (kind == "auto" and labels is not None):
-        if labels is None:
-            raise InputError("prototypes need labels; give them, or take centroids")
-        return classifier_of_proxies(class_means(unit, labels)[0], scale)
-    return classifier_of_proxies(cluster_means(unit, n_clusters, seed)[0], scale)
+    if kind == "prototypes" and labels is None:
+        raise InputError("prototypes need labels; give them, or take centroids")
+    known = None if kind == "centroids" else labels
+    means, _ = cluster_means(unit, n_clusters, seed) if known is None else class_means(unit, known)
+    return classifier_of_proxies(means, scale)
 
 
 def class_means(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,11 +98,9 @@ def class_means(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, Tensor]:
     """(K, D) k-means centroids, in float64, and (N,) the cluster of each vector."""
-    if not 0 <= seed < 1 << 32:
-        raise InputError(f"seed is {seed}; k-means takes 0 to {(1 << 32) - 1}")
     array = vectors.double().cpu().numpy()
     n_clusters = min(n_clusters, len(array))
-    method = MiniBatchKMeans if len(array) > LARGE else KMeans
+    method = MiniBatchKMeans if len(array) > LARGE_SET else KMeans
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of clusters that stay empty, as where vectors are equal
         found = method(n_clusters, n_init=1, random_state=seed, max_iter=50).fit(array)
@@ -149,9 +135,9 @@ def linear_layers(
         half = weights[0].dtype == torch.bfloat16
         tables = tuple(weight.view(torch.uint16 if half else torch.uint32).numpy() for weight in weights)
         offsets = tuple(bias.float().numpy() for bias in biases or [torch.zeros(len(weight)) for weight in weights])
-        with torch_threads():
-            n_parts, shift = n_chunks(len(weights[-1])), np.uint32(16 if half else 0)
-            found = through_layers(features[0].numpy(), tables, offsets, shift, np.float32(slope), n_parts)
+        n_parts, shift = n_chunks(len(weights[-1])), np.uint32(16 if half else 0)
+        row = features[0].numpy()
+        found = run_in_torch_threads(through_layers, row, tables, offsets, shift, np.float32(slope), n_parts)
         return torch.from_numpy(found)[None]
     for place, weight in enumerate(weights):
         features = F.linear(features, weight.to(features.dtype), biases[place].to(features.dtype) if biases else None)
@@ -161,11 +147,10 @@ def linear_layers(
 
 def _are_compiled(row: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether the row goes through the layers in compiled code."""
-    if torch.is_grad_enabled() or row.dtype != torch.float32 or sum(weight.numel() for weight in weights) < LARGE:
-        return False
-    kinds = {weight.dtype for weight in weights}
     return (
-        len(kinds) == 1
-        and kinds <= {torch.float32, torch.bfloat16}
+        not torch.is_grad_enabled()
+        and row.dtype == torch.float32
+        and sum(weight.numel() for weight in weights) >= LARGE
+        and {weight.dtype for weight in weights} in ({torch.float32}, {torch.bfloat16})
         and all(table.is_cpu and table.is_contiguous() for table in (row, *weights))
     )

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sightline.errors import InputError, names
 from sightline.ood.classifier import Classifier
-from sightline.ood.scorer import BLOCK, Described, Scorer, create_described
+from sightline.ood.scorer import Scorer, Several, create_several
 
+Beta = Annotated[float, Field(ge=-math.inf)]  # any number, also infinite
 NEAR_MEAN = 1e-4  # of |beta| times the spread: below it the mean and its first correction are exact to 1e-9 of the spread
 
 
@@ -31,7 +33,8 @@ def composed(energies: Tensor, beta: float) -> Tensor:
         >>> composed(torch.tensor([[1.0, 2.0, 4.0]]), 0.0)
         tensor([2.3333])
     """
-    check_beta(beta)
+    if math.isnan(beta):
+        raise InputError("beta is not a number")
     if math.isinf(beta):
         return energies.amax(1) if beta > 0 else energies.amin(1)
     mean = energies.mean(1)
@@ -45,21 +48,12 @@ def composed(energies: Tensor, beta: float) -> Tensor:
     return found.clamp(mean + low, mean + high)
 
 
-def check_beta(beta: float) -> None:
-    """Refuse what is no number."""
-    if math.isnan(beta):
-        raise InputError("beta is not a number")
-
-
 class Composed(Scorer):
     """Members, each brought to mean 0 and deviation 1 on the fit set, then :func:`composed`."""
 
     state: ClassVar[tuple[str, ...]] = ("means", "deviations")
-    means: Tensor  # (K,) of each energy on the fit set
-    deviations: Tensor
 
-    def _take(self, members: Sequence[Scorer], beta: float) -> None:
-        check_beta(beta)  # before minutes of fitting
+    def __init__(self, members: Sequence[Scorer], beta: float) -> None:
         self.members, self.beta = list(members), beta
         self.needs = tuple(dict.fromkeys(kind for member in members for kind in member.needs))
 
@@ -67,56 +61,28 @@ class Composed(Scorer):
         """(N,) of (N, K) energies of the members."""
         return composed((features - self.means) / self.deviations, self.beta)
 
+    def parts(self) -> dict[str, Scorer]:
+        return {str(place): member for place, member in enumerate(self.members)}
+
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         """Members fit themselves; see ``_fit_given``."""
 
-    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
+    def _fit_given(self, given: Mapping[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
         for member in self.members:
             member.shows_progress = self.shows_progress
-            member._fit_given(
-                {kind: given[kind] for kind in member.needs}, labels, None if member.needs == ("logits",) else classifier
-            )
-        n_items = len(next(iter(given.values())))
-        blocks = range(0, n_items, BLOCK)
-        with torch.no_grad():
-            energies = torch.cat(
-                [self._member_energies({k: v[at : at + BLOCK] for k, v in given.items()}) for at in blocks]
-            )
-        if not (finite := energies.isfinite().all(0)).all():
-            called = [member.name for member, is_finite in zip(self.members, finite, strict=True) if not is_finite]
-            raise InputError(f"scorer {names(called)} gives items of the fit set energies that are not finite")
+            member._fit_given(given, labels, None if member.needs == ("logits",) else classifier)
+        energies = torch.stack([member._energies(given) for member in self.members], 1)  # (N, K)
         self.means, self.deviations = energies.mean(0), energies.std(0, correction=0)
-        constant = self.deviations <= 1e-12 * energies.abs().amax(0)
-        if constant.any():
-            called = [member.name for member, is_constant in zip(self.members, constant, strict=True) if is_constant]
+        usable = self.deviations > 1e-12 * energies.abs().amax(0)  # False also where an energy is not finite
+        if called := [member.name for member, is_usable in zip(self.members, usable, strict=True) if not is_usable]:
             raise InputError(
-                f"scorer {names(called)} gives all items of the fit set one energy: it cannot be brought to scale"
+                f"scorer {names(called)} cannot be brought to scale: it gives all items of the fit set one energy, or "
+                "energies that are not finite"
             )
         self.width = self.members[0].width
 
-    def _energy_given(self, given: dict[str, Tensor]) -> Tensor:
-        return self.energy(self._member_energies(given))
-
-    def _member_energies(self, given: dict[str, Tensor]) -> Tensor:
-        """(N, K) float64."""
-        parts = [member._energy_given({kind: given[kind] for kind in member.needs}) for member in self.members]
-        return torch.stack([part.double() for part in parts], 1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        own = super().tensors()
-        for place, member in enumerate(self.members):
-            own |= {f"{place}.{name}": tensor for name, tensor in member.tensors().items()}
-            own[f"{place}.width"] = torch.tensor(member.width)
-        return own
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        super().restore(tensors)
-        if missing := [name for place in range(len(self.members)) if (name := f"{place}.width") not in tensors]:
-            raise InputError(f"scorer {self.name!r}: no tensor {names(missing)}")
-        for place, member in enumerate(self.members):
-            prefix = f"{place}."
-            member.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
-            member.width = int(tensors[f"{place}.width"])
+    def _energy_given(self, given: Mapping[str, Tensor]) -> Tensor:
+        return self.energy(torch.stack([member._energy_given(given).double() for member in self.members], 1))
 
 
 class Composition(Composed):
@@ -127,8 +93,6 @@ class Composition(Composed):
         beta: 0 for the mean, -1 for the mixture of their densities, infinite for the furthest out.
     """
 
-    name = "composition"
-
-    def __init__(self, scorers: Sequence[Described] = ("gmm", "energy"), beta: float = 0.0) -> None:
+    def __init__(self, scorers: Several = ("gmm", "energy"), beta: Beta = 0.0) -> None:
+        super().__init__(create_several(scorers), beta)
         self.scorers = scorers
-        self._take(create_described(scorers, "scorers"), beta)

@@ -1,97 +1,28 @@
 """HEAT: prior energies, each corrected by a network that is trained against samples of the hybrid, composed into one."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import MultiStepLR
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError, names
 from sightline.ood.classifier import Classifier, linear_layers
-from sightline.ood.composition import Composed
-from sightline.ood.mixture import GMM
-from sightline.ood.scorer import BLOCK, Described, Scorer, create_described
+from sightline.ood.composition import Beta, Composed
+from sightline.ood.scorer import Scorer, Seed, Several, create, create_several, tensors_below
 from sightline.progress import tracked
-
-DECAYS = {"linear": 1, "quadratic": 2}
-
-
-def scheduled(first: float, last: float, place: int, n_steps: int, decay: str = "linear") -> float:
-    """A value that falls from ``first`` towards ``last``: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
-
-    Example:
-        >>> round(scheduled(1e-4, 1e-5, 10, 20, "quadratic"), 9)
-        3.25e-05
-    """
-    return (first - last) * (1 - place / n_steps) ** choose(DECAYS, decay, "decay") + last
-
-
-@dataclass(frozen=True)
-class Langevin:
-    """How chains move.
-
-    Attributes:
-        n_steps: of each chain; 0 leaves the start as it is.
-        step: at the first step and towards the last one.
-        noise: likewise; not used where both are coupled.
-        decay: ``linear`` or ``quadratic``.
-        coupled: ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``; otherwise ``z - step * slope + noise
-            * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as the papers use.
-    """
-
-    n_steps: int = 20
-    step: tuple[float, float] = (1e-4, 1e-5)
-    noise: tuple[float, float] = (5e-3, 5e-4)
-    decay: str = "linear"
-    coupled: bool = False
-
-    def __post_init__(self) -> None:
-        choose(DECAYS, self.decay, "decay")
-        if self.n_steps < 0 or not all(end >= 0 for end in (*self.step, *self.noise)):
-            raise InputError(f"n_steps is {self.n_steps}, step {self.step} and noise {self.noise}; 0 or more is needed")
-
-    def chains(
-        self,
-        energy: Callable[[Tensor], Tensor],
-        start: Tensor,
-        generator: torch.Generator,
-        project: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Where chains end.
-
-        Args:
-            energy: (N, D) to (N,), with a gradient.
-            start: (N, D).
-            generator: of the noise, on the CPU.
-            project: back to where features can lie, after every step.
-
-        Returns:
-            (N, D) without a gradient.
-        """
-        state = start.detach()
-        for place in range(self.n_steps):
-            with torch.enable_grad():
-                state.requires_grad_()
-                (slope,) = torch.autograd.grad(energy(state).sum(), state)
-            step = scheduled(*self.step, place, self.n_steps, self.decay)
-            noise = scheduled(*self.noise, place, self.n_steps, self.decay)
-            if self.coupled:
-                step, noise = step / 2, step**0.5
-            drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
-            state = state.detach() - step * slope + noise * drawn
-            state = state if project is None else project(state)
-        return state.detach()
-
 
 N_HIDDEN = 5  # layers of ``width`` units: 6 linear layers with the one that gives the energy
 SLOPE = 0.2
 BUFFER_SIZE, RESTARTS = 40_000, 0.1
-STARTS = ("auto", "prior", "gmm", "normal", "data", "buffer")
-NEGATIVES = {"chain+init": "chain+init", "chain": "chain"}
+FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True)
@@ -123,42 +54,74 @@ class HeatSettings:
         seed: of weights, batches and chains.
     """
 
-    priors: Sequence[Described] = ("gmm",)
-    beta: float = 0.0
-    weight: float = 10.0
-    temperature: float | Literal["auto"] = "auto"
-    spread: float = 2.0
-    hidden: int = 1024
+    priors: Several = ("gmm",)
+    beta: Beta = 0.0
+    weight: PositiveFloat = 10.0
+    temperature: PositiveFloat | Literal["auto"] = "auto"
+    spread: PositiveFloat = 2.0
+    hidden: PositiveInt = 1024
     tie_hidden: bool = False
-    epochs: int = 10
-    batch_size: int = 256
-    lr: float = 1e-4
-    n_chains: int = 128
-    negatives: str = "chain+init"
-    start: str = "auto"
-    n_steps: int = 10
-    step: Sequence[float] = (1e-4, 1e-5)
-    noise: Sequence[float] = (5e-3, 5e-4)
-    decay: str = "linear"
+    epochs: NonNegativeInt = 10
+    batch_size: PositiveInt = 256
+    lr: PositiveFloat = 1e-4
+    n_chains: PositiveInt = 128
+    negatives: Literal["chain+init", "chain"] = "chain+init"
+    start: Literal["auto", "prior", "gmm", "normal", "data", "buffer"] = "auto"
+    n_steps: NonNegativeInt = 10
+    step: FirstAndLast = (1e-4, 1e-5)
+    noise: FirstAndLast = (5e-3, 5e-4)
+    decay: Literal["linear", "quadratic"] = "linear"
     coupled: bool = False
-    input_noise: float = 1e-4
-    seed: int = 0
+    input_noise: NonNegativeFloat = 1e-4
+    seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        above_zero = ("weight", "spread", "hidden", "batch_size", "lr", "n_chains")
-        if wrong := [name for name in above_zero if not getattr(self, name) > 0]:
-            raise InputError(f"{wrong[0]} is {getattr(self, wrong[0])}; above 0 is needed")
-        if self.temperature != "auto" and (isinstance(self.temperature, str) or not self.temperature > 0):
-            raise InputError(f"temperature is {self.temperature!r}; above 0 is needed, or 'auto'")
-        if self.epochs < 0 or not self.input_noise >= 0:
-            raise InputError(f"epochs is {self.epochs} and input_noise {self.input_noise}; 0 or more is needed")
-        choose(NEGATIVES, self.negatives, "negatives")
-        choose(dict.fromkeys(STARTS), self.start, "start")
-        self.langevin()
 
-    def langevin(self) -> Langevin:
-        """How its chains move."""
-        return Langevin(self.n_steps, _pair(self.step, "step"), _pair(self.noise, "noise"), self.decay, self.coupled)
+def decayed(ends: Sequence[float], place: int, n_steps: int, decay: str = "linear") -> float:
+    """A value that falls from the first towards the last: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
+
+    Example:
+        >>> round(decayed((1e-4, 1e-5), 10, 20, "quadratic"), 9)
+        3.25e-05
+    """
+    first, last = ends
+    return (first - last) * (1 - place / n_steps) ** (2 if decay == "quadratic" else 1) + last
+
+
+def langevin_chains(
+    energy: Callable[[Tensor], Tensor],
+    start: Tensor,
+    settings: HeatSettings,
+    generator: torch.Generator,
+    project: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Where chains end.
+
+    A step is ``z - step * slope + noise * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as the
+    papers use. Coupled, it is ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``.
+
+    Args:
+        energy: (N, D) to (N,), with a gradient.
+        start: (N, D).
+        settings: ``n_steps``, of which 0 leaves the start as it is; ``step``, ``noise``, ``decay`` and ``coupled``.
+        generator: of the noise, on the CPU.
+        project: back to where features can lie, after every step.
+
+    Returns:
+        (N, D) without a gradient.
+    """
+    state = start.detach()
+    for place in range(settings.n_steps):
+        with torch.enable_grad():
+            state.requires_grad_()
+            (slope,) = torch.autograd.grad(energy(state).sum(), state)
+        step = decayed(settings.step, place, settings.n_steps, settings.decay)
+        noise = decayed(settings.noise, place, settings.n_steps, settings.decay)
+        if settings.coupled:
+            step, noise = step / 2, step**0.5
+        drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
+        state = state.detach() - step * slope + noise * drawn
+        state = state if project is None else project(state)
+    return state.detach()
 
 
 def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Sequential:
@@ -212,11 +175,7 @@ class ResidualEnergy(Scorer):
         settings: of the training.
     """
 
-    name = "residual_energy"
     state: ClassVar[tuple[str, ...]] = ("temperature", "scale")
-    temperature: Tensor
-    scale: Tensor  # of what the network sees: unit vectors of many dimensions would leave it nearly constant
-    network: nn.Sequential
 
     def __init__(self, prior: Scorer, settings: HeatSettings) -> None:
         if not prior.differentiable:
@@ -237,24 +196,20 @@ class ResidualEnergy(Scorer):
         )
         return linear_layers(hidden, [last.weight], [last.bias]).squeeze(1)
 
-    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
-        self.prior._fit_given(given, labels, classifier)
-        super()._fit_given(given, labels, classifier)
-
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         settings = self.settings
-        with torch.no_grad():
-            blocks = range(0, len(inputs), BLOCK)
-            data = torch.cat([self.prior.features(inputs[start : start + BLOCK]) for start in blocks])
-            energies = torch.cat([self.prior.energy(data[start : start + BLOCK]) for start in blocks]).double()
+        self.prior._fit_given({self.needs[0]: inputs}, labels, classifier)
+        data = self.prior.features(inputs)
+        energies = self.prior._energies({self.needs[0]: inputs})
         deviation = float(energies.std(correction=0))
         if not deviation > 1e-12 * float(energies.abs().max()):
             raise InputError(f"prior {self.prior.name!r} gives all items of the fit set one energy")
         # The residual is at most 1 / (2 weight) from 0: the prior is brought to that order.
-        asked = (
-            deviation * 2 * settings.weight / settings.spread if settings.temperature == "auto" else settings.temperature
+        fitting = deviation * 2 * settings.weight / settings.spread
+        self.temperature = torch.tensor(
+            fitting if settings.temperature == "auto" else settings.temperature, dtype=torch.float64
         )
-        self.temperature = torch.tensor(asked, dtype=torch.float64)
+        # What the network sees is scaled: unit vectors of many dimensions would leave it nearly constant.
         self.scale = data.square().mean().rsqrt()
         self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
         self._train(data, labels)
@@ -267,18 +222,16 @@ class ResidualEnergy(Scorer):
         starts = _Starts(self.prior, data, labels, settings, generator)
         project = _projection(data)
         optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, betas=(0.0, 0.999))
-        n_batches = -(-len(data) // settings.batch_size)
-        for place in tracked(
-            range(settings.epochs * n_batches), "Fitting HEAT", settings.epochs * n_batches, self.shows_progress
-        ):
-            epoch, batch = divmod(place, n_batches)
-            if batch == 0:
-                order = torch.randperm(len(data), generator=generator)
-                for group in optimizer.param_groups:
-                    group["lr"] = settings.lr * (1.0 if 2 * epoch < settings.epochs else 0.1)
-            real = data[order[batch * settings.batch_size : (batch + 1) * settings.batch_size].to(data.device)]
+        n_batches = math.ceil(len(data) / settings.batch_size)
+        schedule = MultiStepLR(optimizer, [math.ceil(settings.epochs / 2) * n_batches], gamma=0.1)
+        batches = (
+            data[rows.to(data.device)]
+            for _ in range(settings.epochs)
+            for rows in torch.randperm(len(data), generator=generator).split(settings.batch_size)
+        )
+        for real in tracked(batches, "Fitting HEAT", settings.epochs * n_batches, self.shows_progress):
             first = project(starts.draw(settings.n_chains))
-            last = settings.langevin().chains(self.energy, first, generator, project)
+            last = langevin_chains(self.energy, first, settings, generator, project)
             starts.keep(last)
             samples = torch.cat([last, first]) if settings.negatives == "chain+init" else last
             both = torch.cat([real, samples])
@@ -291,24 +244,21 @@ class ResidualEnergy(Scorer):
                 optimizer.zero_grad()
                 loss.backward()
             optimizer.step()
+            schedule.step()
         self.network.requires_grad_(False)
 
+    def parts(self) -> dict[str, Scorer]:
+        return {"prior": self.prior}
+
     def tensors(self) -> dict[str, Tensor]:
-        own = super().tensors() | {f"prior.{name}": tensor for name, tensor in self.prior.tensors().items()}
-        return own | {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        return super().tensors() | {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         super().restore(tensors)
-        self.prior.restore(_below("prior.", tensors))
-        weights = _below("network.", tensors)
-        if "0.weight" not in weights:
-            raise InputError(f"scorer 'heat': no tensor {names(['network.0.weight'])}")
+        weights = tensors_below("network", tensors)
         hidden, dim = weights["0.weight"].shape
         self.network = energy_network(dim, hidden, self.settings.tie_hidden, 0).to(weights["0.weight"].dtype)
-        try:
-            self.network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise InputError(f"scorer 'heat': not the weights of its network: {error}") from error
+        self.network.load_state_dict(weights)
         self.network.requires_grad_(False)
 
 
@@ -320,52 +270,47 @@ class _Starts:
     ) -> None:
         self.kind, self.data, self.generator = settings.start, data, generator
         self.buffer = data[:0]
-        self.source: Scorer | None = prior
-        if self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is None:
-            if self.kind == "prior":
-                raise InputError(
-                    f"start is 'prior', but scorer {prior.name!r} has no samples to draw; take 'gmm' or 'data'"
-                )
-            self.kind = "buffer" if self.kind == "buffer" else "gmm"
-            self.source = None
-        if self.kind == "gmm" or self.source is None:
-            normalise = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
-            self.source = GMM(normalise=normalise, seed=settings.seed).fit(data, labels)
+        self.source = prior
+        draws = self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is not None
+        if self.kind == "prior" and not draws:
+            raise InputError(f"start is 'prior', but scorer {prior.name!r} has no samples to draw; take 'gmm' or 'data'")
+        if not draws and self.kind not in ("normal", "data"):
+            self.source = create("gmm", normalise=_is_unit(data), seed=settings.seed).fit(data, labels)
 
     def draw(self, n: int) -> Tensor:
         if self.kind == "normal":
             return torch.randn(n, self.data.shape[1], generator=self.generator, dtype=self.data.dtype).to(self.data.device)
         if self.kind == "data":
-            return self.data[torch.randint(len(self.data), (n,), generator=self.generator).to(self.data.device)]
-        fresh = None if self.source is None else self.source.sample(n, self.generator)
-        if fresh is None:
-            raise InputError("no samples to start chains from")
-        fresh = fresh.to(self.data)
+            return self._any_of(self.data, n)
+        fresh = cast(Tensor, self.source.sample(n, self.generator)).to(self.data)
         if self.kind != "buffer" or 2 * len(self.buffer) < BUFFER_SIZE:
             return fresh
-        kept = self.buffer[torch.randint(len(self.buffer), (n,), generator=self.generator).to(self.data.device)]
+        kept = self._any_of(self.buffer, n)
         restarts = torch.rand(n, 1, generator=self.generator).to(self.data.device) < RESTARTS
         return torch.where(restarts, fresh, kept)
+
+    def _any_of(self, rows: Tensor, n: int) -> Tensor:
+        return rows[torch.randint(len(rows), (n,), generator=self.generator).to(rows.device)]
 
     def keep(self, last: Tensor) -> None:
         if self.kind == "buffer":
             self.buffer = torch.cat([self.buffer, last])[-BUFFER_SIZE:]
 
 
+def _is_unit(data: Tensor) -> bool:
+    return bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+
+
 def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
     """Back to where the data lies: no negative entry if it has none, at length 1 if it is."""
     rectify = bool((data >= 0).all())
-    unit = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+    unit = _is_unit(data)
 
     def project(features: Tensor) -> Tensor:
         features = features.relu() if rectify else features
         return F.normalize(features, dim=1) if unit else features
 
     return project
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class Heat(Composed):
@@ -381,23 +326,15 @@ class Heat(Composed):
     Options are those of :class:`HeatSettings`.
     """
 
-    name = "heat"
     __signature__ = inspect.signature(HeatSettings)  # what create() checks and help shows
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.settings = HeatSettings(*args, **options)
-        priors = create_described(self.settings.priors, "priors")
+        priors = create_several(self.settings.priors)
         if several := [prior.name for prior in priors if isinstance(prior, Composed)]:
             raise InputError(f"priors: {names(several)} cannot be one, for it is composed of several")
-        self._take([ResidualEnergy(prior, self.settings) for prior in priors], self.settings.beta)
+        super().__init__([ResidualEnergy(prior, self.settings) for prior in priors], self.settings.beta)
 
     def options(self) -> dict[str, object]:
         """The settings it was created with."""
         return asdict(self.settings)
-
-
-def _pair(ends: Sequence[float], what: str) -> tuple[float, float]:
-    numbers = isinstance(ends, Sequence) and all(isinstance(end, int | float) for end in ends)
-    if not numbers or len(ends) != 2:
-        raise InputError(f"{what} is {ends!r}; two numbers are needed: at the first step and towards the last")
-    return ends[0], ends[1]

@@ -1,18 +1,20 @@
 """Scorers of a classifier's logits; for encoders without one, prototypes or centroids stand in for its weights."""
 
+import warnings
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from sightline.errors import InputError, choose
-from sightline.ood.classifier import STAND_INS, Classifier, check_scale, stand_in_classifier
-from sightline.ood.scorer import Scorer
+from sightline.errors import InputError
+from sightline.ood.classifier import Classifier, StandIn, class_means, stand_in_classifier
+from sightline.ood.density import mixture_on_sphere
+from sightline.ood.scorer import Scorer, Seed
 
-INPUTS = {"vectors": "vectors", "logits": "logits"}
 SMOOTHING = 1e-12  # of probabilities in a logarithm
 
 
@@ -29,21 +31,18 @@ class LogitScorer(Scorer):
     """
 
     state: ClassVar[tuple[str, ...]] = ("weight", "bias", "unit")
-    weight: Tensor
-    bias: Tensor
-    unit: Tensor
     n_classes_needed: ClassVar[int] = 1
 
     def __init__(
-        self, inputs: str = "vectors", stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+        self,
+        inputs: Literal["vectors", "logits"] = "vectors",
+        stand_in: StandIn = "auto",
+        scale: PositiveFloat = 16.0,
+        n_clusters: PositiveInt = 100,
+        seed: Seed = 0,
     ) -> None:
-        self.inputs = choose(INPUTS, inputs, "inputs")
-        self.stand_in = choose(dict(zip(STAND_INS, STAND_INS, strict=True)), stand_in, "stand_in")
-        check_scale(scale)
-        if n_clusters < 1:
-            raise InputError(f"n_clusters is {n_clusters}; at least 1 is needed")
-        self.scale, self.n_clusters, self.seed = scale, n_clusters, seed
-        self.needs = (self.inputs,)
+        self.inputs, self.needs = inputs, (inputs,)
+        self.stand_in, self.scale, self.n_clusters, self.seed = stand_in, scale, n_clusters, seed
 
     def features(self, inputs: Tensor) -> Tensor:
         return F.normalize(inputs, dim=1) if self.unit else inputs
@@ -53,11 +52,8 @@ class LogitScorer(Scorer):
         return features if self.inputs == "logits" else features @ self.weight.T + self.bias
 
     def energy(self, features: Tensor) -> Tensor:
-        return self.energy_of_logits(self.logits(features))
-
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        """(N,) of (N, C)."""
-        raise NotImplementedError
+        """``-log sum_c exp f_c``, unless the scorer has another."""
+        return energy_of_logits(self.logits(features))
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         if self.inputs == "logits":
@@ -66,8 +62,8 @@ class LogitScorer(Scorer):
             classifier = Classifier(inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(inputs.shape[1]))
         elif classifier is None:
             classifier = stand_in_classifier(inputs, labels, self.stand_in, self.scale, self.n_clusters, self.seed)
-        else:
-            classifier.check_width(inputs.shape[1])
+        elif (width := classifier.weight.shape[1]) != inputs.shape[1]:
+            raise InputError(f"the classifier takes vectors of {width} dimensions, these have {inputs.shape[1]}")
         if len(classifier.weight) < self.n_classes_needed:
             raise InputError(f"scorer {self.name!r} needs {self.n_classes_needed} classes or more, there is one")
         self.weight, self.bias = classifier.weight.detach().to(inputs), classifier.bias.detach().to(inputs)
@@ -81,20 +77,17 @@ class LogitScorer(Scorer):
 class MSP(LogitScorer):
     """Minus the largest probability: ``-max_c softmax(f)_c`` (maximum softmax probability)."""
 
-    name = "msp"
     n_classes_needed = 2
 
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return -logits.softmax(1).amax(1)
+    def energy(self, features: Tensor) -> Tensor:
+        return -self.logits(features).softmax(1).amax(1)
 
 
 class MaxLogit(LogitScorer):
     """Minus the largest logit: ``-max_c f_c``."""
 
-    name = "maxlogit"
-
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return -logits.amax(1)
+    def energy(self, features: Tensor) -> Tensor:
+        return -self.logits(features).amax(1)
 
 
 class Energy(LogitScorer):
@@ -105,32 +98,28 @@ class Energy(LogitScorer):
         inputs: as for every scorer of logits, like the rest.
     """
 
-    name = "energy"
-
     def __init__(
         self,
-        temperature: float = 1.0,
-        inputs: str = "vectors",
-        stand_in: str = "auto",
-        scale: float = 16.0,
-        n_clusters: int = 100,
-        seed: int = 0,
+        temperature: PositiveFloat = 1.0,
+        inputs: Literal["vectors", "logits"] = "vectors",
+        stand_in: StandIn = "auto",
+        scale: PositiveFloat = 16.0,
+        n_clusters: PositiveInt = 100,
+        seed: Seed = 0,
     ) -> None:
         super().__init__(inputs, stand_in, scale, n_clusters, seed)
-        if not temperature > 0:
-            raise InputError(f"temperature is {temperature}; above 0 is needed")
         self.temperature = temperature
 
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return energy_of_logits(logits, self.temperature)
+    def energy(self, features: Tensor) -> Tensor:
+        return energy_of_logits(self.logits(features), self.temperature)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
         """From the mixture of von Mises-Fisher densities that proxies, prototypes and centroids are."""
-        if not self.unit or self.temperature != 1 or self.bias.any() or self.weight.shape[1] < 2:
-            return None
         concentration = self.weight.norm(dim=1)
-        if (concentration - concentration[0]).abs().max() > 1e-4 * concentration[0]:
-            return None  # densities of other concentrations have other normalisers: the mixture is not uniform
+        # Densities of other concentrations have other normalisers: their mixture would not be uniform.
+        is_even = (concentration - concentration[0]).abs().max() <= 1e-4 * concentration[0]
+        if not (self.unit and is_even) or self.temperature != 1 or self.bias.any() or self.weight.shape[1] < 2:
+            return None
         return mixture_on_sphere(self.weight / concentration[:, None], float(concentration[0]), n, generator)
 
 
@@ -147,25 +136,18 @@ def energy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 class KLMatching(LogitScorer):
     """``min_c KL(p || t_c)``: p the probabilities of an item, t_c their mean over fit items predicted as c."""
 
-    name = "kl_matching"
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "templates")
-    templates: Tensor
     n_classes_needed = 2
 
     def _fit_features(self, features: Tensor) -> None:
         probabilities = self.logits(features).double().softmax(1)
-        predicted = probabilities.argmax(1)
-        there = predicted.unique()  # classes never predicted have no template
-        self.templates = torch.stack([probabilities[predicted == place].mean(0) for place in there])
+        predicted = probabilities.argmax(1).unique(return_inverse=True)[1]  # classes never predicted have no template
+        self.templates = class_means(probabilities, predicted)[0]
 
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return kl_to_nearest(logits.softmax(1), self.templates)
-
-
-def kl_to_nearest(probabilities: Tensor, templates: Tensor) -> Tensor:
-    """(N,) the smallest divergence of each row of (N, C) from a row of (T, C)."""
-    own = torch.xlogy(probabilities, probabilities.clamp(min=SMOOTHING)).sum(1)
-    return (own[:, None] - probabilities @ templates.clamp(min=SMOOTHING).log().T).amin(1)
+    def energy(self, features: Tensor) -> Tensor:
+        p = self.logits(features).softmax(1)
+        own = torch.xlogy(p, p.clamp(min=SMOOTHING)).sum(1, keepdim=True)
+        return (own - p @ self.templates.clamp(min=SMOOTHING).log().T).amin(1)
 
 
 class ReAct(LogitScorer):
@@ -176,29 +158,25 @@ class ReAct(LogitScorer):
         stand_in: as for every scorer of logits, like the rest.
     """
 
-    name = "react"
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "limit")
-    limit: Tensor
 
     def __init__(
-        self, quantile: float = 0.95, stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+        self,
+        quantile: Annotated[float, Field(gt=0, le=1)] = 0.95,
+        stand_in: StandIn = "auto",
+        scale: PositiveFloat = 16.0,
+        n_clusters: PositiveInt = 100,
+        seed: Seed = 0,
     ) -> None:
         super().__init__("vectors", stand_in, scale, n_clusters, seed)
-        if not 0 < quantile <= 1:
-            raise InputError(f"quantile is {quantile}; above 0 and at most 1 is needed")
         self.quantile = quantile
-        self.limit = torch.tensor(torch.inf)
 
     def features(self, inputs: Tensor) -> Tensor:
-        clipped = inputs.minimum(self.limit.to(inputs))
-        return F.normalize(clipped, dim=1) if self.unit else clipped
+        return super().features(inputs.minimum(self.limit.to(inputs)))
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         self.limit = torch.tensor(np.quantile(inputs.cpu().numpy(), self.quantile))
         super()._fit(inputs, labels, classifier)
-
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return energy_of_logits(logits)
 
 
 class DICE(LogitScorer):
@@ -209,23 +187,84 @@ class DICE(LogitScorer):
         stand_in: as for every scorer of logits, like the rest.
     """
 
-    name = "dice"
-
     def __init__(
-        self, percentile: float = 70.0, stand_in: str = "auto", scale: float = 16.0, n_clusters: int = 100, seed: int = 0
+        self,
+        percentile: Annotated[float, Field(ge=0, lt=100)] = 70.0,
+        stand_in: StandIn = "auto",
+        scale: PositiveFloat = 16.0,
+        n_clusters: PositiveInt = 100,
+        seed: Seed = 0,
     ) -> None:
         super().__init__("vectors", stand_in, scale, n_clusters, seed)
-        if not 0 <= percentile < 100:
-            raise InputError(f"percentile is {percentile}; 0 or more and below 100 is needed")
         self.percentile = percentile
 
     def _fit_features(self, features: Tensor) -> None:
-        contribution = (self.weight * features.double().mean(0)).cpu().numpy()
-        kept = torch.from_numpy(contribution > np.percentile(contribution, self.percentile))
-        self.weight = self.weight * kept.to(self.weight.device)
+        contribution = self.weight * features.double().mean(0)
+        self.weight = self.weight * (contribution > np.percentile(contribution.cpu().numpy(), self.percentile))
 
-    def energy_of_logits(self, logits: Tensor) -> Tensor:
-        return energy_of_logits(logits)
+
+class Residual(LogitScorer):
+    """``|R^T (z - u)|``: how far a vector is from the leading directions of the fit set, about ``u = -W^+ b``.
+
+    Args:
+        n_principal: leading directions; None for half of D, or of N where that is less, 256 at most.
+        stand_in: as for every scorer of logits, like the rest.
+    """
+
+    state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "origin", "minor")
+
+    def __init__(
+        self,
+        n_principal: int | None = None,
+        stand_in: StandIn = "auto",
+        scale: PositiveFloat = 16.0,
+        n_clusters: PositiveInt = 100,
+        seed: Seed = 0,
+    ) -> None:
+        super().__init__("vectors", stand_in, scale, n_clusters, seed)
+        self.n_principal = n_principal
+
+    def _fit_features(self, features: Tensor) -> None:
+        n_items, dim = features.shape
+        n_principal = min(256, dim // 2, max(1, n_items // 2)) if self.n_principal is None else self.n_principal
+        if not 1 <= n_principal < dim:
+            raise InputError(f"n_principal is {n_principal}; 1 to {dim - 1} is needed for vectors of {dim} dimensions")
+        self.origin = -torch.linalg.pinv(self.weight.double()) @ self.bias.double()  # (D,) u
+        shifted = features.double() - self.origin
+        values = torch.linalg.eigh(shifted.T @ shifted / n_items)  # smallest first
+        self.minor: Tensor = values.eigenvectors[:, : dim - n_principal]  # (D, D - n_principal) R
+        if not self.residual(features.double()).max() > 1e-9 * shifted.norm(dim=1).max():
+            raise InputError(f"scorer {self.name!r}: the vectors lie in the leading directions: lower n_principal")
+        if n_items < dim:
+            warnings.warn(
+                f"scorer {self.name!r}: {n_items} items for {dim} dimensions, {n_principal} of which are taken to vary",
+                stacklevel=2,
+            )
+
+    def residual(self, features: Tensor) -> Tensor:
+        """(N,) lengths."""
+        beside = (features - self.origin.to(features)) @ self.minor.to(features)
+        return torch.linalg.vector_norm(beside, dim=1)  # type: ignore[no-any-return]
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.residual(features)
+
+
+class ViM(Residual):
+    """``alpha * residual - log sum_c exp f_c``, alpha so that both are of one size on the fit set (virtual logit).
+
+    Args:
+        n_principal: as for ``residual``, like the rest.
+    """
+
+    state: ClassVar[tuple[str, ...]] = (*Residual.state, "alpha")
+
+    def _fit_features(self, features: Tensor) -> None:
+        super()._fit_features(features)
+        self.alpha = self.logits(features).amax(1).double().sum() / self.residual(features.double()).sum()
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.alpha * self.residual(features) + energy_of_logits(self.logits(features))
 
 
 class ODIN(Scorer):
@@ -239,17 +278,12 @@ class ODIN(Scorer):
         epsilon: step, in units of normalised pixels.
     """
 
-    name = "odin"
     needs = ("images",)
     differentiable = False
 
     def __init__(
-        self, model: Callable[[Tensor], Tensor] | None = None, temperature: float = 1000.0, epsilon: float = 0.0014
+        self, model: Callable[[Tensor], Tensor], temperature: PositiveFloat = 1000.0, epsilon: float = 0.0014
     ) -> None:
-        if model is None:
-            raise InputError("scorer 'odin' needs model: a function of images to logits")
-        if not temperature > 0:
-            raise InputError(f"temperature is {temperature}; above 0 is needed")
         self.model, self.temperature, self.epsilon = model, temperature, epsilon
 
     def options(self) -> dict[str, object]:
@@ -260,58 +294,10 @@ class ODIN(Scorer):
         """Nothing is learnt."""
 
     def energy(self, features: Tensor) -> Tensor:
-        return odin_energy(self.model, features, self.temperature, self.epsilon)
-
-
-def odin_energy(model: Callable[[Tensor], Tensor], images: Tensor, temperature: float, epsilon: float) -> Tensor:
-    """(N,) ODIN's energy of (N, ...) inputs of the model."""
-    with torch.enable_grad():
-        moved = images.detach().clone().requires_grad_()
-        logits = model(moved)
-        if logits.ndim != 2:
-            raise InputError(f"scorer 'odin': the model gives shape {tuple(logits.shape)}; logits (N, C) are needed")
-        (slope,) = torch.autograd.grad((logits / temperature).log_softmax(1).amax(1).sum(), moved)
-    with torch.no_grad():
-        return -(model(images + epsilon * slope.sign()) / temperature).softmax(1).amax(1)
-
-
-def mixture_on_sphere(directions: Tensor, concentration: float, n: int, generator: torch.Generator) -> Tensor:
-    """Draw from a mixture, in equal parts, of von Mises-Fisher densities ``exp(concentration * cos)`` (Wood, 1994).
-
-    Args:
-        directions: (C, D) unit vectors, the middle of each density; D at least 2.
-        concentration: 0 for the whole sphere evenly.
-        n: how many.
-        generator: of the draws, on the CPU.
-
-    Returns:
-        (n, D) unit vectors of the directions' type.
-
-    Example:
-        >>> drawn = mixture_on_sphere(torch.eye(3)[:1], 1000.0, 500, torch.Generator().manual_seed(0))
-        >>> bool((drawn[:, 0] > 0.97).all()), bool((drawn.norm(dim=1) - 1).abs().max() < 1e-5)
-        (True, True)
-    """
-    middle = directions[torch.randint(len(directions), (n,), generator=generator).to(directions.device)]
-    dim = directions.shape[1]
-    cosine = _cosines(dim, concentration, n, generator).to(directions)
-    noise = torch.randn(n, dim, generator=generator, dtype=torch.float64).to(directions)
-    tangent = F.normalize(noise - (noise * middle).sum(1, keepdim=True) * middle, dim=1)
-    return cosine[:, None] * middle + (1 - cosine**2).clamp(min=0).sqrt()[:, None] * tangent
-
-
-def _cosines(dim: int, concentration: float, n: int, generator: torch.Generator) -> Tensor:
-    """(n,) float64 cosines to the middle, by rejection; a draw is kept with a probability above one half."""
-    m = dim - 1
-    b = m / (2 * concentration + (4 * concentration**2 + m**2) ** 0.5)
-    x = (1 - b) / (1 + b)
-    c = concentration * x + m * torch.log(torch.tensor(1 - x**2, dtype=torch.float64))
-    kept = torch.empty(0, dtype=torch.float64)
-    while len(kept) < n:
-        gammas = torch._standard_gamma(torch.full((2, 2 * n), m / 2, dtype=torch.float64), generator=generator)
-        z = gammas[0] / gammas.sum(0)  # beta(m / 2, m / 2)
-        w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
-        uniform = torch.rand(2 * n, generator=generator, dtype=torch.float64)
-        accepted = concentration * w + m * torch.log(1 - x * w) - c >= torch.log(uniform)
-        kept = torch.cat([kept, w[accepted]])
-    return kept[:n]
+        with torch.enable_grad():
+            moved = features.detach().clone().requires_grad_()
+            logits = self.model(moved)
+            if logits.ndim != 2:
+                raise InputError(f"scorer 'odin': the model gives shape {tuple(logits.shape)}; logits (N, C) are needed")
+            (slope,) = torch.autograd.grad((logits / self.temperature).log_softmax(1).amax(1).sum(), moved)
+        return -(self.model(features + self.epsilon * slope.sign()) / self.temperature).softmax(1).amax(1).detach()

@@ -1,9 +1,9 @@
 """A fitted scorer with its threshold, bound to one encoder: does a query belong here, and has it a match?"""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 import polars as pl
@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
-from sightline.files import check_folder, read_json, recovered_folder, replaced_folder
-from sightline.ood.scorer import SCORERS, Scorer, check_tpr, load
+from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
+from sightline.ood.scorer import Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
@@ -22,7 +22,7 @@ SETTINGS_FILE = "rejector.json"
 HELD_OUT = 0.2  # share of a table's images to calibrate on where no other table is given
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
-POLICIES: dict[str, Policy] = {"reject": "reject", "flag": "flag", "ignore": "ignore"}
+POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ class Rejector:
         if self.scorer.threshold is None:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold yet: calibrate it on held-out items")
         choose(POLICIES, self.policy, "policy")
-        for name in ("similarity_threshold", "similarity_acceptance"):
-            if not isinstance(value := getattr(self, name), float | int | None):
-                raise InputError(f"{name} must be a number or None, got {value!r}")
+        if not isinstance(self.similarity_threshold, float | int | None):
+            raise InputError(f"similarity_threshold must be a number or None, got {self.similarity_threshold!r}")
 
     def judge(
         self, vectors: ArrayLike, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
@@ -98,16 +97,11 @@ class Rejector:
                 :func:`~sightline.gallery.query.best_matches` finds: they belong, however late they were added.
         """
         energies = self.scorer.score(np.asarray(vectors))
-        best: list[float | None] = [None] * len(energies)
-        if best_scores is not None:
-            given = np.asarray(best_scores, np.float64)
-            if given.shape != energies.shape:
-                raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {given.shape}")
-            best = given.tolist()
+        best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
+        if len(best) != len(energies):
+            raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
-        threshold, limit = self.scorer.threshold, self.similarity_threshold
-        if threshold is None:
-            raise InputError(f"scorer {self.scorer.name!r} has no threshold")
+        threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
         return [
             Verdict(
                 energy <= threshold or item,
@@ -130,19 +124,12 @@ class Rejector:
 
     def save(self, folder: Path | str) -> Path:
         """Write three files to a folder of their own, which appears complete or not at all."""
-        folder = Path(folder)
-        with replaced_folder(folder, SETTINGS_FILE, "a rejector") as scratch:
+        with replaced_folder(Path(folder), SETTINGS_FILE, "a rejector") as scratch:
             self.scorer.write(scratch)
-            described = {
-                "format": FORMAT,
-                "fingerprint": self.fingerprint,
-                "policy": self.policy,
-                "similarity_threshold": self.similarity_threshold,
-                "similarity_acceptance": self.similarity_acceptance,
-                "generation": self.generation,
-            }
-            (scratch / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        return folder
+            described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scorer"}
+            text = json.dumps({"format": FORMAT} | described, indent=2)
+            (scratch / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: Path | str, fingerprint: str | None = None, *, trust: bool = False) -> "Rejector":
@@ -153,23 +140,20 @@ class Rejector:
             fingerprint: of the encoder in use; a rejector of another one is refused.
             trust: import a scorer that is named by its path.
         """
-        folder = recovered_folder(Path(folder))
-        if not (folder / SETTINGS_FILE).is_file() and (recovered_folder(folder / FOLDER) / SETTINGS_FILE).is_file():
-            folder = folder / FOLDER
-        if not (folder / SETTINGS_FILE).is_file():
+        places = (recovered_folder(place) for place in (Path(folder), Path(folder) / FOLDER))
+        held = next((place for place in places if (place / SETTINGS_FILE).is_file()), None)
+        if held is None:
             raise InputError(f"{folder}: not a rejector: it has no {SETTINGS_FILE}")
+        described = read_json_object(held / SETTINGS_FILE, held)
+        if (found := described.pop("format", None)) != FORMAT:
+            raise InputError(f"{held}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")
+        scorer = load(held, trust=trust)
         try:
-            described = dict(read_json(folder / SETTINGS_FILE, folder))
-            found = described.pop("format", None)
-            if found != FORMAT:
-                raise InputError(f"{folder}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")
-            rejector = cls(load(folder, trust=trust), **described)
-        except InputError:
-            raise
+            rejector = cls(scorer, **described)
         except (ValueError, TypeError) as error:
-            raise InputError(f"{folder / SETTINGS_FILE}: not a rejector's settings: {error}") from error
+            raise InputError(f"{held / SETTINGS_FILE}: not a rejector's settings: {error}") from error
         if fingerprint is not None:
-            rejector.check_encoder(fingerprint, folder)
+            rejector.check_encoder(fingerprint, held)
         return rejector
 
 
@@ -209,16 +193,15 @@ def fit_rejector(
     """
     check_tpr(tpr)  # before minutes of fitting, as all that can be refused
     policy = choose(POLICIES, policy, "policy")
-    made = SCORERS.create(scorer, options, trust=trust, seed=seed)
-    made.name = scorer  # by which it is loaded again
+    made = create_named(scorer, options, trust=trust, seed=seed)
     if made.needs != ("vectors",):
         raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
-    table.check_finite()
-    for name, other in (("held-out table", held_out), ("gallery table", gallery)):
-        if other is not None and other.fingerprint != table.fingerprint:
-            raise InputError(f"the {name} is of encoder {other.fingerprint}, the fit table of {table.fingerprint}")
-        if other is not None and not (len(other) and np.isfinite(other.vectors).all()):
-            raise InputError(f"the {name} is empty, or has vectors with values that are not finite")
+    for other in (table, held_out, gallery):
+        if other is not None:
+            other.check_finite()
+            if other.fingerprint != table.fingerprint or not len(other):
+                found = f"{len(other)} vectors of encoder {other.fingerprint}"
+                raise InputError(f"{other.manifest.source}: {found}; vectors of encoder {table.fingerprint} are needed")
     if held_out is None:
         table, held_out = _parted(table, seed)
     n_levels = table.manifest.n_levels
@@ -240,11 +223,11 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
         raise InputError("a threshold for matches needs labels in both tables")
     names = [table.manifest.table["label_0"].cast(pl.String).to_numpy() for table in (queries, gallery)]
     ids = np.array(queries.ids, object), np.array(gallery.ids, object)
-    best = []
     blocks = score_blocks(torch.from_numpy(queries.vectors), torch.from_numpy(gallery.vectors), BLOCK_ELEMENTS)
-    for rows, scores in blocks:
-        own = (names[0][rows, None] == names[1][None]) & (ids[0][rows, None] != ids[1][None])
-        best.append(np.where(own, scores.numpy(), -np.inf).max(1))
+    best = [
+        np.where((names[0][rows, None] == names[1]) & (ids[0][rows, None] != ids[1]), scores.numpy(), -np.inf).max(1)
+        for rows, scores in blocks
+    ]
     found: NDArray[np.float64] = np.concatenate(best)
     found = found[np.isfinite(found)]
     if not len(found):
@@ -254,10 +237,9 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
 
 def _parted(table: EmbeddingTable, seed: int) -> tuple[EmbeddingTable, EmbeddingTable]:
     """A part to fit on, and a part held out."""
-    n_held_out = max(1, round(HELD_OUT * len(table)))
-    if len(table) - n_held_out < 1:
+    if len(table) < 2:
         raise InputError(f"{table.manifest.source}: {len(table)} image(s); 2 or more are needed, one to calibrate on")
-    drawn = np.zeros(len(table), bool)
-    drawn[np.random.default_rng(seed).permutation(len(table))[:n_held_out]] = True
-    held_out = pl.lit(pl.Series(drawn))
+    n_held_out = max(1, round(HELD_OUT * len(table)))
+    drawn = np.random.default_rng(seed).permutation(len(table))[:n_held_out]
+    held_out = pl.lit(pl.Series(np.isin(np.arange(len(table)), drawn)))
     return table.where(~held_out), table.where(held_out)

@@ -5,16 +5,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError
 from sightline.files import check_seal, read_json_object, regular_file, replaced_folder, sealed
 from sightline.ood.classifier import Classifier
 from sightline.registry import Registry, option_parameters
@@ -22,16 +23,16 @@ from sightline.registry import Registry, option_parameters
 FORMAT = 1
 SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"
 BLOCK = 1024  # items scored at once
-Quantile = Literal["linear", "higher"]
-QUANTILES: dict[str, Quantile] = {"linear": "linear", "higher": "higher"}
 Inputs = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
-SHAPES = {
-    "vectors": "(N, D)",
-    "logits": "(N, C)",
-    "feature maps": "(N, C, H, W) or (N, T, C)",
-    "images": "(N, 3, H, W)",
+# Scorers by name, or by a mapping with a name and options.
+Several = Annotated[Sequence[str | Mapping[str, object]], Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]  # what k-means takes
+KINDS = {  # what scorers are given: shape, and numbers of dimensions
+    "vectors": ("(N, D)", (2,)),
+    "logits": ("(N, C)", (2,)),
+    "feature maps": ("(N, C, H, W) or (N, T, C)", (3, 4)),
+    "images": ("(N, 3, H, W)", (4,)),
 }
-NDIMS = {"vectors": (2,), "logits": (2,), "feature maps": (3, 4), "images": (4,)}
 
 
 class Scorer(ABC):
@@ -45,7 +46,7 @@ class Scorer(ABC):
         acceptance: the share of held-out items below that threshold.
     """
 
-    name: str
+    name: str = "scorer"
     needs: tuple[str, ...] = ("vectors",)
     differentiable: ClassVar[bool] = True
     state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting makes, all tensors
@@ -100,17 +101,9 @@ class Scorer(ABC):
         """(N,) energies; the higher, the further out."""
         self._check_fitted()
         given = self._checked(inputs)
-        n_items = len(next(iter(given.values())))
-        if not n_items:
-            return np.empty(0)
-        with torch.no_grad():
-            blocks = [
-                self._energy_given({kind: rows[start : start + BLOCK] for kind, rows in given.items()})
-                for start in range(0, n_items, BLOCK)
-            ]
-        return torch.cat(blocks).double().cpu().numpy()
+        return self._energies(given).cpu().numpy() if len(given[self.needs[0]]) else np.empty(0)
 
-    def calibrate(self, held_out: Inputs, tpr: float = 0.95, method: str = "linear") -> float:
+    def calibrate(self, held_out: Inputs, tpr: float = 0.95, method: Literal["linear", "higher"] = "linear") -> float:
         """Set the threshold below which a share ``tpr`` of items that belong lies.
 
         Args:
@@ -124,11 +117,11 @@ class Scorer(ABC):
         """
         check_tpr(tpr)
         energies = self.score(held_out)
-        if not len(energies):
-            raise InputError("no items to calibrate on")
-        if n_bad := int((~np.isfinite(energies)).sum()):
-            raise InputError(f"scorer {self.name!r}: {n_bad} of {len(energies)} items have an energy that is not finite")
-        self.threshold = float(np.quantile(energies, tpr, method=choose(QUANTILES, method, "method")))
+        if (n_bad := int((~np.isfinite(energies)).sum())) or not len(energies):
+            raise InputError(
+                f"scorer {self.name!r}: {n_bad} of {len(energies)} items to calibrate on have no finite energy"
+            )
+        self.threshold = float(np.quantile(energies, tpr, method=method))
         self.acceptance = tpr
         return self.threshold
 
@@ -141,25 +134,15 @@ class Scorer(ABC):
     def save(self, folder: Path | str) -> Path:
         """Write ``scorer.json`` and ``scorer.safetensors`` to a folder, which appears complete or not at all."""
         self._check_fitted()
-        folder = Path(folder)
-        with replaced_folder(folder, SETTINGS_FILE, "a scorer") as scratch:
+        with replaced_folder(Path(folder), SETTINGS_FILE, "a scorer") as scratch:
             self.write(scratch)
-        return folder
+        return Path(folder)
 
     def write(self, folder: Path) -> None:
         """Write both files into a folder that is there."""
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         save_file(stored, folder / TENSORS_FILE)
-        try:
-            described = json.dumps(sealed(self.described(), folder / TENSORS_FILE), indent=2)
-        except TypeError as error:
-            raise InputError(f"scorer {self.name!r} has an option that cannot be saved: {error}") from error
-        (folder / SETTINGS_FILE).write_text(described + "\n", encoding="utf-8")
-
-    # How it is done -----------------------------------------------------------------------------------------------
-    def described(self) -> dict[str, object]:
-        """All but the tensors, as JSON can hold it."""
-        return {
+        described = {
             "format": FORMAT,
             "name": self.name,
             "options": self.options(),
@@ -167,23 +150,39 @@ class Scorer(ABC):
             "threshold": self.threshold,
             "acceptance": self.acceptance,
         }
+        try:
+            text = json.dumps(sealed(described, folder / TENSORS_FILE), indent=2)
+        except TypeError as error:
+            raise InputError(f"scorer {self.name!r} has an option that cannot be saved: {error}") from error
+        (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
 
+    # How it is done -----------------------------------------------------------------------------------------------
     def options(self) -> dict[str, object]:
         """The settings it was created with."""
         return {option: getattr(self, option) for option in option_parameters(type(self))}
 
+    def parts(self) -> dict[str, "Scorer"]:
+        """Scorers that this one is made of, by what the names of their tensors begin with."""
+        return {}
+
     def tensors(self) -> dict[str, Tensor]:
         """What fitting made."""
-        return {name: getattr(self, name) for name in self.state}
+        found = {name: getattr(self, name) for name in self.state}
+        for prefix, part in self.parts().items():
+            inside = part.tensors() | {"width": torch.tensor(part.width)}
+            found |= {f"{prefix}.{name}": tensor for name, tensor in inside.items()}
+        return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what :meth:`tensors` gave."""
-        if missing := [name for name in self.state if name not in tensors]:
-            raise InputError(f"scorer {self.name!r}: no tensor {names(missing)}")
         for name in self.state:
             setattr(self, name, tensors[name])
+        for prefix, part in self.parts().items():
+            inside = tensors_below(prefix, tensors)
+            part.restore(inside)
+            part.width = int(inside["width"]) if "width" in inside else self.width  # older files have none of priors
 
-    def _fit_given(self, given: dict[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
+    def _fit_given(self, given: Mapping[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
         inputs = given[self.needs[0]]
         if not len(inputs):
             raise InputError("no items to fit on")
@@ -194,17 +193,21 @@ class Scorer(ABC):
             # Contiguous as it is saved: a product with a transposed layout differs in the last bits.
             setattr(self, name, tensor.to(inputs.dtype if tensor.is_floating_point() else tensor.dtype).contiguous())
 
-    def _energy_given(self, given: dict[str, Tensor]) -> Tensor:
+    def _energy_given(self, given: Mapping[str, Tensor]) -> Tensor:
         inputs = given[self.needs[0]]
-        self._check_width(inputs)
-        kept = next((getattr(self, name) for name in self.state if getattr(self, name).is_floating_point()), inputs)
-        return self.energy(self.features(inputs.to(kept.dtype)))
-
-    def _check_width(self, inputs: Tensor) -> None:
         if self.width is not None and _width(inputs) != self.width:
             raise InputError(
                 f"scorer {self.name!r} was fitted on {self.needs[0]} of {self.width} dimensions, found {_width(inputs)}"
             )
+        kept = next((getattr(self, name) for name in self.state if getattr(self, name).is_floating_point()), inputs)
+        return self.energy(self.features(inputs.to(kept.dtype)))
+
+    def _energies(self, given: Mapping[str, Tensor]) -> Tensor:
+        """(N,) float64, found in blocks and without a gradient; N at least 1."""
+        starts = range(0, len(given[self.needs[0]]), BLOCK)
+        with torch.no_grad():
+            blocks = [{kind: rows[start : start + BLOCK] for kind, rows in given.items()} for start in starts]
+            return torch.cat([self._energy_given(block).double() for block in blocks])
 
     def _check_fitted(self) -> None:
         if self.width is None:
@@ -212,13 +215,10 @@ class Scorer(ABC):
 
     def _checked(self, inputs: Inputs) -> dict[str, Tensor]:
         """The inputs as float tensors by what they are; refused where something is missing, misshapen or not a number."""
-        if not isinstance(inputs, Mapping):
-            if len(self.needs) > 1:
-                raise InputError(f"scorer {self.name!r} needs {' and '.join(self.needs)}: give each by its name in a dict")
-            inputs = {self.needs[0]: inputs}
-        if missing := [kind for kind in self.needs if kind not in inputs]:
-            raise InputError(f"scorer {self.name!r} needs {' and '.join(missing)}, found {names(inputs)}")
-        given = {kind: _as_tensor(inputs[kind], kind, self.name) for kind in self.needs}
+        by_kind = inputs if isinstance(inputs, Mapping) else {self.needs[0]: inputs}
+        if missing := [kind for kind in self.needs if kind not in by_kind]:
+            raise InputError(f"scorer {self.name!r} needs {' and '.join(missing)}: give each input by its name in a dict")
+        given = {kind: _as_tensor(by_kind[kind], kind, self.name) for kind in self.needs}
         if len({len(rows) for rows in given.values()}) > 1:
             counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in given.items())
             raise InputError(f"scorer {self.name!r}: one of each for every item is needed, found {counts}")
@@ -237,26 +237,25 @@ SCORERS: Registry[Scorer] = Registry(
         "composition": "sightline.ood.composition:Composition",
         "dice": "sightline.ood.logits:DICE",
         "energy": "sightline.ood.logits:Energy",
-        "gmm": "sightline.ood.mixture:GMM",
-        "gmm_std": "sightline.ood.mixture:GMMStd",
+        "gmm": "sightline.ood.density:GMM",
+        "gmm_std": "sightline.ood.density:GMMStd",
         "heat": "sightline.ood.heat:Heat",
         "kl_matching": "sightline.ood.logits:KLMatching",
-        "knn": "sightline.ood.distance:KNN",
-        "mahalanobis": "sightline.ood.mixture:Mahalanobis",
+        "knn": "sightline.ood.density:KNN",
+        "mahalanobis": "sightline.ood.density:Mahalanobis",
         "maxlogit": "sightline.ood.logits:MaxLogit",
         "msp": "sightline.ood.logits:MSP",
         "odin": "sightline.ood.logits:ODIN",
         "react": "sightline.ood.logits:ReAct",
-        "residual": "sightline.ood.distance:Residual",
-        "soft_knn": "sightline.ood.distance:SoftKNN",
-        "ssd": "sightline.ood.mixture:SSD",
-        "vim": "sightline.ood.distance:ViM",
+        "residual": "sightline.ood.logits:Residual",
+        "soft_knn": "sightline.ood.density:SoftKNN",
+        "ssd": "sightline.ood.density:SSD",
+        "vim": "sightline.ood.logits:ViM",
     },
     "sightline.scorers",
     lambda found: isinstance(found, type) and issubclass(found, Scorer),
     "a class derived from sightline.ood.Scorer",
 )
-Described = str | Mapping[str, object]
 
 
 def list_scorers() -> list[str]:
@@ -294,23 +293,20 @@ def create(name: str, *, trust: bool = False, **options: object) -> Scorer:
         >>> scorer.is_outlier(np.array([[5.0, 0, 0, 0], [-5.0, 0, 0, 0]]))
         array([False,  True])
     """
-    made = SCORERS.create(name, options, trust=trust)
-    made.name = name  # by which it is loaded again
+    return create_named(name, options, trust=trust)
+
+
+def create_named(name: str, options: Mapping[str, object], *, trust: bool = False, **known: object) -> Scorer:
+    """The scorer of :meth:`~sightline.registry.Registry.create`, with the name by which it is loaded again."""
+    made = SCORERS.create(name, options, trust=trust, **known)
+    made.name = name
     return made
 
 
-def create_described(described: Sequence[Described], what: str) -> list[Scorer]:
+def create_several(several: Several) -> list[Scorer]:
     """Scorers of names, or of mappings with a name and options."""
-    if isinstance(described, str) or not isinstance(described, Sequence) or not described:
-        raise InputError(f"{what} is {described!r}; a list of names, or of mappings with a name and options, is needed")
-    made = []
-    for one in described:
-        options = {"name": one} if isinstance(one, str) else dict(one) if isinstance(one, Mapping) else {}
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            raise InputError(f"{what}: {one!r} has no name")
-        made.append(SCORERS.create(name, options))
-    return made
+    described = [{"name": one} if isinstance(one, str) else dict(one) for one in several]
+    return [create_named(str(options.pop("name", "")), options) for options in described]
 
 
 def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Scorer:
@@ -322,35 +318,33 @@ def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Sc
         not_stored: options that cannot be saved: the ``model`` of ``odin``.
     """
     folder = Path(folder)
-    for file in (SETTINGS_FILE, TENSORS_FILE):
-        if not (folder / file).exists():
-            raise InputError(f"{folder}: not a scorer: it has no {file}")
-        regular_file(folder / file, folder)
-    stored = read_json_object(folder / SETTINGS_FILE)
-    if stored.get("format") != FORMAT:
-        raise InputError(f"{folder}: a scorer of format {stored.get('format')!r}; this version reads {FORMAT}")
-    described = check_seal(stored, folder / SETTINGS_FILE, folder / TENSORS_FILE)
     try:
+        tensors_file = regular_file(folder / TENSORS_FILE, folder)
+        stored = read_json_object(folder / SETTINGS_FILE, folder)
+        if stored.get("format") != FORMAT:
+            raise InputError(f"of format {stored.get('format')!r}; this version reads {FORMAT}")
+        described = check_seal(stored, folder / SETTINGS_FILE, tensors_file)
         scorer = create(described["name"], trust=trust, **described["options"] | not_stored)
         scorer.width = described["width"]
-        scorer.restore(load_file(folder / TENSORS_FILE))
+        scorer.restore(load_file(tensors_file))
         scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
-    except InputError:
-        raise
-    except SafetensorError as error:
-        raise InputError(f"{folder / TENSORS_FILE}: not a scorer's tensors: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / SETTINGS_FILE}: not a scorer's settings: {error}") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{folder}: not a scorer that can be opened: {error}") from error
     return scorer
+
+
+def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin with ``prefix.``, by the rest of their names."""
+    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def _as_tensor(given: ArrayLike | Tensor, kind: str, name: str) -> Tensor:
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError) as error:
-        raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found no numbers in rows: {error}") from error
-    if tensor.ndim not in NDIMS[kind] or 0 in tensor.shape[1:]:
-        raise InputError(f"scorer {name!r} needs {kind} {SHAPES[kind]}, found shape {tuple(tensor.shape)}")
+        raise InputError(f"scorer {name!r} needs {kind} {KINDS[kind][0]}, found no numbers in rows: {error}") from error
+    if tensor.ndim not in KINDS[kind][1] or 0 in tensor.shape[1:]:
+        raise InputError(f"scorer {name!r} needs {kind} {KINDS[kind][0]}, found shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
     # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.

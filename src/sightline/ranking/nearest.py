@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.ranking.ranks import check_range
 from sightline.ranking.similarity import check_vectors, full_precision, score_blocks
 
 BLOCK_ELEMENTS = 1 << 24  # scores held at once: 64 MB
@@ -29,8 +30,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     check_vectors(gallery, "gallery")
     if queries.shape[1] != gallery.shape[1]:
         raise InputError(f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}")
-    if k < 1:
-        raise InputError(f"k is {k}; at least 1 is needed")
+    check_range("[1, inf)", k=k)
     k = min(k, len(gallery))
     found = [_top_k_rows(scores, k) for _, scores in score_blocks(queries, gallery, BLOCK_ELEMENTS)]
     if not found:
@@ -74,13 +74,8 @@ def neighbours(queries: Tensor, gallery: Tensor, k: int, own: Tensor | None = No
     kept = min(k, len(gallery))
     scores, places = top_k(queries, gallery, kept + 1)
     itself = places == own[:, None]
-    if places.shape[1] == kept:  # the whole gallery: there is none to take its place
-        scores, places = (torch.cat([side, side[:, -1:]], 1) for side in (scores, places))
-        itself = torch.cat([itself, torch.ones_like(itself[:, :1])], 1)
-        places = torch.where(itself, -1, places)
-        scores = torch.where(itself, -torch.inf, scores)
-    order = itself.long().argsort(dim=1, stable=True)[:, :kept]
-    return scores.gather(1, order), places.gather(1, order)
+    order = itself.long().argsort(dim=1, stable=True)[:, :kept]  # itself last; it stays where the gallery has no other
+    return scores.masked_fill(itself, -torch.inf).gather(1, order), places.masked_fill(itself, -1).gather(1, order)
 
 
 def top_k_products(
@@ -102,11 +97,10 @@ def top_k_products(
     scores, places = queries.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.int64)
     if not k:
         return scores, places
-    hidden = None if shown is None else ~shown
     for start in range(0, len(queries), n_at_once):
         part = slice(start, start + n_at_once)
         products = (queries[part] @ table.T)[:, :n_rows]
-        if hidden is not None:
-            products.masked_fill_(hidden, -torch.inf)
+        if shown is not None:
+            products.masked_fill_(~shown, -torch.inf)
         scores[part], places[part] = _top_k_rows(products, k)
     return scores, places

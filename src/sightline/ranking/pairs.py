@@ -1,14 +1,112 @@
-"""Labels, flat, in levels or in sets, to levels of relevance; and which pairs count."""
+"""Labels, flat, in levels or in sets, to levels of relevance; and which pairs count.
+
+Levels are int8 tables of (Q, G): 0 irrelevant, up to the highest, -1 not in the query's list.
+"""
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ranking.levels import MOST_LEVELS, flat_levels, graded_levels, shared_known_levels
+from sightline.kernels.row_loops import fill_level_counts, fill_shared_levels, run_in_torch_threads
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.similarity import check_vectors, cosine_scores
+
+MOST_LEVELS = 126  # of int8, one of whose values a compiled kernel needs
+
+
+def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
+    """How many levels each pair shares, counted from the coarsest for as long as they match.
+
+    A fine label that recurs below two parents is thus not the same class.
+
+    Args:
+        labels: (Q, L) int64, column 0 the finest level.
+        ref_labels: (G, L) int64.
+
+    Returns:
+        (Q, G) int8 in [0, L].
+
+    Example:
+        >>> shared_levels(torch.tensor([[7, 1]]), torch.tensor([[7, 1], [8, 1], [7, 2]]))
+        tensor([[2, 1, 0]], dtype=torch.int8)
+    """
+    if labels.shape[1] != ref_labels.shape[1]:
+        raise InputError(f"labels of {labels.shape[1]} and {ref_labels.shape[1]} levels cannot be compared")
+    shared = torch.zeros(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
+    if labels.device.type == "cpu":
+        columns, ref_columns = (table.T.contiguous().numpy() for table in (labels, ref_labels))
+        run_in_torch_threads(fill_shared_levels, columns, ref_columns, shared.numpy())
+        return shared
+    matching = torch.ones_like(shared, dtype=torch.bool)
+    for level in reversed(range(labels.shape[1])):
+        matching &= labels[:, level, None] == ref_labels[None, :, level]
+        shared += matching
+    return shared
+
+
+def shared_known_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
+    """:func:`shared_levels`, where a label of -1, which is none, is shared by nobody, nor is any finer one.
+
+    Example:
+        >>> labels = torch.tensor([[7, 1], [-1, 1], [-1, 1]])
+        >>> shared_known_levels(labels, labels)
+        tensor([[2, 1, 1],
+                [1, 1, 1],
+                [1, 1, 1]], dtype=torch.int8)
+    """
+    shared, known = shared_levels(labels, ref_labels), labels.flip(1) != -1
+    return shared if known.all() else shared.minimum(known.cumprod(1).sum(1).to(torch.int8)[:, None])
+
+
+def level_counts(levels: Tensor, n_levels: int) -> Tensor:
+    """(Q, M) int64: how many items of each level 0 to ``n_levels`` each row of (Q, G) levels has; -1 is not counted.
+
+    Example:
+        >>> level_counts(torch.tensor([[2, 0, -1, 0]], dtype=torch.int8), n_levels=2)
+        tensor([[2, 0, 1]])
+    """
+    if levels.device.type != "cpu":
+        return torch.stack([(levels == level).sum(1) for level in range(n_levels + 1)], 1)
+    counts = torch.empty(len(levels), n_levels + 1, dtype=torch.int64)
+    run_in_torch_threads(fill_level_counts, levels.contiguous().numpy(), counts.numpy())
+    return counts
+
+
+def flat_levels(relevant: Tensor, mask: Tensor) -> Tensor:
+    """(Q, G) int8: 1 relevant, 0 not, -1 not in the list; from (Q, G) bool."""
+    return (relevant & mask).view(torch.int8) + mask.view(torch.int8) - 1
+
+
+def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Any relevance from 0 on as levels: the distinct values of each row in order.
+
+    Returns:
+        (Q, G) int8 levels, 0 where relevance is 0 and -1 outside the mask; and (Q, M) float64, the relevance of each level,
+        0 beyond a row's own.
+
+    Example:
+        >>> graded_levels(torch.tensor([[0.5, 0.0, 0.2], [0.1, 0.1, 0.0]]), torch.ones(2, 3, dtype=torch.bool))[0]
+        tensor([[2, 0, 1],
+                [1, 1, 0]], dtype=torch.int8)
+    """
+    relevance = relevance.masked_fill(~mask, 0)
+    if not (relevance >= 0).all() or not relevance.isfinite().all():
+        raise InputError("relevance: finite numbers from 0 on are needed")
+    ascending, order = F.pad(relevance, (1, 0)).sort(1)  # a 0 for level 0
+    places = (ascending[:, 1:] > ascending[:, :-1]).cumsum(1)
+    n_levels = int(places.max()) if places.numel() else 0
+    if n_levels > MOST_LEVELS:
+        raise InputError(
+            f"a query's list has {n_levels} grades of relevance, at most {MOST_LEVELS} are supported: round them to fewer"
+        )
+    places = F.pad(places, (1, 0))
+    worth = torch.zeros(len(relevance), n_levels + 1, dtype=torch.float64, device=relevance.device)
+    worth.scatter_(1, places, ascending.double())  # what falls together is equal
+    levels = torch.empty_like(places).scatter_(1, order, places)[:, 1:]
+    return levels.to(torch.int8).masked_fill(~mask, -1), worth
 
 
 class Pairs(NamedTuple):
@@ -28,6 +126,11 @@ class Pairs(NamedTuple):
     n_levels: int
     relevant_from: int
     worth: Tensor | None = None
+
+    @classmethod
+    def of_worth(cls, scores: Tensor, levels: Tensor, worth: Tensor) -> "Pairs":
+        """Pairs whose levels are worth what the (Q, M) table says."""
+        return cls(scores, levels, worth.shape[1] - 1, 1, worth)
 
     @property
     def mask(self) -> Tensor:
@@ -79,8 +182,7 @@ def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n
     if relevance.dtype == torch.bool:
         return Pairs(scores, flat_levels(relevance, mask), 1, 1)
     if relevance.is_floating_point():
-        levels, worth = graded_levels(relevance, mask)
-        return Pairs(scores, levels, worth.shape[1] - 1, 1, worth)
+        return Pairs.of_worth(scores, *graded_levels(relevance, mask))
     shared = relevance.masked_fill(~mask, 0)
     least, most = (int(end) for end in shared.aminmax()) if shared.numel() else (0, 0)
     n_levels = max(1, most) if n_levels is None else n_levels
@@ -99,7 +201,8 @@ def batch_pairs(
     """Every item of the batch as a query against the rest of the batch, or against a reference set.
 
     A query never meets itself: it is left out by position where the reference set is the batch, as it is without one or
-    where ``ref_emb`` is the very tensor ``embeddings``, with the same labels. Items of a separate reference set all count.
+    where ``ref_emb`` is the very tensor ``embeddings``, with the same labels; and where a longer reference set begins with
+    the batch. Items of a separate reference set all count.
 
     Args:
         embeddings: (B, D), of any length; scores are cosines.
@@ -114,47 +217,45 @@ def batch_pairs(
     check_vectors(embeddings, "embeddings")
     if ref_emb is not None:
         check_vectors(ref_emb, "ref_emb")
-    relevance_given = labels.is_floating_point() and labels.ndim == 2
-    if (ref_emb is None) != (ref_labels is None) and not (relevance_given and ref_labels is None):
+    is_relevance = labels.is_floating_point() and labels.ndim == 2
+    if (ref_emb is None) != (ref_labels is None) and not (is_relevance and ref_labels is None):
         raise InputError("ref_emb and ref_labels go together: one was given without the other")
-    if ref_emb is embeddings and _same(labels, ref_labels):
-        ref_emb = ref_labels = None
-    n_items = len(embeddings if ref_emb is None else ref_emb)
+    items = embeddings if ref_emb is None else ref_emb
+    item_labels = labels if ref_labels is None else ref_labels
+    n_queries, n_items = len(embeddings), len(items)
     worth = None
-    if relevance_given:
-        if labels.shape != (len(embeddings), n_items):
-            raise InputError(f"labels: relevance of ({len(embeddings)}, {n_items}) is needed, found {tuple(labels.shape)}")
+    if is_relevance:
+        if labels.shape != (n_queries, n_items):
+            raise InputError(f"labels: relevance of ({n_queries}, {n_items}) is needed, found {tuple(labels.shape)}")
         levels, worth = graded_levels(labels, torch.ones_like(labels, dtype=torch.bool))
-        n_levels, relevant_from = worth.shape[1] - 1, 1
     elif labels.dtype == torch.bool and labels.ndim == 2:
-        levels, worth = _shared_labels(labels, labels if ref_labels is None else ref_labels, len(embeddings), n_items)
-        n_levels, relevant_from = worth.shape[1] - 1, 1
+        levels, worth = _shared_labels(labels, item_labels, n_queries, n_items)
     else:
-        table = check_labels(labels, len(embeddings), "labels")
-        others = table if ref_labels is None else check_labels(ref_labels, n_items, "ref_labels")
-        levels, n_levels = shared_known_levels(table, others), table.shape[1]
-        relevant_from = n_levels
-    if ref_emb is None and not include_self:
+        table = check_labels(labels, n_queries, "labels")
+        levels = shared_known_levels(table, check_labels(item_labels, n_items, "ref_labels"))
+    may_begin = items is embeddings or (n_items > n_queries and not is_relevance)
+    if not include_self and may_begin and _begins_with(items, item_labels, embeddings, labels):
         levels.fill_diagonal_(-1)
-    scores = cosine_scores(embeddings, embeddings if ref_emb is None else ref_emb)
-    return Pairs(scores, levels, n_levels, relevant_from, worth)
+    scores = cosine_scores(embeddings, items)
+    if worth is not None:
+        return Pairs.of_worth(scores, levels, worth)
+    return Pairs(scores, levels, table.shape[1], table.shape[1])
 
 
-def _same(labels: Tensor, ref_labels: Tensor | None) -> bool:
-    """Whether labels of a reference set are those of the batch; None, beside a relevance matrix, is as good."""
-    return ref_labels is None or (labels.dtype == ref_labels.dtype and torch.equal(labels, ref_labels))
+def _begins_with(items: Tensor, item_labels: Tensor, embeddings: Tensor, labels: Tensor) -> bool:
+    """Whether the first items are those of the batch, with the same labels."""
+    n_queries = len(embeddings)
+    if item_labels.dtype != labels.dtype or not torch.equal(item_labels[:n_queries], labels):
+        return False
+    return items is embeddings or torch.equal(items[:n_queries].detach(), embeddings.detach())
 
 
 def check_sets(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> None:
     """Refuse anything but (Q, C) and (G, C) bool, the labels of each query and of each item."""
-    if sets.dtype != torch.bool or sets.ndim != 2:
-        raise InputError(f"labels: ({n_queries}, C) bool is needed, found {sets.dtype} {tuple(sets.shape)}")
-    if ref_sets.dtype != torch.bool or ref_sets.ndim != 2 or ref_sets.shape[1] != sets.shape[1]:
-        raise InputError(f"ref_labels: label sets of {sets.shape[1]} labels are needed, found {tuple(ref_sets.shape)}")
-    if len(sets) != n_queries or len(ref_sets) != n_items:
-        raise InputError(
-            f"labels: sets of {n_queries} and {n_items} items are needed, found {len(sets)} and {len(ref_sets)}"
-        )
+    fit = sets.ndim == ref_sets.ndim == 2 and sets.dtype == ref_sets.dtype == torch.bool
+    if not fit or (len(sets), len(ref_sets), sets.shape[1]) != (n_queries, n_items, ref_sets.shape[1]):
+        found = f"{sets.dtype} {tuple(sets.shape)} and {ref_sets.dtype} {tuple(ref_sets.shape)}"
+        raise InputError(f"labels: sets of ({n_queries}, C) and ({n_items}, C) bool are needed, found {found}")
 
 
 def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.kernels.blocks import BlockCounts, block_room, rows_at_once
+from sightline.kernels.blocks import BlockCounts, block_room, packed, rows_at_once
+from sightline.kernels.row_loops import n_chunks, run_in_torch_threads
 from sightline.kernels.sorted_rows import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
-from sightline.kernels.threads import n_chunks, torch_threads
-from sightline.ranking.levels import MOST_LEVELS
-from sightline.ranking.ranks import SigmoidStep, SupStep, Targets, exact_counts, smooth_counts
+from sightline.ranking.pairs import MOST_LEVELS
+from sightline.ranking.ranks import SigmoidStep, SupStep, exact_counts, smooth_counts
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
 FEW_TARGETS = 4  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
@@ -88,7 +88,7 @@ def rank_loss(
     Args:
         scores: (Q, G) similarity, finite.
         levels: (Q, G) int8: 0 irrelevant, up to M - 1 more and more relevant, -1 not in the query's list.
-        counts: (Q, M) int64, how many items of each level a row has: :func:`~sightline.ranking.levels.level_counts`.
+        counts: (Q, M) int64, how many items of each level a row has: :func:`~sightline.ranking.pairs.level_counts`.
         step: stands for the step function in the smooth counts. With :class:`SupStep` only levels below a target's own are
             counted smoothly.
         objective: a profile to (Q,) losses and how fast each rises with each entry of ``smooth``, in its shape; a query's
@@ -104,19 +104,102 @@ def rank_loss(
     if n_levels == 0:  # nothing can be relevant
         return scores[:0].sum()  # not 0 times the sum, which may be infinite
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
-        result: Tensor = _SortedRankLoss.apply(scores, levels, counts, step, objective, worth)  # type: ignore[no-untyped-call]
-        return result
-    n_relevant = counts[:, 1:].sum(1)
-    shares = _shares(n_relevant, scores.dtype)
-    many = len(counts) > 0 and bool(n_relevant.max() > FEW_TARGETS)
+        return _loss_of_sorted_rows(scores, levels, counts, step, objective, worth)
+    many = len(counts) > 0 and bool(counts[:, 1:].sum(1).max() > FEW_TARGETS)
     if many and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
         with torch.autocast(scores.device.type, enabled=False):
-            loss: Tensor = _BlockRankLoss.apply(scores, levels, counts, shares, step, objective, worth)  # type: ignore[no-untyped-call]
-        return loss
-    targets = Targets.where(levels > 0)
-    own = targets.of(scores)
-    own_level = targets.of(levels.long()).where(targets.valid, 1)
-    each = range(n_levels + 1)
+            return _loss_of_blocks(scores, levels, counts, step, objective, worth)
+    return _loss_of_all_pairs(scores, levels, counts, step, objective, worth)
+
+
+class _KnownGradient(torch.autograd.Function):
+    """A value whose gradient in what it was computed from is known."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        # Nothing is copied for a loss that is not part of a sum: one matrix less at the peak.
+        alone = gradient.device.type == "cpu" and gradients[0] == 1
+        return gradient if alone else gradient * gradients[0], None, None
+
+
+def with_gradient(given: Tensor, value: Tensor, gradient: Tensor | None) -> Tensor:
+    """The () value, with this gradient in the tensor that it was computed from; None for no gradient."""
+    if gradient is None:
+        return value
+    return _KnownGradient.apply(given, value, gradient)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _loss_in_blocks(
+    scores: Tensor,
+    shares: Tensor,
+    n_rows: int,
+    counts_of: Callable[[slice], "_SortedCounts | BlockCounts"],
+    objective: Objective,
+) -> Tensor:
+    """The loss and its gradient in one go, some rows at a time; the gradient is all that is kept."""
+    needs_gradient = torch.is_grad_enabled() and scores.requires_grad
+    gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if needs_gradient else None
+    total = torch.zeros((), dtype=torch.float64, device=scores.device)
+    with torch.no_grad():
+        for start in range(0, len(scores), n_rows):
+            rows = slice(start, start + n_rows)
+            found = counts_of(rows)
+            losses, slopes = objective(RankProfile(rows, found.valid, found.level, found.above, found.graded, found.values))
+            total += torch.dot(losses, shares[rows])
+            if gradient is not None:
+                found.fill_gradient(slopes * shares[rows, None, None], gradient[rows])
+    return with_gradient(scores, total.to(scores.dtype), gradient)
+
+
+def _loss_of_sorted_rows(
+    scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective, worth: Tensor | None
+) -> Tensor:
+    """By the compiled kernels."""
+    values, levels = scores.detach().contiguous(), levels.contiguous()
+    table = scores.new_zeros(len(scores), 0) if worth is None else worth.contiguous()
+    # Small tables in numpy: at a batch of 256 half of the time would go into calling torch.
+    n_targets = counts.numpy()[:, 1:].sum(1)
+    counted = n_targets > 0
+    n_rows = max(1, BLOCK_ELEMENTS // max(1, n_targets.max(initial=0) * counts.shape[1], scores.shape[1]))
+    return _loss_in_blocks(
+        scores,
+        torch.from_numpy((counted / max(1, counted.sum())).astype(np.float32)),
+        n_rows,
+        lambda rows: _SortedCounts(values[rows], levels[rows], counts[rows].numpy(), table[rows].numpy(), step),
+        objective,
+    )
+
+
+def _loss_of_blocks(
+    scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective, worth: Tensor | None
+) -> Tensor:
+    """By whole-tensor operations on blocks of sorted rows, on any device."""
+    values, sup = scores.detach(), step if isinstance(step, SupStep) else None
+    n_targets = counts[:, 1:].sum(1)
+    n_rows = rows_at_once(scores.shape[1], int(n_targets.max()), counts.shape[1])
+    room = block_room(values, n_rows)
+
+    def counts_of(rows: slice) -> BlockCounts:
+        own_worth = None if worth is None else worth[rows]
+        return BlockCounts(values[rows], levels[rows], counts.shape[1], step.tau, sup, own_worth, room)
+
+    return _loss_in_blocks(scores, _shares(n_targets, scores.dtype), n_rows, counts_of, objective)
+
+
+def _loss_of_all_pairs(
+    scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective, worth: Tensor | None
+) -> Tensor:
+    """By every pair of a relevant item and another."""
+    index, valid = packed(levels > 0)
+    own, own_level = scores.gather(1, index), levels.long().gather(1, index).where(valid, 1)
+    each = range(counts.shape[1])
     exact = torch.stack([exact_counts(scores, own, levels == level) for level in each], 2).to(scores.dtype)
     above = (exact * (torch.arange(len(each), device=exact.device) >= own_level[..., None])).sum(2)
     if isinstance(step, SupStep):
@@ -128,131 +211,29 @@ def rank_loss(
     if worth is not None:
         graded = (exact * torch.minimum(worth.gather(1, own_level)[..., None], worth[:, None])).sum(2)
     rows = slice(0, len(scores))
-    losses, slopes = objective(RankProfile(rows, targets.valid, own_level, above, graded, smooth.detach()))
-    total: Tensor = _Total.apply(smooth, losses * shares, slopes * shares[:, None, None])  # type: ignore[no-untyped-call]
-    return total
+    losses, slopes = objective(RankProfile(rows, valid, own_level, above, graded, smooth.detach()))
+    shares = _shares(counts[:, 1:].sum(1), scores.dtype)
+    return with_gradient(smooth, (losses * shares).sum(), slopes * shares[:, None, None])
 
 
-class _Total(torch.autograd.Function):
-    """The sum of values whose slopes in an input are known."""
-
-    @staticmethod
-    def forward(ctx: Any, smooth: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
-        ctx.save_for_backward(slopes)
-        return values.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.saved_tensors[0] * gradients[0], None, None
-
-
-class _SortedRankLoss(torch.autograd.Function):
-    """The loss and its gradient in one go, some rows at a time; the gradient is all that is kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        levels: Tensor,
-        counts: Tensor,
-        step: SupStep | SigmoidStep,
-        objective: Objective,
-        worth: Tensor | None,
-    ) -> Tensor:
-        # Small tables in numpy: at a batch of 256 half of the time would go into calling torch.
-        n_queries, n_items = scores.shape
-        scores, levels, level_counts = scores.detach().contiguous(), levels.contiguous(), counts.numpy()
-        table = np.zeros((n_queries, 0), np.float32) if worth is None else worth.contiguous().numpy()
-        n_targets = level_counts[:, 1:].sum(1)
-        counted = n_targets > 0
-        shares = torch.from_numpy((counted / max(1, counted.sum())).astype(np.float32))
-        gradient = torch.empty(n_queries, n_items) if ctx.needs_input_grad[0] else None
-        most = n_targets.max(initial=0)
-        n_rows = max(1, BLOCK_ELEMENTS // max(1, most * counts.shape[1], n_items))
-        total = 0.0
-        for start in range(0, n_queries, n_rows):
-            rows = slice(start, start + n_rows)
-            block = _Block(scores[rows], levels[rows], level_counts[rows], n_targets[rows], table[rows], step)
-            profile = RankProfile(rows, block.valid, block.level, block.above, block.graded, block.values)
-            losses, slopes = objective(profile)
-            total += torch.dot(losses, shares[rows]).item()
-            if gradient is not None:
-                block.fill_gradient(slopes * shares[rows, None, None], gradient[rows])
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return torch.tensor(total)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        # Nothing is copied for a loss that is not part of a sum: one matrix less at the peak.
-        return gradient if gradients[0] == 1 else gradient * gradients[0], None, None, None, None, None
-
-
-class _BlockRankLoss(torch.autograd.Function):
-    """:class:`_SortedRankLoss` on any device."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        levels: Tensor,
-        counts: Tensor,
-        shares: Tensor,
-        step: SupStep | SigmoidStep,
-        objective: Objective,
-        worth: Tensor | None,
-    ) -> Tensor:
-        scores, sup = scores.detach(), step if isinstance(step, SupStep) else None
-        gradient = torch.empty_like(scores, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        n_rows = rows_at_once(scores.shape[1], int(counts[:, 1:].sum(1).max()), counts.shape[1])
-        room = block_room(scores, n_rows)
-        parts = []
-        for start in range(0, len(scores), n_rows):
-            rows = slice(start, start + n_rows)
-            block = BlockCounts(scores[rows], levels[rows], counts.shape[1], step.tau, sup, room)
-            graded = block.graded(None if worth is None else worth[rows])
-            losses, slopes = objective(RankProfile(rows, block.valid, block.level, block.above, graded, block.values))
-            parts.append((losses * shares[rows]).sum())
-            if gradient is not None:
-                gradient[rows] = block.gradient(slopes * shares[rows, None, None])
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return torch.stack(parts).sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * gradients[0], None, None, None, None, None, None
-
-
-class _Block:
-    """Some rows in the compiled kernels' terms."""
+class _SortedCounts:
+    """Some rows in the compiled kernels' terms; attributes are those of :class:`~sightline.kernels.blocks.BlockCounts`."""
 
     def __init__(
         self,
         scores: Tensor,
         levels: Tensor,
         counts: NDArray[np.int64],
-        n_targets: NDArray[np.int64],
         worth: NDArray[np.float32],
         step: SupStep | SigmoidStep,
     ) -> None:
         n_rows, n_items = scores.shape
-        most, n_levels = int(n_targets.max()), counts.shape[1]
-        sup = isinstance(step, SupStep)
-        rho, delta, jump, top, strict = (
-            (step.rho, step.edge, step.jump, step.top, step.strict)
-            if isinstance(step, SupStep)
-            else (0, np.inf, 0, 0, False)
-        )
-        single = np.float32
-        self.rows = (scores.numpy(), levels.numpy(), n_levels, int(sup), single(step.tau), single(rho), float(delta))
+        n_levels, self.n_targets = counts.shape[1], counts[:, 1:].sum(1)
+        most = int(self.n_targets.max())
+        single, is_sup = np.float32, isinstance(step, SupStep)
+        rho, delta, jump, top, strict = step.line if isinstance(step, SupStep) else (0.0, np.inf, 0.0, 0.0, False)
+        self.rows = (scores.numpy(), levels.numpy(), n_levels, int(is_sup), single(step.tau), single(rho), float(delta))
         self.n_chunks = n_chunks(n_rows)
-        self.n_targets = n_targets
         n_places, n_lanes = room(n_items, most)
         self.layout = (  # of the sorted rows; rows with few targets leave most of it untouched
             np.empty((n_rows, n_places), np.float32), np.empty((n_rows, n_places), np.int8),
@@ -261,20 +242,18 @@ class _Block:
         )  # fmt: skip
         self.own = np.ones((n_rows, most), np.int64)  # 1 in the padding
         above, graded = np.zeros((n_rows, most), np.float32), np.zeros((n_rows, most), np.float32)
-        values = np.zeros((n_rows, most, 1 if sup else n_levels), np.float32)
+        values = np.zeros((n_rows, most, 1 if is_sup else n_levels), np.float32)
         self.slopes = np.zeros_like(values)
-        with torch_threads():
-            smooth_count_rows(
-                *self.rows, single(jump), single(top), strict, self.n_chunks, n_targets, counts, worth, *self.layout,
-                self.own, above, graded, values, self.slopes,
-            )  # fmt: skip
-        self.valid = torch.from_numpy(np.arange(most) < n_targets[:, None])
+        run_in_torch_threads(
+            smooth_count_rows, *self.rows, single(jump), single(top), strict, self.n_chunks, self.n_targets, counts, worth,
+            *self.layout, self.own, above, graded, values, self.slopes,
+        )  # fmt: skip
+        self.valid = torch.from_numpy(np.arange(most) < self.n_targets[:, None])
         self.level, self.above, self.graded, self.values = map(torch.from_numpy, (self.own, above, graded, values))
 
     def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
         """Fill (Q, G) with the gradient in the scores, from that in the smooth counts."""
-        with torch_threads():
-            smooth_count_gradient(
-                *self.rows, self.n_chunks, self.n_targets, *self.layout, self.own, weights.contiguous().numpy(),
-                self.slopes, gradient.numpy(),
-            )  # fmt: skip
+        run_in_torch_threads(
+            smooth_count_gradient, *self.rows, self.n_chunks, self.n_targets, *self.layout, self.own,
+            weights.contiguous().numpy(), self.slopes, gradient.numpy(),
+        )  # fmt: skip

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.kernels.blocks import packed
-from sightline.ranking.similarity import full_precision
+from sightline.ranking.similarity import all_finite, full_precision
 
 WORKSPACE_ELEMENTS = 1 << 21  # of a (rows, targets, G) block: 8 MB in float32, which stays near the cache
 
@@ -31,22 +30,34 @@ def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple
     if relevance.shape != scores.shape:
         raise InputError(f"relevance is {tuple(relevance.shape)}, scores are {tuple(scores.shape)}")
     if mask is None:
-        whole = torch.ones_like(scores, dtype=torch.bool)
-        if not scores.detach().sum().isfinite() and not scores.isfinite().all():
-            raise InputError("scores hold NaN or infinity")
-        return full_precision(scores), whole
-    if mask.shape != scores.shape or mask.dtype != torch.bool:
+        mask = torch.ones_like(scores, dtype=torch.bool)
+    elif mask.shape != scores.shape or mask.dtype != torch.bool:
         raise InputError(f"mask: bool {tuple(scores.shape)} is needed, found {mask.dtype} {tuple(mask.shape)}")
-    # The sum first: it is quick, and finite only where all are; if not, the one at fault may be outside the list.
-    if not scores.detach().sum().isfinite() and not (scores.isfinite() | ~mask).all():
+    else:
+        scores = scores.masked_fill(~mask, 0.0)
+    if not all_finite(scores):
         raise InputError("scores hold NaN or infinity")
-    return full_precision(scores).masked_fill(~mask, 0.0), mask
+    return full_precision(scores), mask
 
 
-def check_positive(**values: float) -> None:
-    """Refuse a named number that is not above 0, or is infinite."""
-    if wrong := [f"{name} is {value}" for name, value in values.items() if not 0 < value < math.inf]:
-        raise InputError(f"{', '.join(wrong)}; a finite number above 0 is needed")
+def check_range(interval: str, **values: float) -> None:
+    """Refuse a named number outside an interval, whose ends belong to it at a square bracket and not at a round one.
+
+    Example:
+        >>> check_range("[0, inf)", margin=0.1, width=-1.0)
+        Traceback (most recent call last):
+        sightline.errors.InputError: width is -1.0; a number in [0, inf) is needed
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    ends = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
+    if wrong := [f"{name} is {value}" for name, value in values.items() if not (low < value < high or value in ends)]:
+        raise InputError(f"{', '.join(wrong)}; a number in {interval} is needed")
+
+
+def check_counts(least: int = 1, **values: int) -> None:
+    """Refuse a named count that is not a whole number, or below the least."""
+    if wrong := [f"{name} is {value!r}" for name, value in values.items() if type(value) is not int or value < least]:
+        raise InputError(f"{', '.join(wrong)}; a whole number from {least} on is needed")
 
 
 class Step(Protocol):
@@ -64,7 +75,7 @@ class SigmoidStep:
     tau: float = 0.01
 
     def __post_init__(self) -> None:
-        check_positive(tau=self.tau)
+        check_range("(0, inf)", tau=self.tau)
 
     def value(self, gap: Tensor) -> Tensor:
         return torch.sigmoid(gap / self.tau)
@@ -102,9 +113,8 @@ class SupStep:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(tau=self.tau, rho=self.rho, delta=self.edge)
-        if not 0 <= self.jump < math.inf:
-            raise InputError(f"jump is {self.jump}; a finite number from 0 on is needed")
+        check_range("(0, inf)", tau=self.tau, rho=self.rho, delta=self.edge)
+        check_range("[0, inf)", jump=self.jump)
 
     @property
     def edge(self) -> float:
@@ -116,6 +126,11 @@ class SupStep:
         """The value just beyond the edge, without the jump."""
         return 1 / (1 + math.exp(-self.edge / self.tau)) if self.offset is None else self.offset - self.jump
 
+    @property
+    def line(self) -> tuple[float, float, float, float, bool]:
+        """What compiled kernels take beside ``tau``."""
+        return self.rho, self.edge, self.jump, self.top, self.strict
+
     def value(self, gap: Tensor) -> Tensor:
         line = self.top + self.rho * (gap - self.edge)
         jump = self.jump * (gap > 0 if self.strict else gap >= 0)
@@ -124,28 +139,6 @@ class SupStep:
     def slope(self, gap: Tensor) -> Tensor:
         smooth = torch.sigmoid(gap / self.tau)
         return torch.where(gap > self.edge, self.rho, smooth * (1 - smooth) / self.tau)
-
-
-@dataclass(frozen=True)
-class Targets:
-    """The items whose rank is wanted, packed to the left of each row.
-
-    Attributes:
-        index: (Q, P) int64 column of each target; 0 where the row has fewer.
-        valid: (Q, P) bool, False in the padding.
-    """
-
-    index: Tensor
-    valid: Tensor
-
-    @classmethod
-    def where(cls, chosen: Tensor) -> "Targets":
-        """The targets at the True places of ``chosen``, (Q, G)."""
-        return cls(*packed(chosen))
-
-    def of(self, table: Tensor) -> Tensor:
-        """(Q, P) the targets' entries of a (Q, G) table."""
-        return table.gather(1, self.index)
 
 
 def exact_counts(scores: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
@@ -227,5 +220,4 @@ def smooth_counts(scores: Tensor, targets: Tensor, counted: Tensor, step: Step) 
     Returns:
         (Q, P) in the dtype of ``scores``.
     """
-    result: Tensor = _SmoothCounts.apply(scores, targets, counted, step)  # type: ignore[no-untyped-call]
-    return result
+    return _SmoothCounts.apply(scores, targets, counted, step)  # type: ignore[no-any-return, no-untyped-call]

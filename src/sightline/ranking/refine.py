@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.ranking.nearest import neighbours
+from sightline.ranking.ranks import check_range
 from sightline.ranking.similarity import unit
 
 POOL_ELEMENTS = 1 << 22  # pairs of a block of queries held at once
@@ -26,8 +27,7 @@ def weighted_sum(vectors: Tensor, scores: Tensor, found: Tensor, alpha: float) -
         found: (Q, K, D) the neighbours' vectors.
         alpha: 0 weights all alike.
     """
-    if not alpha >= 0:
-        raise InputError(f"alpha is {alpha}; at least 0 is needed")
+    check_range("[0, inf]", alpha=alpha)
     weights = scores.clamp(min=0).pow(alpha).masked_fill(scores == -torch.inf, 0)
     return unit(unit(vectors).to(weights) + (weights[:, None] @ unit(found.flatten(0, 1)).view_as(found).to(weights))[:, 0])
 
@@ -52,15 +52,13 @@ def expand_queries(queries: Tensor, gallery: Tensor, k: int = 10, alpha: float =
         >>> expand_queries(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.8, 0.6], [0.6, 0.8], [0.0, 1.0]]), k=1)
         tensor([[0.9692, 0.2462]])
     """
-    if k < 0:
-        raise InputError(f"k is {k}; at least 0 is needed")
-    if k == 0 or not len(gallery):
+    check_range("[0, inf)", k=k)
+    if k == 0 or not len(gallery) or not len(queries):
         return unit(queries)
     scores, places = neighbours(queries, gallery, k, own)
     n_rows = max(1, SUMMED_ELEMENTS // (places.shape[1] * gallery.shape[1]))
     parts = zip(queries.split(n_rows), scores.split(n_rows), places.split(n_rows), strict=True)
-    summed = [weighted_sum(some, near, gallery[where.clamp(min=0)], alpha) for some, near, where in parts]
-    return torch.cat(summed) if summed else unit(queries)
+    return torch.cat([weighted_sum(some, near, gallery[where.clamp(min=0)], alpha) for some, near, where in parts])
 
 
 def augment_gallery(gallery: Tensor, k: int = 10, alpha: float = 2.0) -> Tensor:
@@ -107,18 +105,17 @@ def kreciprocal_scores(
         tensor([[0.7342, 0.0000]])
     """
     if candidates.ndim != 3 or queries.shape != (len(candidates), candidates.shape[2]):
-        found = f"{tuple(queries.shape)} and {tuple(candidates.shape)}"
-        raise InputError(f"queries (Q, D) and candidates (Q, M, D) are needed, found {found}")
-    if k_1 < 1 or k_2 < 1 or not 0 <= original_weight <= 1:
         raise InputError(
-            f"k_1 is {k_1}, k_2 {k_2}, original_weight {original_weight}; at least 1, at least 1 and from 0 to 1 are needed"
+            "queries (Q, D) and candidates (Q, M, D) are needed, "
+            f"found {tuple(queries.shape)} and {tuple(candidates.shape)}"
         )
-    if not candidates.shape[1]:
-        return queries.new_zeros(len(queries), 0)
+    check_range("[1, inf)", k_1=k_1, k_2=k_2)
+    check_range("[0, 1]", original_weight=original_weight)
+    if 0 in candidates.shape[:2]:
+        return queries.new_zeros(candidates.shape[:2])
     n_rows = max(1, POOL_ELEMENTS // (candidates.shape[1] + 1) ** 2)
     pools = zip(queries.split(n_rows), candidates.split(n_rows), strict=True)
-    scored = [_pool_scores(torch.cat([some[:, None], near], 1), k_1, k_2, original_weight) for some, near in pools]
-    return torch.cat(scored) if scored else queries.new_zeros(0, candidates.shape[1])
+    return torch.cat([_pool_scores(torch.cat([some[:, None], near], 1), k_1, k_2, original_weight) for some, near in pools])
 
 
 def _pool_scores(pool: Tensor, k_1: int, k_2: int, original_weight: float) -> Tensor:
@@ -184,10 +181,8 @@ class Refinement:
     reciprocal: int = 20
 
     def __post_init__(self) -> None:
-        if self.expand < 0 or not self.alpha >= 0:
-            raise InputError(f"expand is {self.expand}, alpha {self.alpha}; both are at least 0")
-        if self.depth < 1 or self.reciprocal < 1:
-            raise InputError(f"depth is {self.depth}, reciprocal {self.reciprocal}; both are at least 1")
+        check_range("[0, inf]", expand=self.expand, alpha=self.alpha)
+        check_range("[1, inf)", depth=self.depth, reciprocal=self.reciprocal)
         if self.rerank is not None:
             choose(RERANKERS, self.rerank, "re-ranking")
 

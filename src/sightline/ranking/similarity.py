@@ -10,12 +10,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.kernels.row_loops import fill_across
-from sightline.kernels.threads import n_chunks, torch_threads
+from sightline.kernels.row_loops import fill_across, run_in_torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
 EVEN_COLUMNS, EVEN_DOUBLES = 16, 48  # multiples of what a matrix product of float32 and of float64 computes side by side
 BAND, TILE = 512, 256  # rows and columns of a table that are added to what lies across at once
+
+
+def all_finite(table: Tensor) -> bool:
+    """Whether a table holds neither NaN nor infinity."""
+    # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
+    return math.isfinite(table.detach().sum().item()) or bool(table.isfinite().all())
 
 
 def check_vectors(vectors: Tensor, name: str) -> None:
@@ -27,8 +32,7 @@ def check_vectors(vectors: Tensor, name: str) -> None:
     """
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise InputError(f"{name}: a (B, D) floating point table is needed, found {vectors.dtype} {tuple(vectors.shape)}")
-    # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
-    if not math.isfinite(vectors.detach().sum().item()) and not vectors.isfinite().all():
+    if not all_finite(vectors):
         rows = (~vectors.isfinite().all(1)).nonzero()[:, 0].tolist()
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         raise InputError(f"{name}: {len(rows)} of {len(vectors)} rows hold NaN or infinity: {shown}")
@@ -43,7 +47,8 @@ def full_precision(vectors: Tensor) -> Tensor:
 
 
 def both_in_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A batch in full precision and its reference set, which stays the batch where it is the same tensor."""
+    """A checked batch in full precision and its reference set, which stays the batch where it is the same tensor."""
+    check_vectors(embeddings, "embeddings")
     wide = full_precision(embeddings)
     return wide, wide if ref_emb is embeddings else ref_emb
 
@@ -71,10 +76,8 @@ class _Unit(torch.autograd.Function):
         scaled, scale = ctx.saved_tensors
         if scaled.device.type == "cpu" and scaled.dtype == torch.float32:
             across = torch.empty_like(scaled)
-            with torch_threads():
-                fill_across(
-                    gradients[0].contiguous().numpy(), scaled.numpy(), scale.numpy(), n_chunks(len(scaled)), across.numpy()
-                )
+            arrays = gradients[0].contiguous().numpy(), scaled.numpy(), scale.numpy()
+            run_in_torch_threads(fill_across, *arrays, across.numpy())
             return across
         along = torch.linalg.vecdot(gradients[0], scaled)[:, None]
         return torch.addcmul(gradients[0], scaled, along, value=-1).mul_(scale)
@@ -82,8 +85,7 @@ class _Unit(torch.autograd.Function):
 
 def unit(vectors: Tensor) -> Tensor:
     """(B, D) the vectors scaled to length 1, in float32 or float64; a zero vector stays zero."""
-    result: Tensor = _Unit.apply(full_precision(vectors))  # type: ignore[no-untyped-call]
-    return result
+    return _Unit.apply(full_precision(vectors))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def n_filling(n_columns: int, dtype: torch.dtype) -> int:
@@ -117,8 +119,7 @@ def _times_both(table: Tensor, rows: Tensor) -> Tensor:
     """``(table + table.T) @ rows``; a CPU adds what lies across tile by tile, and never holds the whole sum."""
     n_items = len(rows)
     if table.device.type != "cpu" or n_items <= BAND:
-        whole: Tensor = (table + table.T) @ rows
-        return whole
+        return (table + table.T) @ rows
     product, sums = torch.empty_like(rows), table.new_empty(BAND, n_items)
     for start in range(0, n_items, BAND):
         band = slice(start, start + BAND)
@@ -151,8 +152,7 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
         rows = unit(queries.to(wider))
         if gallery is not queries:
             return _products(rows, unit(gallery.to(wider)))
-        scores: Tensor = _WithItself.apply(rows)  # type: ignore[no-untyped-call]
-        return scores
+        return _WithItself.apply(rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def score_blocks(queries: Tensor, gallery: Tensor, n_elements: int) -> Iterator[tuple[slice, Tensor]]:

@@ -1,10 +1,14 @@
-"""Queries with what they find, framed by what each result shares with the query."""
+"""Queries with what they find, framed by what each result shares with the query; answers of a gallery as a page."""
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -15,10 +19,13 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
-from sightline.report.rankings import FirstResults
-from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines
+from sightline.files import write_text
+from sightline.gallery.query import Answer
+from sightline.report.numbers import FirstResults
+from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines, template
 
 THUMBNAIL = 112  # pixels at most; shown at 72, so that screens with fine pixels show it sharp
+SHEET_THUMBNAIL = 320  # likewise in a contact sheet, shown at 160
 N_QUERIES = 8
 
 Counts = NDArray[np.int64]
@@ -65,34 +72,45 @@ class QueryGallery:
 
 @dataclass(eq=False)
 class Thumbnails:
-    """Small pictures of a table's images, each read once; one that cannot be read is counted, and None."""
+    """Small pictures of a table's images, each read once; one that cannot be read is None."""
 
     table: EmbeddingTable
-    missing: set[int] = field(default_factory=set)
     _images: dict[int, Image.Image | None] = field(default_factory=dict)
 
     def image(self, row: int) -> Image.Image | None:
         """At most ``THUMBNAIL`` wide and high."""
         if row not in self._images:
-            row_values = self.table.manifest.table.row(row, named=True)
-            box = tuple(row_values[side] for side in BOX) if row_values.get(BOX[0]) is not None else None
-            try:
-                image = load_image(self.table.manifest.root / row_values["path"], box)
-                image.thumbnail((THUMBNAIL, THUMBNAIL))
-                self._images[row] = image
-            except InputError:
-                self.missing.add(row)
-                self._images[row] = None
+            values = self.table.manifest.table.row(row, named=True)
+            box = None if values.get(BOX[0]) is None else tuple(values[side] for side in BOX)
+            self._images[row] = read_thumbnail(self.table.manifest.root / values["path"], THUMBNAIL, box)
         return self._images[row]
 
     def uri(self, row: int) -> str | None:
         """As WebP inside a data URI."""
         image = self.image(row)
-        if image is None:
-            return None
-        encoded = io.BytesIO()
-        image.save(encoded, "WEBP", quality=82)
-        return "data:image/webp;base64," + base64.b64encode(encoded.getvalue()).decode()
+        return None if image is None else data_uri(image, "WEBP", 82)
+
+    @property
+    def missing(self) -> set[int]:
+        """Rows that were asked for and cannot be read."""
+        return {row for row, image in self._images.items() if image is None}
+
+
+def read_thumbnail(path: Path, size: int, box: Any = None) -> Image.Image | None:
+    """The image, at most ``size`` wide and high; None where it cannot be read."""
+    try:
+        image = load_image(path, box)
+    except InputError:
+        return None
+    image.thumbnail((size, size))
+    return image
+
+
+def data_uri(image: Image.Image, kind: str, quality: int) -> str:
+    """The image as a part of a page."""
+    encoded = io.BytesIO()
+    image.save(encoded, kind, quality=quality)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded.getvalue()).decode()}"
 
 
 def choose_queries(values: Floats, classes: Counts, n_queries: int = N_QUERIES) -> Counts:
@@ -136,31 +154,24 @@ def galleries(
     }
     for other in list(found)[1:]:
         gain = mine - precision[other]
-        chosen["improved", "Most improved", f"Average precision rose the most from {other} to {name}."] = np.where(
-            gain > 0, -gain, np.nan
-        )
-        chosen["worsened", "Most worsened", f"Average precision fell the most from {other} to {name}."] = np.where(
-            gain < 0, gain, np.nan
-        )
+        for key, verb, change in (("improved", "rose", -gain), ("worsened", "fell", gain)):
+            reason = f"Average precision {verb} the most from {other} to {name}."
+            chosen[key, f"Most {key}", reason] = np.where(change < 0, change, np.nan)
     drawn = np.random.default_rng(seed).permutation(len(mine)).astype(np.float64)
     chosen["random", "Random", "Drawn at random, each of another class."] = np.where(counted, drawn, np.nan)
-    shown = []
-    for (key, title, reason), values in chosen.items():
-        places = choose_queries(values, classes, n_queries)
-        if len(places):
-            shown.append(
-                QueryGallery(key, title, reason, [_asked(table, found, precision, place) for place in places.tolist()])
-            )
-    return shown
+    places = {why: choose_queries(values, classes, n_queries).tolist() for why, values in chosen.items()}
+    return [
+        QueryGallery(*why, [_asked(table, found, precision, place) for place in own_places])
+        for why, own_places in places.items()
+        if own_places
+    ]
 
 
 def _severity_order(found: FirstResults) -> Floats:
     """The place of each query by how little its first result shares, then its others, then by how sure the first is."""
     others = np.where(found.heights >= 0, found.heights, np.nan)
     order = np.lexsort((-found.scores[:, 0], -np.nanmean(others, 1), -found.heights[:, 0]))
-    places = np.empty(len(order))
-    places[order] = np.arange(len(order))
-    return places
+    return np.argsort(order).astype(np.float64)
 
 
 def _asked(table: EmbeddingTable, found: dict[str, FirstResults], precision: dict[str, Floats], place: int) -> ShownQuery:
@@ -184,17 +195,6 @@ def picture_of(table: EmbeddingTable, row: int, score: float | None = None, heig
     return ShownImage(row, str(row_values.get("name") or row_values["path"]), row_values["label_0"], score, height)
 
 
-def level_styles(n_levels: int) -> str:
-    """The frame and the mark of each height, as CSS."""
-    lines = ["solid", *["dashed"] * (n_levels - 1), "dotted"]
-    inks = ["#fff", *["#000"] * (n_levels - 1), "#fff"]
-    return "\n".join(
-        f".h{height} {{ border-color: {colour} !important; border-style: {line} !important; }} "
-        f"b.m{height} {{ background: {colour}; color: {ink}; }}"
-        for height, (colour, line, ink) in enumerate(zip(level_colours(n_levels), lines, inks, strict=True))
-    )
-
-
 def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
     """The gallery as papers print it: the query, then the results in their frames, a line for each model."""
     colours, lines = level_colours(n_levels), level_lines(n_levels)
@@ -210,9 +210,7 @@ def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int)
                     look = colours[picture.height], lines[picture.height]
                     _place(axes, thumbnails.image(picture.row), 1.7 + column, down, *look)
                 down += 1
-        axes.set_xlim(-0.05, n_columns + 0.75)
-        axes.set_ylim(down + 0.05, -0.05)
-        axes.set_aspect("equal")
+        axes.set(xlim=(-0.05, n_columns + 0.75), ylim=(down + 0.05, -0.05), aspect="equal")
         axes.set_axis_off()
     return figure
 
@@ -225,3 +223,19 @@ def _place(axes: Axes, image: Image.Image | None, across: float, down: float, co
     axes.imshow(pixels, extent=(left, left + 0.84 * wide, top + 0.84 * high, top))
     frame = Rectangle((across + 0.05, down + 0.05), 0.9, 0.9, fill=False, edgecolor=colour, linestyle=line, linewidth=2)
     axes.add_patch(frame)
+
+
+def write_contact_sheet(file: Path, answers: Sequence[Answer], title: str) -> Path:
+    """One HTML file with small pictures of queries and results, which needs nothing but itself."""
+    if file.is_dir():
+        raise InputError(f"{file}: a folder; the page is one file, such as {file / 'found.html'}")
+    write_text(file, template("contact_sheet.html").render(title=title, answers=answers, picture=_picture))
+    return file
+
+
+def _picture(path: Path | str | None, name: str) -> str:
+    """An image element, or a word where there is no image."""
+    image = None if path is None else read_thumbnail(Path(path), SHEET_THUMBNAIL)
+    return (
+        Markup("no image") if image is None else Markup('<img src="{}" alt="{}">').format(data_uri(image, "JPEG", 85), name)
+    )

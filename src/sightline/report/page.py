@@ -6,20 +6,24 @@ A section is one function of the :class:`Material`, one row of :data:`SECTIONS` 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sightline import __version__
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import has_role
-from sightline.files import replaced
-from sightline.report.curves import (
+from sightline.files import write_text
+from sightline.report.figures import (
+    N_NEAR,
+    SHAPES,
+    SIZE,
     Panel,
+    class_map,
     gap_panel,
     h_precision_panel,
+    map_panel,
+    marks,
     outlier_panel,
     precision_panel,
     recall_panel,
@@ -27,9 +31,13 @@ from sightline.report.curves import (
     severity_panel,
     training_panels,
 )
-from sightline.report.galleries import N_QUERIES, QueryGallery, Thumbnails, galleries, gallery_figure, level_styles
-from sightline.report.maps import N_NEAR, SHAPES, SIZE, class_map, kind_styles, map_panel, marks
+from sightline.report.galleries import N_QUERIES, QueryGallery, Thumbnails, galleries, gallery_figure
 from sightline.report.numbers import (
+    MOST_ROWS,
+    Curves,
+    FirstResults,
+    class_rows,
+    first_results,
     gaps_by_batch_size,
     label_recalls,
     measure,
@@ -37,10 +45,10 @@ from sightline.report.numbers import (
     places_of,
     published_tables_of,
     recall_places,
+    sampled_curves,
     table_metrics,
 )
-from sightline.report.rankings import MOST_ROWS, Curves, FirstResults, class_rows, first_results, sampled_curves
-from sightline.report.style import as_svg, level_colours, level_names, write_figure
+from sightline.report.style import ON_DARK, as_svg, level_colours, level_names, template, write_figure
 from sightline.report.subject import Outliers, Subject, matched
 
 
@@ -143,13 +151,11 @@ class ReportSection:
         values: by the names that its template has for them.
         panels: figures of the section.
         files: figures that are drawn for ``--figures`` alone.
-        css: rules of its own.
     """
 
     values: dict[str, object]
     panels: Sequence[Panel] = ()
     files: Iterable[Panel] = ()
-    css: str = ""
 
 
 def metrics_section(material: Material) -> ReportSection:
@@ -175,10 +181,8 @@ def curves_section(material: Material) -> ReportSection:
     """Recall at each place, and precision at each recall."""
     ks = recall_places(len(material.subject.items))
     recalls = {name: label_recalls(one, material.n_levels, ks) for name, one in material.results.items()}
-    panels = [recall_panel(ks, recalls), precision_panel(material.curves)]
-    if material.n_levels > 1:
-        panels.append(h_precision_panel(material.curves))
-    return ReportSection({}, panels)
+    graded = [h_precision_panel(material.curves)] if material.n_levels > 1 else []
+    return ReportSection({}, [recall_panel(ks, recalls), precision_panel(material.curves), *graded])
 
 
 def galleries_section(material: Material) -> ReportSection:
@@ -187,7 +191,7 @@ def galleries_section(material: Material) -> ReportSection:
     levels = list(zip(level_names(n_levels), level_colours(n_levels), strict=True))
     values = {"galleries": shown, "thumbnails": thumbnails, "levels": levels}
     files = (Panel(f"gallery-{one.name}", one.title, gallery_figure(one, thumbnails, n_levels)) for one in shown)
-    return ReportSection(values, files=files, css=level_styles(n_levels))
+    return ReportSection(values, files=files)
 
 
 def map_section(material: Material) -> ReportSection:
@@ -199,8 +203,9 @@ def map_section(material: Material) -> ReportSection:
         "map_size": SIZE,
         "n_near": min(N_NEAR, len(plane.names) - 1),
         "shapes": SHAPES,
+        "on_dark": ON_DARK,
     }
-    return ReportSection(values, files=(map_panel(plane, name) for name in plane.points), css=kind_styles(plane.kinds))
+    return ReportSection(values, files=(map_panel(plane, name) for name in plane.points))
 
 
 def severity_section(material: Material) -> ReportSection:
@@ -215,13 +220,11 @@ def severity_section(material: Material) -> ReportSection:
 def scores_section(material: Material) -> ReportSection:
     """Cosines of pairs by what they share, and thresholds."""
     thresholds = {one.name: one.thresholds for one in material.subjects}
-    values = {"has_thresholds": any(thresholds.values()), "has_match": False}
     outliers = material.options.outliers
-    if outliers is not None and outliers.match is not None:
-        thresholds[material.subject.name] |= {"match": outliers.match}
-        values["has_match"] = True
-    panels = [score_panel(name, one.histogram, thresholds[name]) for name, one in material.curves.items()]
-    return ReportSection(dict(values), panels)
+    match = {} if outliers is None or outliers.match is None else {"match": outliers.match}
+    lines = thresholds | {material.subject.name: thresholds[material.subject.name] | match}
+    panels = [score_panel(name, one.histogram, lines[name]) for name, one in material.curves.items()]
+    return ReportSection({"has_thresholds": any(thresholds.values()), "has_match": bool(match)}, panels)
 
 
 def outliers_section(material: Material) -> ReportSection | None:
@@ -275,9 +278,7 @@ def write_report(file: Path, subject: Subject, against: Subject | None = None, o
         subjects.append(replace(other, name=f"{other.name} (other)") if other.name == subject.name else other)
     material = Material(subjects, options)
     sections = [(name, title, made) for name, title, make in SECTIONS if (made := make(material)) is not None]
-    page = _rendered(material, sections)
-    with replaced(Path(file)) as scratch:
-        scratch.write_text(page, encoding="utf-8")
+    write_text(Path(file), _rendered(material, sections))
     written = []
     if options.figures is not None:
         drawn = [panel for _, _, section in sections for panel in (*section.panels, *section.files)]
@@ -286,14 +287,7 @@ def write_report(file: Path, subject: Subject, against: Subject | None = None, o
 
 
 def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSection]]) -> str:
-    environment = Environment(
-        loader=PackageLoader("sightline.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    table, templates = material.subject.table, resources.files("sightline.report") / "templates"
+    table = material.subject.table
     shared = {  # what every template may read
         "names": list(material.results),
         "results": material.results,
@@ -304,9 +298,9 @@ def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSecti
     parts = []
     for name, title, section in sections:
         panels = [Markup(as_svg(one.figure, one.name, one.description)) for one in section.panels]
-        html = environment.get_template(f"{name}.html").render(**shared, **section.values, panels=panels)
+        html = template(f"{name}.html").render(**shared, **section.values, panels=panels)
         parts.append({"name": name, "title": title, "html": Markup(html)})
-    return environment.get_template("page.html").render(
+    return template("page.html").render(
         **shared,
         sections=parts,
         title=material.options.title or " against ".join(material.results),
@@ -315,7 +309,4 @@ def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSecti
         n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
         fingerprints={one.name: one.table.fingerprint for one in material.subjects},
         version=__version__,
-        css=Markup((templates / "page.css").read_text(encoding="utf-8")),
-        section_css=Markup("\n".join(section.css for _, _, section in sections if section.css)),
-        js=Markup((templates / "page.js").read_text(encoding="utf-8")),
     )

@@ -1,5 +1,6 @@
-"""How figures look: colours that colour-blind readers can tell apart, and one panel as SVG or PNG."""
+"""How figures and pages look: colours that colour-blind readers can tell apart, a panel as SVG or PNG, templates."""
 
+import html
 import io
 import re
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -33,6 +34,17 @@ SETTINGS: Any = {  # Any: matplotlib wants the keys as literals
     "legend.labelcolor": INK,
     "axes.titlelocation": "left",
     "text.color": INK,
+    "axes.titlesize": 11,
+    "axes.titlecolor": INK,  # one grey that is readable on white and on black
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
 }
 # What a dark page shows in another shade; in files the colours stay as they are.
 PAGE_COLOURS = {INK: "var(--soft)", BLUE: "var(--blue)"}
@@ -48,17 +60,16 @@ def drawing(width: float = PANEL[0], height: float = PANEL[1], **grid: Any) -> I
         yield figure, figure.subplots(**grid)
 
 
-def dress(axes: Axes, title: str, x: str, y: str = "") -> None:
-    """Title and axes in one grey that is readable on white and on black."""
-    axes.set_title(title, color=INK, fontsize=11)
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
-    axes.tick_params(colors=INK)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_edgecolor(INK)
+def template(name: str) -> Template:
+    """A template of this part; what it is given is escaped, and a name that it is not given is an error."""
+    environment = Environment(
+        loader=PackageLoader("sightline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def level_colours(n_levels: int) -> list[str]:
@@ -98,14 +109,11 @@ def as_svg(figure: Figure, name: str, description: str) -> str:
     text = io.StringIO()
     with rc_context(SETTINGS):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", "", text.getvalue(), flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{re.sub('[^a-z0-9]', '-', name.lower())}-", svg)
     for colour, variable in PAGE_COLOURS.items():
         svg = svg.replace(colour, variable)
-    label = description.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
 
 
 def write_figure(

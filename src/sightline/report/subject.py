@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, hold_out_classes, label_columns, read_manifest
+from sightline.data.manifest import Manifest, label_columns, read_manifest
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
@@ -16,7 +17,7 @@ from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.training.logs import read_log
-from sightline.training.prepare import untrained_encoder
+from sightline.training.prepare import train_and_validation, untrained_encoder
 from sightline.training.recipe import Recipe
 from sightline.training.run_folder import RunFolder
 
@@ -108,47 +109,36 @@ def read_untrained(run: Subject, show_progress: bool = False, name: str | None =
 
 def matched(subject: Subject, other: Subject) -> Subject:
     """The other one with its rows in the order of the first; refused unless they are the same images and labels."""
-    ids, other_ids = subject.table.ids, other.table.ids
-    missing, more = set(ids) - set(other_ids), set(other_ids) - set(ids)
-    if missing or more:
-        first = sorted(missing or more)[0]
-        raise InputError(
-            f"{subject.name!r} and {other.name!r} are of other images: {len(missing)} of {len(ids)} ids are only in the "
-            f"first, {len(more)} only in the second, such as {first!r}; the same images are needed"
-        )
-    place = {name: row for row, name in enumerate(other_ids)}
+    ids, both = subject.table.ids, f"{subject.name!r} and {other.name!r}"
+    place = {name: row for row, name in enumerate(other.table.ids)}
+    if only := sorted(place.keys() ^ set(ids)):
+        raise InputError(f"{both} are of other images: {len(only)} ids are in one alone, such as {only[0]!r}")
     order = np.array([place[name] for name in ids])
     levels = subject.table.manifest.n_levels, other.table.manifest.n_levels
     if levels[0] != levels[1]:
-        raise InputError(f"{subject.name!r} and {other.name!r}: labels of {levels[0]} and {levels[1]} levels")
-    rows = other.table.manifest.table[order]
-    for column in label_columns(levels[0]):
-        both = zip(ids, subject.table.manifest.table[column], rows[column], strict=True)
-        differ = [(name, mine, theirs) for name, mine, theirs in both if mine != theirs]
-        if differ:
-            name, mine, theirs = differ[0]
-            raise InputError(
-                f"{subject.name!r} and {other.name!r}: {column} differs for {len(differ)} of {len(ids)} images, first for "
-                f"{name!r}: {mine!r} and {theirs!r}"
-            )
+        raise InputError(f"{both}: labels of {levels[0]} and {levels[1]} levels")
+    mine, theirs = (one.table.manifest.table.select(label_columns(levels[0])) for one in (subject, other))
+    if len(differ := np.flatnonzero((mine.to_numpy() != theirs[order].to_numpy()).any(1))):
+        row = int(differ[0])
+        raise InputError(
+            f"{both}: labels differ for {len(differ)} of {len(ids)} images, first for {ids[row]!r}: {mine.row(row)} and "
+            f"{theirs.row(int(order[row]))}"
+        )
     table = EmbeddingTable(subject.table.manifest, other.table.vectors[order], other.table.fingerprint)
     return replace(other, table=table)
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
     manifest = read_manifest(recipe.data.manifest)
-    if wanted is not None:
-        return manifest.split(wanted)
-    there = set(manifest.table["split"])
-    for split in ("test", "val"):
-        if split in there:
-            return manifest.split(split)
-    if not recipe.data.val_fraction:
+    if wanted is not None or "test" in manifest.table["split"]:
+        return manifest.split(wanted or "test")
+    held_out = train_and_validation(manifest, recipe)[1]
+    if held_out is None:
         raise InputError(
             f"{manifest.source}: the run learned from all its images: embed others with `sightline embed`, "
             "and give that table"
         )
-    return hold_out_classes(manifest.split("train"), recipe.data.val_fraction, recipe.seed)[1]
+    return held_out
 
 
 def _labelled(table: EmbeddingTable) -> EmbeddingTable:
@@ -175,15 +165,10 @@ class Outliers:
     outside: NDArray[np.float64] | None
     match: float | None
 
-    def sentences(self) -> list[str]:
-        """What the energies say."""
-        kept = float((self.inside <= self.threshold).mean())
-        said = [f"{100 * kept:.1f} % of the {len(self.inside):,} images belong, says {self.scorer}."]
-        if self.outside is not None:
-            auroc = detection_metrics(self.inside, self.outside)["auroc"]
-            refused = float((self.outside > self.threshold).mean())
-            said.append(f"Of {len(self.outside):,} outliers {100 * refused:.1f} % are refused; AUROC {100 * auroc:.1f} %.")
-        return said
+    @property
+    def auroc(self) -> float | None:
+        """Of both kinds of images, where there are outliers."""
+        return None if self.outside is None else detection_metrics(self.inside, self.outside)["auroc"]
 
 
 def held_rejector(run: Path) -> Path | None:
@@ -201,12 +186,11 @@ def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | Non
         outlier_table: an embedding table of images that do not belong, of the same encoder.
     """
     rejector = Rejector.load(folder, table.fingerprint)
-    if rejector.scorer.threshold is None:
-        raise InputError(f"{folder}: the rejector has no threshold")
     outside = None
     if outlier_table is not None:
         others = EmbeddingTable.read(outlier_table)
         rejector.check_encoder(others.fingerprint, outlier_table)
         outside = rejector.scorer.score(others.vectors)
     inside = rejector.scorer.score(table.vectors)
-    return Outliers(rejector.scorer.name, rejector.scorer.threshold, inside, outside, rejector.similarity_threshold)
+    threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
+    return Outliers(rejector.scorer.name, threshold, inside, outside, rejector.similarity_threshold)

@@ -1,19 +1,63 @@
-"""HTTP routes over galleries, their encoders and rejectors."""
+"""The HTTP application over galleries: search, items and their images, galleries, health, sessions and the page."""
 
-from fastapi import FastAPI, Request
-from starlette.responses import Response
+import io
+import time
+from dataclasses import asdict
+from typing import Annotated, Any, cast
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel
 
 from sightline import __version__
+from sightline.data.images import open_image
 from sightline.errors import InputError
-from sightline.serve import routes
-from sightline.serve.guard import OPEN, guarded_app
-from sightline.serve.schemas import MEDIA_TYPE, ProblemBody, problem_response
+from sightline.gallery.gallery import Item, Value, labels_of
+from sightline.gallery.query import QueryOptions
+from sightline.ood.rejector import POLICIES
+from sightline.ranking.refine import Refinement
+from sightline.serve.collection import Collection, SearchJob, is_damage, shared_levels
+from sightline.serve.guard import COOKIE, LOG, OPEN, check_scope, guarded_app
+from sightline.serve.pictures import LARGEST, read_form
+from sightline.serve.schemas import (
+    ID_SCHEMA,
+    MEDIA_TYPE,
+    OF_THE_IMAGE,
+    RETRY,
+    AnswerBody,
+    ChangedItem,
+    GalleryBody,
+    Health,
+    IdSearch,
+    ItemBody,
+    NewItem,
+    Problem,
+    ProblemBody,
+    QueryBody,
+    Ready,
+    ResultBody,
+    SearchForm,
+    SearchOptions,
+    Took,
+    VectorSearch,
+    VerdictBody,
+    Written,
+    id_in_path,
+    problem_response,
+)
 from sightline.serve.service import Service
 from sightline.serve.settings import ServeSettings
 
-ROUTERS = (routes.search, routes.items, routes.router)
-ABOUT = "Search of image galleries. Errors are problem documents (RFC 9457)."
 STATUSES = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 429, 503)
+IMAGE_TYPES = "image/jpeg, image/png, image/webp, image/gif, image/bmp"
+SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"}
+PICTURE: dict[int | str, dict[str, object]] = {
+    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}, "image/png": {}}},
+    304: {"description": "As before."},
+}
+router = APIRouter()
 
 
 def create_app(settings: ServeSettings) -> FastAPI:
@@ -23,37 +67,315 @@ def create_app(settings: ServeSettings) -> FastAPI:
         settings: see :func:`sightline.serve.settings.read_settings`.
     """
     service = Service(settings)
-    problem = {"$ref": "#/components/schemas/ProblemBody"}
-    problems = {status: {"content": {MEDIA_TYPE: {"schema": problem}}, "description": "Problem."} for status in STATUSES}
-    app = guarded_app(service, ROUTERS, title="Sightline", version=__version__, description=ABOUT, responses=problems)
+    problem = {"description": "Problem.", "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}}
+    app = guarded_app(
+        service,
+        router,
+        "index.html",
+        title="Sightline",
+        version=__version__,
+        description="Search of image galleries. Errors are problem documents (RFC 9457).",
+        responses=dict.fromkeys(STATUSES, problem),
+    )
     app.state.service = service
-    app.add_exception_handler(InputError, _unfit_input)
-    _describe(app, [served.collection.identity().dim for served in service.galleries.values()])
+    app.exception_handler(InputError)(_refuse_input)
+    _describe(app, [collection.identity().dim for collection in service.galleries.values()])
     return app
 
 
-async def _unfit_input(request: Request, error: Exception) -> Response:
-    assert isinstance(error, InputError)
-    service: Service = request.app.state.service
-    told = [served.collection for served in service.galleries.values() if str(served.collection.folder) in str(error)]
-    if not told:
-        return problem_response(422, str(error))
-    collection = max(told, key=lambda one: len(str(one.folder)))  # one folder's path may begin with another's
-    problem = collection.problem_of(error)
-    return problem_response(problem.status_code, problem.detail, problem.headers)
+async def _refuse_input(request: Request, error: InputError) -> Response:
+    """An error of the caller, or of a gallery, which may be over the next time; it names galleries, not their folders."""
+    names = {str(collection.folder): name for name, collection in request.app.state.service.galleries.items()}
+    message = str(error)
+    for folder in sorted(names, key=len, reverse=True):  # one folder's path may begin with another's
+        message = message.replace(folder, names[folder])
+    return problem_response(503, message, RETRY) if is_damage(error) else problem_response(422, message)
 
 
 def _describe(app: FastAPI, dims: list[int]) -> None:
     """Say in the OpenAPI document what FastAPI does not know: the form of problems, tokens, and how long vectors are."""
-    made = app.openapi()
-    parts = made.setdefault("components", {})
-    parts.setdefault("schemas", {})["ProblemBody"] = ProblemBody.model_json_schema()
-    for unused in ("HTTPValidationError", "ValidationError"):
-        parts["schemas"].pop(unused, None)
-    parts["schemas"]["VectorSearch"]["properties"]["vector"] |= {"minItems": min(dims), "maxItems": max(dims)}
-    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    for path, operations in made["paths"].items():
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
+    schemas["ProblemBody"] = ProblemBody.model_json_schema()
+    schemas["VectorSearch"]["properties"]["vector"] |= {"minItems": min(dims), "maxItems": max(dims)}
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["security"] = [{}] if path in OPEN else [{"token": []}, {}]
-            said = operation["responses"].get("422", {}).get("content", {})
-            said.pop("application/json", None)
+
+
+def form_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI description of a multipart body that has the fields of a model."""
+    schema, encoding = model.model_json_schema(), {"image": {"contentType": IMAGE_TYPES}}
+    for name, field in schema["properties"].items():  # a form has texts; one that is left out is none
+        kinds = field.pop("anyOf", [{}])
+        schema["properties"][name] = {key: value for key, value in field.items() if value is not None} | kinds[0]
+    if "metadata" in schema["properties"]:
+        encoding["metadata"] = {"contentType": "application/json"}
+    content = {"multipart/form-data": {"schema": schema, "encoding": encoding}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def find_service(request: Request) -> Service:
+    """The service behind a request."""
+    return cast(Service, request.app.state.service)
+
+
+ServiceOf = Annotated[Service, Depends(find_service)]
+GalleryName = Annotated[str | None, Query(max_length=200, description="The first by default.")]
+PathId = Annotated[str, Path(description="URL-encoded.", json_schema_extra=ID_SCHEMA), AfterValidator(id_in_path)]
+Size = Annotated[int, Query(ge=16, le=1024, description="Longer side in pixels, at most.")]
+
+
+def find_collection(service: ServiceOf, gallery: GalleryName = None) -> Collection:
+    """The gallery that a request's address names."""
+    return service.gallery(gallery)
+
+
+CollectionOf = Annotated[Collection, Depends(find_collection)]
+
+
+def item_body(collection: Collection, id_: str, metadata: dict[str, Value]) -> ItemBody:
+    """An item as it is shown: without where its file lies, so that its metadata can be sent back."""
+    start, end = f"/v1/items/{quote(id_, safe='')}", f"?gallery={quote(collection.name, safe='')}"
+    has_image = bool(metadata.get("path"))
+    return ItemBody(
+        id=id_,
+        labels=labels_of(metadata),
+        metadata={key: value for key, value in metadata.items() if key not in OF_THE_IMAGE},
+        image=f"{start}/image{end}" if has_image else None,
+        thumbnail=f"{start}/thumbnail{end}" if has_image else None,
+    )
+
+
+async def _search(
+    service: Service,
+    collection: Collection,
+    options: SearchOptions,
+    vector: NDArray[np.float32],
+    own: Item | None = None,
+    encode_ms: float = 0.0,
+) -> AnswerBody:
+    """What is found for a vector; ``own`` is the item that it is of, if it is of one."""
+    refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
+    wanted = QueryOptions(options.k, options.where, refinement, options.policy)
+    id_, labels = (own.id, labels_of(own.metadata)) if own else (None, [])
+    since = time.perf_counter()
+    answer = await service.search(collection, SearchJob(vector, wanted, id_))
+    took = Took(encode_ms=encode_ms, search_ms=_milliseconds(since))
+    items = [(hit.score, item_body(collection, hit.id, hit.metadata)) for hit in answer.results]
+    verdict = None
+    if answer.verdict is not None and answer.policy is not None:
+        verdict = VerdictBody(**asdict(answer.verdict), policy=POLICIES[answer.policy])
+    shared = {name: value for name, value in vars(answer).items() if name in AnswerBody.model_fields}
+    own_fields = {
+        "gallery": collection.name,
+        "query": QueryBody(id=id_, labels=labels or None),
+        "verdict": verdict,
+        "results": [
+            ResultBody(**item.model_dump(), score=score, relation=shared_levels(labels, item.labels))
+            for score, item in items
+        ],
+        "took": took,
+    }
+    return AnswerBody(**(shared | own_fields))
+
+
+def _milliseconds(since: float) -> float:
+    return round(1000 * (time.perf_counter() - since), 2)
+
+
+@router.post("/v1/search", tags=["search"], openapi_extra=form_body(SearchForm))
+async def search_by_image(request: Request, service: ServiceOf) -> AnswerBody:
+    """The items that resemble an uploaded image, or a part of it."""
+    service.check_waiting()
+    form = await read_form(request, SearchForm)
+    async with service.accept():
+        collection, since = service.gallery(form.gallery), time.perf_counter()
+        vector = await service.encode(collection, form.image, form.part())
+        return await _search(service, collection, form, vector, encode_ms=_milliseconds(since))
+
+
+@router.post("/v1/search/id", tags=["search"])
+async def search_by_id(body: IdSearch, service: ServiceOf) -> AnswerBody:
+    """The items that resemble an item, itself left out."""
+    async with service.accept():
+        collection = service.gallery(body.gallery)
+        own = await service.run(lambda: collection.item(body.id))
+        return await _search(service, collection, body, own.vector, own)
+
+
+@router.post("/v1/search/vector", tags=["search"])
+async def search_by_vector(body: VectorSearch, service: ServiceOf) -> AnswerBody:
+    """The items nearest to a vector of the gallery's encoder."""
+    async with service.accept():
+        collection = service.gallery(body.gallery)
+        identity = await service.run(collection.identity)
+        if body.fingerprint not in (None, identity.fingerprint):
+            raise Problem(409, f"fingerprint: the vector is of {body.fingerprint}, the gallery's of {identity.fingerprint}")
+        if len(body.vector) != identity.dim or not any(body.vector):
+            raise Problem(422, f"vector: {identity.dim} numbers are needed, not all 0, found {len(body.vector)}")
+        vector = np.asarray(body.vector) / np.abs(body.vector).max()  # so that no square is too small
+        unit = np.asarray(vector / np.linalg.norm(vector), np.float32)
+        return await _search(service, collection, body, unit)
+
+
+@router.post("/v1/items", tags=["items"], status_code=201, openapi_extra=form_body(NewItem))
+async def add_item(request: Request, service: ServiceOf) -> Written:
+    """Add an item; 409 if its id is there already. Once this is answered, the item survives whatever happens."""
+    service.check_waiting()
+    form = await read_form(request, NewItem)
+    async with service.accept():
+        collection = service.gallery(form.gallery)
+        return (await _write(service, collection, form.id, form.metadata or {}, form.image, replace=False))[1]
+
+
+@router.get("/v1/items/{id}/image", tags=["items"], response_class=Response, responses=PICTURE)
+async def item_image(id: PathId, request: Request, service: ServiceOf, collection: CollectionOf) -> Response:
+    """The image of an item, encoded again, at most 2048 pixels wide and high."""
+    return await item_thumbnail(id, request, service, collection, LARGEST)
+
+
+@router.get("/v1/items/{id}/thumbnail", tags=["items"], response_class=Response, responses=PICTURE)
+async def item_thumbnail(
+    id: PathId, request: Request, service: ServiceOf, collection: CollectionOf, size: Size = 256
+) -> Response:
+    """The image of an item, small."""
+
+    def encode() -> Response:
+        metadata = collection.item(id).metadata
+        file = service.pictures.file_of(collection.folder, metadata)
+        return service.pictures.respond(file, metadata, size, request.headers.get("if-none-match", ""))
+
+    return await service.run(encode)
+
+
+@router.get("/v1/items/{id}", tags=["items"])
+async def item(id: PathId, service: ServiceOf, collection: CollectionOf) -> ItemBody:
+    """What is known of an item."""
+    found = await service.run(lambda: collection.item(id))
+    return item_body(collection, id, found.metadata)
+
+
+@router.put("/v1/items/{id}", tags=["items"], openapi_extra=form_body(ChangedItem), responses={201: {"model": Written}})
+async def replace_item(
+    id: PathId, request: Request, response: Response, service: ServiceOf, collection: CollectionOf
+) -> Written:
+    """Replace an item's image, metadata or both, or add it; 201 where it is new."""
+    service.check_waiting()
+    form = await read_form(request, ChangedItem)
+    async with service.accept():
+        is_new, body = await _write(service, collection, id, form.metadata, form.image, replace=True)
+        response.status_code = 201 if is_new else 200
+        return body
+
+
+@router.delete("/v1/items/{id}", tags=["items"], status_code=204)
+async def remove_item(id: PathId, service: ServiceOf, collection: CollectionOf) -> None:
+    """Remove an item."""
+    async with service.accept():
+        await service.write(lambda: collection.remove(id))
+
+
+async def _write(
+    service: Service,
+    collection: Collection,
+    id_: str,
+    metadata: dict[str, Value] | None,
+    data: bytes | None,
+    replace: bool,
+) -> tuple[bool, Written]:
+    """Whether the item is new, and what is answered."""
+    image = None
+    if data is not None:
+        vector = await service.encode(collection, data)
+        with open_image(io.BytesIO(data)) as opened:  # a header that was read before
+            image = data, SUFFIXES[opened.format or ""], vector
+    is_new, generation, known = await service.write(lambda: collection.write(id_, metadata, image, replace))
+    return is_new, Written(gallery=collection.name, generation=generation, item=item_body(collection, id_, known))
+
+
+@router.get("/v1/galleries", tags=["galleries"])
+async def galleries(request: Request, service: ServiceOf) -> list[GalleryBody]:
+    """The galleries that are served, the default first."""
+    may_write = "write" in request.state.caller.scopes
+    return await service.run(lambda: [gallery_body(collection, may_write) for collection in service.galleries.values()])
+
+
+def gallery_body(collection: Collection, may_write: bool) -> GalleryBody:
+    """A gallery as a page needs it; reads all items where they changed, so not for the event loop."""
+    fields = collection.fields()
+    with collection.gallery() as gallery:
+        return GalleryBody(
+            name=collection.name,
+            items=len(gallery),
+            dim=gallery.identity.dim,
+            metric=gallery.metric,
+            encoder=gallery.identity.name,
+            fingerprint=gallery.identity.fingerprint,
+            generation=gallery.generation,
+            levels=labels_of({field.name: field.name for field in fields}),
+            fields=fields,
+            rejector=collection.rejector() is not None,
+            writable=collection.writable and may_write,
+        )
+
+
+@router.get("/v1/stats", tags=["galleries"])
+async def stats(service: ServiceOf) -> dict[str, Any]:
+    """Numbers of each gallery, and the limits of uploads."""
+
+    def read_stats(collection: Collection) -> dict[str, Any]:
+        with collection.gallery() as gallery:
+            return gallery.stats()
+
+    found = await service.run(lambda: {name: read_stats(one) for name, one in service.galleries.items()})
+    return {"galleries": found, "limits": service.settings.model_dump(include={"upload_bytes", "pixels", "formats"})}
+
+
+@router.get("/v1/health", tags=["service"])
+async def health() -> Health:
+    """That the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/v1/ready", tags=["service"], responses={503: {"model": Ready}})
+async def ready(service: ServiceOf, response: Response) -> Ready:
+    """That every gallery can be searched."""
+    found = await service.run(lambda: {name: service.is_ready(one) for name, one in service.galleries.items()})
+    if not_ready := [name for name, is_ready in found.items() if not is_ready]:
+        LOG.warning("not ready", extra={"fields": {"galleries": not_ready}})
+        response.status_code = 503
+    return Ready(status="not ready" if not_ready else "ready")
+
+
+@router.get("/metrics", tags=["service"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: ServiceOf) -> Response:
+    """Numbers for Prometheus."""
+    return Response(await service.run(service.metrics_text), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.post("/v1/session", tags=["service"], status_code=204)
+async def begin_session(request: Request, service: ServiceOf) -> Response:
+    """Set a cookie by which a page's images may be read; needs the token where one is needed."""
+    caller, response = request.state.caller, Response(status_code=204)
+    check_scope(caller, "read")
+    if caller.token is not None:
+        response.set_cookie(
+            COOKIE,
+            service.tokens.session(caller.token),
+            service.settings.session_seconds,
+            path="/v1/items",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+    return response
+
+
+@router.delete("/v1/session", tags=["service"], status_code=204)
+async def end_session() -> Response:
+    """Take the cookie away."""
+    response = Response(status_code=204)
+    response.delete_cookie(COOKIE, path="/v1/items", httponly=True, samesite="strict")
+    return response

@@ -8,13 +8,13 @@ import os
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import chain
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,63 +22,74 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import FileResponse, Response
 from starlette.routing import Match, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sightline.serve.connections import Arrival, Arrivals, most_connections
-from sightline.serve.schemas import Problem, TooBusy, problem_response
-from sightline.serve.settings import ServeSettings, Token, Tokens
+from sightline.serve.schemas import CLOSE, RETRY, Problem, problem_response
+from sightline.serve.settings import SCOPES, ServeSettings, Token, Tokens, fault_text
 
+WEB = Path(__file__).parent / "web"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-MOST_MESSAGES = 100  # that are told apart
+SUM = {"multiprocess_mode": "livesum"}
+NEWEST = {"multiprocess_mode": "mostrecent"}
+METRICS: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
+    "requests": (Counter, "Requests answered.", ("method", "route", "status"), {}),
+    "request_seconds": (Histogram, "Time to answer.", ("method", "route"), {"buckets": SECONDS}),
+    "batch_images": (Histogram, "Images in one pass through the encoder.", (), {"buckets": (1, 2, 4, 8, 16, 32, 64, 128)}),
+    "refused": (Counter, "Requests that got 429.", ("reason",), {}),
+    "accepted_requests": (Gauge, "Searches and writes taken and not yet answered.", (), SUM),
+    "queued_images": (Gauge, "Images that wait for the encoder.", (), SUM),
+    "items": (Gauge, "Items of a gallery.", ("gallery",), NEWEST),
+    "generation": (Gauge, "Generation of a gallery.", ("gallery",), NEWEST),
+}
+MOST_MESSAGES = 100  # that are counted
 LOG = logging.getLogger("sightline.serve")
 
 
-class Measures:
-    """The counters of one service."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        said = {"registry": self.registry, "namespace": "sightline"}
-        self.requests = Counter("requests", "Requests answered.", ["method", "route", "status"], **said)  # type: ignore[arg-type]
-        self.seconds = Histogram("request_seconds", "Time to answer.", ["method", "route"], buckets=SECONDS, **said)  # type: ignore[arg-type]
-        self.batches = Histogram("batch_images", "Images in one pass through the encoder.", buckets=SIZES, **said)  # type: ignore[arg-type]
-        self.refused = Counter("refused", "Requests that got 429.", ["reason"], **said)  # type: ignore[arg-type]
-        live = {**said, "multiprocess_mode": "livesum"}
-        self.accepted = Gauge("accepted_requests", "Searches and writes taken and not yet answered.", **live)  # type: ignore[arg-type]
-        self.queued = Gauge("queued_images", "Images that wait for the encoder.", **live)  # type: ignore[arg-type]
-        shared = {**said, "multiprocess_mode": "mostrecent"}
-        self.items = Gauge("items", "Items of a gallery.", ["gallery"], **shared)  # type: ignore[arg-type]
-        self.generation = Gauge("generation", "Generation of a gallery.", ["gallery"], **shared)  # type: ignore[arg-type]
-
-    def text(self) -> bytes:
-        """All values, of all workers if there are several."""
-        if MULTIPROCESS in os.environ:
-            together = CollectorRegistry()
-            MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-            return generate_latest(together)
-        return generate_latest(self.registry)
+def metrics_text(registry: CollectorRegistry) -> bytes:
+    """All values, of all workers if there are several."""
+    if MULTIPROCESS in os.environ:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
 
 
 class JsonLines(logging.Formatter):
-    """A log record as one line of JSON; what ``extra={"told": {...}}`` holds becomes keys of their own."""
+    """A log record as one line of JSON; what ``extra={"fields": {...}}`` holds becomes keys of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        said = {
-            "time": f"{moment}.{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        said |= getattr(record, "told", {})
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
         if record.exc_info:
-            said["error"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=True, default=str)
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+@dataclass
+class RateLimit:
+    """A bucket for each caller that fills at a rate, None for no limit, and holds a burst."""
+
+    rate: float | None
+    burst: float
+    buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def seconds_to_wait(self, caller: str, cost: float, now: float) -> float:
+        """0, the cost being taken, or the time until it could be."""
+        if self.rate is None:
+            return 0.0
+        level, since = self.buckets.pop(caller, (self.burst, now))
+        level = min(self.burst, level + self.rate * (now - since))
+        is_taken = level >= cost
+        self.buckets[caller] = (level - cost if is_taken else level, now)
+        while len(self.buckets) > MOST_CALLERS:
+            self.buckets.popitem(last=False)
+        return 0.0 if is_taken else (cost - level) / self.rate
 
 
 class Sparse(logging.Filter):
@@ -89,22 +100,19 @@ class Sparse(logging.Filter):
 
     def __init__(self, most: int = 5, seconds: float = 60.0) -> None:
         super().__init__()
-        self._most = most
-        self._seconds = seconds
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._limit = RateLimit(most / seconds, most)
+        self._n_left_out: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it passes."""
-        key, now = str(record.msg).partition("\n")[0], time.monotonic()
-        since, n_seen = self._seen.get(key, (now, 0))
-        if now - since >= self._seconds:
-            if n_seen > self._most:
-                record.told = {"left_out": n_seen - self._most}
-            since, n_seen = now, 0
-        if len(self._seen) >= MOST_MESSAGES:
-            self._seen.clear()
-        self._seen[key] = since, n_seen + 1
-        return n_seen < self._most
+        key = str(record.msg).partition("\n")[0]
+        n_left_out = self._n_left_out.pop(key, 0)
+        if self._limit.seconds_to_wait(key, 1, record.created):
+            self._n_left_out = dict(list(self._n_left_out.items())[-MOST_MESSAGES:]) | {key: n_left_out + 1}
+            return False
+        if n_left_out:
+            record.fields = {"left_out": n_left_out}
+        return True
 
 
 STDERR = {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}
@@ -128,6 +136,7 @@ COOKIE = "sightline_session"
 JSON_BYTES = 1_000_000
 MOST_CALLERS = 10_000
 READ_COST = 0.1
+LAST_SECONDS = 1.0  # that a body still has once the service shuts down
 CLIENT_LEFT = 499  # in logs and metrics alone, as nginx has it
 PROBES = frozenset({"/v1/health", "/v1/ready"})
 OPEN = frozenset({"/", "/favicon.ico", "/openapi.json", "/v1/session", *PROBES})
@@ -152,7 +161,7 @@ class Caller:
 
     name: str
     scopes: frozenset[str]
-    is_known: bool
+    token: Token | None = None
 
 
 def needed_scope(method: str, path: str) -> str | None:
@@ -169,25 +178,105 @@ def needed_scope(method: str, path: str) -> str | None:
     return "write"
 
 
-class RateLimit:
-    """A bucket for each caller that fills at a rate and holds a burst."""
+@dataclass(eq=False)
+class Arrival:
+    """The body of one request: its bytes so far, and until when it may arrive, by the event loop's clock."""
 
-    def __init__(self, rate: float | None, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    n_bytes: int = 0
+    until: float = 0.0
+    is_complete: bool = False
+    is_crowded_out: bool = False
+    timeout: asyncio.Timeout | None = None
 
-    def seconds_to_wait(self, caller: str, cost: float, now: float) -> float:
-        """0, the cost being taken, or the time until it could be."""
-        if self._rate is None:
-            return 0.0
-        level, since = self._buckets.pop(caller, (self._burst, now))
-        level = min(self._burst, level + self._rate * (now - since))
-        is_taken = level >= cost
-        self._buckets[caller] = (level - cost if is_taken else level, now)
-        while len(self._buckets) > MOST_CALLERS:
-            self._buckets.popitem(last=False)
-        return 0.0 if is_taken else (cost - level) / self._rate
+
+@dataclass
+class Arrivals:
+    """The bodies of requests that are not answered yet.
+
+    While more than ``budget_bytes`` are held, nothing more is read; then the oldest body alone arrives, so that there is
+    always one that comes to its end. So at most ``budget_bytes`` and one request are held.
+
+    Attributes:
+        budget_bytes: of all requests that are not answered yet.
+        most: bodies that arrive at once; for one more, the oldest has to go.
+        seconds: that a body may take.
+    """
+
+    budget_bytes: int
+    most: int
+    seconds: float
+    _held: dict[Arrival, None] = field(default_factory=dict)  # oldest first
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_ending: bool = False
+
+    def n_bytes(self) -> int:
+        """Of all bodies that are held."""
+        return sum(arrival.n_bytes for arrival in self._held)
+
+    async def message(self, arrival: Arrival, receive: Receive) -> Message:
+        """The next part of a body, or a problem: 408 too slow, 429 no room, 503 shutting down."""
+        if arrival.is_complete:
+            return await receive()
+        if arrival not in self._held:
+            self._begin(arrival)
+        try:
+            async with asyncio.timeout_at(arrival.until) as arrival.timeout:
+                while not self._has_room(arrival):
+                    await self._change.wait()
+                message = await receive()
+        except TimeoutError as error:
+            raise self._problem(arrival) from error
+        finally:
+            arrival.timeout = None
+        arrival.n_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            arrival.is_complete = True
+            self._wake()  # another is the oldest now
+        return message
+
+    def release(self, arrival: Arrival) -> None:
+        """Let go of a request's bytes, once it is answered; may be called twice."""
+        self._held.pop(arrival, None)
+        self._wake()
+
+    def end(self) -> None:
+        """Give what has not arrived one more second: the service shuts down."""
+        self._is_ending = True
+        for arrival in self._arriving():
+            self._hasten(arrival, LAST_SECONDS)
+
+    def _arriving(self) -> list[Arrival]:
+        return [arrival for arrival in self._held if not arrival.is_complete]
+
+    def _begin(self, arrival: Arrival) -> None:
+        arriving = self._arriving()
+        staying = [one for one in arriving if not one.is_crowded_out]
+        if len(arriving) >= self.most and staying:
+            staying[0].is_crowded_out = True
+            self._hasten(staying[0], 0)
+        arrival.until = asyncio.get_running_loop().time() + (LAST_SECONDS if self._is_ending else self.seconds)
+        self._held[arrival] = None
+
+    def _hasten(self, arrival: Arrival, seconds: float) -> None:
+        arrival.until = min(arrival.until, asyncio.get_running_loop().time() + seconds)
+        if arrival.timeout is not None and not arrival.timeout.expired():
+            arrival.timeout.reschedule(arrival.until)
+
+    def _has_room(self, arrival: Arrival) -> bool:
+        """Whether more may be read: below the budget, or where all would wait for each other if this one waited."""
+        is_whole = any(one.is_complete and one.n_bytes for one in self._held)
+        return self.n_bytes() < self.budget_bytes or (not is_whole and self._arriving()[0] is arrival)
+
+    def _wake(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    def _problem(self, arrival: Arrival) -> Problem:
+        if self._is_ending:
+            return Problem(503, "the service shuts down; the request did not arrive in time", {**CLOSE, **RETRY})
+        if arrival.is_crowded_out or not self._has_room(arrival):
+            return Problem(429, "too many requests arrive at once; ask again later", {**CLOSE, **RETRY})
+        return Problem(408, f"the request did not arrive within {self.seconds:g} s", CLOSE)
 
 
 class Gate:
@@ -195,23 +284,26 @@ class Gate:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.measures = Measures()
+        self.registry = CollectorRegistry()
+        options = {"registry": self.registry, "namespace": "sightline"}
+        self.metrics = {
+            name: kind(name, text, labels, **options, **more) for name, (kind, text, labels, more) in METRICS.items()
+        }
+        self.limit = RateLimit(settings.rate, settings.burst)
         self.tokens = Tokens(settings.token_file, settings.session_key, settings.session_seconds)
-        most_arrivals = max(1, most_connections(settings.connections) // 2)
+        most_arrivals = max(1, settings.most_connections() // 2)
         self.arrivals = Arrivals(settings.upload_budget_bytes, most_arrivals, settings.upload_seconds)
 
     def close(self) -> None:
         """Let go of everything when the application shuts down."""
 
 
+@dataclass(frozen=True)
 class Guard:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self.app = app
-        self.gate = gate
-        self.settings = gate.settings
-        self.limit = RateLimit(self.settings.rate, self.settings.burst)
+    app: ASGIApp
+    gate: Gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -219,10 +311,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         since, status, has_begun = time.perf_counter(), 500, False
-        request_id = uuid.uuid4().hex
-        arrival = Arrival()
+        request_id, arrival = uuid.uuid4().hex, Arrival()
 
-        async def sent(message: Message) -> None:
+        async def send_guarded(message: Message) -> None:
             nonlocal status, has_begun
             if message["type"] == "http.response.start":
                 status, has_begun = message["status"], True
@@ -230,7 +321,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-cache" if "ETag" in headers else "no-store")
                 headers["X-Request-Id"] = request_id
             await send(message)
 
@@ -238,85 +329,71 @@ class Guard:
         if (raw := scope.get("raw_path", b"")).startswith(b"/v1/items/"):
             scope["path"] = raw.decode("latin-1")
         scope.setdefault("state", {})
+        failure: Response | None = None
         try:
-            self._check(scope)
-            await self.app(scope, self._bounded(scope, receive, arrival), sent)
-        except Problem as problem:
-            await problem_response(problem.status_code, problem.detail, problem.headers)(scope, receive, sent)
-        except ClientDisconnect:
-            status = CLIENT_LEFT
-        except asyncio.CancelledError:  # by the server, which has waited for as long as it may
-            status = 503
-            if not has_begun:
-                await problem_response(503, "the service shuts down", {"Connection": "close"})(scope, receive, sent)
-        except Exception:
-            LOG.exception("failed", extra={"told": {"request": request_id}})
-            if not has_begun:
-                await problem_response(500, f"an error of the service, noted as {request_id}")(scope, receive, sent)
+            try:
+                self._check(scope)
+                await self.app(scope, self._bounded(scope, receive, arrival), send_guarded)
+            except Problem as problem:
+                failure = problem_response(problem.status_code, problem.detail, problem.headers)
+            except ClientDisconnect:
+                status = CLIENT_LEFT
+            except asyncio.CancelledError:  # by the server, which has waited for as long as it may
+                status, failure = 503, problem_response(503, "the service shuts down", CLOSE)
+            except Exception:
+                LOG.exception("failed", extra={"fields": {"request": request_id}})
+                failure = problem_response(500, f"an error of the service, noted as {request_id}")
+            if failure is not None and not has_begun:
+                await failure(scope, receive, send_guarded)
         finally:
             self.gate.arrivals.release(arrival)
             self._note(scope, status, time.perf_counter() - since, request_id)
 
     def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+        path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
         # What asks whether it runs asks by whatever address it has.
-        check_origin(headers, None if scope["path"] in PROBES else self.settings.known_hosts())
-        caller = caller_of(headers, scope, self.gate.tokens, self.settings)
+        check_origin(headers, None if path in PROBES else self.gate.settings.known_hosts())
+        caller = find_caller(HTTPConnection(scope), self.gate.tokens, self.gate.settings)
         scope["state"]["caller"] = caller
-        path, method = scope["path"], scope["method"]
         if path not in PROBES:
             cost = READ_COST if method in ("GET", "HEAD") else 1.0
-            if wait := self.limit.seconds_to_wait(caller.name, cost, time.monotonic()):
-                self.gate.measures.refused.labels("rate").inc()
-                raise TooBusy("too many requests of one caller; ask again later", wait)
-        scope_needed = needed_scope(method, path)
-        if scope_needed is not None and scope_needed not in caller.scopes:
-            challenge = f'Bearer realm="sightline", scope="{scope_needed}"'
-            if caller.is_known:
-                raise Problem(
-                    403,
-                    f"this token may not {scope_needed}",
-                    {"WWW-Authenticate": f'{challenge}, error="insufficient_scope"'},
-                )
-            raise Problem(401, f"a token that may {scope_needed} is needed", {"WWW-Authenticate": challenge})
+            if wait := self.gate.limit.seconds_to_wait(caller.name, cost, time.monotonic()):
+                self.gate.metrics["refused"].labels("rate").inc()
+                retry = {"Retry-After": str(max(1, round(wait)))}
+                raise Problem(429, "too many requests of one caller; ask again later", retry)
+        check_scope(caller, needed_scope(method, path))
 
     def _bounded(self, scope: Scope, receive: Receive, arrival: Arrival) -> Receive:
         """Receive that ends a request as soon as it has grown too long or takes too long."""
         headers = Headers(scope=scope)
         is_form = headers.get("content-type", "").lower().startswith("multipart/")
-        limit = self.settings.upload_bytes if is_form else JSON_BYTES
-        too_long = Problem(413, f"the request is longer than {limit} bytes", {"Connection": "close"})
-        length = headers.get("content-length", "0")
-        if not length.isdecimal():
-            raise Problem(400, "Content-Length is not a number")
-        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may take the other for the body's end
-            raise Problem(400, "Content-Length and Transfer-Encoding contradict each other", {"Connection": "close"})
-        n_bytes = 0
+        limit = self.gate.settings.upload_bytes if is_form else JSON_BYTES
         # A client that sends everything before it listens hears of the limit only if the rest is taken, up to a point.
         most = 2 * limit
+        too_long = Problem(413, f"the request is longer than {limit} bytes", CLOSE)
+        if int(headers.get("content-length", "0")) > most:
+            raise too_long
+        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may take the other for the body's end
+            raise Problem(400, "Content-Length and Transfer-Encoding contradict each other", CLOSE)
 
-        async def received() -> Message:
-            nonlocal n_bytes
+        async def receive_bounded() -> Message:
             while True:
-                if int(length) > most or n_bytes > most:
-                    raise too_long
                 message = await self.gate.arrivals.message(arrival, receive)
-                n_bytes += len(message.get("body", b""))
-                if max(n_bytes, int(length)) <= limit:
+                if arrival.n_bytes <= limit:
                     return message
-                if not message.get("more_body", False):
+                if arrival.n_bytes > most or not message.get("more_body", False):
                     raise too_long
 
-        return received
+        return receive_bounded
 
     def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         """Count and log; a route by its template, so that neither ids nor searches are kept."""
-        route = getattr(scope.get("route"), "path", "none")
+        route = getattr(scope.get("route"), "path", scope.get("root_path") or "none")
         method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
-        self.gate.measures.requests.labels(method, route, str(status)).inc()
-        self.gate.measures.seconds.labels(method, route).observe(seconds)
+        self.gate.metrics["requests"].labels(method, route, str(status)).inc()
+        self.gate.metrics["request_seconds"].labels(method, route).observe(seconds)
         caller = scope["state"].get("caller")
-        told = {
+        fields = {
             "request": request_id,
             "method": method,
             "route": route,
@@ -324,7 +401,7 @@ class Guard:
             "ms": round(1000 * seconds, 1),
             "caller": caller.name if caller else _address(scope),
         }
-        LOG.info("request", extra={"told": told})
+        LOG.info("request", extra={"fields": fields})
 
 
 def check_origin(headers: Headers, known: frozenset[str] | None) -> None:
@@ -335,69 +412,55 @@ def check_origin(headers: Headers, known: frozenset[str] | None) -> None:
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if known is not None and name not in known:
         raise Problem(421, "the service is not known by this name; see allowed_hosts")
-    origin = headers.get("origin")
-    if origin is not None and _netloc(origin) != host:
+    if "origin" in headers and headers["origin"].lower().partition("://")[2] != host:
         raise Problem(403, "pages of other origins may not use the service")
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         raise Problem(403, "pages of other sites may not use the service")
 
 
-def _netloc(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return None
+def check_scope(caller: Caller, needed: str | None) -> None:
+    """Refuse a caller who may not do what is asked for; None needs nothing."""
+    if needed is None or needed in caller.scopes:
+        return
+    challenge = f'Bearer realm="sightline", scope="{needed}"'
+    if caller.token is not None:
+        raise Problem(403, f"this token may not {needed}", {"WWW-Authenticate": f'{challenge}, error="insufficient_scope"'})
+    raise Problem(401, f"a token that may {needed} is needed", {"WWW-Authenticate": challenge})
 
 
-def caller_of(headers: Headers, scope: Scope, tokens: Tokens, settings: ServeSettings) -> Caller:
+def find_caller(asked: HTTPConnection, tokens: Tokens, settings: ServeSettings) -> Caller:
     """Who asks: by bearer token, or for reading by the cookie that stands for one."""
-    address = _address(scope)
-    given = headers.get("authorization")
-    if given is not None:
-        kind, _, secret = given.partition(" ")
-        token = tokens.find(secret.strip()) if kind.lower() == "bearer" else None
-        if token is None and settings.token_file is not None:
-            return Caller(address, frozenset(), False)  # a wrong token opens nothing, not even what is public
-        if token is not None:
-            return Caller(f"token:{token.name}", token.scopes, True)
-    if scope["method"] == "GET" and (token := _of_cookie(headers.getlist("cookie"), tokens)) is not None:
-        return Caller(f"token:{token.name}", frozenset({"read"}), True)
+    address = _address(asked.scope)
+    kind, _, secret = asked.headers.get("authorization", "").partition(" ")
+    if token := tokens.find(secret.strip()) if kind.lower() == "bearer" else None:
+        return Caller(f"token:{token.name}", SCOPES[token.scope], token)
+    if "authorization" in asked.headers and settings.token_file is not None:
+        return Caller(address, frozenset())  # a wrong token opens nothing, not even what is public
+    if asked.scope["method"] == "GET" and (token := tokens.find_session(asked.cookies.get(COOKIE, ""))):
+        return Caller(f"token:{token.name}", SCOPES["read"], token)
     scopes = settings.open_scopes()
-    if "write" in scopes and (headers.get("x-forwarded-for") or headers.get("forwarded")):
+    if "write" in scopes and (asked.headers.get("x-forwarded-for") or asked.headers.get("forwarded")):
         # On loopback without tokens, and yet it comes through a proxy, from anywhere.
-        scopes = frozenset({"read"}) if settings.public_read else frozenset()
-    return Caller(address, scopes, False)
-
-
-def _of_cookie(lines: Iterable[str], tokens: Tokens) -> Token | None:
-    for line in lines:
-        try:
-            morsel = SimpleCookie(line).get(COOKIE)
-        except CookieError:
-            continue
-        if morsel is not None and (token := tokens.find_session(morsel.value)) is not None:
-            return token
-    return None
+        scopes = SCOPES["read"] if settings.public_read else frozenset()
+    return Caller(address, scopes)
 
 
 def _address(scope: Scope) -> str:
     """Where the request comes from; of an IPv6 address the network, of which one customer has all addresses."""
     host = (scope.get("client") or ("unknown", 0))[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return str(host)
-    if address.version == 6:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
+    with suppress(ValueError):
+        if (address := ipaddress.ip_address(host)).version == 6:
+            return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(host)
 
 
-def guarded_app(gate: Gate, routers: Sequence[APIRouter], **described: Any) -> FastAPI:
-    """An application of some routes behind a :class:`Guard`, whose errors are problem documents.
+def guarded_app(gate: Gate, router: APIRouter, page: str, **described: Any) -> FastAPI:
+    """An application of some routes and the files of the pages behind a :class:`Guard`; its errors are problem documents.
 
     Args:
         gate: closed when the application shuts down.
-        routers: its routes.
+        router: its routes.
+        page: the file of its page.
         described: what FastAPI says of it in its OpenAPI document.
     """
 
@@ -406,28 +469,31 @@ def guarded_app(gate: Gate, routers: Sequence[APIRouter], **described: Any) -> F
         yield {"end_arrivals": gate.arrivals.end}
         gate.close()
 
+    async def index() -> Response:
+        return FileResponse(WEB / page)
+
     # The pages of documentation would load scripts from elsewhere.
     app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False, **described)
-    app.state.routes = [route for router in routers for route in router.routes]
-    for router in routers:
-        app.include_router(router)
+    app.state.routes = router.routes
+    app.include_router(router)
+    app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=WEB))
     app.add_middleware(Guard, gate=gate)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _unfit)
+    app.exception_handler(HTTPException)(_refuse)
+    app.exception_handler(RequestValidationError)(_refuse_fields)
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _refuse(request: Request, error: HTTPException) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405:  # a path has a route for each method, and each knows of its own alone
         routes = [route for route in request.app.state.routes if isinstance(route, Route)]
         matched = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-        headers["Allow"] = ", ".join(sorted({*chain(*matched)}))
+        headers["Allow"] = ", ".join(sorted({*headers["Allow"].split(", "), *chain(*matched)}))
     return problem_response(error.status_code, str(error.detail), headers)
 
 
-async def _unfit(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    faults = [{"where": ".".join(map(str, fault["loc"]))[:200], "what": fault["msg"]} for fault in error.errors()[:20]]
-    return problem_response(422, "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults), errors=faults)
+async def _refuse_fields(_: Request, error: RequestValidationError) -> Response:
+    found = error.errors()
+    faults = [{"where": ".".join(map(str, fault["loc"]))[:200], "what": fault["msg"]} for fault in found[:20]]
+    return problem_response(422, fault_text(found), errors=faults)

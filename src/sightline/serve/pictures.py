@@ -1,17 +1,18 @@
-"""Images that come in, refused before they are decoded if unfit, and files that go out: images encoded again, pages."""
+"""Images that come in, refused before they are decoded if unfit, and images of items that go out, encoded again."""
 
 import hashlib
 import io
 import os
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
-from starlette.datastructures import FormData, UploadFile
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,28 +20,12 @@ from sightline.data.images import Box, load_image, open_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery, Value, image_path
-from sightline.serve.schemas import Crop, Problem
-from sightline.serve.settings import ServeSettings
+from sightline.serve.schemas import Crop, Problem, RequestFields
+from sightline.serve.settings import ServeSettings, fault_text, file_stamp
 
 LARGEST = 2048
 SAMPLED = 500
-WEB = Path(__file__).parent / "web"
-WEB_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 LOSSLESS = 128 * 128  # pixels up to which PNG is small enough
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An image to send: its bytes, its type and a name for exactly these bytes."""
-
-    data: bytes
-    media_type: str
-    etag: str
 
 
 class Pictures:
@@ -50,7 +35,7 @@ class Pictures:
         self._roots = [root.resolve() for root in roots]
         self._pixels = pixels
         self._cache_bytes = cache_bytes
-        self._cache: OrderedDict[str, Picture] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
         self._n_bytes = 0
         self._lock = threading.Lock()
 
@@ -60,37 +45,34 @@ class Pictures:
         Images that lay beside the gallery and do so no more are looked for in the roots.
         """
         found = [image_path(folder, metadata, root) for root in (None, *self._roots)]
-        files = [file for file in found if file is not None and is_below(file, (folder.resolve(), *self._roots))]
+        allowed = [folder.resolve(), *self._roots]
+        files = [file for file in found if file is not None and any(map(file.is_relative_to, allowed))]
         return next((file for file in files if file.is_file()), files[0] if files else None)
 
-    def etag(self, file: Path, metadata: dict[str, Value], size: int) -> str:
-        """A name for the image of an item at a size; changes with its file."""
-        try:
-            found = file.stat()
-        except OSError as error:
-            raise Problem(404, "the image of this item is not there any more") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise Problem(404, "the image of this item is not a regular file")
-        said = f"{file} {found.st_mtime_ns} {found.st_size} {[metadata.get(side) for side in BOX]} {size}"
-        return f'"{hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}"'
-
-    def picture(self, file: Path, metadata: dict[str, Value], size: int) -> Picture:
-        """The image of an item, its longer side at most ``size``."""
-        etag = self.etag(file, metadata, size)
+    def respond(self, file: Path | None, metadata: dict[str, Value], size: int, known_etags: str = "") -> Response:
+        """The image of an item, its longer side at most ``size``; 304 where it is known by its ETag already."""
+        stamp = None if file is None else file_stamp(file)
+        if file is None or stamp is None or not file.is_file():
+            raise Problem(404, "this item has no image, or none in a folder that may be shown (`sightline serve --images`)")
+        content = f"{file} {stamp} {[metadata.get(side) for side in BOX]} {size}"
+        etag = f'"{hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}"'
+        headers = {"Cache-Control": "private, max-age=300", "ETag": etag}
+        if etag in known_etags:
+            return Response(status_code=304, headers=headers)
+        with self._lock:
+            cached = self._cache.get(etag)
+        data, media_type = cached or self._encode(file, metadata, size)
         with self._lock:
             if etag in self._cache:
                 self._cache.move_to_end(etag)
-                return self._cache[etag]
-        made = self._made(file, metadata, size, etag)
-        with self._lock:
-            if etag not in self._cache and len(made.data) <= self._cache_bytes // 8:
-                self._cache[etag] = made
-                self._n_bytes += len(made.data)
+            elif len(data) <= self._cache_bytes // 8:
+                self._cache[etag] = data, media_type
+                self._n_bytes += len(data)
             while self._n_bytes > self._cache_bytes:
-                self._n_bytes -= len(self._cache.popitem(last=False)[1].data)
-        return made
+                self._n_bytes -= len(self._cache.popitem(last=False)[1][0])
+        return Response(data, headers=headers, media_type=media_type)
 
-    def _made(self, file: Path, metadata: dict[str, Value], size: int, etag: str) -> Picture:
+    def _encode(self, file: Path, metadata: dict[str, Value], size: int) -> tuple[bytes, str]:
         try:
             with open_image(file) as opened:
                 if opened.width * opened.height > 4 * self._pixels:
@@ -107,17 +89,12 @@ class Pictures:
         encoded = io.BytesIO()
         kind = "PNG" if image.width * image.height <= LOSSLESS else "JPEG"
         image.save(encoded, kind, quality=88)
-        return Picture(encoded.getvalue(), f"image/{kind.lower()}", etag)
+        return encoded.getvalue(), f"image/{kind.lower()}"
 
 
 def _box(metadata: dict[str, Value]) -> Box | None:
     sides = [metadata.get(side) for side in BOX]
     return None if any(side is None for side in sides) else tuple(int(side) for side in sides)  # type: ignore[arg-type,return-value]
-
-
-def is_below(file: Path, roots: Iterable[Path]) -> bool:
-    """Whether a resolved path lies below one of some resolved folders."""
-    return any(file.is_relative_to(root) for root in roots)
 
 
 def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
@@ -126,23 +103,12 @@ def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
     Found by up to 500 items: for each folder below ``/``, what all paths in it have in common.
     """
     folder = Path(gallery.address).resolve()
+    allowed = [folder, *(root.resolve() for root in roots)]
     ids = gallery.ids()
-    rows = gallery.metadata(ids[:: 1 + len(ids) // SAMPLED])
-    files = [file for row in rows if (file := image_path(folder, row)) is not None]
-    allowed = (folder, *(root.resolve() for root in roots))
-    tops: dict[str, list[Path]] = {}
-    for file in files:
-        if not is_below(file, allowed):
-            tops.setdefault(file.parts[1], []).append(file.parent)
-    return [Path(os.path.commonpath(parents)) for parents in tops.values()]
-
-
-def web_response(name: str) -> Response:
-    """A file of a page. Its name is looked up among those there are; it never makes a path."""
-    file = next((file for file in WEB.iterdir() if file.name == name and file.suffix in WEB_TYPES), None)
-    if file is None:
-        raise Problem(404, "the page has no such file")
-    return Response(file.read_bytes(), headers={"Cache-Control": "no-cache"}, media_type=WEB_TYPES[file.suffix])
+    files = [image_path(folder, row) for row in gallery.metadata(ids[:: 1 + len(ids) // SAMPLED])]
+    hidden = sorted({file.parent for file in files if file and not any(map(file.is_relative_to, allowed))})
+    tops = groupby(hidden, key=lambda parent: parent.parts[:2])
+    return [Path(os.path.commonpath(list(parents))) for _, parents in tops]
 
 
 MOST_FIELDS = 16
@@ -150,47 +116,31 @@ FIELD_BYTES = 65_536
 LONGEST_ASPECT = 40  # a longer strip, its shorter side brought to 256 pixels, would take gigabytes
 MOST_SCANS = 64  # of a JPEG file; each costs a pass over all pixels, and takes a few bytes
 ACTIVE = (b"<script", b"<html", b"<!doctype html", b"<?php", b"<iframe", b"javascript:")
+Form = TypeVar("Form", bound=RequestFields)
 
 
-async def read_form(request: Request) -> tuple[bytes | None, dict[str, str]]:
-    """The image of a multipart request, if it has one, and its other fields.
+async def read_form(request: Request, model: type[Form]) -> Form:
+    """The fields of a multipart request, ``image`` a file and the others texts.
 
     The guard has bounded its bytes and its time already; here its parts and fields are.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise Problem(415, "a request of type multipart/form-data is needed")
-    form = await _form(request)
+    fields: dict[str, str | bytes] = {}
     try:
-        return await _parts(form.multi_items())
-    finally:
-        await form.close()
-
-
-async def _form(request: Request) -> FormData:
-    try:
-        return await request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+        async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES) as form:
+            for name, value in form.multi_items():
+                if name in fields or isinstance(value, UploadFile) != (name == "image"):
+                    raise Problem(422, f"{name[:100]!r} is there twice, or is no file; 'image' is one, and no other field")
+                fields[name] = await value.read() if isinstance(value, UploadFile) else value
+        return model.model_validate(fields)
     except UnicodeError as error:
         raise Problem(400, "the form cannot be read in the charset that its Content-Type names") from error
+    except ValidationError as error:
+        raise Problem(422, fault_text(error.errors())) from error
 
 
-async def _parts(items: list[tuple[str, UploadFile | str]]) -> tuple[bytes | None, dict[str, str]]:
-    image: bytes | None = None
-    fields: dict[str, str] = {}
-    for name, value in items:
-        if isinstance(value, str):
-            if name == "image":
-                raise Problem(422, "image: a file is needed, with a file name; found a text")
-            if name in fields:
-                raise Problem(422, f"{name[:100]!r} is there twice")
-            fields[name] = value
-        elif name == "image":
-            image = await value.read()
-        else:
-            raise Problem(422, f"{name[:100]!r} is a file; only 'image' may be one")
-    return image, fields
-
-
-def decoded(data: bytes, settings: ServeSettings, crop: Crop | None = None) -> Image.Image:
+def decode_upload(data: bytes, settings: ServeSettings, crop: Crop | None = None) -> Image.Image:
     """The image in RGB, upright, cut to a part if one is given.
 
     Args:
@@ -198,42 +148,33 @@ def decoded(data: bytes, settings: ServeSettings, crop: Crop | None = None) -> I
         settings: what is accepted.
         crop: left, top, right and bottom of the part as shares of width and height.
     """
-    if not data:
-        raise Problem(422, "image: the file is empty")
     if fault := foreign_content(data):
         raise Problem(415, f"image: {fault}")
     formats = (*settings.formats, *(("MPO",) if "JPEG" in settings.formats else ()))  # two JPEGs in one file, of phones
-    fits = ", ".join(settings.formats)
     try:
-        opened = Image.open(io.BytesIO(data), formats=formats)
+        with Image.open(io.BytesIO(data), formats=formats) as opened:
+            _check_size(opened.width, opened.height, settings.pixels)
+            if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
+                raise Problem(415, f"image: a JPEG file of more than {MOST_SCANS} scans")
+            image = load_image(opened)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise Problem(413, f"image: more than {settings.pixels} pixels") from error
-    except Exception as error:  # whatever a header's bytes lead to
-        raise Problem(415, f"image: not a readable image of these formats: {fits}") from error
-    with opened:
-        _check_size(opened.width, opened.height, settings.pixels)
-        if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
-            raise Problem(415, f"image: a JPEG file of more than {MOST_SCANS} scans")
-        try:
-            image = load_image(opened)
-        except InputError as error:
-            raise Problem(415, "image: its header is readable, its content is broken or cut off") from error
-    return image if crop is None else _cropped(image, crop)
+    except Problem:
+        raise
+    except Exception as error:  # whatever the bytes of a header lead to
+        raise Problem(415, f"image: not a readable image of these formats: {', '.join(settings.formats)}") from error
+    if crop is None:
+        return image
+    box = pixel_box(crop, image.width, image.height)
+    _check_size(box[2] - box[0], box[3] - box[1], settings.pixels)
+    return image.crop(box)
 
 
 def _check_size(width: int, height: int, pixels: int) -> None:
-    if width < 1 or height < 1:
-        raise Problem(415, f"image: {width} x {height} pixels")
     if width * height > pixels:
         raise Problem(413, f"image: {width} x {height} pixels, more than {pixels}")
-    if max(width, height) > LONGEST_ASPECT * min(width, height):
+    if min(width, height) < 1 or max(width, height) > LONGEST_ASPECT * min(width, height):
         raise Problem(422, f"image: {width} x {height} pixels; the longer side may be {LONGEST_ASPECT} times the shorter")
-
-
-def _cropped(image: Image.Image, crop: Crop) -> Image.Image:
-    box = pixel_box(crop, image.width, image.height)
-    _check_size(box[2] - box[0], box[3] - box[1], image.width * image.height)
-    return image.crop(box)
 
 
 def pixel_box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
@@ -250,10 +191,9 @@ def pixel_box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
 def foreign_content(data: bytes) -> str | None:
     """A sentence if the file is, besides an image, something that a browser or a shell would act upon."""
     lowered = data.lower()
-    if found := next((word for word in ACTIVE if word in lowered), None):
-        return f"the file contains {found.decode()!r}"
-    if b"%PDF-" in data[:1024]:
-        return "the file is a PDF document too"
-    if b"PK\x05\x06" in data[-65_557:] and b"PK\x03\x04" in data:
-        return "the file is a ZIP archive too"
-    return None
+    kinds = {
+        "markup or a script": any(word in lowered for word in ACTIVE),
+        "a PDF document": b"%PDF-" in data[:1024],
+        "a ZIP archive": b"PK\x05\x06" in data[-65_557:] and b"PK\x03\x04" in data,
+    }
+    return next((f"the file holds {kind} too" for kind, is_there in kinds.items() if is_there), None)

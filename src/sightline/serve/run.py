@@ -1,5 +1,6 @@
 """Run the service: one process, or several that share the address and the galleries' files."""
 
+import asyncio
 import logging.config
 import os
 import shlex
@@ -8,20 +9,22 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import open_gallery
-from sightline.serve.connections import HEAD_SECONDS, BoundedProtocol, Limits, most_connections
+from sightline.gallery.gallery import Gallery
 from sightline.serve.guard import LOGGING, MULTIPROCESS
 from sightline.serve.pictures import hidden_folders
 from sightline.serve.settings import ServeSettings
 
-HANDED_ON = "SIGHTLINE_SERVE__SETTINGS"
+WORKER_SETTINGS = "SIGHTLINE_SERVE__SETTINGS"
 BACKLOG = 128
+HEAD_SECONDS = 10.0  # for the head of a request to arrive
 
 
 def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
@@ -34,14 +37,19 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
 
     def begin(address: str) -> None:
         tell(address)
-        _tell_hidden(settings, tell)
+        for folder in settings.galleries:
+            with Gallery.open(folder, read_only=True) as gallery:
+                hidden = hidden_folders(gallery, settings.image_roots)
+            if hidden:
+                options = " ".join(f"--images {shlex.quote(_from_here(one))}" for one in hidden)
+                tell(f"{folder}: its images lie outside of it and are not shown; to show them add: {options}")
 
-    if settings.workers == 1:
+    if settings.workers > 1:
+        _serve_by_workers(settings, begin)
+    else:
         from sightline.serve.app import create_app
 
         run_app(lambda: create_app(settings), settings, begin)
-    else:
-        _serve_by_workers(settings, begin)
 
 
 def run_app(
@@ -55,37 +63,33 @@ def run_app(
         begin: is given the address once it is listened to.
         log_level: of the service's own lines.
     """
-    with _bound(settings) as listening:
-        server = uvicorn.Server(configured(settings, create()))
+    with _bind(settings) as listening:
+        server = uvicorn.Server(uvicorn_config(settings, create()))
         logging.config.dictConfig(LOGGING)
         for name in ("uvicorn", "sightline.serve"):
             logging.getLogger(name).setLevel(log_level)
-        listening.listen(BACKLOG)
-        begin(_address(listening))
+        begin(_listen(listening))
         server.run(sockets=[listening])
 
 
 def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> None:
-    with _bound(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
+    with _bind(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
         for gallery in settings.galleries:  # one message of a fault here, not one from every worker again and again
-            with open_gallery(gallery, read_only=True) as opened:
+            with Gallery.open(gallery, read_only=True) as opened:
                 opened.encoder()
         logging.config.dictConfig(LOGGING)
-        os.environ.update({HANDED_ON: settings.model_dump_json(), MULTIPROCESS: folder})
-        config = configured(settings, "sightline.serve.run:handed_on")
-        listening.listen(BACKLOG)
-        begin(_address(listening))
+        os.environ.update({WORKER_SETTINGS: settings.model_dump_json(), MULTIPROCESS: folder})
+        config = uvicorn_config(settings, "sightline.serve.run:create_worker_app")
+        begin(_listen(listening))
         Multiprocess(config, sockets=[listening]).run()
 
 
-def _tell_hidden(settings: ServeSettings, tell: Callable[[str], object]) -> None:
-    """Say which images are not shown, and which option shows them."""
-    for folder in settings.galleries:
-        with open_gallery(folder, read_only=True) as gallery:
-            hidden = hidden_folders(gallery, settings.image_roots)
-        if hidden:
-            options = " ".join(f"--images {shlex.quote(_from_here(one))}" for one in hidden)
-            tell(f"{folder}: its images lie outside of it and are not shown; to show them add: {options}")
+def create_worker_app() -> FastAPI:
+    """The application of a worker process, whose parent left the settings in the environment."""
+    from sightline.serve.app import create_app
+
+    logging.config.dictConfig(LOGGING)
+    return create_app(ServeSettings.model_validate_json(os.environ[WORKER_SETTINGS]))
 
 
 def _from_here(folder: Path) -> str:
@@ -94,18 +98,81 @@ def _from_here(folder: Path) -> str:
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
-def handed_on() -> FastAPI:
-    """The application of a worker process, which its parent handed the settings."""
-    from sightline.serve.app import create_app
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with a limit of connections and deadlines for their clients.
 
-    logging.config.dictConfig(LOGGING)
-    return create_app(ServeSettings.model_validate_json(os.environ[HANDED_ON]))
+    uvicorn itself limits the time between requests alone, and the number of requests, not of connections.
+    """
+
+    def __init__(self, *args: Any, settings: ServeSettings, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.most_connections = settings.most_connections()
+        self.answer_seconds = settings.upload_seconds
+        self.idle_since = self.loop.time()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def is_busy(self) -> bool:
+        """Whether a request is being answered to somebody who listens."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; close the one that has been idle the longest if there are too many, which may be this one."""
+        super().connection_made(transport)
+        self._set_deadline()
+        if len(self.connections) > self.most_connections:
+            idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.is_busy()]
+            longest = min(idle, key=lambda one: one.idle_since)
+            self.connections.discard(longest)  # at once: connection_lost comes later
+            longest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; one that comes in drops has no more time for it."""
+        super().data_received(data)
+        if self.is_busy():
+            self._cancel_deadline()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._set_deadline()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not listen, for a while."""
+        super().pause_writing()
+        self._set_deadline()
+
+    def resume_writing(self) -> None:
+        """Go on: the client listens."""
+        super().resume_writing()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        self._cancel_deadline()
+
+    def shutdown(self) -> None:
+        """End after the answer that is being made; a request that is still arriving has a moment left."""
+        super().shutdown()
+        if end_arrivals := self.app_state.get("end_arrivals"):
+            end_arrivals()
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _set_deadline(self) -> None:
+        """Close the connection later, unless a request is being answered: no head, or nobody listens to the answer."""
+        self._cancel_deadline()
+        if not self.is_busy():
+            seconds = self.answer_seconds if self.flow.write_paused else min(HEAD_SECONDS, self.answer_seconds)
+            self.idle_since = self.loop.time()
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
+def uvicorn_config(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
     """How uvicorn runs an application: its limits, and nothing said of itself."""
-    seconds = settings.upload_seconds
-    limits = Limits(most_connections(settings.connections), min(HEAD_SECONDS, seconds), seconds)
     return uvicorn.Config(
         app,
         factory=isinstance(app, str),
@@ -116,15 +183,16 @@ def configured(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         timeout_graceful_shutdown=settings.shutdown_seconds,
+        timeout_worker_healthcheck=60,  # a worker answers once it has imported torch
         h11_max_incomplete_event_size=65_536,
-        http=partial(BoundedProtocol, limits=limits),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, settings=settings),  # type: ignore[arg-type]
         ws="none",
         # uvicorn accepts up to so many connections at once, each of which has a file before another is closed.
-        backlog=min(BACKLOG, max(1, limits.connections // 2)),
+        backlog=min(BACKLOG, max(1, settings.most_connections() // 2)),
     )
 
 
-def _bound(settings: ServeSettings) -> socket.socket:
+def _bind(settings: ServeSettings) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,6 +205,8 @@ def _bound(settings: ServeSettings) -> socket.socket:
     return made
 
 
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def _listen(bound: socket.socket) -> str:
+    """The address that is listened to from now on."""
+    bound.listen(BACKLOG)
+    host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,77 +1,154 @@
 """Bodies of requests and responses."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from sightline.data.manifest import BOX
-from sightline.gallery.gallery import Value
+from sightline.gallery.gallery import LARGEST, SMALLEST, Value, may_be_id
 from sightline.ood.rejector import Policy, Verdict
 
 MEDIA_TYPE = "application/problem+json"
+RETRY = {"Retry-After": "1"}
+CLOSE = {"Connection": "close"}
 Crop = tuple[float, float, float, float]  # left, top, right and bottom as shares of width and height
 
 
 class Problem(HTTPException):
-    """What the caller is told instead of an answer: a status and a sentence."""
-
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(status, detail, headers)
-
-
-class TooBusy(Problem):
-    """More is asked for than can be taken; comes with the time after which to ask again."""
-
-    def __init__(self, detail: str, seconds: float) -> None:
-        super().__init__(429, detail, {"Retry-After": str(max(1, round(seconds)))})
+    """What a caller gets instead of an answer: a status and a sentence."""
 
 
 def problem_response(
     status: int, detail: str, headers: Mapping[str, str] | None = None, errors: list[dict[str, Any]] | None = None
 ) -> JSONResponse:
     """The document of a problem."""
-    body: dict[str, Any] = {"type": "about:blank", "title": _title(status), "status": status, "detail": detail}
-    if errors is not None:
-        body["errors"] = errors
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    body |= {} if errors is None else {"errors": errors}
     return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
 
 
-def _title(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Error"
-
-
-MOST_RESULTS = 200
 LONGEST_ID = 1024
-HIDDEN = (
-    "path",
-    "file_size",
-    "file_mtime_ns",
-    "file_hash",
-    "file_root",
-    "file_prefix",
-)  # where and how an image lies on this machine
+HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash", "file_root", "file_prefix")  # where an image lies
 OF_THE_IMAGE = (*HIDDEN, *BOX)  # what goes with an item's image, and is not for requests to set
 NOT_SET = ("id", *OF_THE_IMAGE)  # keys of metadata that requests may not set
 MOST_KEYS, LONGEST_KEY, LONGEST_VALUE = 100, 200, 10_000  # of an item's metadata
-LEAST, MOST = -(2**63), 2**63 - 1
-ID = r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$"  # neither . nor .., which addresses cannot name
-ID_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": LONGEST_ID, "pattern": ID}
+ID_SCHEMA: dict[str, Any] = {
+    "minLength": 1,
+    "maxLength": LONGEST_ID,
+    "pattern": r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$",  # neither . nor .., which addresses cannot name
+}
 SHARE = r"(?:0(?:\.[0-9]{1,20})?|1(?:\.0{1,20})?)"
 CROP = rf"^(?:{SHARE}(?:,{SHARE}){{3}})?$"
 Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
 
 
-class SearchOptions(BaseModel):
+def check_id(id_: str) -> str:
+    """The id, if a gallery can hold it and an address can name it."""
+    if len(id_) > LONGEST_ID or id_ in (".", "..") or not may_be_id(id_):
+        raise Problem(422, f"id: 1 to {LONGEST_ID} letters are needed, no NUL among them, and neither '.' nor '..'")
+    return id_
+
+
+def id_in_path(encoded: str) -> str:
+    """The id that stands URL-encoded in a path."""
+    try:
+        return check_id(unquote(encoded, errors="strict"))
+    except UnicodeDecodeError as error:
+        raise Problem(422, "id: not UTF-8") from error
+
+
+def parse_metadata(text: str | None) -> dict[str, Value] | None:
+    """The JSON object of a form that describes an item; None where there is none."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise Problem(422, f"metadata: not JSON: {error}") from error
+    if not isinstance(found, dict) or len(found) > MOST_KEYS:
+        raise Problem(422, f"metadata: a JSON object of at most {MOST_KEYS} keys is needed")
+    if taken := sorted({*NOT_SET} & found.keys()):
+        raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
+    texts = {key: str(value) for key, value in found.items()}  # of what type values may be is checked by the gallery
+    if odd := [
+        key
+        for key, text in texts.items()
+        if not 0 < len(key) <= LONGEST_KEY or len(text) > LONGEST_VALUE or "\0" in key + text
+    ]:
+        fits = f"keys have 1 to {LONGEST_KEY} letters, values at most {LONGEST_VALUE}, none of them NUL"
+        raise Problem(422, f"metadata: {odd[0][:100]!a}: {fits}")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = Counter(name for name, _ in pairs)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise Problem(422, f"metadata: the key {twice[0][:100]!a} is there twice")
+    return dict(pairs)
+
+
+METADATA_SCHEMA = {
+    "type": "object",
+    "maxProperties": MOST_KEYS,
+    "propertyNames": {
+        "minLength": 1,
+        "maxLength": LONGEST_KEY,
+        "pattern": r"^[^\x00]+$",
+        "not": {"enum": list(NOT_SET)},
+    },
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string", "maxLength": LONGEST_VALUE, "pattern": r"^[^\x00]*$"},
+            {"type": "number", "minimum": SMALLEST, "maximum": LARGEST},
+            {"type": "boolean"},
+            {"type": "null"},
+        ]
+    },
+}
+ItemId = Annotated[str, AfterValidator(check_id), Field(json_schema_extra=ID_SCHEMA)]
+Metadata = Annotated[dict[str, Value] | None, BeforeValidator(parse_metadata), WithJsonSchema(METADATA_SCHEMA)]
+GalleryField = Annotated[str | None, Field(max_length=200)]
+ImageFile = Annotated[bytes, Field(min_length=1, description="JPEG, PNG, WebP, GIF or BMP.")]
+
+
+class RequestFields(BaseModel):
+    """The fields of a form or a JSON body; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _nothing(cls, value: object) -> object:
+        """A form sends an empty text for a field that is not filled in."""
+        return None if value == "" else value
+
+
+class NewItem(RequestFields):
+    """A form that adds an item: its image, its id, its metadata as a JSON object, the gallery's name."""
+
+    image: ImageFile
+    id: ItemId
+    metadata: Metadata = None
+    gallery: GalleryField = None
+
+
+class ChangedItem(RequestFields):
+    """A form that replaces an item; what is left out stays as it was."""
+
+    image: ImageFile | None = None
+    metadata: Metadata = None
+
+
+class SearchOptions(RequestFields):
     """What every search may say.
 
     Attributes:
@@ -80,43 +157,29 @@ class SearchOptions(BaseModel):
         where: a condition on metadata, such as ``label_1 == "Flags" and year >= 2020``.
         expand: neighbours that the query is expanded by.
         alpha: power of similarity that these are weighted by.
-        rerank: how the first results are ordered anew.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    gallery: str | None = Field(default=None, max_length=200)
-    k: int = Field(default=30, ge=1, le=MOST_RESULTS)
-    where: str | None = Field(default=None, max_length=10_000, json_schema_extra={"format": "sightline-filter"})
-    expand: int = Field(default=0, ge=0, le=100)
-    alpha: float = Field(default=2.0, ge=0, le=100, allow_inf_nan=False)
-    rerank: Literal["kreciprocal", ""] | None = None
-
-    @field_validator("gallery", "where", "rerank", "policy", "crop", mode="before", check_fields=False)
-    @classmethod
-    def _nothing(cls, value: object) -> object:
-        """A form sends an empty text for a field that is not filled in."""
-        return None if value == "" else value
-
-
-class JudgedOptions(SearchOptions):
-    """Options of queries that may not belong.
-
-    Attributes:
+        rerank: how the first results are re-ranked.
         policy: ``reject`` gives what does not belong no results, ``flag`` says so, ``ignore`` does not ask; by default what
             the gallery's rejector says.
     """
 
-    policy: Policy | Literal[""] | None = None
+    gallery: GalleryField = None
+    k: int = Field(default=30, ge=1, le=200)
+    where: str | None = Field(default=None, max_length=10_000, json_schema_extra={"format": "sightline-filter"})
+    expand: int = Field(default=0, ge=0, le=100)
+    alpha: float = Field(default=2.0, ge=0, le=100, allow_inf_nan=False)
+    rerank: Literal["kreciprocal", ""] | None = None
+    policy: Literal[Policy, ""] | None = None
 
 
-class UploadOptions(JudgedOptions):
-    """Options of a search by upload.
+class SearchForm(SearchOptions):
+    """A form that searches by an image.
 
     Attributes:
+        image: a file.
         crop: ``x1,y1,x2,y2``, shares of the upright image's width and height: search by this part alone.
     """
 
+    image: ImageFile
     crop: str | None = Field(default=None, pattern=CROP, json_schema_extra={"format": "sightline-crop"})
 
     def part(self) -> Crop | None:
@@ -129,7 +192,7 @@ class UploadOptions(JudgedOptions):
         return left, top, right, bottom
 
 
-class JsonOptions(JudgedOptions):
+class JsonOptions(SearchOptions):
     """Options in JSON, where numbers are numbers; in a form they are texts."""
 
     @field_validator("k", "expand", "alpha", mode="before")
@@ -270,52 +333,3 @@ class Ready(BaseModel):
     """Whether every gallery can be searched; which one cannot is in the log."""
 
     status: Literal["ready", "not ready"]
-
-
-def metadata_schema() -> dict[str, Any]:
-    """What :func:`checked_metadata_text` takes, as JSON Schema."""
-    keys = {"minLength": 1, "maxLength": LONGEST_KEY, "pattern": r"^[^\x00]+$", "not": {"enum": list(NOT_SET)}}
-    text = {"type": "string", "maxLength": LONGEST_VALUE, "pattern": r"^[^\x00]*$"}
-    number = {"type": "number", "minimum": LEAST, "maximum": MOST}
-    values = {"anyOf": [text, number, {"type": "boolean"}, {"type": "null"}]}
-    return {"type": "object", "maxProperties": MOST_KEYS, "propertyNames": keys, "additionalProperties": values}
-
-
-def checked_metadata_text(text: str | None) -> dict[str, Value] | None:
-    """What a JSON object of a form says of an item; None where there is none."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise Problem(422, f"metadata: not JSON: {error}") from error
-    if not isinstance(found, dict) or len(found) > MOST_KEYS:
-        raise Problem(422, f"metadata: a JSON object of at most {MOST_KEYS} keys is needed")
-    if taken := sorted({*NOT_SET} & found.keys()):
-        raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
-    for key, value in found.items():
-        if not 0 < len(key) <= LONGEST_KEY or "\0" in key:
-            raise Problem(422, f"metadata: a key of 1 to {LONGEST_KEY} letters without NUL is needed, found {key[:100]!a}")
-        if not _is_plain(value):
-            fits = (
-                f"a text of at most {LONGEST_VALUE} letters without NUL, a number of 64 bits, true, false or null is needed"
-            )
-            raise Problem(422, f"metadata: {key!a}: {fits}")
-    return found
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= LONGEST_VALUE and "\0" not in value
-    if isinstance(value, int | float):
-        return LEAST <= value <= MOST  # not NaN either
-    return value is None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Problem(422, f"metadata: the key {twice[:100]!a} is there twice")
-    return found

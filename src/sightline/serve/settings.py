@@ -4,22 +4,26 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import resource
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError, choose, names, raise_faults
 from sightline.files import read_toml, replaced
 
 PREFIX = "SIGHTLINE_SERVE_"
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
-FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+SCOPES = {"read": frozenset({"read"}), "write": frozenset({"read", "write"})}
+LONGEST = 512  # token or cookie
 
 
 class ServeSettings(BaseModel):
@@ -58,7 +62,7 @@ class ServeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    galleries: tuple[Path, ...]
+    galleries: tuple[Path, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=64)
@@ -73,7 +77,7 @@ class ServeSettings(BaseModel):
     upload_budget_bytes: int = Field(default=200_000_000, ge=1000)
     connections: int = Field(default=256, ge=2)
     pixels: int = Field(default=25_000_000, ge=1)
-    formats: tuple[Format, ...] = FORMATS
+    formats: tuple[Format, ...] = get_args(Format)
     batch: int = Field(default=32, ge=1)
     batch_wait: float = Field(default=0.004, ge=0, le=1)
     waiting: int = Field(default=128, ge=1)
@@ -107,8 +111,8 @@ class ServeSettings(BaseModel):
     def open_scopes(self) -> frozenset[str]:
         """What may be done without a token."""
         if self.token_file is None and self.is_loopback():
-            return frozenset({"read", "write"})
-        return frozenset({"read"}) if self.public_read else frozenset()
+            return SCOPES["write"]
+        return SCOPES["read"] if self.public_read else frozenset()
 
     def known_hosts(self) -> frozenset[str] | None:
         """Names that requests may use; None for any. A page elsewhere cannot then pose as ours by its own name."""
@@ -116,88 +120,92 @@ class ServeSettings(BaseModel):
             return frozenset(host.lower() for host in self.allowed_hosts)
         return frozenset({"localhost", "127.0.0.1", "[::1]", self.host.lower()}) if self.is_loopback() else None
 
+    def most_connections(self) -> int:
+        """``connections``, or a quarter of the files that the process may open: some are accepted before others close."""
+        n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return self.connections if n_files == resource.RLIM_INFINITY else max(1, min(self.connections, n_files // 4))
+
 
 def read_settings(
     file: Path | None = None, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
 ) -> ServeSettings:
-    """Settings from a TOML file, over it the environment (``SIGHTLINE_SERVE_PORT``), over it what is given.
+    """Settings of a file, over which go ``SIGHTLINE_SERVE_...`` variables, over which goes what is given.
 
     Args:
-        file: with keys of :class:`ServeSettings`.
-        given: by name; None means not given.
-        environ: None for the process's.
+        file: TOML; None for none.
+        given: by name; None counts as not given.
+        environ: the environment; None for the process's.
 
     Example:
         >>> read_settings(given={"galleries": ["shoes"]}, environ={"SIGHTLINE_SERVE_PORT": "80"}).port
         80
     """
-    values: dict[str, Any] = {}
-    if file is not None:
-        values = read_toml(file)
     environ = os.environ if environ is None else environ
-    for name in ServeSettings.model_fields:
-        if (value := environ.get(f"{PREFIX}{name.upper()}")) is not None:
-            values[name] = value
-    values |= {name: value for name, value in (given or {}).items() if value is not None}
-    if not values.get("galleries"):
-        raise InputError("no gallery to serve: name a folder made by `sightline index build`, or galleries in the settings")
+    values = {} if file is None else read_toml(file)
+    variables = {name: environ.get(f"{PREFIX}{name.upper()}") for name in ServeSettings.model_fields}
+    for source in (variables, given or {}):
+        values |= {name: value for name, value in source.items() if value is not None}
     try:
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise InputError("settings of the service: " + "; ".join(faults)) from error
-    names = [folder.resolve().name for folder in settings.galleries]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"two galleries are named {twice[0]!r}; each is served under its folder's name")
-    if missing := [root for root in settings.image_roots if not root.is_dir()]:
-        raise InputError(f"image_roots (--images): {missing[0]}: no such folder")
-    if settings.token_file is None and not settings.is_loopback() and not settings.public_read:
-        raise InputError(
-            f"host {settings.host}: others can reach this address, so tokens are needed: make one with `sightline token` "
-            "and give its file as --token-file, or let everybody read with --public-read"
-        )
+        raise InputError(f"settings of the service: {fault_text(error.errors())}") from error
+    counts = Counter(folder.resolve().name for folder in settings.galleries)
+    twice = [name for name, count in counts.items() if count > 1]
+    missing = [str(root) for root in settings.image_roots if not root.is_dir()]
+    needs_token = settings.token_file is None and not settings.is_loopback() and not settings.public_read
+    faults = {
+        "no gallery to serve: name a folder made by `sightline index build`, or galleries in the settings": not counts,
+        f"two galleries are named {names(twice)}; each is served under its folder's name": twice,
+        f"image_roots (--images): no such folder: {', '.join(missing)}": missing,
+        f"host {settings.host}: others can reach this address, so tokens are needed: make one with `sightline token` and "
+        "give its file as --token-file, or let everybody read with --public-read": needs_token,
+    }
+    raise_faults("settings of the service", [message for message, is_wrong in faults.items() if is_wrong])
     return settings
 
 
-SCOPES = {"read": frozenset({"read"}), "write": frozenset({"read", "write"})}
-LONGEST = 512
+def fault_text(faults: Iterable[Any]) -> str:
+    """What pydantic found wrong, in one line; cut after 20 faults."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))[:200]}: {fault['msg']}" for fault in islice(faults, 20))
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(BaseModel):
     """One entry of a token file: a name for the logs, what it allows, and the token's SHA-256."""
 
-    name: str
-    scope: str
-    sha256: str
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    @property
-    def scopes(self) -> frozenset[str]:
-        """What may be done with it."""
-        return SCOPES[self.scope]
+    name: str
+    scope: Literal["read", "write"]
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+TOKEN_FILE = TypeAdapter(
+    Annotated[dict[Literal["token"], Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)]
+)
 
 
 def add_token(file: Path, name: str, scope: str) -> str:
-    """Draw a token of 256 bits, add its hash to the file, and give the token itself, which is kept nowhere.
+    """Draw a token of 256 bits, add its hash to the file, and return the token itself, which is stored nowhere.
 
     A plain hash is enough: nobody can try 2^256 tokens, slowly or not.
     """
     choose(SCOPES, scope, "scope")
-    if not name or not name.isprintable() or any(letter in name for letter in '"\\') or len(name) > 100:
+    if not name.isprintable() or not 0 < len(name) <= 100 or {*name} & {*'"\\'}:
         raise InputError(f"the name {name!r} does not fit: up to 100 printable letters without quotes and backslashes")
     known = read_tokens(file) if file.exists() else []
     if name in {token.name for token in known}:
         raise InputError(f"{file}: has a token named {name!r} already")
     drawn = secrets.token_urlsafe(32)
-    lines = [
+    added = Token.model_validate({"name": name, "scope": scope, "sha256": _digest(drawn)})
+    entries = [
         f'[[token]]\nname = "{token.name}"\nscope = "{token.scope}"\nsha256 = "{token.sha256}"\n'
-        for token in [*known, Token(name, scope, _digest(drawn))]
+        for token in [*known, added]
     ]
     with replaced(file) as scratch:
         os.close(os.open(scratch, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
         if file.exists():
             shutil.copymode(file, scratch)  # who could read it can read it still
-        scratch.write_text("\n".join(lines), encoding="utf-8")
+        scratch.write_text("\n".join(entries), encoding="utf-8")
     return drawn
 
 
@@ -205,26 +213,19 @@ def read_tokens(file: Path) -> list[Token]:
     """The entries of a token file."""
     if not os.path.lexists(file):
         raise InputError(f"{file}: no such file; `sightline token` makes one")
-    read = read_toml(file)
-    entries = read.pop("token", [])
-    if read:
-        raise InputError(f"{file}: unknown keys {names(sorted(read)[:10])}; only [[token]] tables fit")
-    tokens = [_checked(entry, file) for entry in entries] if isinstance(entries, list) else []
-    if not tokens:
-        raise InputError(f"{file}: has no token; `sightline token` adds one")
-    return tokens
+    try:
+        return TOKEN_FILE.validate_python(read_toml(file))["token"]
+    except ValidationError as error:
+        raise InputError(f"{file}: not a file of `sightline token`: {fault_text(error.errors())}") from error
 
 
-def _checked(entry: object, file: Path) -> Token:
-    """The entry, if it has the three texts of a token and nothing else."""
-    keys = [field.name for field in fields(Token)]
-    if not isinstance(entry, dict) or entry.keys() != {*keys} or not all(isinstance(text, str) for text in entry.values()):
-        raise InputError(f"{file}: each [[token]] needs the texts {names(keys)} and nothing else")
-    token = Token(**entry)
-    choose(SCOPES, token.scope, f"scope of token {token.name!r} in {file}")
-    if len(token.sha256) != 64 or set(token.sha256) - set("0123456789abcdef"):
-        raise InputError(f"{file}: token {token.name!r}: sha256 is not 64 hexadecimal digits")
-    return token
+def file_stamp(file: Path) -> tuple[int, int] | None:
+    """Time of change and number of a file, which change when its content does; None where it cannot be read."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 class Tokens:
@@ -234,56 +235,38 @@ class Tokens:
         self._file = file
         self._key = session_key.encode()
         self._seconds = session_seconds
-        self._stamp = self._stamped()
+        self._stamp = None if file is None else file_stamp(file)
         self._tokens = [] if file is None else read_tokens(file)
 
-    def _stamped(self) -> tuple[int, int] | None:
-        if self._file is None:
-            return None
-        try:
-            found = self._file.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino
-
     def _current(self) -> list[Token]:
-        stamp = self._stamped()
-        if self._file is not None and stamp != self._stamp:
-            try:
+        if self._file is not None and (stamp := file_stamp(self._file)) != self._stamp:
+            self._tokens, self._stamp = [], stamp  # a file that cannot be read lets nobody in
+            with suppress(InputError, OSError):
                 self._tokens = read_tokens(self._file)
-            except (InputError, OSError):
-                self._tokens = []  # a file that cannot be read lets nobody in
-            self._stamp = stamp
         return self._tokens
 
     def find(self, given: str) -> Token | None:
         """The entry of a token; takes as long for a wrong one as for a right one."""
-        if not 0 < len(given) <= LONGEST:
-            return None
-        digest = _digest(given)
-        found = None
-        for token in self._current():
-            if hmac.compare_digest(token.sha256, digest):
-                found = token
-        return found
+        digest = _digest(given[:LONGEST])
+        found = [token for token in self._current() if hmac.compare_digest(token.sha256, digest)]
+        return found[0] if found and len(given) <= LONGEST else None
 
     def session(self, token: Token) -> str:
         """A value for a cookie that stands for the right to read, for a while."""
-        said = f"{int(time.time()) + self._seconds}.{token.sha256[:16]}"
-        return f"{said}.{self._signed(said)}"
+        content = f"{int(time.time()) + self._seconds}.{token.sha256[:16]}"
+        return f"{content}.{self._signature(content)}"
 
     def find_session(self, value: str) -> Token | None:
         """The entry that such a value was made for, if it is still valid and the entry is still there."""
-        said, _, signature = value.rpartition(".")
-        if len(value) > LONGEST or not value.isascii() or not hmac.compare_digest(self._signed(said), signature):
+        content, _, signature = value.rpartition(".")
+        if len(value) > LONGEST or not value.isascii() or not hmac.compare_digest(self._signature(content), signature):
             return None
-        until, _, start = said.partition(".")
-        if int(until) < time.time():
-            return None
-        return next((token for token in self._current() if token.sha256.startswith(start)), None)
+        until, _, start = content.partition(".")
+        tokens = self._current() if int(until) >= time.time() else []
+        return next((token for token in tokens if token.sha256.startswith(start)), None)
 
-    def _signed(self, said: str) -> str:
-        return hmac.new(self._key, said.encode(), hashlib.sha256).hexdigest()
+    def _signature(self, content: str) -> str:
+        return hmac.new(self._key, content.encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(token: str) -> str:

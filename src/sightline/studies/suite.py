@@ -3,10 +3,11 @@
 import hashlib
 import json
 import re
-import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,19 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline import __version__
 from sightline.data.images import check_images
-from sightline.data.manifest import Manifest, read_manifest
-from sightline.data.readers.emoji import write_emoji
+from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.readers.glyphs import write_glyphs
-from sightline.errors import InputError, choose, names, nearest, raise_faults
-from sightline.evaluation.metrics import metric_names, read_metric_name
-from sightline.files import replaced
+from sightline.data.readers.icons import write_icons
+from sightline.data.readers.package_sets import write_emoji
+from sightline.errors import InputError, choose, nearest, raise_faults
+from sightline.evaluation.metrics import read_metric_name
+from sightline.files import read_toml, replaced
 from sightline.losses import loss_options
 from sightline.studies.papers import published_value
 from sightline.training.account import loss_settings
-from sightline.training.recipe import LossSection, Recipe, fault_sentence, read_recipe
+from sightline.training.recipe import LossSection, Recipe, describe_faults, read_recipe
 
 MOST_LEVELS = 127  # of labels; the manifest says later how many there are
-KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case, so that another column needs no run
 WITHOUT_EFFECT: Any = {
     "data": {"manifest", "n_workers", "check_images"},
     "loggers": True,
@@ -35,7 +36,7 @@ WITHOUT_EFFECT: Any = {
     "keep_every": True,
 }
 SOURCES = Path("data")  # where a set is looked for, and made, if no manifest is given
-MAKERS: dict[str, Callable[[Path], Path]] = {"emoji": write_emoji, "glyphs": write_glyphs}
+MAKERS: dict[str, Callable[[Path], Path]] = {"emoji": write_emoji, "glyphs": write_glyphs, "icons": write_icons}
 
 
 class SuitePart(BaseModel):
@@ -48,15 +49,12 @@ class DataSet(SuitePart):
     """A set of images to train and measure on.
 
     Attributes:
-        name: in tables and file names.
-        source: the set it is made from, by the name that ``--data`` gives a manifest for; None: as ``name``.
-        query: columns of the manifest and the value that makes an image of the measured split a query; the others of that
-            split are the gallery. None: every image queries the others.
+        name: in tables and file names; what ``--data`` gives a manifest for.
+        val_fraction: of the training classes, held out as split ``val`` in all runs alike; None: as the manifest has it.
     """
 
     name: str
-    source: str | None = None
-    query: dict[str, str] | None = None
+    val_fraction: float | None = Field(default=None, gt=0, lt=1)
 
 
 class Row(SuitePart):
@@ -66,13 +64,11 @@ class Row(SuitePart):
         name: in tables; what ``--only`` takes.
         set: laid over the suite's recipe, such as ``loss.name=sup_ap``.
         trained: False measures the pretrained features alone: averaged, without projection, once.
-        train_without_queries: leave images like the queries (``query`` of the data) out of training.
     """
 
     name: str
     set: tuple[str, ...] = ()
     trained: bool = True
-    train_without_queries: bool = False
 
 
 class Sweep(SuitePart):
@@ -137,7 +133,6 @@ class Suite(SuitePart):
         split: whose images are measured; ``val`` where hyper-parameters are chosen.
         metrics: columns of the tables.
         baseline: the row that others are tested against.
-        by: what the paired test flips: ``queries``, or whole ``classes`` of them.
         threads: of each run; the last bits of a sum depend on them, so they are a part of the budget.
         rows: what is compared.
         sweeps: more rows, drawn as curves.
@@ -153,7 +148,6 @@ class Suite(SuitePart):
     split: Literal["val", "test"] = "test"
     metrics: tuple[str, ...] = Field(min_length=1)
     baseline: str
-    by: Literal["queries", "classes"] = "classes"
     threads: int = Field(default=1, ge=1)
     rows: tuple[Row, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
@@ -173,14 +167,10 @@ class Suite(SuitePart):
 
 def read_suite(file: Path) -> Suite:
     """Read a suite and check what can be checked without its images; all faults are raised together."""
-    if not file.is_file():
-        raise InputError(f"{file}: no such suite file")
     try:
-        suite = Suite.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        suite = Suite.model_validate(read_toml(file))
     except ValidationError as error:
-        raise InputError(f"{file}: " + "; ".join(fault_sentence(fault, Suite) for fault in error.errors())) from error
-    except ValueError as error:
-        raise InputError(f"{file}: not TOML: {error}") from error
+        raise InputError(f"{file}: {describe_faults(error, Suite)}") from error
     raise_faults(file, _faults(suite))
     beside = file.parent / suite.recipe
     return suite.model_copy(update={"recipe": str(beside)}) if beside.suffix == ".toml" else suite
@@ -189,37 +179,24 @@ def read_suite(file: Path) -> Suite:
 def _faults(suite: Suite) -> list[str]:
     rows = [row.name for row in suite.all_rows]
     named = {"row": rows, "data set": [data.name for data in suite.data], "seed": [str(seed) for seed in suite.seeds]}
-    faults = [
-        f"{what} {name!r} is there {given.count(name)} times"
-        for what, given in named.items()
-        for name in given
-        if given.count(name) > 1
-    ]
+    counts = {what: Counter(given) for what, given in named.items()}
+    faults = [f"{what} {name!r} is there {n} times" for what in counts for name, n in counts[what].items() if n > 1]
     faults += [
         f"row {row.name!r} is not trained: it has nothing to set" for row in suite.rows if row.set and not row.trained
     ]
-    if any(row.train_without_queries for row in suite.rows):
-        faults += [
-            f"data set {one.name!r} needs 'query': a row is trained without it" for one in suite.data if not one.query
-        ]
-    faults += _refused(choose, dict.fromkeys(rows), suite.baseline, "row as baseline")
-    for metric in suite.all_metrics:
-        faults += _refused(read_metric_name, metric, MOST_LEVELS)
+    known = dict.fromkeys(rows)
+    checks: list[Callable[[], object]] = [partial(choose, known, suite.baseline, "row as baseline")]
+    checks += [partial(read_metric_name, metric, MOST_LEVELS) for metric in suite.all_metrics]
     for table in suite.published:
-        for row, method in table.rows.items():
-            faults += _refused(choose, dict.fromkeys(rows), row, f"row of published {table.table}")
-            for dataset in table.datasets:
-                for metric in table.metrics.values():
-                    faults += _refused(published_value, table.table, dataset, method, metric)
+        checks += [partial(choose, known, row, f"row of published {table.table}") for row in table.rows]
+        cells = product(table.datasets, table.rows.values(), table.metrics.values())
+        checks += [partial(published_value, table.table, *cell) for cell in cells]
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            faults.append(str(error))
     return list(dict.fromkeys(faults))
-
-
-def _refused(call: Callable[..., object], *arguments: object) -> list[str]:
-    try:
-        call(*arguments)
-    except InputError as error:
-        return [str(error)]
-    return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,10 +209,9 @@ class Cell:
         seed: of the run.
         recipe: every value, seed and manifest included.
         split: that is measured.
-        metrics: that are measured.
+        metrics: of which each class's mean is kept.
         threads: of the run.
         key: a hash of all that decides its numbers, and of nothing else: neither the row's name nor the metrics.
-        training: a hash of all that decides its encoder; cells that differ in what they measure share it.
     """
 
     row: Row
@@ -246,7 +222,6 @@ class Cell:
     metrics: tuple[str, ...]
     threads: int
     key: str
-    training: str
 
     @property
     def title(self) -> str:
@@ -307,57 +282,55 @@ def cells_of(
         check: make sets that are missing, and decode every image once, before the first run.
         show_progress: draw a bar while that is done.
     """
-    named, sources = {row.name: row for row in suite.all_rows}, {one.source or one.name: one for one in suite.data}
-    rows = {name: choose(named, name, "row") for name in only or named}
-    if foreign := [seed for seed in seeds if seed not in suite.seeds]:
-        raise InputError(f"seed {names(foreign)} is not of the suite, which has {names(suite.seeds)}")
-    for name in given:
-        choose(sources, name, "data set of --data")
-    for row in rows.values():
-        _recipe(suite, row, Path("manifest.csv"), suite.seeds[0])  # refused before images are made and checked
+    asked = (
+        (only, [row.name for row in suite.all_rows], "row"),
+        (map(str, seeds), map(str, suite.seeds), "seed of the suite"),
+        (given, [data.name for data in suite.data], "data set of --data"),
+    )
+    for wanted, known, what in asked:
+        table = dict.fromkeys(known)
+        for name in wanted:
+            choose(table, name, what)
+    rows = [row for row in suite.all_rows if not only or row.name in only]
+    for row in rows:
+        recipe_of(suite, row, Path("manifest.csv"), suite.seeds[0])  # refused before images are made and checked
+    runs = [(seed, row) for seed in suite.seeds for row in rows if not seeds or seed in seeds]
     cells = []
     for data in suite.data:
         manifest = read_manifest(find_manifest(data, given, make=check))
         if check:
             check_images(manifest, show_progress)
-        images = {
-            without: _Images(read_images(data, manifest, suite.split, without, folder))
-            for without in {row.train_without_queries for row in rows.values()}
-        }
-        for metric in suite.all_metrics:
-            read_metric_name(metric, manifest.n_levels)
-        cells += [
-            _cell(suite, data, row, seed, images[row.train_without_queries])
-            for seed in suite.seeds
-            for row in named.values()
-            if row.name in rows and (not seeds or seed in seeds) and (row.trained or seed == suite.seeds[0])
-        ]
+        cells += _cells_on(suite, data, manifest, folder, runs)
     return cells
 
 
-class _Images:
-    """A manifest, and hashes of its rows and of those that training reads: also ``val``, which chooses an encoder."""
+def _cells_on(suite: Suite, data: DataSet, manifest: Manifest, folder: Path, runs: Sequence[tuple[int, Row]]) -> list[Cell]:
+    """The cells of one set of images; what is not trained is measured once."""
+    for metric in suite.all_metrics:
+        read_metric_name(metric, manifest.n_levels)
+    images = read_images(data, manifest, folder)
+    images.split(suite.split)  # refused here, not after hours of training
+    fingerprint = _fingerprint(images)
+    return [
+        _cell(suite, data, row, seed, images.source, fingerprint)
+        for seed, row in runs
+        if row.trained or seed == suite.seeds[0]
+    ]
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.fingerprint = _fingerprint(manifest)
-        self.training = _fingerprint(manifest.where(pl.col("split").is_in(["train", "val"])))
 
-
-def _cell(suite: Suite, data: DataSet, row: Row, seed: int, images: _Images) -> Cell:
-    recipe = _recipe(suite, row, images.manifest.source, seed)
-    metrics = tuple(dict.fromkeys([*metric_names(KS, images.manifest.n_levels), *suite.all_metrics]))
+def _cell(suite: Suite, data: DataSet, row: Row, seed: int, manifest: Path, fingerprint: str) -> Cell:
+    recipe = recipe_of(suite, row, manifest, seed)
     # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
     chosen = json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True))
-    run = {
+    decisive = {
         "version": __version__,
         "recipe": chosen | {"loss": _chosen(recipe.loss)},
         "trained": row.trained,
         "threads": suite.threads,
+        "images": fingerprint,
+        "split": suite.split,
     }
-    key = _hash(run | {"images": images.fingerprint, "split": suite.split})
-    training = _hash(run | {"images": images.training})
-    return Cell(row, data.name, seed, recipe, suite.split, metrics, suite.threads, key, training)
+    return Cell(row, data.name, seed, recipe, suite.split, tuple(suite.all_metrics), suite.threads, _hash(decisive))
 
 
 def _hash(decisive: Mapping[str, Any]) -> str:
@@ -368,10 +341,12 @@ def _chosen(loss: LossSection) -> dict[str, Any]:
     """The loss and its options that are not at their defaults; 1 and 1.0 are the same number."""
     usual = loss_settings(loss.name, {})
     given = {option: float(value) if type(value) is int else value for option, value in loss.options().items()}
-    return {"name": loss.name} | {option: value for option, value in given.items() if usual.get(option) != value}
+    fields = loss.model_dump(include={*LossSection.model_fields}, exclude_defaults=True)
+    return fields | {"name": loss.name} | {option: value for option, value in given.items() if usual.get(option) != value}
 
 
-def _recipe(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
+def recipe_of(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
+    """The recipe of one run of a row."""
     # The images were checked once for all runs, and log.csv is enough to look at afterwards.
     fixed = [f"data.manifest={manifest}", f"seed={seed}", "data.check_images=false", "loggers=[]", "keep_every=none"]
     try:
@@ -386,54 +361,40 @@ def _recipe(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
 
 def find_manifest(data: DataSet, given: Mapping[str, Path], make: bool = True) -> Path:
     """The manifest that was given for a set, or ``data/<set>/manifest.csv``, made if it is not there and may be."""
-    source = data.source or data.name
-    file = given.get(source, SOURCES / source / "manifest.csv")
-    if source in given or file.is_file():
+    file = given.get(data.name, SOURCES / data.name / "manifest.csv")
+    if data.name in given or file.is_file():
         return file
-    if source not in MAKERS or not make:
-        why = "nothing is made now" if source in MAKERS else f"it cannot be made ({nearest(source, MAKERS)})"
-        raise InputError(f"data set {source!r}: {file} is not there and {why}; give --data {source}=<manifest>")
-    return MAKERS[source](file.parent)
+    if make and data.name in MAKERS:
+        return MAKERS[data.name](file.parent)
+    makers = "nothing is made now" if data.name in MAKERS else f"it cannot be made ({nearest(data.name, MAKERS)})"
+    raise InputError(f"data set {data.name!r}: {file} is not there and {makers}; give --data {data.name}=<manifest>")
 
 
-def read_images(data: DataSet, manifest: Manifest, split: str, without_queries: bool, folder: Path) -> Manifest:
-    """Cut a manifest as the suite asks; the cut is written to the folder under its fingerprint, the images stay.
-
-    Args:
-        data: what to cut.
-        manifest: of the whole set.
-        split: that is measured.
-        without_queries: leave images like the queries out of the other splits.
-        folder: where to write.
-    """
-    if not data.query:
-        manifest.split(split)  # refused here, not after hours of training
+def read_images(data: DataSet, manifest: Manifest, folder: Path) -> Manifest:
+    """The manifest, with some training classes as split ``val`` where the suite asks; that one is written to the folder."""
+    if data.val_fraction is None:
         return manifest
-    source, wanted = f"{manifest.source}: data set {data.name!r}", [pl.col(name) == data.query[name] for name in data.query]
-    if unknown := data.query.keys() - {*manifest.table.columns}:
-        raise InputError(f"{source} asks for column {names(unknown)}; there are {names(manifest.table.columns)}")
-    is_query, measured = pl.all_horizontal(wanted), pl.col("split") == split
-    for what, rows in (("query", is_query), ("gallery image", ~is_query)):
-        if not len(manifest.where(measured & rows)):
-            raise InputError(f"{source}: split {split!r} has no {what} for {data.query}")
-    kept = manifest.where(measured | ~is_query) if without_queries else manifest
-    table = kept.table.with_columns(
-        pl.when(measured).then(is_query).alias("is_query"), pl.when(measured).then(~is_query).alias("is_gallery")
+    if "val" in manifest.table["split"]:
+        raise InputError(f"{manifest.source}: data set {data.name!r} has val_fraction, and the manifest has a split val")
+    held_out = hold_out_classes(manifest.split("train"), data.val_fraction, seed=0)[1].table["path"]
+    table = manifest.table.with_columns(
+        split=pl.when(pl.col("path").is_in(held_out.implode())).then(pl.lit("val")).otherwise("split"),
+        path=pl.Series([str(manifest.root.resolve() / path) for path in manifest.table["path"]]),
     )
     cut = replace(manifest, table=table, places=None)
     file = folder / f"{data.name}-{_fingerprint(cut)[:12]}.parquet"
     if not file.is_file():
-        paths = pl.Series("path", [str(manifest.root.resolve() / path) for path in table["path"]])
         with replaced(file) as scratch:
-            table.with_columns(paths).write_parquet(scratch)
-    return replace(cut, source=file)
+            table.write_parquet(scratch)
+    return read_manifest(file)
 
 
 def _fingerprint(manifest: Manifest) -> str:
-    """A hash of the rows and of the sizes of their files."""
+    """A hash of the rows, the names of their files and their sizes; not of the folder that they are in."""
     try:
         sizes = [path.stat().st_size for path in manifest.paths()]
     except FileNotFoundError as error:
         raise InputError(f"{manifest.source}: {error.filename}: no such file") from error
-    table = manifest.table.with_columns(pl.Series("bytes", sizes, dtype=pl.Int64))
+    files = [Path(path).name for path in manifest.table["path"]]
+    table = manifest.table.drop("id", "path").with_columns(file=pl.Series(files), bytes=pl.Series(sizes, dtype=pl.Int64))
     return hashlib.sha256(table.write_csv().encode()).hexdigest()

@@ -90,8 +90,8 @@ def loss_settings(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     parameters = LOSSES.options(name).values() if name in LOSSES else ()
     defaults = {option.name: option.default for option in parameters if option.default is not inspect.Parameter.empty}
-    told = {option: value for option, value in (defaults | given).items() if value is not None}
-    settings: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    known = {option: value for option, value in (defaults | given).items() if value is not None}
+    settings: dict[str, Any] = json.loads(json.dumps(known, default=str))
     return settings
 
 

@@ -4,7 +4,6 @@ Sharded, each process keeps its part of every large layer; a layer's weights are
 saved is whole, as one process would save it, so a run can go on with another number of processes or without sharding.
 """
 
-import math
 from typing import Any, cast
 
 import torch
@@ -15,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from sightline.errors import InputError
@@ -85,16 +85,16 @@ def gathered_with_gradient(rows: Tensor) -> Tensor:
 
 def gathered_objects(item: Any) -> list[Any]:
     """What each process has, in their order."""
-    items: list[Any] = [None] * n_processes()
     if n_processes() == 1:
         return [item]
+    items: list[Any] = [None] * n_processes()
     dist.all_gather_object(items, item)
     return items
 
 
 def agreed(wish: bool) -> bool:
     """Does any process wish it? All get the same answer."""
-    return wish if n_processes() == 1 else any(gathered_objects(wish))
+    return any(gathered_objects(wish))
 
 
 UNIT_WEIGHTS = 1 << 20  # a layer with at least so many is put together by itself
@@ -162,15 +162,12 @@ def clip_gradients(fabric: Fabric, encoder: nn.Module, optimizer: Optimizer, lim
         () the norm before.
     """
     found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    parts = [gradient.to_local() for gradient in found if isinstance(gradient, DTensor)]
-    if not parts:
+    sharded = [gradient for gradient in found if isinstance(gradient, DTensor)]
+    if not sharded:
         return cast(Tensor, fabric.clip_gradients(encoder, optimizer, max_norm=limit, error_if_nonfinite=False))
     alike = [gradient for gradient in found if not isinstance(gradient, DTensor)]  # on every process
-    squares = torch.stack([part.square().sum() for part in parts]).sum()
-    dist.all_reduce(squares)
-    norm: Tensor = torch.stack([squares, *(gradient.square().sum() for gradient in alike)]).sum().sqrt()
-    if not math.isinf(limit):
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-        for gradient in [*parts, *alike]:
-            gradient.mul_(factor)
+    norm: Tensor = torch.stack([whole(get_total_norm(gradients)) for gradients in (sharded, alike)]).norm()
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in found:
+        gradient.mul_(factor)
     return norm

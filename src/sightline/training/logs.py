@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from lightning_fabric.loggers.tensorboard import TensorBoardLogger
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sightline.errors import InputError
-from sightline.files import read_json_object, replaced
+from sightline.files import read_json_object, replaced, write_text
 from sightline.progress import printable
 from sightline.registry import Registry
 from sightline.training.run_folder import Position, RunFolder
@@ -79,12 +78,11 @@ def read_log(file: Path) -> list[tuple[int, int, str, float]]:
     return rows
 
 
-class RunProgress:
+class RunProgress(Progress):
     """A bar with the loss, images a second and the time left; silent where it is not wanted."""
 
     def __init__(self, n_epochs: int, shown: bool) -> None:
-        self.n_epochs = n_epochs
-        self.progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -93,16 +91,10 @@ class RunProgress:
             console=Console(stderr=True),
             disable=not shown,
         )
-        self.task = self.progress.add_task("", visible=False, loss=0.0, speed=0.0)  # until the first step
+        self.n_epochs = n_epochs
+        self.task = self.add_task("", visible=False, loss=0.0, speed=0.0)  # until the first step
         self.since = time.monotonic()
         self.n_images = 0
-
-    def __enter__(self) -> "RunProgress":
-        self.progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.progress.stop()
 
     def show(self, position: Position, n_batches: int, n_images: int, loss: float) -> None:
         """One more step of an epoch of ``n_batches``."""
@@ -110,14 +102,12 @@ class RunProgress:
         speed = self.n_images / max(1e-9, time.monotonic() - self.since)
         done, total = position.epoch * n_batches + position.batch, self.n_epochs * n_batches
         title = f"Epoch {position.epoch + 1}/{self.n_epochs}"
-        self.progress.update(
-            self.task, visible=True, description=title, completed=done, total=total, loss=loss, speed=speed
-        )
+        self.update(self.task, visible=True, description=title, completed=done, total=total, loss=loss, speed=speed)
 
     def say(self, line: str) -> None:
         """A line above the bar."""
-        if not self.progress.disable:
-            self.progress.console.print(printable(line), highlight=False, markup=False)
+        if not self.disable:
+            self.console.print(printable(line), highlight=False, markup=False)
 
 
 class Tracker(Protocol):
@@ -217,6 +207,5 @@ def _stored_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
     ids: dict[str, Any] = read_json_object(file, folder) if file.is_file() else {}
     if tracker not in ids:
         ids[tracker] = new()
-        with replaced(file) as scratch:
-            scratch.write_text(json.dumps(ids) + "\n")
+        write_text(file, json.dumps(ids) + "\n")
     return str(ids[tracker])

@@ -22,13 +22,13 @@ from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import Sampler, SamplerSection, create_sampler, unusable_classes
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names, nearest
-from sightline.evaluation.protocol import metric_names
+from sightline.evaluation.metrics import metric_names
 from sightline.evaluation.tables import has_role
 from sightline.losses import create_loss, loss_options
-from sightline.losses.memory import keeps_batches
-from sightline.losses.sums import takes_references
 from sightline.models.card import DataFacts
 from sightline.models.encoder import Encoder
+from sightline.models.stages import UpperEncoder
+from sightline.training.batch_loss import BatchLoss, add_memory
 from sightline.training.distributed import gathered_objects, n_processes, process_number, shard
 from sightline.training.large_batch import bytes_of_graph, check_chunkable, fitting_chunk_size
 from sightline.training.logs import check_trackers
@@ -43,7 +43,8 @@ class RunParts(NamedTuple):
 
     Attributes:
         encoder: at its start.
-        loss: the recipe's.
+        learner: what a batch goes through: the encoder, or its upper part on cached features.
+        loss: the recipe's, with its memory.
         train_part: the images to learn from.
         labels: (N, L) their classes, finest level first.
         sampler: which of them share a batch.
@@ -51,7 +52,8 @@ class RunParts(NamedTuple):
     """
 
     encoder: Encoder
-    loss: nn.Module
+    learner: nn.Module
+    loss: BatchLoss
     train_part: Manifest
     labels: NDArray[np.int64]
     sampler: Sampler
@@ -89,12 +91,16 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
     sampler = create_sampler(recipe.sampler, labels, recipe.seed)
     encoder = _create_encoder(recipe, trust)
     loss = create_recipe_loss(recipe, encoder.dim, [int(column.max()) + 1 for column in labels.T], trust)
-    _check_memory(recipe, loss)
+    n_images, n_levels = labels.shape
+    with_memory = add_memory(loss, recipe, n_images, (encoder.dim, n_levels), len(sampler.batches(0)))
+    is_whole = recipe.model.adaptation in ("full", "lora")
+    learner = encoder if is_whole else UpperEncoder(encoder, recipe.model.adaptation)
+    _check_warmup(recipe, encoder, loss)
     if recipe.chunk_size is not None and recipe.model.adaptation != "frozen":
         check_chunkable(encoder.train())
     if recipe.data.check_images:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
-    return RunParts(encoder, loss, train_part, labels, sampler, val_part)
+    return RunParts(encoder, learner, with_memory, train_part, labels, sampler, val_part)
 
 
 def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
@@ -117,6 +123,16 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     if model.adaptation == "lora":
         encoder.add_lora(model.lora_rank, recipe.seed)
     return encoder
+
+
+def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
+    """Refuse a warm-up in which nothing can learn."""
+    besides = [*encoder.pooling.parameters(), *encoder.head.parameters(), *loss.parameters()]
+    if recipe.schedule.warmup_epochs and not any(weight.requires_grad for weight in besides):
+        raise InputError(
+            f"schedule.warmup_epochs is {recipe.schedule.warmup_epochs}, and without the backbone nothing can learn: there "
+            f"is no projection (model.embedding_dim), and loss {recipe.loss.name!r} has no weights; set it to 0"
+        )
 
 
 def untrained_encoder(recipe: Recipe) -> Encoder:
@@ -178,8 +194,7 @@ def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[in
         "class_counts": class_counts,
         "embedding_dim": embedding_dim,
     }
-    taken = loss_options(recipe.loss.name, trust)
-    filled_in = {option: value for option, value in known.items() if option in taken}
+    filled_in = {option: known[option] for option in loss_options(recipe.loss.name, trust) if option in known}
     loss = create_loss(recipe.loss.name, trust, **filled_in | recipe.loss.options())
     trial = copy.deepcopy(loss)  # shows a value that does not fit; a copy, for a loss may remember what it saw
     trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
@@ -212,24 +227,11 @@ def _check_shardable(recipe: Recipe) -> None:
     reasons = {
         "precision='16-mixed'": recipe.precision == "16-mixed",  # its loss scale would need all gradients together
         "compile=true": recipe.compile,
-        "model.adaptation='frozen'": recipe.model.adaptation == "frozen",
+        f"model.adaptation={recipe.model.adaptation!r}": recipe.model.adaptation not in ("full", "lora"),
         "chunk_size='auto'": recipe.chunk_size == "auto",
     }
     if unfit := [reason for reason, holds in reasons.items() if holds]:
         raise InputError(f"strategy='fsdp' does not go with {', '.join(unfit)}; strategy='ddp' does")
-
-
-def _check_memory(recipe: Recipe, loss: nn.Module) -> None:
-    """Refuse a memory beside a loss that cannot use it."""
-    if recipe.memory.size is None:
-        return
-    if not takes_references(loss):
-        raise InputError(f"memory.size: loss {recipe.loss.name!r} takes no reference set, so a memory is of no use to it")
-    if keeps_batches(loss):
-        raise InputError(
-            f"memory.size: loss {recipe.loss.name!r} keeps earlier batches itself; one memory is enough: leave out "
-            "memory.size, or set the loss's own memory to 0"
-        )
 
 
 def whiten_projection(recipe: Recipe, encoder: Encoder, train_part: Manifest) -> None:
@@ -245,7 +247,7 @@ def pooled_features(encoder: Encoder, manifest: Manifest, n_workers: int) -> Ten
 
     def pool(part: Manifest) -> NDArray[np.float32]:
         images = ImageDataset.of(part, eval_transform(encoder.settings.preprocessing))
-        return encoder.pool_dataset(images, n_workers=n_workers)
+        return encoder.encode_dataset(images, n_workers=n_workers, pooled=True)
 
     return torch.from_numpy(computed_in_parts(manifest, pool))
 
@@ -263,20 +265,20 @@ def _rows(manifest: Manifest, places: NDArray[np.int64]) -> Manifest:
 def plan_run(recipe: Recipe, trust: bool = False) -> str:
     """What training by the recipe would do, checked as it would check it, one ``name: value`` a line; writes nothing."""
     device = create_fabric(recipe).device
-    encoder, loss, train_part, _, sampler, val_part = prepare_run(recipe, trust=trust)
+    encoder, learner, loss, train_part, _, sampler, val_part = prepare_run(recipe, trust=trust)
     n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
     here = sampler.batch_size // n_processes()
     side = encoder.settings.preprocessing.crop
-    encoder.to(device).train()
-    encoder.allow_gradients(backbone=recipe.model.adaptation != "frozen")
+    learner.to(device).train()
     image = torch.zeros(3, side, side, device=device)
+    example = learner.resting(image[None])[0] if isinstance(learner, UpperEncoder) else image
     chunk = recipe.chunk_size
     found = " (auto: half of the free memory)" if chunk == "auto" else ""
     if chunk == "auto":
-        chunk = fitting_chunk_size(encoder, image, here)
+        chunk = fitting_chunk_size(learner, example, here)
     options = ", ".join(f"{key}={value!r}" for key, value in recipe.loss.options().items()) or "defaults"
-    memory_items = len(train_part.table) if recipe.memory.size == "all" else recipe.memory.size or 0
-    megabytes = _megabytes(recipe, encoder, loss, image, here, min(chunk or here, here), memory_items * encoder.dim)
+    memory_items = 0 if loss.memory is None else loss.memory.size
+    megabytes = _megabytes(recipe, learner, loss, example, here, min(chunk or here, here), memory_items * encoder.dim)
     lines = {
         "manifest": train_part.source,
         "training": _counts(train_part),
@@ -308,16 +310,16 @@ def _n_weights(module: nn.Module) -> int:
 
 
 def _megabytes(
-    recipe: Recipe, encoder: Encoder, loss: nn.Module, image: Tensor, n_images: int, chunk: int, n_remembered: int
+    recipe: Recipe, learner: nn.Module, loss: nn.Module, image: Tensor, n_images: int, chunk: int, n_remembered: int
 ) -> dict[str, float]:
     """What the parts of a run take, each at its largest."""
-    learning = 4 * (_n_weights(encoder) + _n_weights(loss))
-    stored = sum(weight.numel() * weight.element_size() for part in (encoder, loss) for weight in part.parameters())
+    learning = 4 * (_n_weights(learner) + _n_weights(loss))
+    stored = sum(weight.numel() * weight.element_size() for part in (learner, loss) for weight in part.parameters())
     read = 1 + PREFETCHED * recipe.data.n_workers  # batches as bytes, this one and those read ahead; a chunk as numbers
     parts = {
         "weights": stored,
         "gradients and optimizer": learning * (1 + OPTIMIZER_COPIES[recipe.optimizer.name]),
-        "activations": bytes_of_graph(encoder, image) * chunk,
+        "activations": bytes_of_graph(learner, image) * chunk,
         "images": (read * n_images + 4 * chunk) * image.numel(),
         "memory bank": n_remembered * 4,
     }

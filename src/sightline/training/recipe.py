@@ -1,8 +1,11 @@
 """One run as frozen models, read from TOML with dotted overrides; a key nobody reads is refused."""
 
 import inspect
+import json
+import math
 import tomllib
-from importlib import resources
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sightline.data.samplers import SamplerSection
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, names, nearest
+from sightline.files import read_toml
 
-LARGEST = 1 << 20  # bytes of a recipe
-DEEPEST = 20  # recipes that extend each other
+SHIPPED = Path(__file__).parents[1] / "recipes"
 LONGEST_SHOWN = 200  # characters of a value in a message
 
 
@@ -66,8 +69,9 @@ class ModelSection(RecipeSection):
     embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
     projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
     freeze_batch_norm: Literal["none", "stats", "all"] = "stats"  # what training leaves fixed; all: its weights too
-    # frozen: the backbone sees each image once, without augmentation, and the head learns from what it saw
-    adaptation: Literal["full", "lora", "frozen"] = "full"
+    # what learns. upper: about the last third of the stages (upper:2: the last two), from cached features; frozen: the head
+    adaptation: str = Field(default="full", pattern=r"^(full|lora|frozen|upper|upper:[1-9]\d?)$")
+    n_views: int = Field(default=8, ge=1, le=1000)  # of upper and frozen: augmented views of each image that are cached
     lora_rank: int = Field(default=8, ge=1)  # of lora
 
 
@@ -77,6 +81,10 @@ class LossSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "roadmap"  # one of sl.list_losses()
+    # what a batch is ranked against: itself, or all training images by their latest embeddings
+    reference: Literal["batch", "train"] = "batch"
+    # what moves a loss's proxies: gradients, or a running mean of the embeddings of their class, from its mean at the start
+    proxies: Literal["learned", "means"] = "learned"
 
     def options(self) -> dict[str, Any]:
         """The loss's own settings."""
@@ -116,6 +124,16 @@ class ValidationSection(RecipeSection):
     mode: Literal["max", "min"] = "max"  # min where less is better
     ks: tuple[int, ...] = (1, 2, 4, 8)  # places for recall@k
     patience: int | None = Field(default=None, ge=1)  # validations without a better value after which the run ends
+    interpolate: bool = False  # at the end, keep the best mixture of the weights at the start and the trained ones
+
+    def decisive(self, mean: float) -> float:
+        """The metric's mean as it is compared; undefined is 0: how severe no mistake is."""
+        return 0.0 if math.isnan(mean) else mean
+
+    def is_better(self, mean: float, best: float | None) -> bool:
+        """Does a mean beat the best one before it?"""
+        value = self.decisive(mean)
+        return best is None or (value > best if self.mode == "max" else value < best)
 
 
 class MemorySection(RecipeSection):
@@ -182,9 +200,7 @@ def _with_none(model: type[BaseModel], values: Any) -> Any:
 
 def shipped_recipes() -> list[str]:
     """The names of the recipes inside the package."""
-    return sorted(
-        Path(file.name).stem for file in (resources.files("sightline") / "recipes").iterdir() if file.name.endswith(".toml")
-    )
+    return sorted(file.stem for file in SHIPPED.glob("*.toml"))
 
 
 def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
@@ -193,76 +209,95 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
     Args:
         source: the path of a TOML file, or the name of a recipe inside the package; ``extends`` in it names another one
             that it changes: section by section, a loss with a name as a whole.
-        overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word.
+        overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word. A loss that is named starts from its
+            own defaults: options of the recipe's loss do not count for it.
     """
-    values = _values(source)
-    for override in overrides or []:
+    return _with_overrides(_read_layers(source), overrides or [], source)
+
+
+def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with other values, as in :func:`read_recipe`."""
+    return _with_overrides(recipe.model_dump(mode="json"), overrides, "recipe")
+
+
+def recipe_as_toml(recipe: Recipe) -> str:
+    """A recipe file of every value that is not a default."""
+    values = recipe.model_dump(mode="json", exclude_defaults=True)
+    tables = {name: table for name, table in values.items() if isinstance(table, dict)}
+    parts = {"": {key: value for key, value in values.items() if key not in tables}} | tables
+    return "\n".join(line for name, table in parts.items() for line in _toml_lines(name, table)).strip() + "\n"
+
+
+def _toml_lines(name: str, table: dict[str, Any]) -> list[str]:
+    """A table of TOML; strings, numbers, lists and truth values are written as in JSON."""
+    lines = [f"{key} = {json.dumps('none' if value is None else value)}" for key, value in table.items()]
+    return ["", f"[{name}]", *lines] if name else lines
+
+
+def _with_overrides(values: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
+    if any(override.startswith("loss.name=") for override in overrides):
+        values["loss"] = {}
+    for override in overrides:
         _lay_over(values, override)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        faults = [fault_sentence(fault, Recipe) for fault in error.errors()]
-        raise InputError(f"{source}: " + "; ".join(faults)) from error
+        raise InputError(f"{source}: {describe_faults(error, Recipe)}") from error
 
 
-def _values(source: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a recipe file says, over what the one that it extends says."""
-    if source in extended_by:
-        raise InputError(f"{source}: extends itself, by way of {', '.join(extended_by)}")
-    if len(extended_by) > DEEPEST:
-        raise InputError(f"{extended_by[0]}: extends more than {DEEPEST} recipes, one by way of the other")
+def _read_layers(source: str) -> dict[str, Any]:
+    """What a recipe file says, over what those say that it extends."""
+    layers: dict[Path, dict[str, Any]] = {}
+    file: Path | None = _find_recipe(source)
+    while file is not None:
+        if file.resolve() in layers:
+            raise InputError(f"{source}: extends itself, by way of {names(layers)}")
+        layers[file.resolve()] = values = read_toml(file)
+        extended = values.pop("extends", None)
+        file = None if extended is None else _find_recipe(str(extended), file.parent)
+    merged: dict[str, Any] = {}
+    for values in reversed(layers.values()):
+        for key, value in values.items():
+            adds = isinstance(value, dict) and isinstance(merged.get(key), dict) and not (key == "loss" and "name" in value)
+            merged[key] = merged[key] | value if adds else value
+    return merged
+
+
+def _find_recipe(source: str, beside: Path = Path()) -> Path:
     if Path(source).suffix == ".toml":
-        if not Path(source).is_file():
-            raise InputError(f"{source}: no such recipe file")
-        if (n_bytes := Path(source).stat().st_size) > LARGEST:
-            raise InputError(f"{source}: {n_bytes} bytes; a recipe has at most {LARGEST}")
-        stored = Path(source).read_bytes()
-    elif source in shipped_recipes():
-        stored = (resources.files("sightline") / "recipes" / f"{source}.toml").read_bytes()
-    else:
+        return beside / source
+    if source not in shipped_recipes():
         raise InputError(f"{source!r} is neither a .toml file nor a shipped recipe: {nearest(source, shipped_recipes())}")
-    try:
-        values = tomllib.loads(stored.decode())
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        raise InputError(f"{source}: not TOML: {error}") from error
-    if "extends" not in values:
-        return values
-    extended = Path(str(values.pop("extends")))
-    if extended.suffix == ".toml" and Path(source).suffix == ".toml":
-        extended = Path(source).parent / extended
-    base = _values(str(extended), (*extended_by, source))
-    for key, value in values.items():
-        replaces = not isinstance(value, dict) or not isinstance(base.get(key), dict) or (key == "loss" and "name" in value)
-        base[key] = value if replaces else base[key] | value
-    return base
+    return SHIPPED / f"{source}.toml"
 
 
 def _lay_over(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not all(key.split(".")):
-        raise InputError(f"override {override!r}: a dotted key and a value are needed, such as loss.name=sup_ap")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = None if text == "none" else _number(text)
     *sections, last = key.split(".")
+    if not equals or not all([*sections, last]):
+        raise InputError(f"override {override!r}: a dotted key and a value are needed, such as loss.name=sup_ap")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"override {override!r}: {section!r} is a value, not a section")
-    values[last] = value
+    values[last] = _parse_value(text)
 
 
-def _number(text: str) -> float | str:
-    """What TOML does not take for a number but people write as one, such as ``.5``; else a word without quotes."""
-    try:
+def _parse_value(text: str) -> Any:
+    """TOML, or what people write that is not: a number such as ``.5``, none, or a word without quotes."""
+    with suppress(ValueError, RecursionError):
+        return tomllib.loads(f"value = {text}")["value"]
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        return text
+    return None if text == "none" else text
 
 
-def fault_sentence(fault: ErrorDetails, model: Any) -> str:
-    """One fault of a recipe, or of another file that a model describes, in the words of its author."""
+def describe_faults(error: ValidationError, model: type[BaseModel]) -> str:
+    """The faults of a recipe, or of another file that a model describes, in the words of its author."""
+    return "; ".join(_fault_sentence(fault, model) for fault in error.errors())
+
+
+def _fault_sentence(fault: ErrorDetails, model: Any) -> str:
     *sections, key = [str(part) for part in fault["loc"]]
     where = ".".join([*sections, key])
     if "accumul" in key:

@@ -4,28 +4,33 @@ import copy
 import math
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.data.samplers import views_of
-from sightline.data.transforms import TrainTransform, train_transform
+from sightline.data.transforms import Preprocessing, TrainTransform, Transform, train_transform
 from sightline.evaluation.result import Result, shown
 from sightline.evaluation.tables import evaluate_table
 from sightline.files import named_failures
-from sightline.losses.memory import start_epoch
+from sightline.losses.state import start_epoch
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
+from sightline.models.stages import UpperEncoder
 from sightline.training.account import account_of_run
+from sightline.training.cached_features import CachedFeatures, cache_features, embed_features
 from sightline.training.distributed import (
     agreed,
     load_optimizer_state,
@@ -35,20 +40,20 @@ from sightline.training.distributed import (
     whole_optimizer_state,
     whole_state,
 )
-from sightline.training.engine import Epoch, Loop, Schedule, create_optimizer, interruption
+from sightline.training.engine import Engine, create_optimizer, interruption, rate_factor
 from sightline.training.large_batch import Examples, as_they_are, fitting_chunk_size
 from sightline.training.logs import TERM, RunLog, RunProgress
-from sightline.training.memory import BatchLoss, CrossBatchMemory
 from sightline.training.prepare import (
     RunParts,
     computed_in_parts,
     create_fabric,
-    pooled_features,
     prepare_run,
     whiten_projection,
 )
 from sightline.training.recipe import Recipe
 from sightline.training.run_folder import Position, RunFolder, environment, load_checkpoint, naming_misfits, save_checkpoint
+
+TRAINED_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the way from the weights at the start to the trained ones, tried besides 1
 
 
 def train(
@@ -84,14 +89,10 @@ def train(
     if recipe.model.projection == "pca" and not folder.last_checkpoint.is_file():
         whiten_projection(recipe, parts.encoder.to(fabric.device), parts.train_part)
     fabric.barrier()  # nobody writes before all have looked
-    is_writer = process_number() == 0
-    with folder.held() if is_writer else nullcontext():
-        if is_writer:
-            folder.check(recipe, resume)  # another process may have been faster
-            folder.begin(recipe, images)
+    with folder.begin(recipe, images, resume) if process_number() == 0 else nullcontext():
         fabric.barrier()
         with named_failures(out):
-            TrainingRun(fabric, recipe, folder, parts, deadline).fit(show_progress, trust)
+            TrainingRun(fabric, recipe, folder, parts, deadline, show_progress).fit(trust)
     return folder.encoder
 
 
@@ -104,6 +105,7 @@ class TrainingRun:
         folder: where it writes, held by the process of the run that writes.
         parts: what :func:`~sightline.training.prepare.prepare_run` made of the recipe.
         deadline: the moment of ``time.monotonic()`` after which it ends with a checkpoint.
+        show_progress: draw progress bars on standard error.
     """
 
     progress: RunProgress
@@ -111,205 +113,256 @@ class TrainingRun:
     log: RunLog | None
 
     def __init__(
-        self, fabric: Fabric, recipe: Recipe, folder: RunFolder, parts: RunParts, deadline: float = math.inf
+        self,
+        fabric: Fabric,
+        recipe: Recipe,
+        folder: RunFolder,
+        parts: RunParts,
+        deadline: float = math.inf,
+        show_progress: bool = False,
     ) -> None:
         self.fabric, self.recipe, self.folder, self.parts, self.deadline = fabric, recipe, folder, parts, deadline
         self.is_writer = process_number() == 0
-        self.encoder, self.labels, self.schedule = parts.encoder, torch.from_numpy(parts.labels), Schedule(recipe.schedule)
+        self.show_progress = show_progress and self.is_writer
+        self.encoder, self.loss, self.labels = parts.encoder, parts.loss, torch.from_numpy(parts.labels)
         self.images = ImageDataset.of(parts.train_part, _train_transform(recipe, self.encoder))
-        self.loss = self._loss_on_batches()
-        self.position, chunk_size, optimizer_state = self._restore()
-        # (N, C) what a frozen backbone sees of each image: the head alone learns.
-        self.features = self._pool(parts.train_part) if recipe.model.adaptation == "frozen" else None
-        self.val_features = None if self.features is None or parts.val_part is None else self._pool(parts.val_part)
-        learner: nn.Module = self.encoder if self.features is None else self.encoder.head
+        self.position, state = self._restore()
+        # What a resting lower part makes of each image, where there is one: the rest learns from that.
+        self.features = self._cache_features(parts.train_part, self.images.transform, recipe.model.n_views)
+        self.val_features = self._cache_features(parts.val_part, self.encoder.settings.preprocessing)
+        if recipe.validation.interpolate and not state and self.is_writer:
+            self.encoder.save_pretrained(folder.start)
+        fabric.barrier()  # all have computed their part before anyone reads
+        if self.loss.followers and not state:
+            vectors = self._embed(self.encoder.to(fabric.device), parts.train_part, self.features)
+            self.loss.move_proxies(torch.from_numpy(vectors), self.labels, step=1.0)
         # What is validated and saved: the encoder itself, or a whole one beside the parts that learn.
         is_whole = fabric.world_size == 1 or recipe.strategy == "ddp"
         self.complete = self.encoder if is_whole else copy.deepcopy(self.encoder).to(fabric.device)
-        self.module = fabric.setup_module(torch.compile(learner) if recipe.compile else learner)  # type: ignore[arg-type]
+        learner = parts.learner
+        module = fabric.setup_module(torch.compile(learner) if recipe.compile else learner)  # type: ignore[arg-type]
         self.loss.to(fabric.device)
-        self.optimizer = create_optimizer(recipe.optimizer, self.encoder, parts.loss)  # after: sharding makes new weights
+        self.optimizer = create_optimizer(recipe.optimizer, self.encoder, self.loss)  # after: sharding makes new weights
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        if optimizer_state is not None:
+        chunk_size = state.get("chunk_size", recipe.chunk_size)
+        if state:
             with naming_misfits(folder.last_checkpoint):
-                load_optimizer_state(self.optimizer, optimizer_state)
-        if chunk_size == "auto":
-            example = self.images[0] if self.features is None else self.features[0]
+                load_optimizer_state(self.optimizer, state["optimizer"])
+        elif chunk_size == "auto":
+            example = self.images[0] if self.features is None else self.features.read([0], [0])[0]
             n_here = parts.sampler.batch_size // n_processes()
             chunk_size = fitting_chunk_size(learner.train(), example.to(fabric.device), n_here)
-        self.chunk_size = chunk_size
+        optimizer = cast(Optimizer, fabric.setup_optimizers(self.optimizer))
+        finished = self.images.finished if self.features is None else as_they_are
+        self.engine = Engine(
+            fabric, module, self.loss, optimizer, recipe.seed, recipe.optimizer.clip_norm, chunk_size, finished
+        )
 
-    def _loss_on_batches(self) -> BatchLoss:
-        """The loss with the memory that the recipe asks for."""
-        size, share = self.recipe.memory.size, self.recipe.memory.share
-        if size is None:
-            return BatchLoss(self.parts.loss)
-        n_images, n_levels = self.labels.shape
-        memory = CrossBatchMemory(n_images if size == "all" else size, self.encoder.dim, n_levels)
-        start = self.recipe.memory.start_epoch * len(self.parts.sampler.batches(0))
-        return BatchLoss(self.parts.loss, memory, start, share)
-
-    def _restore(self) -> tuple[Position, Any, dict[str, Any] | None]:
-        """Give encoder and loss the state of the last checkpoint; the rest of it: position, chunk size, optimizer."""
-        if not self.folder.last_checkpoint.is_file():
-            return Position(), self.recipe.chunk_size, None
-        position, state = load_checkpoint(self.folder.last_checkpoint)
-        with naming_misfits(self.folder.last_checkpoint):
+    def _restore(self) -> tuple[Position, dict[str, Any]]:
+        """Give encoder and loss the state of the last checkpoint; where the run was, and the state of all."""
+        file = self.folder.last_checkpoint
+        if not file.is_file():
+            return Position(), {}
+        position, state = load_checkpoint(file)
+        with naming_misfits(file):
             self.encoder.load_state_dict(state["encoder"])
             self.loss.load_state_dict(state["loss"])
             if scaling := state.get("precision"):
                 self.fabric.strategy.precision.load_state_dict(scaling)
-            chunk_size = state["chunk_size"]
-            if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
-                raise ValueError(f"chunk_size is {chunk_size!r}")
-            return position, chunk_size, state["optimizer"]
+            if state["chunk_size"] is not None and (type(state["chunk_size"]) is not int or state["chunk_size"] < 1):
+                raise ValueError(f"chunk_size is {state['chunk_size']!r}")
+        return position, state
 
-    def _pool(self, manifest: Manifest) -> Tensor:
-        return pooled_features(self.encoder.to(self.fabric.device), manifest, self.recipe.data.n_workers)
+    def _cache_features(
+        self, manifest: Manifest | None, transform: Transform | Preprocessing, n_views: int = 1
+    ) -> CachedFeatures | None:
+        learner = self.parts.learner.to(self.fabric.device)
+        if manifest is None or not isinstance(learner, UpperEncoder):
+            return None
+        n_workers = self.recipe.data.n_workers
+        return cache_features(learner, manifest, transform, n_views, n_workers, self.show_progress)
 
-    def fit(self, show_progress: bool = False, trust: bool = False) -> None:
-        """Train to the end, or to where the run is asked to end."""
+    def fit(self, trust: bool = False) -> None:
+        """Train to the end, or to where the run is asked to stop."""
         torch.use_deterministic_algorithms(True, warn_only=True)
         # A guard against kernels that read what nobody wrote; none here does, and it takes a twelfth of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        loop = Loop(
-            self.fabric,
-            self.module,
-            self.loss,
-            cast(Optimizer, self.fabric.setup_optimizers(self.optimizer)),
-            self.recipe.seed,
-            self.recipe.optimizer.clip_norm,
-            self.chunk_size,
-            as_they_are if self.features is not None else self.images.finished,
-        )
-        n_epochs = self.recipe.schedule.epochs
+        is_stopped = False
         with (
-            RunProgress(n_epochs, show_progress and self.is_writer) as self.progress,
+            RunProgress(self.recipe.schedule.epochs, self.show_progress) as self.progress,
             interruption() as self.is_interrupted,
-            self._open_log(trust) as self.log,
+            self._open_log(trust) if self.is_writer else nullcontext() as self.log,
         ):
-            loop.fit(0 if self._is_over(self.position) else n_epochs, self, self.position)
+            while not is_stopped and not self._is_over():
+                is_stopped = self._train_epoch()
+            if not is_stopped and self.recipe.validation.interpolate:
+                self._interpolate(trust)
+            if is_stopped:
+                self.progress.say(f"stopped at step {self.position.step}: go on with --resume")
 
-    def _open_log(self, trust: bool) -> AbstractContextManager[RunLog | None]:
+    def _open_log(self, trust: bool) -> AbstractContextManager[RunLog]:
         """The log of the process that writes, which also notes what it runs on."""
-        if not self.is_writer:
-            return nullcontext()
-        here, step = environment(self.fabric.device), self.position.step
-        for changed in self.folder.record_environment(here, step):
+        for changed in self.folder.record_environment(environment(self.fabric.device), self.position.step):
             self.progress.say(f"not as when the run began: {changed}")
         return closing(RunLog(self.folder.path, self.position, self.recipe.loggers, trust))
 
-    def epoch_from(self, epoch: int, first: int) -> Epoch:
-        """This process's part of the epoch's batches, from the given one on."""
-        drawn = self.parts.sampler.batches(epoch)
-        batches = [own_part(batch) for batch in drawn]
+    def _is_over(self) -> bool:
+        """Are all epochs trained, or has there been no better value for so many validations that the run ends?"""
+        patience = self.recipe.validation.patience
+        has_converged = patience is not None and self.position.n_worse >= patience
+        return has_converged or self.position.epoch >= self.recipe.schedule.epochs
+
+    def _train_epoch(self) -> bool:
+        """Train on the batches that the epoch has left, validate and save; whether the run was asked to stop."""
+        drawn, every = self.parts.sampler.batches(self.position.epoch), self.recipe.checkpoint_every
+        if self.position.batch == 0:
+            start_epoch(self.loss)
+        for batch in self._load(drawn):
+            self._train_batch(batch, len(drawn))
+            if self.position.batch == len(drawn):  # the end of the epoch saves, after its validation
+                break
+            is_stopped = self._is_asked_to_stop()
+            if is_stopped or (every and self.position.step % every == 0):
+                self._save_checkpoint()
+            if is_stopped:
+                return True
+        self.position = replace(self.position, epoch=self.position.epoch + 1, batch=0)
+        self._keep_best()
+        self._save_checkpoint(is_epoch=True)
+        return not self._is_over() and self._is_asked_to_stop()
+
+    def _load(self, drawn: list[list[int]]) -> Iterator[Examples]:
+        """This process's part of the epoch's batches, from the position on."""
+        batches = [own_part(batch) for batch in drawn][self.position.batch :]
+        views = [own_part(batch) for batch in views_of(drawn)[self.position.batch :]]
+        seed = derived_seed(self.recipe.seed, self.position.epoch)
         if self.features is not None:
-            features, parts = self.features, (torch.tensor(batch) for batch in batches[first:])
-            return Epoch(len(batches), (Examples(features[places], self.labels[places], places) for places in parts))
-        images, seed = self.images, derived_seed(self.recipe.seed, epoch)
-        seeded = ImageDataset(images.images, images.transform, images.boxes, seed)
-        views = [own_part(batch) for batch in views_of(drawn)[first:]]
-        loaded = load_batches(
-            seeded, batches[first:], self.recipe.data.n_workers, self.fabric.device, views=views, finish=False
-        )
-        return Epoch(len(batches), (Examples(pixels, self.labels[places], places) for pixels, places in loaded))
+            return self._read_features(self.features, batches, views, seed)
+        seeded = ImageDataset(self.images.images, self.images.transform, self.images.boxes, seed)
+        loaded = load_batches(seeded, batches, self.recipe.data.n_workers, self.fabric.device, views=views, finish=False)
+        return (Examples(pixels, self.labels[places], places) for pixels, places in loaded)
 
-    def before_epoch(self) -> None:
-        """Let the loss forget what must not outlive an epoch."""
-        start_epoch(self.parts.loss)
+    def _read_features(
+        self, features: CachedFeatures, batches: list[list[int]], views: list[list[int]], seed: int
+    ) -> Iterator[Examples]:
+        """Cached batches: each image shows a random view in each epoch, and another one if it comes again."""
+        first_views = np.random.default_rng(seed).integers(features.n_views, size=len(features))
+        for batch, again in zip(batches, views, strict=True):
+            places = torch.tensor(batch)
+            yield Examples(features.read(batch, first_views[batch] + again), self.labels[places], places)
 
-    def before_step(self, epoch: float) -> None:
-        """Set learning rates and what is frozen."""
-        self.encoder.allow_gradients(backbone=not self.schedule.is_warmup(epoch))
-        factor = self.schedule.factor(epoch)
-        factors = [factor, factor, self.schedule.factor(epoch, self.recipe.optimizer.proxy_final_factor)]
-        for group, rate, share in zip(self.optimizer.param_groups, self.rates, factors, strict=False):
-            group["lr"] = rate * share
-
-    def after_step(self, position: Position, n_batches: int, numbers: dict[str, float]) -> bool:
-        """Write the step's numbers; save where it is time to."""
+    def _train_batch(self, batch: Examples, n_batches: int) -> None:
+        """Set learning rates and what rests, move the weights, and report."""
+        epoch = self.position.epoch + self.position.batch / n_batches
+        schedule, proxy_left = self.recipe.schedule, self.recipe.optimizer.proxy_final_factor
+        self.encoder.allow_gradients(backbone=epoch >= schedule.warmup_epochs)
+        factors = [rate_factor(schedule, epoch, final_factor) for final_factor in (None, None, proxy_left)]
+        for group, rate, factor in zip(self.optimizer.param_groups, self.rates, factors, strict=False):
+            group["lr"] = rate * factor
+        numbers = self.engine.step(batch, self.position.step)
+        self.position = replace(self.position, batch=self.position.batch + 1, step=self.position.step + 1)
         terms = {f"{TERM}{name}": value.item() for name, value in self.loss.terms.items()}
-        self._record(position, position.epoch, numbers | terms)
-        self.progress.show(position, n_batches, self.parts.sampler.batch_size, numbers["loss"])
-        if position.batch == n_batches:  # the end of the epoch saves, after its validation
-            return False
-        ended = self._is_asked_to_end()
-        if ended or (self.recipe.checkpoint_every and position.step % self.recipe.checkpoint_every == 0):
-            self._save_checkpoint(position)
-        if ended:
-            self.progress.say(f"stopped at step {position.step}: go on with --resume")
-        return ended
+        self._record(self.position.epoch, numbers | terms)
+        self.progress.show(self.position, n_batches, self.parts.sampler.batch_size, numbers["loss"])
 
-    def after_epoch(self, position: Position) -> tuple[Position, bool]:
-        """Validate, keep the encoder if it is the best, and save."""
-        every, keep_every = self.recipe.validation.every, self.recipe.keep_every
-        is_last = position.epoch == self.recipe.schedule.epochs
-        if self.complete is not self.encoder:
-            self.complete.load_state_dict(whole_state(self.encoder))
-        result = None
-        if self.parts.val_part is not None and (is_last or position.epoch % every == 0):
-            position, result = self._validate(self.parts.val_part, position)
-        if self.is_writer and (self.parts.val_part is None or (result is not None and position.n_worse == 0)):
-            account = account_of_run(self.recipe, self.parts.train_part, self.parts.val_part, result, position.epoch)
-            self.complete.save_pretrained(self.folder.encoder, account)
-        self._save_checkpoint(position, keep=keep_every is not None and position.epoch % keep_every == 0)
-        if self._is_over(position):
-            patience, metric = self.recipe.validation.patience, self.recipe.validation.metric
-            self.progress.say(f"no better {metric} in {patience} validations: the run ends")
-            return position, True
-        ended = self._is_asked_to_end() and not is_last
-        if ended:
-            self.progress.say(f"stopped at step {position.step}: go on with --resume")
-        return position, ended
-
-    def _record(self, position: Position, epoch: int, numbers: dict[str, float]) -> None:
+    def _record(self, epoch: int, numbers: dict[str, float]) -> None:
         if self.log is not None:
-            self.log.write(position.step, epoch, numbers)
+            self.log.write(self.position.step, epoch, numbers)
 
-    def _is_asked_to_end(self) -> bool:
+    def _is_asked_to_stop(self) -> bool:
         """Is the time over or a signal come, for any of the processes?"""
         return agreed(time.monotonic() > self.deadline or self.is_interrupted.is_set())
 
-    def _is_over(self, position: Position) -> bool:
-        """Has there been no better value for so many validations that the run ends?"""
-        patience = self.recipe.validation.patience
-        return patience is not None and position.n_worse >= patience
+    def _keep_best(self) -> None:
+        """Save the encoder if it is the best by the validation that is due, or the last where nothing validates."""
+        val_part, result = self.parts.val_part, None
+        if self.complete is not self.encoder:
+            self.complete.load_state_dict(whole_state(self.encoder))
+        if val_part is not None:
+            is_last = self.position.epoch == self.recipe.schedule.epochs
+            if not is_last and self.position.epoch % self.recipe.validation.every:
+                return
+            result = self._validate(val_part)
+        if self.is_writer and self.position.n_worse == 0:
+            account = account_of_run(self.recipe, self.parts.train_part, val_part, result, self.position.epoch)
+            self.complete.save_pretrained(self.folder.encoder, account)
 
-    def _validate(self, manifest: Manifest, position: Position) -> tuple[Position, Result]:
-        """Measure the encoder; the position with what the deciding metric makes of it."""
-        result = evaluate_table(self._embed(manifest), self.recipe.validation.ks)
-        self._record(position, position.epoch - 1, {f"val/{name}": value for name, value in result.means.items()})
-        metric, mean = self.recipe.validation.metric, result.means[self.recipe.validation.metric]
-        self.progress.say(f"epoch {position.epoch}: validation {metric} {shown(metric, mean)}")
-        value = 0.0 if math.isnan(mean) else mean  # how severe no mistake is
-        sign = 1 if self.recipe.validation.mode == "max" else -1
-        if position.best is None or sign * value > sign * position.best:
-            return replace(position, best=value, n_worse=0), result
-        return replace(position, n_worse=position.n_worse + 1), result
+    def _validate(self, manifest: Manifest) -> Result:
+        """Measure the encoder, and note in the position whether it is the best."""
+        section = self.recipe.validation
+        result = evaluate_table(self._embed_validation(self.complete, manifest), section.ks)
+        self._record(self.position.epoch - 1, {f"val/{name}": value for name, value in result.means.items()})
+        mean = result.means[section.metric]
+        self.progress.say(f"epoch {self.position.epoch}: validation {section.metric} {shown(section.metric, mean)}")
+        is_better = section.is_better(mean, self.position.best)
+        outcome = {"best": section.decisive(mean), "n_worse": 0} if is_better else {"n_worse": self.position.n_worse + 1}
+        self.position = replace(self.position, **outcome)
+        if self.position.n_worse == section.patience:
+            self.progress.say(f"no better {section.metric} in {section.patience} validations: the run ends")
+        return result
 
-    def _embed(self, manifest: Manifest) -> EmbeddingTable:
-        if self.val_features is None:
-            vectors = computed_in_parts(
-                manifest, lambda part: embed_manifest(self.complete, part, n_workers=self.recipe.data.n_workers).vectors
-            )
-        else:
-            with torch.inference_mode():
-                vectors = self.complete.head(self.val_features.to(self.fabric.device)).cpu().numpy()
-        return EmbeddingTable(manifest, vectors, self.complete.fingerprint())
+    def _interpolate(self, trust: bool) -> None:
+        """Keep the weights between the start's and the trained ones that are best on the validation images.
 
-    def _save_checkpoint(self, position: Position, keep: bool = False) -> None:
+        Weights that were fine-tuned from the same start can be averaged; the average is often better than either on classes
+        that neither has seen (WiSE-FT). A share of 0 is the encoder as it was before training.
+        """
+        self.fabric.barrier()  # the encoder is written
+        encoder = Encoder.from_pretrained(self.folder.encoder, trust=trust)
+        account, section, val_part = encoder.card, self.recipe.validation, self.parts.val_part
+        if account is None or account.training is None or account.training.trained_share is not None or val_part is None:
+            return  # chosen by an earlier start of this run, or there is nothing to choose with
+        trained = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+        start = Encoder.from_pretrained(self.folder.start, trust=trust).state_dict()
+        best_share, best, best_result, tried = 1.0, self.position.best, None, {}
+        for share in TRAINED_SHARES:
+            _mix_weights(encoder, start, trained, share)
+            result = evaluate_table(self._embed_validation(encoder.to(self.fabric.device), val_part), section.ks)
+            tried[f"share {share:g}/{section.metric}"] = result.means[section.metric]
+            if section.is_better(result.means[section.metric], best):
+                best_share, best, best_result = share, section.decisive(result.means[section.metric]), result
+        said = f"weights: {best_share:g} of the way from start to end"
+        self.progress.say(f"{said}, validation {section.metric} {shown(section.metric, best or 0.0)}")
+        self._record(self.position.epoch - 1, tried)
+        if self.is_writer:
+            _mix_weights(encoder, start, trained, best_share)
+            args = (self.recipe, self.parts.train_part, val_part, best_result, account.training.epoch)
+            measured = account if best_result is None else account_of_run(*args)
+            training = account.training.model_copy(update={"trained_share": best_share})
+            encoder.cpu().save_pretrained(self.folder.encoder, measured.model_copy(update={"training": training}))
+
+    def _embed_validation(self, encoder: Encoder, manifest: Manifest) -> EmbeddingTable:
+        return EmbeddingTable(manifest, self._embed(encoder, manifest, self.val_features), encoder.fingerprint())
+
+    def _embed(self, encoder: Encoder, manifest: Manifest, features: CachedFeatures | None) -> NDArray[np.float32]:
+        """(N, D) what the encoder makes of some images: from cached features, or from pixels, each process a part."""
+        n_workers, learner = self.recipe.data.n_workers, self.parts.learner
+        if features is None:
+            return computed_in_parts(manifest, lambda part: embed_manifest(encoder, part, n_workers=n_workers).vectors)
+        if encoder is not self.encoder:
+            learner = UpperEncoder(encoder, self.recipe.model.adaptation)
+        return embed_features(cast(UpperEncoder, learner), features)
+
+    def _save_checkpoint(self, is_epoch: bool = False) -> None:
         """Save what a resume reads; all processes call it, one writes."""
         state = {
             "encoder": whole_state(self.encoder),
             "loss": self.loss.state_dict(),
             "optimizer": whole_optimizer_state(self.optimizer),
             "precision": self.fabric.strategy.precision.state_dict(),  # its loss scale, where it has one
-            "chunk_size": self.chunk_size,
+            "chunk_size": self.engine.chunk_size,
         }
+        epoch, keep_every = self.position.epoch, self.recipe.keep_every
+        kept = [self.folder.checkpoint_of(epoch)] if is_epoch and keep_every and epoch % keep_every == 0 else []
         # The last one last: a run that is killed between the two makes both again.
-        files = [*([self.folder.checkpoint_of(position.epoch)] if keep else []), self.folder.last_checkpoint]
-        for file in files if self.is_writer else ():
-            save_checkpoint(file, position, state)
+        for file in [*kept, self.folder.last_checkpoint] if self.is_writer else ():
+            save_checkpoint(file, self.position, state)
+
+
+def _mix_weights(encoder: Encoder, start: dict[str, Tensor], trained: dict[str, Tensor], share: float) -> None:
+    """Give the encoder weights between the start's and the trained ones; whole numbers are the trained ones'."""
+    mixed = {name: torch.lerp(start[name], end, share) if end.is_floating_point() else end for name, end in trained.items()}
+    encoder.load_state_dict(mixed)
 
 
 def _train_transform(recipe: Recipe, encoder: Encoder) -> TrainTransform:

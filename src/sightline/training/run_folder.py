@@ -9,24 +9,28 @@ import hashlib
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from sightline import __version__
 from sightline.errors import InputError, names
-from sightline.files import locked, read_json_object, regular_file, replaced
+from sightline.files import locked, read_json_object, regular_file, replaced, write_text
 from sightline.training.distributed import n_processes
 from sightline.training.recipe import Recipe
 
 FORMAT = 2
+Count = Annotated[int, Field(strict=True, ge=0)]
 WITHOUT_CHECKSUM = 1  # the format of checkpoints that were written before there was one
 
 
@@ -43,6 +47,7 @@ class RunFolder:
         last_checkpoint: what a resume reads.
         encoder: the best so far by the recipe's metric, or the last where nothing validates.
         tensorboard: where that tracker writes.
+        start: the encoder before its first step, where the end of the run mixes it with the trained one.
         trackers_file: what identifies the run to other trackers.
         lock_file: held by the process that trains.
 
@@ -60,6 +65,7 @@ class RunFolder:
         self.log_file = self.path / "log.csv"
         self.last_checkpoint = self.path / "last.pt"
         self.encoder = self.path / "encoder"
+        self.start = self.path / "start"
         self.tensorboard = self.path / "tensorboard"
         self.trackers_file = self.path / "loggers.json"
         self.lock_file = self.path / ".lock"
@@ -78,6 +84,12 @@ class RunFolder:
             return Recipe.model_validate(read_json_object(self.recipe_file, self.path))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self.recipe_file}: not a recipe: {str(error).splitlines()[0]}") from error
+
+    def clear_unless(self, recipe: Recipe) -> None:
+        """Delete the folder if it is there and is not that of a run of this very recipe."""
+        is_same = self.recipe_file.is_file() and read_json_object(self.recipe_file) == json.loads(recipe.model_dump_json())
+        if self.path.is_dir() and not is_same:
+            shutil.rmtree(self.path)
 
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that is neither new nor, with ``resume``, that of a run of the same recipe."""
@@ -105,21 +117,18 @@ class RunFolder:
             raise InputError(f"{self.path}: its run has other images: {'; '.join(changed)}")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """A block in which no other process trains in this folder; refused where one does."""
+    def begin(self, recipe: Recipe, images: dict[str, Any], resume: bool) -> Iterator[None]:
+        """A block in which no other process trains in this folder, which says which run this is; refused where one does."""
         with locked(self.lock_file, wait=False) as is_alone:
             if not is_alone:
                 raise InputError(f"{self.path}: another process is training in this folder")
+            self.check(recipe, resume)  # another process may have been faster
+            write_text(self.images_file, json.dumps(images, indent=2) + "\n")
+            write_text(self.recipe_file, recipe.model_dump_json(indent=2) + "\n")  # last: with it the folder is a run's
+            for stale in self.path.glob(".*.*"):  # of a run that was killed while it wrote a file
+                if stale.is_file():
+                    stale.unlink()
             yield
-
-    def begin(self, recipe: Recipe, images: dict[str, Any]) -> None:
-        """Write which run this is, and clear what a run that was killed while it saved left behind."""
-        texts = {self.images_file: json.dumps(images, indent=2), self.recipe_file: recipe.model_dump_json(indent=2)}
-        for file, text in texts.items():  # the recipe last: with it the folder is a run's
-            with replaced(file) as scratch:
-                scratch.write_text(text + "\n", encoding="utf-8")
-        for stale in self.path.glob(".*.pt.*"):
-            stale.unlink()
 
     def record_environment(self, here: dict[str, Any], step: int) -> list[str]:
         """Write what the run runs on; where that is written already it is left as it is.
@@ -131,8 +140,7 @@ class RunFolder:
             What differs, a sentence each.
         """
         if not self.environment_file.is_file():
-            with replaced(self.environment_file) as scratch:
-                scratch.write_text(json.dumps(here, indent=2) + "\n", encoding="utf-8")
+            write_text(self.environment_file, json.dumps(here, indent=2) + "\n")
             return []
         stored = read_json_object(self.environment_file, self.path)
         changed = differences(stored, json.loads(json.dumps(here)) | {"command": stored.get("command")})
@@ -154,16 +162,11 @@ class Position:
         n_worse: validations since that one.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
+    epoch: Count = 0
+    batch: Count = 0
+    step: Count = 0
     best: float | None = None
-    n_worse: int = 0
-
-    def __post_init__(self) -> None:
-        counts = (self.epoch, self.batch, self.step, self.n_worse)
-        if any(type(count) is not int or count < 0 for count in counts) or not isinstance(self.best, float | int | None):
-            raise InputError(f"a run cannot be at {self}: counts from 0 and a number, or None, are expected")
+    n_worse: Count = 0
 
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
@@ -176,10 +179,9 @@ def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> No
 
 def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
     """What :func:`save_checkpoint` wrote, checked by its checksum; tensors on the CPU, nothing executed."""
+    regular_file(file, file.parent)
     try:
-        stored = torch.load(regular_file(file, file.parent), map_location="cpu", weights_only=True)
-    except InputError:
-        raise
+        stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{file}: not a readable checkpoint: {error.strerror}") from error
     except Exception as error:  # a foreign file can make the unpickler raise anything
@@ -193,7 +195,7 @@ def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
         )
     try:
         return Position(**stored.pop("position")), stored
-    except (KeyError, TypeError, InputError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: not a readable checkpoint: {error}") from error
 
 
@@ -212,25 +214,26 @@ def naming_misfits(file: Path) -> Iterator[None]:
 def _checksum(state: dict[str, Any]) -> str:
     """A hash of nested dictionaries and lists of tensors and plain values, in their order."""
     digest = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        elif isinstance(value, dict):
-            digest.update(f"dict {len(value)}".encode())
-            for key, entry in value.items():
-                digest.update(repr(key).encode())
-                add(entry)
-        elif isinstance(value, list | tuple):
-            digest.update(f"list {len(value)}".encode())
-            for entry in value:
-                add(entry)
-        else:
-            digest.update(repr(value).encode())
-
-    add(state)
+    for piece in _pieces(state):
+        digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    elif isinstance(value, dict):
+        yield f"dict {len(value)}".encode()
+        for key, entry in value.items():
+            yield repr(key).encode()
+            yield from _pieces(entry)
+    elif isinstance(value, list | tuple):
+        yield f"list {len(value)}".encode()
+        for entry in value:
+            yield from _pieces(entry)
+    else:
+        yield repr(value).encode()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -255,11 +258,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return None
 
 
 def differences(stored: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,5 +1,6 @@
 """Tiny trees in the layout of the published files."""
 
+import re
 import shutil
 import tarfile
 import zlib
@@ -12,6 +13,8 @@ from PIL import Image
 
 from sightline.data.manifest import Manifest, read_manifest
 from sightline.errors import InputError
+
+ROOT = Path(__file__).parents[3]
 
 
 class Tree:
@@ -77,3 +80,14 @@ def tree(tmp_path) -> Tree:
 @pytest.fixture
 def rows():
     return columns
+
+
+@pytest.fixture(scope="session")
+def page() -> dict:
+    """The functions of ``docs/data.md``."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/data.md").read_text(), flags=re.S | re.M)
+    assert len(blocks) == 4
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    return names

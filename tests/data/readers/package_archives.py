@@ -3,26 +3,47 @@
 import base64
 import hashlib
 import io
+import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
-from sightline.data.readers.archives import NpmPackage
+from sightline.data.readers.archives import DebianPackage, NpmPackage
+
+needs_dpkg = pytest.mark.skipif(not Path("/usr/bin/dpkg-deb").exists(), reason="needs dpkg-deb")
 
 
 def write_npm(folder: Path, name: str, files: dict[str, bytes], version: str = "1.0.0") -> NpmPackage:
     """An archive as ``npm pack`` names and lays it out, and the package whose checksum it has."""
-    package = NpmPackage(name, version, "", "CC0-1.0")
-    file = folder / package.archive_name()
+    file = folder / NpmPackage(name, version, "", "").archive_name()
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w:gz") as archive:
         for path, content in files.items():
             member = tarfile.TarInfo(f"package/{path}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    digest = hashlib.sha512(file.read_bytes()).digest()
-    return NpmPackage(name, version, base64.b64encode(digest).decode(), "CC0-1.0")
+    return NpmPackage(name, version, base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode(), "CC0-1.0")
+
+
+def write_deb(folder: Path, package: DebianPackage, files: dict[str, bytes], links=(), packed: str = "none") -> Path:
+    """A package built by dpkg-deb with the files, by their path below its root; the folder its archive is in."""
+    tree, debs = folder / "tree", folder / "debs"
+    root = tree / package.root.lstrip("/")
+    control = f"Package: {package.name}\nVersion: 1-2\nArchitecture: all\nMaintainer: N <n@example.org>\nDescription: x\n"
+    for path, content in {
+        tree / "DEBIAN/control": control.encode(),
+        **{root / path: files[path] for path in files},
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for path, target in links:
+        (root / path).symlink_to(target)
+    debs.mkdir()
+    command = ["dpkg-deb", f"-Z{packed}", "--root-owner-group", "--build", tree, debs / f"{package.name}_1-2_all.deb"]
+    subprocess.run(command, check=True, capture_output=True)
+    return debs
 
 
 def png(colour: tuple[int, ...], side: int = 8, mode: str = "RGBA") -> bytes:

@@ -39,44 +39,22 @@ def test_every_reader_has_a_section():
     assert sorted(re.findall(r"`([\w-]+)`", headings)) == sorted(on_disk())
 
 
-def functions():
-    names = {}
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4
-    for block in blocks:
-        exec(block, names)
-    return names
-
-
-def test_revisited_as_the_page_says(tree):
+def test_revisited_as_the_page_says(tree, page):
     truth = [{"bbx": [0, 0, 3, 3], "easy": [1], "hard": [], "junk": [0]}]
     tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": ["a", "b", "c"], "qimlist": ["q"], "gnd": truth}))
     tree.images(*(f"jpg/{name}.jpg" for name in "abcq"))
     manifest = tree.prepare(ROXFORD)
     vectors = np.array([[1, 0], [1, 0], [0.8, 0.6], [0.6, 0.8]], np.float32)  # the query, then a (junk), b (easy), c
     table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
-    results = functions()["measure_revisited"](tree.out, table)
+    results = page["measure_revisited"](tree.out, table)
     assert (results["easy"]["map"], results["medium"]["map"]) == (1, 1)
 
 
-def test_dyml_as_the_page_says(tree):
-    header = "fname, coarse_id, middle_id, fine_id"
-    for folder in ("train", "mini-bmk_all_in_one"):
-        tree.text(f"{folder}/label.csv", header + "\n".join(f"{n}.jpg, {n % 2}, {n % 2}, {n % 2}" for n in range(4)))
-        tree.images(*(f"{folder}/imgs/{n}.jpg" for n in range(4)))
-    manifest = tree.prepare(READERS.find("dyml-product"))
-    vectors = np.array([[1, 0], [0, 1]] * 4, np.float32)
-    table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
-    results, means = functions()["measure_dyml"](table)
-    assert list(results) == ["fine", "middle", "coarse"]
-    assert means["recall@1"] == 1
-
-
-def test_a_data_set_of_your_own_as_the_page_says(tree, rows):
+def test_a_data_set_of_your_own_as_the_page_says(tree, rows, page):
     tree.text("train.txt", "a.jpg one\nb.jpg one\n")
     tree.text("test.txt", "c.jpg two\nd.jpg two\n")
     tree.images("a.jpg", "b.jpg", "c.jpg", "d.jpg")
-    manifest = tree.prepare(functions()["SHOP"], counts=None)
+    manifest = tree.prepare(page["SHOP"], counts=None)
     assert rows(manifest, "split", "label_0") == [("test", "two"), ("test", "two"), ("train", "one"), ("train", "one")]
     tree.text("test.txt", "c.jpg two\n")
-    assert "test.txt (test): 1 images, 2 are published" in tree.complaint(functions()["SHOP"], counts=None)
+    assert "test.txt (test): 1 images, 2 are published" in tree.complaint(page["SHOP"], counts=None)

@@ -4,52 +4,46 @@ No more than a multiple of an archive's bytes comes out of it, and no pipes or d
 """
 
 import base64
-import bz2
 import gzip
 import hashlib
 import json
-import lzma
 import os
 import shutil
 import subprocess
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, cast
+from tempfile import TemporaryDirectory
+from typing import IO, Any, cast
 
-from sightline.errors import InputError, names, raise_faults
+from sightline.errors import InputError, named_errors, names, raise_faults
 from sightline.files import FAILING
 from sightline.progress import tracked
 
 GROWTH = 50  # bytes that may come out of each byte: photos give 1, drawings in text about 10, zeros 1,000
 SPARE = 64 << 20
 BLOCK = 1 << 20
+LONGEST_REASON = 500  # characters of what a client says
 # What broken bytes lead to; ValueError and RuntimeError: a name, a password or a method that cannot be used.
-UNPACKING = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
-    *(ValueError, RuntimeError, OverflowError),
-)
-MAGIC = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+UNPACKING = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OverflowError)
 
 
 class Bounded:
-    """A stream that is refused from so many bytes on."""
+    """What comes out of an archive, refused from so many bytes on."""
 
-    def __init__(self, stream: IO[bytes], most: int) -> None:
-        self.stream, self.left, self.most = stream, most, most
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, archive: Path) -> None:
+        self.stream, self.left = stream, most_unpacked(archive)
 
     def read(self, n: int = -1) -> bytes:
         """The next bytes."""
         found = self.stream.read(self.left + 1 if n < 0 else min(n, self.left + 1))
         self.left -= len(found)
         if self.left < 0:
-            raise InputError(f"more than {self.most:,} bytes come out of it")
+            raise InputError("far more bytes come out of it than it has")
         return found
 
 
@@ -63,42 +57,33 @@ def archive_faults(archive: Path) -> Iterator[None]:
     """One error that names the archive, for whatever its bytes lead to; a full disk stays what it is."""
     try:
         yield
-    except OSError as error:
-        if error.errno in FAILING or (error.errno is not None and not archive.exists()):
+    except (OSError, *UNPACKING) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in FAILING or (number is not None and not archive.exists()):
             raise
-        raise InputError(f"{archive}: cannot be unpacked: {error}") from error
-    except UNPACKING as error:
         raise InputError(f"{archive}: cannot be unpacked: {str(error) or type(error).__name__}") from error
 
 
 @contextmanager
-def tar_stream(archive: Path) -> Iterator[Bounded]:
-    """The bytes of a tar file, unpacked, whatever packed it."""
-    with archive.open("rb") as file:
-        start = file.read(6)
-        file.seek(0)
-        opener = next((opener for magic, opener in MAGIC.items() if start.startswith(magic)), None)
-        with opener(file) if opener else file as stream:  # type: ignore[operator]
-            yield Bounded(stream, most_unpacked(archive))
+def open_tar(archive: Path) -> Iterator[tarfile.TarFile]:
+    """A tar file, packed by gzip or not, to be read in order; one error that names it for whatever its bytes lead to."""
+    with archive_faults(archive), archive.open("rb") as file:
+        is_packed = file.peek(2).startswith(b"\x1f\x8b")
+        with gzip.open(file) if is_packed else file as stream, _tar_stream(stream, archive) as opened:
+            yield opened
 
 
-def tar_files(stream: Bounded) -> Iterator[tuple[str, IO[bytes]]]:
-    """The path of each file of a tar stream, and the file, to be read before the next one."""
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as opened:  # type: ignore[call-overload]
-        for member in opened:
-            if member.isfile() and (file := opened.extractfile(member)):
-                yield member.name, file
+def _tar_stream(stream: IO[bytes] | gzip.GzipFile, archive: Path) -> tarfile.TarFile:
+    return tarfile.open(fileobj=Bounded(stream, archive), mode="r|", bufsize=BLOCK)  # type: ignore[call-overload, no-any-return]
 
 
-def unpack_tar(stream: Bounded, folder: Path) -> None:
-    """Write the files, folders and links of a tar stream below a folder; hard links, pipes and devices are left out.
+def _extract(opened: tarfile.TarFile, folder: Path) -> None:
+    """Write the files, folders and links of a tar file; hard links, pipes and devices are left out.
 
     Names and links that lead out of the folder are refused.
     """
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as opened:  # type: ignore[call-overload]
-        for member in opened:
-            if member.isfile() or member.isdir() or member.issym():
-                opened.extract(member, folder, filter="data")
+    plain = (member for member in opened if member.isfile() or member.isdir() or member.issym())
+    opened.extractall(folder, plain, filter="data")
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -113,16 +98,14 @@ def unpack(archive: Path, folder: Path) -> None:
         >>> (folder / "b" / "c.txt").read_text()
         'whole'
     """
-    with archive_faults(archive):
-        if archive.suffix != ".zip":
-            with tar_stream(archive) as stream:
-                unpack_tar(stream, folder)
-            return
-        with zipfile.ZipFile(archive) as zipped:
-            most = most_unpacked(archive)
-            if sum(member.file_size for member in zipped.infolist()) > most:
-                raise InputError(f"more than {most:,} bytes come out of it")
-            zipped.extractall(folder)
+    if archive.suffix != ".zip":
+        with open_tar(archive) as opened:
+            _extract(opened, folder)
+        return
+    with archive_faults(archive), zipfile.ZipFile(archive) as zipped:
+        if sum(member.file_size for member in zipped.infolist()) > most_unpacked(archive):
+            raise InputError("far more bytes come out of it than it has")
+        zipped.extractall(folder)
 
 
 @dataclass(frozen=True)
@@ -140,6 +123,9 @@ class NpmPackage:
     version: str
     integrity: str
     licence: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
 
     def archive_name(self) -> str:
         """What ``npm pack`` calls the archive.
@@ -182,41 +168,29 @@ def npm_archives(
     with TemporaryDirectory(prefix="sightline-") as scratch:
         if archives is None:
             for package in tracked(packages, "Fetching packages", len(packages), show_progress):
-                _npm_pack(package, Path(scratch))
+                _fetch(["npm", "pack", "--loglevel=error", "--fetch-retry-mintimeout=1000"], str(package), scratch)
         found = [Path(archives or scratch, package.archive_name()) for package in packages]
         faults = [_fault(file, package) for file, package in zip(found, packages, strict=True)]
         raise_faults(archives or "fetched by npm", [fault for fault in faults if fault])
         yield found
 
 
-def _npm_pack(package: NpmPackage, folder: Path) -> None:
-    wanted = f"{package.name}@{package.version}"
-    result = _run(["npm", "pack", wanted, "--json", "--fetch-retry-mintimeout=1000"], folder, f"to fetch {wanted}")
-    if result.returncode:
-        try:
-            error = json.loads(result.stdout)["error"]
-            reason = f"{error['code']}: {error['summary']}"
-        except (ValueError, KeyError, TypeError):
-            reason = _last_line(result.stderr)
-        raise InputError(f"npm could not fetch {wanted}: {reason}")
-
-
 def _fault(file: Path, package: NpmPackage) -> str | None:
     if not file.is_file():
-        return f"{file.name}: no such file; `npm pack {package.name}@{package.version}` makes it"
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha512").digest()
-    if base64.b64encode(digest).decode() != package.integrity:
-        size = f"{file.stat().st_size:,} bytes"
-        return f"{file.name}: {size} with another checksum than the published one: cut off, changed, or another version"
-    return None
+        return f"{file.name}: no such file; `npm pack {package}` makes it"
+    content = file.read_bytes()
+    if base64.b64encode(hashlib.sha512(content).digest()).decode() == package.integrity:
+        return None
+    return f"{file.name}: {len(content):,} bytes with another checksum than published: cut off, changed, or another version"
 
 
-def read_archive(archive: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """The wanted files of an archive, by their path in it without the first folder."""
-    with archive_faults(archive), tar_stream(archive) as stream:
-        inside = ((name.partition("/")[2], file) for name, file in tar_files(stream))
-        return {path: file.read() for path, file in inside if wanted(path)}
+def archive_files(archive: Path, beginning: str = "") -> Iterator[tuple[str, bytes]]:
+    """Path, without the first folder, and content of the files whose path begins so, one at a time: all are gigabytes."""
+    with open_tar(archive) as opened:
+        for member in opened:
+            path = member.name.partition("/")[2]
+            if member.isfile() and path.startswith(beginning):
+                yield path, cast(IO[bytes], opened.extractfile(member)).read()
 
 
 def need_files(archive: Path, found: Container[str], needed: Iterable[str]) -> None:
@@ -224,13 +198,11 @@ def need_files(archive: Path, found: Container[str], needed: Iterable[str]) -> N
     raise_faults(archive.name, [f"has no {path}" for path in needed if path not in found])
 
 
-def read_member(archive: Path, files: dict[str, bytes], path: str) -> object:
+def read_member(archive: Path, files: dict[str, bytes], path: str) -> Any:
     """The content of a JSON file of an archive."""
     need_files(archive, files, [path])
-    try:
+    with named_errors(archive.name, f"{path} is not JSON", ValueError):
         return json.loads(files[path])
-    except ValueError as error:
-        raise InputError(f"{archive.name}: {path} is not JSON: {error}") from error
 
 
 @contextmanager
@@ -245,18 +217,16 @@ def debian_files(package: DebianPackage, archives: Path | None) -> Iterator[tupl
     """
     with TemporaryDirectory(prefix="sightline-") as scratch:
         if archives is None and Path(package.root).is_dir() and shutil.which("dpkg-query"):
-            asked = _run(["dpkg-query", "--show", "--showformat=${Version}", package.name], Path(scratch), "")
-            if asked.returncode == 0 and asked.stdout:
-                yield Path(package.root), asked.stdout
+            query = ["dpkg-query", "--show", "--showformat=${Version}", package.name]
+            if version := subprocess.run(query, capture_output=True, text=True).stdout:
+                yield Path(package.root), version
                 return
         if archives is None:
-            result = _run(["apt-get", "download", package.name], Path(scratch), f"to fetch {package.name}")
-            if result.returncode:
-                raise InputError(f"apt-get could not fetch {package.name}: {_last_line(result.stderr)}")
+            _fetch(["apt-get", "download"], package.name, scratch)
         found = sorted(Path(archives or scratch).glob(f"{package.name}_*.deb"))
         if len(found) != 1:
-            has = f"{names(file.name for file in found)} are there" if found else "there is none"
-            raise InputError(f"{archives or 'fetched by apt-get'}: one {package.name}_*.deb is needed; {has}")
+            there = names(file.name for file in found) or "none"
+            raise InputError(f"{archives or 'fetched by apt-get'}: one {package.name}_*.deb is needed; there is {there}")
         _unpack_debian(found[0], Path(scratch, "files"))
         root = Path(scratch, "files", package.root.lstrip("/"))
         if not root.is_dir():
@@ -266,36 +236,23 @@ def debian_files(package: DebianPackage, archives: Path | None) -> Iterator[tupl
 
 def _unpack_debian(archive: Path, folder: Path) -> None:
     """Have ``dpkg-deb`` give the package's files as a tar stream, and write that below a folder."""
-    _check_installed("dpkg-deb", f"to unpack {archive.name}")
+    _need_program("dpkg-deb", f"to unpack {archive.name}")
     command = ["dpkg-deb", "--fsys-tarfile", str(archive.resolve())]
-    with TemporaryFile() as said, subprocess.Popen(command, stdout=PIPE, stderr=said, env=_in_english()) as process:
-        stream = Bounded(cast(IO[bytes], process.stdout), most_unpacked(archive))
-        try:
-            with archive_faults(archive):
-                unpack_tar(stream, folder)
-        except InputError:
-            cast(IO[bytes], process.stdout).close()
-            process.wait()
-            said.seek(0)
-            reason = said.read().decode(errors="replace").strip()
-            if reason and stream.left >= 0:  # else it complains of the pipe
-                raise InputError(f"{archive}: cannot be unpacked: {_last_line(reason)}") from None
-            raise
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        stream = cast(IO[bytes], process.stdout)
+        with archive_faults(archive), _tar_stream(stream, archive) as opened:
+            _extract(opened, folder)
 
 
-def _check_installed(program: str, purpose: str) -> None:
+def _need_program(program: str, purpose: str) -> None:
     if not shutil.which(program):
         raise InputError(f"{program} is needed {purpose} and is not installed; or give a folder with the archive")
 
 
-def _run(command: list[str], folder: Path, purpose: str) -> subprocess.CompletedProcess[str]:
-    _check_installed(command[0], purpose)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", env=_in_english())
-
-
-def _in_english() -> dict[str, str]:
-    return os.environ | {"LC_ALL": "C"}
-
-
-def _last_line(text: str) -> str:
-    return (text.strip() or "it gave no reason").splitlines()[-1].strip()
+def _fetch(command: Sequence[str], package: str, folder: str) -> None:
+    """Have a client download a package to a folder."""
+    _need_program(command[0], f"to fetch {package}")
+    in_english = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run([*command, package], cwd=folder, capture_output=True, text=True, errors="replace", env=in_english)
+    if done.returncode:
+        raise InputError(f"{command[0]} could not fetch {package}: {' '.join(done.stderr.split())[:LONGEST_REASON]}")

@@ -148,7 +148,7 @@ def _distinct_characters() -> tuple[str, ...]:
 
 
 def _generator(*seeds: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds)))
+    return np.random.Generator(np.random.PCG64(seeds))
 
 
 def draw_glyph(character: str, typeface: str, seed: int = 0) -> Image.Image:

@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from PIL import ExifTags
+from PIL import ExifTags, Image, ImageOps
+from pydantic import TypeAdapter, ValidationError
 
 from sightline.data.images import open_image
 from sightline.data.manifest import BOX
-from sightline.data.readers.matlab import read_matlab
-from sightline.data.readers.pickles import as_text, read_pickle
-from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_columns, read_fields
-from sightline.errors import InputError, raise_faults
+from sightline.data.readers.source import (
+    Draft,
+    PublishedCounts,
+    Reader,
+    SourceFiles,
+    layout_faults,
+    read_columns,
+    read_fields,
+    read_lists,
+)
+from sightline.data.readers.untrusted_files import as_text, read_matlab, read_pickle
+from sightline.errors import named_errors, raise_faults
 from sightline.files import read_json
 
 NO_LABEL = ("", "nan", "none", "null")
@@ -24,6 +33,7 @@ PUBLIC_COLUMNS = ("landmark_id", "hierarchical_label", "natural_or_human_made")
 OLDER_COLUMNS = ("landmark_id", "cluster", "overall_cluster")
 GLDV2_FILES = {"train": "train_clean.csv", "gallery": "index_image_to_landmark.csv", "query": "retrieval_solution_v2.1.csv"}
 KINDS = ("easy", "hard", "junk")
+JUDGEMENTS = TypeAdapter(dict[str, dict[str, list[str]]])
 
 
 def read_judgements(
@@ -40,21 +50,17 @@ def read_judgements(
     Returns:
         For each kind, a list for each query.
     """
-    try:
-        judged = read_json(Path(file))
-    except OSError as error:
-        raise InputError(f"{file}: not a file of judgements: {error}") from error
-    if not isinstance(judged, dict) or not all(isinstance(lists, dict) for lists in judged.values()):
-        raise InputError(f"{file}: not a file of judgements: a table of lists for each query is needed")
+    with named_errors(file, "not a file of judgements", OSError, ValidationError):
+        judged = JUDGEMENTS.validate_python(read_json(Path(file)))
     place = {name: number for number, name in enumerate(gallery_ids)}
-    faults = []
-    for query in query_ids:
-        for kind in kinds:
-            if not isinstance(judged.get(query, {}).get(kind), list):
-                faults.append(f"query {query!r}: no list {kind!r}")
-            else:
-                strange = [item for item in judged[query][kind] if not isinstance(item, str) or item not in place]
-                faults += [f"query {query!r}: {item!r} is not in the gallery" for item in strange]
+    asked = [(query, kind, judged.get(query, {}).get(kind)) for kind in kinds for query in query_ids]
+    faults = [f"query {query!r}: no list {kind!r}" for query, kind, items in asked if items is None]
+    faults += [
+        f"query {query!r}: {item!r} is not in the gallery"
+        for query, _, items in asked
+        for item in items or []
+        if item not in place
+    ]
     raise_faults(file, faults)
     return [[[place[item] for item in judged[query][kind]] for query in query_ids] for kind in kinds]
 
@@ -109,40 +115,22 @@ def _hierarchy(source: SourceFiles, space: str) -> pl.DataFrame:
     return table
 
 
-def read_landmarks_clean(source: SourceFiles) -> Iterator[Draft]:
-    """``annotation_clean_{train,val}.txt``: an image and its landmark in each line.
-
-    An image given by its address is looked for where ``wget --force-directories`` puts it.
-    """
-    at_its_site = pl.col("path").str.replace(r"^[^/:]*://([^?#]*).*$", "$1")
-    for split in ("train", "val"):
-        folders = ("", "annotations/", "annotations_landmarks/")
-        listed = source.file(*(f"{folder}annotation_clean_{split}.txt" for folder in folders))
-        yield Draft(split, listed, read_fields(listed, ("path", "label_0")).with_columns(at_its_site), source.root)
-
-
 def read_sfm(source: SourceFiles) -> Iterator[Draft]:
     """``retrieval-SfM-120k.pkl``, or the ``.mat`` of names and clusters, which knows no validation part; ``ims/``."""
     pickled = source.find(["retrieval-SfM-120k.pkl"])
     listed = pickled or source.file("retrieval-SfM-120k-imagenames-clusterids.mat")
-    found = read_pickle(listed.read_bytes(), listed) if pickled else read_matlab(listed, "cids", "cluster")
-    tables = {}
-    try:
+    with layout_faults(listed, "'train' and 'val' of a pickle, each with 'cids' of text and 'cluster' of numbers, are"):
         if pickled:
-            parts = {split: as_text(found)[split] for split in ("train", "val")}
+            found = as_text(read_pickle(listed.read_bytes(), listed))
+            parts = {split: (found[split]["cids"], found[split]["cluster"]) for split in ("train", "val")}
         else:
-            parts = {"train": {"cids": [cell[0] for cell in found["cids"].ravel()], "cluster": found["cluster"].ravel()}}
+            found = read_matlab(listed, "cids", "cluster")
+            parts = {"train": ([cell[0] for cell in found["cids"].ravel()], found["cluster"].ravel())}
         for split, part in parts.items():
-            ids, numbers = [str(name) for name in part["cids"]], part["cluster"]
-            if len(ids) != len(numbers):
-                raise ValueError(f"{split}: {len(ids)} images and {len(numbers)} clusters")
-            paths = [f"{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in ids]
-            tables[split] = pl.DataFrame({"path": paths, "label_0": [f"{split}/{int(number)}" for number in numbers]})
-    except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
-        each = "'train' and 'val', each with " if pickled else ""
-        raise InputError(f"{listed}: {each}'cids' of text and 'cluster' of numbers are needed: {error!r}") from error
-    for split, rows in tables.items():  # the .mat has another selection: its images are not counted
-        yield Draft(split, pickled, rows, source.folder("ims"))
+            ids = [(str(name), f"{split}/{int(number)}") for name, number in zip(*part, strict=True)]
+            rows = [(f"{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}", label) for name, label in ids]
+            table = pl.DataFrame(rows, {"path": pl.String, "label_0": pl.String}, orient="row")
+            yield Draft(split, pickled, table, source.folder("ims"))  # the .mat has another selection, which is not counted
 
 
 def read_revisited(source: SourceFiles, name: str, distractors: bool) -> Iterator[Draft]:
@@ -163,30 +151,26 @@ def read_revisited(source: SourceFiles, name: str, distractors: bool) -> Iterato
 
 def _ground_truth(listed: Path) -> tuple[list[str], list[str], list[list[int]], dict[str, dict[str, list[str]]]]:
     """Images, queries, the box of each query, and its images of each kind."""
-    found = read_pickle(listed.read_bytes(), listed)
-    try:
-        truth: Any = as_text(found)
+    with layout_faults(listed, f"imlist, qimlist and gnd with bbx of four sides, {', '.join(KINDS)} are"):
+        truth: Any = as_text(read_pickle(listed.read_bytes(), listed))
         items, queries = ([str(name) for name in truth[key]] for key in ("imlist", "qimlist"))
-        judged = list(truth["gnd"])
-        boxes = [[round(float(side)) for side in entry["bbx"]] for entry in judged]
-        places = [{kind: [int(place) for place in entry[kind]] for kind in KINDS} for entry in judged]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{listed}: imlist, qimlist and gnd with bbx, {', '.join(KINDS)} are needed: {error!r}") from error
-    faults = [] if len(queries) == len(judged) > 0 else [f"{len(queries)} queries, judgements of {len(judged)}"]
-    for query, box, lists in zip(queries, boxes, places, strict=False):
-        faults += _query_faults(query, box, lists, len(items))
-    raise_faults(listed, faults)
-    named = [{kind: [items[place] for place in lists[kind]] for kind in KINDS} for lists in places]
-    return items, queries, boxes, dict(zip((f"query/{query}" for query in queries), named, strict=True))
+        boxes = [[round(float(side)) for side in entry["bbx"]] for entry in truth["gnd"]]
+        places = [{kind: [int(place) for place in entry[kind]] for kind in KINDS} for entry in truth["gnd"]]
+        if not len(queries) == len(boxes) > 0 or any(len(box) != 4 for box in boxes):
+            raise ValueError(f"{len(queries)} queries, judgements of {len(boxes)}")
+    far = [
+        f"query {query}: {kind} has place {place}, there are {len(items)} images"
+        for query, lists in zip(queries, places, strict=True)
+        for kind in KINDS
+        for place in lists[kind]
+        if not 0 <= place < len(items)
+    ]
+    raise_faults(listed, far)
+    judged = [{kind: [items[place] for place in lists[kind]] for kind in KINDS} for lists in places]
+    return items, queries, boxes, dict(zip((f"query/{query}" for query in queries), judged, strict=True))
 
 
-def _query_faults(query: str, box: Sequence[int], lists: dict[str, list[int]], n_items: int) -> list[str]:
-    far = [(kind, place) for kind in KINDS for place in lists[kind] if not 0 <= place < n_items]
-    faults = [f"query {query}: {kind} has place {place}, there are {n_items} images" for kind, place in far]
-    return faults if len(box) == 4 else [f"query {query}: bbx has {len(box)} sides", *faults]
-
-
-def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:
+def _pixels(path: Path, box: Sequence[int]) -> tuple[int, ...]:
     """The box in whole pixels, within the image where that can be read.
 
     Boxes are of the stored pixels; images are turned as their cameras say when they are opened, and the box with them.
@@ -194,16 +178,12 @@ def _pixels(path: Path, box: Sequence[int]) -> tuple[int, int, int, int]:
     left, top, right, bottom = box
     try:
         with open_image(path) as image:
-            width, height = image.size
-            turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+            mask = Image.new("1", image.size)
+            mask.paste(1, (left, top, right, bottom))
+            mask.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
+            return ImageOps.exif_transpose(mask).getbbox() or tuple(box)
     except Exception:  # whatever its bytes lead to; missing images are reported together
-        return left, top, right, bottom
-    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
-    if turn in (2, 3, 7, 8):
-        left, right = width - right, width - left
-    if turn in (3, 4, 6, 7):
-        top, bottom = height - bottom, height - top
-    return (top, left, bottom, right) if turn in (5, 6, 7, 8) else (left, top, right, bottom)
+        return tuple(box)
 
 
 def _revisited(name: str, city: str, n_images: int, distractors: bool) -> Reader:
@@ -240,7 +220,15 @@ H_GLDV2 = Reader(
 LANDMARKS_CLEAN = Reader(
     about="586 landmarks, cleaned by geometry",
     needs="'annotation_clean_train.txt', 'annotation_clean_val.txt' (or in 'annotations') and the images they name",
-    read=read_landmarks_clean,
+    read=partial(
+        read_lists,
+        files=[f"{folder}annotation_clean_{{}}.txt" for folder in ("", "annotations/", "annotations_landmarks/")],
+        fields=("path", "label_0"),
+        # An image given by its address is looked for where ``wget --force-directories`` puts it.
+        columns={"path": pl.col("path").str.replace(r"^[^/:]*://([^?#]*).*$", "$1"), "label_0": "label_0"},
+        splits=("train", "val"),
+        folders=["."],
+    ),
     counts={"train": PublishedCounts(42410, (586,))},
     class_disjoint=False,
 )

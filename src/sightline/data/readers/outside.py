@@ -3,8 +3,7 @@
 The first three come in arrays and are written as PNG beside the manifest.
 """
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,15 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from PIL import Image
 
 from sightline.data.manifest import IMAGE_SUFFIXES, image_files
-from sightline.data.readers.archives import archive_faults, tar_files, tar_stream
-from sightline.data.readers.matlab import read_matlab
-from sightline.data.readers.pickles import as_text, read_pickle
-from sightline.data.readers.source import Draft, PublishedCounts, Reader, SourceFiles, read_fields
+from sightline.data.readers.archives import archive_files, need_files
+from sightline.data.readers.source import (
+    Draft,
+    PublishedCounts,
+    Reader,
+    SourceFiles,
+    layout_faults,
+    read_lists,
+    write_arrays,
+)
+from sightline.data.readers.untrusted_files import as_text, read_matlab, read_pickle
 from sightline.errors import InputError, names, raise_faults
-from sightline.progress import tracked
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -32,32 +36,29 @@ class Cifar(NamedTuple):
 
     archives: tuple[str, str]
     folders: tuple[str, str]
-    train: tuple[str, ...]
-    test: str
+    parts: Mapping[str, tuple[str, ...]]
     meta: str
-    meta_keys: tuple[str, ...]
-    text_names: tuple[str, ...]
+    name_keys: tuple[str, ...]
+    name_files: tuple[str, ...]
     label_keys: tuple[str, ...]
 
 
 CIFAR_10_FILES = Cifar(
     archives=("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"),
     folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
-    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-    test="test_batch",
+    parts={"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
     meta="batches.meta",
-    meta_keys=("label_names",),
-    text_names=("batches.meta.txt",),
+    name_keys=("label_names",),
+    name_files=("batches.meta.txt",),
     label_keys=("labels",),
 )
 CIFAR_100_FILES = Cifar(
     archives=("cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"),
     folders=("cifar-100-python", "cifar-100-binary"),
-    train=("train",),
-    test="test",
+    parts={"train": ("train",), "test": ("test",)},
     meta="meta",
-    meta_keys=("fine_label_names", "coarse_label_names"),
-    text_names=("fine_label_names.txt", "coarse_label_names.txt"),
+    name_keys=("fine_label_names", "coarse_label_names"),
+    name_files=("fine_label_names.txt", "coarse_label_names.txt"),
     label_keys=("fine_labels", "coarse_labels"),
 )
 
@@ -66,51 +67,47 @@ def read_cifar(source: SourceFiles, files: Cifar) -> Iterator[Draft]:
     """The Python or the binary version, as archive or unpacked."""
     made = source.room()
     where, found, suffix = _contents(source, files)
-    class_names = _class_names(where, found, files, is_binary=bool(suffix))
-    for split, parts in (("train", files.train), ("test", (files.test,))):
+    class_names = _class_names(where, found, files)
+    for split, parts in files.parts.items():
         load = _from_binary if suffix else _from_pickle
         arrays = [load(found[part + suffix], where / f"{part}{suffix}", files.label_keys) for part in parts]
-        images = np.concatenate([pixels for pixels, _ in arrays]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-        numbers = np.concatenate([column for _, column in arrays])
-        labels = [_named(column, known, where) for column, known in zip(numbers.T, class_names, strict=True)]
-        yield Draft(split, where, _written(made, images, split, labels, source.show_progress), made)
+        pixels, numbers = (np.concatenate(kind) for kind in zip(*arrays, strict=True))
+        for column, known in zip(numbers.T, class_names, strict=True):
+            if not 0 <= column.min(initial=0) <= column.max(initial=0) < len(known):
+                raise InputError(f"{where}: labels from {column.min()} to {column.max()}, names of {len(known)} classes")
+        labels = [[known[number] for number in column] for column, known in zip(numbers.T, class_names, strict=True)]
+        images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        yield Draft(split, where, write_arrays(made, images, split, labels, source.show_progress), made)
 
 
 def _contents(source: SourceFiles, files: Cifar) -> tuple[Path, dict[str, bytes], str]:
     """Where the files are, what each holds, and their ending: ``.bin`` in the binary version."""
+    (test,) = files.parts["test"]
     for folder, archive, suffix in zip(files.folders, files.archives, ("", ".bin"), strict=True):
-        wanted = [part + suffix for part in (*files.train, files.test)]
-        wanted += files.text_names if suffix else [files.meta]
-        if unpacked := source.find([f"{folder}/{files.test}{suffix}", files.test + suffix]):
-            where = unpacked.parent
-            there = sorted(os.listdir(where))
-            found = {name: (where / name).read_bytes() for name in wanted if (where / name).is_file()}
-        elif packed := source.find([archive]):
-            where = packed
-            with archive_faults(packed), tar_stream(packed) as stream:
-                found = {Path(name).name: file.read() for name, file in tar_files(stream)}
-            there = sorted(found)
-        else:
+        wanted = [part + suffix for parts in files.parts.values() for part in parts]
+        wanted += files.name_files if suffix else [files.meta]
+        unpacked = source.find([f"{folder}/{test}{suffix}", test + suffix])
+        where = unpacked.parent if unpacked else source.find([archive])
+        if where is None:
             continue
-        if missing := [name for name in wanted if name not in found]:
-            raise InputError(f"{where}: no {names(missing)} in it; it has {names(there)}")
-        return where, found, suffix
-    sought = source.file(*files.archives, *(f"{folder}/{files.test}" for folder in files.folders))  # says what is missing
-    raise InputError(f"{sought}: not a file of this data set")
-
-
-def _class_names(where: Path, found: dict[str, bytes], files: Cifar, is_binary: bool) -> list[list[str]]:
-    """The names of the classes of each level, each of which can be a folder's."""
-    meta = {} if is_binary else read_pickle(found[files.meta], where / files.meta)
-    try:
-        if is_binary:
-            levels = [
-                [line.strip() for line in found[name].decode().split("\n") if line.strip()] for name in files.text_names
-            ]
+        if unpacked:
+            found = {name: (where / name).read_bytes() for name in wanted if (where / name).is_file()}
         else:
-            levels = [list(as_text(meta)[key]) for key in files.meta_keys]
-    except (UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{where}: class names are needed, UTF-8 text in {names(files.meta_keys)}: {error!r}") from error
+            found = {Path(path).name: content for path, content in archive_files(where)}
+        need_files(where, found, wanted)
+        return where, found, suffix
+    source.refuse("file", [*files.archives, *(f"{folder}/{test}" for folder in files.folders)])
+
+
+def _class_names(where: Path, found: Mapping[str, bytes], files: Cifar) -> list[list[str]]:
+    """The names of the classes of each level, each of which can be a folder's."""
+    with layout_faults(where, f"class names, UTF-8 text in {names(files.name_keys)}, are"):
+        if files.meta in found:
+            meta = as_text(read_pickle(found[files.meta], where / files.meta))
+            levels = [list(meta[key]) for key in files.name_keys]
+        else:
+            levels = [found[name].decode().split("\n") for name in files.name_files]
+            levels = [[line.strip() for line in lines if line.strip()] for lines in levels]
     wrong = [name for level in levels for name in level if not _names_a_folder(name)]
     raise_faults(where, [f"class name {str(name)[:100]!r} cannot be a folder's" for name in wrong])
     return levels
@@ -122,14 +119,12 @@ def _names_a_folder(name: object) -> bool:
 
 def _from_pickle(data: bytes, file: Path, keys: Sequence[str]) -> Arrays:
     found = read_pickle(data, file)
-    found = {as_text(key): value for key, value in found.items()} if isinstance(found, dict) else {}
-    try:
+    with layout_faults(file, f"{names(('data', *keys))}, (N, {PIXELS}) pixels and N labels as numbers, are"):
+        found = {as_text(key): value for key, value in found.items()}
         pixels = np.asarray(found["data"], np.uint8)
         numbers = np.array([found[key] for key in keys], np.int64).T
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{file}: {names(('data', *keys))} are needed as numbers: {error!r}") from error
-    if pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(numbers):
-        raise InputError(f"{file}: (N, {PIXELS}) pixels and N labels are needed, found {pixels.shape} and {len(numbers)}")
+        if pixels.shape != (len(numbers), PIXELS):
+            raise ValueError(f"found {pixels.shape} and {len(numbers)}")
     return pixels, numbers
 
 
@@ -141,49 +136,19 @@ def _from_binary(data: bytes, file: Path, keys: Sequence[str]) -> Arrays:
     return rows[:, len(keys) :], rows[:, : len(keys)][:, ::-1].astype(np.int64)  # the file has the coarse label first
 
 
-def _named(numbers: NDArray[np.int64], known: Sequence[str], file: Path) -> list[str]:
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(known):
-        raise InputError(f"{file}: labels from {numbers.min()} to {numbers.max()}, names of {len(known)} classes")
-    return [known[number] for number in numbers.tolist()]
-
-
-def _written(
-    made: Path, images: NDArray[np.uint8], split: str, labels: Sequence[Sequence[str]], show_progress: bool
-) -> pl.DataFrame:
-    """Write (N, 32, 32, 3) as ``<split>/<label>/<number>.png``; the rows."""
-    for name in set(labels[0]):
-        (made / split / name).mkdir(parents=True)
-    paths = [f"{split}/{name}/{number:05d}.png" for number, name in enumerate(labels[0])]
-    pairs = zip(paths, images, strict=True)
-    for path, image in tracked(pairs, f"Writing {split} images", len(paths), show_progress):
-        Image.fromarray(np.ascontiguousarray(image)).save(made / path)
-    return pl.DataFrame({"path": paths} | {f"label_{level}": list(column) for level, column in enumerate(labels)})
-
-
 def read_svhn(source: SourceFiles) -> Iterator[Draft]:
     """``{train,test}_32x32.mat`` with ``X`` (32, 32, 3, N) and ``y``, in which 10 stands for the digit 0."""
     made = source.room()
     for split in ("train", "test"):
         file = source.file(f"{split}_32x32.mat")
         found = read_matlab(file, "X", "y")
-        if any(array.dtype.kind not in "iu" for array in found.values()):
-            raise InputError(f"{file}: X and y are needed as whole numbers")
-        pixels, digits = found["X"], found["y"].ravel().astype(np.int64) % 10
-        if pixels.shape != (SIDE, SIDE, 3, len(digits)):
-            raise InputError(f"{file}: X of shape ({SIDE}, {SIDE}, 3, {len(digits)}) is needed, found {pixels.shape}")
+        pixels, digits = found["X"], found["y"].ravel()
+        wanted = (SIDE, SIDE, 3, len(digits))
+        if pixels.shape != wanted or any(array.dtype.kind not in "iu" for array in found.values()):
+            raise InputError(f"{file}: X of shape {wanted} and y are needed as whole numbers, found {pixels.shape}")
+        labels = [str(digit) for digit in (digits.astype(np.int64) % 10).tolist()]
         images = pixels.astype(np.uint8).transpose(3, 0, 1, 2)
-        rows = _written(made, images, split, [[str(digit) for digit in digits.tolist()]], source.show_progress)
-        yield Draft(split, file, rows, made)
-
-
-def read_textures(source: SourceFiles) -> Iterator[Draft]:
-    """``images/<texture>/<file>.jpg`` and ``labels/{train,val,test}1.txt``, the first of the ten published splits."""
-    source = source.unpacked(["dtd-r1.0.1.tar.gz"], unless=["images", "dtd/images"])
-    images = source.folder("images", "dtd/images")
-    for split in ("train", "val", "test"):
-        listed = source.file(f"labels/{split}1.txt", f"dtd/labels/{split}1.txt")
-        rows = read_fields(listed, ["path"]).with_columns(label_0=pl.col("path").str.split("/").list.first())
-        yield Draft(split, listed, rows, images)
+        yield Draft(split, file, write_arrays(made, images, split, [labels], source.show_progress), made)
 
 
 def read_folder(source: SourceFiles) -> Iterator[Draft]:
@@ -218,7 +183,16 @@ SVHN = Reader(
 TEXTURES = Reader(
     about="Describable Textures: 47 kinds of texture",
     needs="'dtd-r1.0.1.tar.gz', or 'images' and 'labels' from it (or in 'dtd')",
-    read=read_textures,
+    read=partial(  # the first of the ten published splits
+        read_lists,
+        files=("labels/{}1.txt", "dtd/labels/{}1.txt"),
+        fields=["path"],
+        columns={"path": "path", "label_0": pl.col("path").str.split("/").list.first()},
+        splits=("train", "val", "test"),
+        folders=("images", "dtd/images"),
+    ),
+    archives=("dtd-r1.0.1.tar.gz",),
+    folders=("images", "dtd/images"),
     counts={split: PublishedCounts(1880, (47,)) for split in ("train", "val", "test")},
     class_disjoint=False,
 )

@@ -3,27 +3,28 @@
 A reader of files on disk is a :class:`Reader`; what is drawn or fetched is written by :func:`write_collection`.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, NoReturn
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
+from PIL import Image
 
-from sightline.data.manifest import FLAGS, label_columns, table_faults
+from sightline.data.manifest import FLAGS, SUFFIXES, UNREADABLE, label_columns, table_faults, write_table
 from sightline.data.readers.archives import unpack
-from sightline.errors import InputError, names, raise_faults
-from sightline.files import read_json, replaced, replaced_folder
+from sightline.errors import InputError, named_errors, names, raise_faults
+from sightline.files import read_json, replaced_folder, write_text
 from sightline.progress import tracked
 
 SHOWN_ENTRIES, SHOWN_PATHS = 12, 5  # in a message: names of a folder, images
-SUFFIXES = (".parquet", ".csv")
 MANIFEST, RECORD = "manifest.csv", "collection.json"
 Judgements = Mapping[str, Mapping[str, Sequence[str]]]
 Record = dict[str, str | int | list[str]]
@@ -85,13 +86,14 @@ class SourceFiles:
 
     def file(self, *choices: str) -> Path:
         """The first of these files; one error that says what was looked for, and what the folder has."""
-        return self.find(choices) or self._refuse("file", choices)
+        return self.find(choices) or self.refuse("file", choices)
 
     def folder(self, *choices: str) -> Path:
         """The first of these folders; refused like :meth:`file`."""
-        return self.find(choices, Path.is_dir) or self._refuse("folder", choices)
+        return self.find(choices, Path.is_dir) or self.refuse("folder", choices)
 
-    def _refuse(self, what: str, choices: Sequence[str]) -> Path:
+    def refuse(self, what: str, choices: Sequence[str]) -> NoReturn:
+        """Say what was looked for, and what the folder has."""
         found = sorted(entry.name + "/" * entry.is_dir() for entry in os.scandir(self.root))
         has = f"it has {_some(found, SHOWN_ENTRIES)}" if found else "it is empty"
         raise InputError(f"{self.root}: no {what} {' or '.join(map(repr, choices))} in this folder; {has}")
@@ -117,6 +119,8 @@ class Reader:
         counts: what the published set has: for each split, ``query`` and ``gallery``.
         class_disjoint: no class of the finest level is in two splits.
         labelled: its images have labels.
+        archives: names of an archive that is unpacked where none of ``folders`` is there.
+        folders: what the archive holds.
     """
 
     about: str
@@ -125,6 +129,8 @@ class Reader:
     counts: Mapping[str, PublishedCounts] = field(default_factory=dict)
     class_disjoint: bool = True
     labelled: bool = True
+    archives: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     suffix: ClassVar[str] = SUFFIXES[0]
 
     def __post_init__(self) -> None:
@@ -149,61 +155,48 @@ class Reader:
         if out.suffix not in SUFFIXES:
             raise InputError(f"{out}: the manifest's name must end in one of {names(SUFFIXES)}")
         if not root.is_dir():
-            found = "it is a file; give the folder it lies in" if root.exists() else "no such folder"
-            raise InputError(f"{root}: {found}; needed is a folder with {self.needs}")
+            raise InputError(f"{root}: no such folder; needed is a folder with {self.needs}")
         images = out.with_name(f"{out.stem}_images")
-        made: list[Path] = []
+        places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
         with ExitStack() as at_the_end:
 
             def room() -> Path:
-                if images.exists():
-                    raise InputError(
-                        f"{images}: already there, and images would go there: remove it or choose another name"
-                    )
-                made.append(at_the_end.enter_context(replaced_folder(images)).resolve())
-                return made[0]
+                made = at_the_end.enter_context(replaced_folder(images)).resolve()
+                places[made] = images.name
+                return made
 
-            drafts = list(self.read(SourceFiles(root.resolve(), room, show_progress)))
-            table = self._checked(root, drafts, subset, show_progress)
-            # What was made comes last: its folder may lie below the root.
-            places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
-            table = _relative(table, places | dict.fromkeys(made, images.name))
+            source = SourceFiles(root.resolve(), room, show_progress).unpacked(self.archives, self.folders)
+            drafts = list(self.read(source))
+            table = self._checked(root.resolve(), drafts, subset, show_progress)
+        for folder, place in reversed(places.items()):  # the folder that was made may lie below the root
+            start = "" if place == "." else f"{Path(place).as_posix()}/"
+            table = table.with_columns(pl.col("path").str.replace(f"{folder}/", start, literal=True))
         for judged in (draft.judgements for draft in drafts if draft.judgements is not None):
-            with replaced(judgements_file(out)) as scratch:
-                scratch.write_text(json.dumps(_of_those_left(judged, set(table["id"]))), encoding="utf-8")
-        with replaced(out) as scratch:
-            (table.write_csv if out.suffix == ".csv" else table.write_parquet)(scratch)
-        return out
+            write_text(judgements_file(out), json.dumps(_of_those_left(judged, set(table["id"]))))
+        return write_table(table, out)
 
     def _checked(self, root: Path, drafts: Sequence[Draft], subset: bool, show_progress: bool) -> pl.DataFrame:
         """The table with its columns in order; all faults at once."""
         table = pl.concat([draft.table() for draft in drafts], how="diagonal")
-        known = ("path", "split", *label_columns(len(table.columns)), *FLAGS)
-        first = [name for name in known if name in table.columns]
+        first = [name for name in ("path", "split", *label_columns(len(table.columns)), *FLAGS) if name in table.columns]
         table = table.select(*first, pl.exclude(first))
-        listed = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
-        missing = [path for path in listed if not os.path.isfile(path)]
+        looked_for = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
+        missing = [path for path in looked_for if not os.path.isfile(path)]
+        lost = [f"{len(missing)} of {len(table)} images are not there: {_images(missing, root)}"] if missing else []
         if subset and len(missing) == len(table):
             raise InputError(f"{root}: none of its {len(table)} images is there; needed is a folder with {self.needs}")
-        lost = f"{len(missing)} of {len(table)} images are not there"
-        if subset and missing:
-            warnings.warn(f"{root}: {lost} and left out: {_images(missing, root)}", stacklevel=3)
+        if subset and lost:
+            warnings.warn(f"{root}: left out: {lost[0]}", stacklevel=3)
             table = table.filter(~pl.col("path").is_in(missing))
-        faults = [] if subset else [*_count_faults(table, drafts, self.counts, root)]
-        faults += [f"{lost}: {_images(missing, root)}"] if missing and not subset else []
+        faults = [] if subset else [*_count_faults(table, drafts, self.counts, root), *lost]
         if twice := table.filter(pl.col("path").is_duplicated())["path"].unique(maintain_order=True).to_list():
-            noun = "path is" if len(twice) == 1 else "paths are"
-            faults.append(f"{len(twice)} {noun} listed more than once: {_images(twice, root)}")
-        raise_faults(root, faults + (_shared_classes(table) if self.class_disjoint and self.labelled else []))
+            faults.append(f"paths listed more than once ({len(twice)}): {_images(twice, root)}")
+        if self.class_disjoint and self.labelled:
+            splits = table.group_by("label_0").agg(pl.col("split").unique().sort()).sort("label_0")
+            shared = splits.filter(pl.col("split").list.len() > 1).rows()
+            faults += [f"class {label!r} is in the splits {names(several)}" for label, several in shared]
+        raise_faults(root, faults)
         return table
-
-
-def _shared_classes(table: pl.DataFrame) -> list[str]:
-    splits = table.group_by("label_0").agg(pl.col("split").unique().sort()).sort("label_0")
-    return [
-        f"class {label!r} is in the splits {names(several)}, which share no class as published"
-        for label, several in splits.filter(pl.col("split").list.len() > 1).rows()
-    ]
 
 
 def judgements_file(manifest: Path) -> Path:
@@ -229,7 +222,7 @@ def _some(words: Sequence[str], n_shown: int) -> str:
 
 
 def _images(paths: Sequence[str], root: Path) -> str:
-    return _some([os.path.relpath(path, root.resolve()) for path in paths], SHOWN_PATHS)
+    return _some([os.path.relpath(path, root) for path in paths], SHOWN_PATHS)
 
 
 def _count_faults(
@@ -239,42 +232,34 @@ def _count_faults(
     files = {draft.part: draft.file for draft in drafts if draft.file is not None}
     for part in (part for part in counts if part in files):
         rows = table.filter(pl.col(f"is_{part}") if f"is_{part}" in table.columns else pl.col("split") == part)
-        where = f"{os.path.relpath(files[part], root.resolve())} ({part})"
-        wanted, found = counts[part].images, len(rows)
-        if wanted not in (None, found):
-            reason = "the file is short" if found < (wanted or 0) else "it has rows that do not belong to it"
-            yield f"{where}: {found} images, {wanted} are published: {reason}"
-        for level, n_classes in enumerate(counts[part].classes):
-            if n_classes not in (None, n_found := rows[f"label_{level}"].n_unique()):
-                yield f"{where}: {n_found} classes in label_{level}, {n_classes} are published"
+        labels = [(f"label_{level}", n) for level, n in enumerate(counts[part].classes)]
+        classes = [(f"classes in {label}", rows[label].n_unique(), n) for label, n in labels]
+        for what, n_found, n_published in [("images", len(rows), counts[part].images), *classes]:
+            if n_published not in (None, n_found):
+                where = os.path.relpath(files[part], root)
+                yield f"{where} ({part}): {n_found} {what}, {n_published} are published"
 
 
-def _relative(table: pl.DataFrame, places: Mapping[Path, str]) -> pl.DataFrame:
-    """Paths as seen from the manifest: each folder's place put for the folder itself."""
-    path = pl.col("path")
-    for folder, place in places.items():
-        below = f"{folder}{os.sep}"
-        start = "" if place == "." else f"{Path(place).as_posix()}/"
-        moved = pl.lit(start) + pl.col("path").str.slice(len(below))
-        path = pl.when(pl.col("path").str.starts_with(below)).then(moved).otherwise(path)
-    return table.with_columns(path=path)
+def layout_faults(file: Path, needed: str) -> AbstractContextManager[None]:
+    """One error that names the file and what it should hold, for whatever taking its content apart leads to."""
+    kinds = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, *UNREADABLE)
+    return named_errors(file, f"{needed} needed", *kinds)
 
 
 def read_text(file: Path) -> str:
     """The file's text; refused if it is not UTF-8."""
-    try:
+    with named_errors(file, "not UTF-8 text", UnicodeDecodeError):
         return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def read_fields(file: Path, columns: Sequence[str], header: int = 0) -> pl.DataFrame:
+def read_fields(file: Path, columns: Sequence[str], header: int = 0, form: str = "") -> pl.DataFrame:
     """The fields of each line, separated by blanks; lines with another number of them are refused, all at once.
 
     Args:
         file: of text.
         columns: names of the fields; the last one takes all that is left of a line.
         header: the line that has these names, above the rows; 0 if none has.
+        form: of the paths in the column ``path``, such as ``<kind>/<file>``: another number of slashes is refused.
     """
     lines = read_text(file).splitlines()
     wanted, found = " ".join(columns), " ".join(" ".join(lines[header - 1 : header] if header else []).split())
@@ -283,7 +268,39 @@ def read_fields(file: Path, columns: Sequence[str], header: int = 0) -> pl.DataF
     numbered = list(enumerate(lines, start=1))[header:]
     rows = [(number, line.strip().split(maxsplit=len(columns) - 1)) for number, line in numbered if line.strip()]
     check_widths(file, rows, len(columns))
-    return pl.DataFrame([row for _, row in rows], dict.fromkeys(columns, pl.String), orient="row")
+    table = pl.DataFrame([row for _, row in rows], dict.fromkeys(columns, pl.String), orient="row")
+    if form:
+        wrong = table.filter(pl.col("path").str.count_matches("/", literal=True) != form.count("/"))["path"]
+        raise_faults(file, [f"{path}: not of the form {form}" for path in wrong])
+    return table
+
+
+def read_lists(
+    source: SourceFiles,
+    files: Sequence[str],
+    fields: Sequence[str],
+    columns: Mapping[str, str | pl.Expr],
+    splits: Sequence[str] = ("train", "test"),
+    header: int = 0,
+    form: str = "",
+    folders: Sequence[str] = (),
+) -> Iterator[Draft]:
+    """The parts of a set that is a list of images for each split: with this, a set is data.
+
+    Args:
+        source: the files.
+        files: where the list of a split may be; ``{}`` stands for the split.
+        fields: of a line, as :func:`read_fields` takes them, with ``header`` and ``form``.
+        columns: ``path`` and the labels, from the fields.
+        splits: each has a list.
+        header: see :func:`read_fields`.
+        form: see :func:`read_fields`.
+        folders: where the folder that paths start from may be; none if it is the folder of the list.
+    """
+    for split in splits:
+        listed = source.file(*(name.format(split) for name in files))
+        rows = read_fields(listed, fields, header, form).select(**columns)
+        yield Draft(split, listed, rows, source.folder(*folders) if folders else listed.parent)
 
 
 def check_widths(file: Path, rows: Iterable[tuple[int, Sequence[str]]], n_fields: int) -> None:
@@ -308,6 +325,26 @@ def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
     raise InputError(f"{file}: columns {needed} are needed; the header has {names(table.columns)}")
 
 
+def write_arrays(
+    folder: Path, images: NDArray[np.uint8], part: str, labels: Sequence[Sequence[str]], show_progress: bool
+) -> pl.DataFrame:
+    """Write arrays of pixels as ``<part>/<label>/<number>.png`` below a folder; the rows.
+
+    Args:
+        folder: for all parts.
+        images: (N, H, W, 3), or (N, H, W) of grey.
+        part: such as ``train``.
+        labels: N of each level, finest first.
+        show_progress: draw a bar.
+    """
+    for name in set(labels[0]):
+        (folder / part / name).mkdir(parents=True)
+    paths = [f"{part}/{name}/{number:05d}.png" for number, name in enumerate(labels[0])]
+    for path, image in tracked(zip(paths, images, strict=True), f"Writing {part} images", len(paths), show_progress):
+        Image.fromarray(np.ascontiguousarray(image)).save(folder / path)
+    return pl.DataFrame({"path": paths} | {f"label_{level}": list(column) for level, column in enumerate(labels)})
+
+
 def split_of(collection: str, label: str) -> str:
     """The split of a class, from a hash of its name: half the classes ``test``, a twentieth ``val``, the rest ``train``.
 
@@ -317,8 +354,7 @@ def split_of(collection: str, label: str) -> str:
         >>> split_of("emoji", "grinning")
         'test'
     """
-    digest = hashlib.sha256(f"{collection}/{label}".encode()).digest()
-    place = int.from_bytes(digest[:8], "big") / 2**64
+    place = int.from_bytes(hashlib.sha256(f"{collection}/{label}".encode()).digest()[:8], "big") / 2**64
     return "test" if place < 0.5 else "val" if place < 0.55 else "train"
 
 
@@ -341,9 +377,9 @@ def write_collection(
                 manifest, sources = fill(draft)
                 manifest.write_csv(draft / MANIFEST)
                 described = json.dumps(record | {"n_images": len(manifest)}, indent=2) + "\n"
-                for name, text in ((record_name, described), ("SOURCES.md", sources)):
-                    if text:
-                        (draft / name).write_text(text, encoding="utf-8")
+                (draft / record_name).write_text(described, encoding="utf-8")
+                if sources:
+                    (draft / "SOURCES.md").write_text(sources, encoding="utf-8")
         except InputError:
             if not _is_finished(folder, record, record_name):  # another process may have been faster
                 raise
@@ -351,15 +387,10 @@ def write_collection(
 
 
 def _is_finished(folder: Path, record: Record, record_name: str) -> bool:
-    """True if the folder holds the collection that the record describes, False if it holds nothing; refused otherwise."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
-        found = read_json(folder / record_name, folder)
-        if (folder / MANIFEST).is_file() and record.items() <= found.items():
-            return True
-    wanted = ", ".join(f"{key} {value!r}" for key, value in record.items() if isinstance(value, str | int))
-    raise InputError(f"{folder}: not empty, and not the set with {wanted}; choose another folder")
+    """Whether the folder holds the collection that the record describes."""
+    with suppress(OSError, ValueError, AttributeError):  # no such file, not JSON, not a table
+        return (folder / MANIFEST).is_file() and record.items() <= read_json(folder / record_name, folder).items()
+    return False
 
 
 def sources_page(

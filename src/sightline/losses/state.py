@@ -1,0 +1,150 @@
+"""What a loss carries from batch to batch: the last few batches as further items to rank, and random draws.
+
+A part of a loss with a method ``start_epoch()`` is called before each epoch, one with ``identify(ids)`` before each batch.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+from sightline.losses.base import batch_pairs
+from sightline.ranking.pairs import Pairs, check_labels
+from sightline.ranking.ranks import check_counts
+from sightline.ranking.similarity import both_in_full_precision
+
+
+def start_epoch(loss: nn.Module) -> None:
+    """Tell the loss and its parts that an epoch begins."""
+    for part in loss.modules():
+        if callable(hook := getattr(part, "start_epoch", None)):
+            hook()
+
+
+def identify_batch(loss: nn.Module, ids: Tensor) -> None:
+    """Tell the loss and its parts which items the next batch holds, (B,) int64 from 0 on."""
+    for part in loss.modules():
+        if callable(hook := getattr(part, "identify", None)):
+            hook(ids)
+
+
+def keeps_batches(loss: nn.Module) -> bool:
+    """Whether the loss, or a part of it, ranks earlier batches too."""
+    return any(isinstance(part, RecentBatches) and part.n_batches for part in loss.modules())
+
+
+class RecentBatches(nn.Module):
+    """The rows of the last few batches with their labels, in training: detached, and in the ``state_dict``.
+
+    Args:
+        n_batches: how many to keep; 0 for none.
+
+    Attributes:
+        rows: (N, D) the rows, oldest batch first.
+        labels: (N, L) their labels.
+        ids: (N,) int64 which items they are of; -1 where nobody said.
+        sizes: (n,) int64 rows of each batch kept.
+        coming: (B,) int64 which items the next batch holds; None where nobody said.
+    """
+
+    def __init__(self, n_batches: int) -> None:
+        super().__init__()
+        check_counts(least=0, memory=n_batches)
+        self.n_batches = n_batches
+        self.reset()
+        self.register_load_state_dict_pre_hook(fit_buffers)  # type: ignore[no-untyped-call]
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.rows: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.labels: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=torch.int64))
+        self.ids: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.sizes: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.coming: Tensor | None = None
+
+    start_epoch = reset  # an item of the last epoch may come at any time
+
+    def identify(self, ids: Tensor) -> None:
+        """Say which items the next batch holds, (B,) int64 from 0 on, so that none of them meets its own older copy."""
+        self.coming = ids
+
+    def before(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept, on the device of ``rows`` and as wide; nothing in evaluation. Refuses rows of another width."""
+        if not (self.training and self.n_batches and len(self.rows)):
+            return rows[:0].detach(), labels[:0]
+        if self.rows.shape[1] != rows.shape[1]:
+            raise InputError(
+                f"memory holds rows of {self.rows.shape[1]} numbers, found {rows.shape[1]}; reset() empties it"
+            )
+        return self.rows.to(rows.device), self.labels.to(rows.device)
+
+    def push(self, rows: Tensor, labels: Tensor) -> None:
+        """Keep one more batch, and let go of the oldest where there are too many; do nothing in evaluation."""
+        if not (self.training and self.n_batches):
+            return
+        old_rows, old_labels = self.before(rows, labels)
+        sizes = [*self.sizes.tolist(), len(rows)]
+        n_gone = sum(sizes[: -self.n_batches])
+        self.rows = torch.cat([old_rows, rows.detach()])[n_gone:].clone()
+        self.labels = torch.cat([old_labels, labels])[n_gone:].clone()
+        ids = torch.full((len(rows),), -1) if self.coming is None else self.coming
+        self.ids, self.coming = torch.cat([self.ids.to(rows.device), ids.to(rows.device)])[n_gone:].clone(), None
+        self.sizes = self.sizes.new_tensor(sizes[-self.n_batches :])
+
+
+def fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Make room for what is about to be loaded: how much is kept is known by the run alone."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if (kept := state.get(prefix + name)) is not None:
+            setattr(module, name, torch.zeros(kept.shape, dtype=kept.dtype, device=buffer.device))
+
+
+def pairs_with_memory(
+    recent: RecentBatches, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
+) -> Pairs:
+    """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
+
+    The batch is kept afterwards; items kept have no gradient, are never queries and not in the lists of later copies of
+    themselves, where ids are known. A reference set is refused beside a memory in use: the items kept are not of it.
+    """
+    # The gradients of both parts of the list meet before they are rounded.
+    wide, references = both_in_full_precision(embeddings, ref_emb)
+    pairs = batch_pairs(wide, labels, references, ref_labels)
+    if not (recent.training and recent.n_batches):
+        return pairs
+    if ref_emb is not None:
+        raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
+    if labels.dtype != torch.bool:  # sets of labels
+        labels = check_labels(labels, len(embeddings), "labels")
+    earlier = batch_pairs(wide, labels, *recent.before(embeddings, labels))
+    if recent.coming is not None:
+        older_copies = recent.coming[:, None].to(recent.ids) == recent.ids
+        earlier.levels.masked_fill_(older_copies.to(earlier.levels.device), -1)
+    recent.push(embeddings, labels)
+    scores, levels = (torch.cat(sides, dim=1) for sides in zip(pairs[:2], earlier[:2], strict=True))
+    return Pairs(scores, levels, pairs.n_levels, pairs.relevant_from)
+
+
+class SeededDraws(nn.Module):
+    """A new generator for each call, by the seed and how many were made: the count is in the loss's state.
+
+    Example:
+        >>> draws = SeededDraws(seed=1)
+        >>> first, second = draws.next(), draws.next()
+        >>> bool(torch.rand(1, generator=first) == torch.rand(1, generator=second))
+        False
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        check_counts(least=0, seed=seed)
+        self.seed = seed
+        self.n_drawn: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
+
+    def next(self) -> torch.Generator:
+        """A generator on the CPU."""
+        state = np.random.SeedSequence([self.seed, int(self.n_drawn)]).generate_state(1, np.uint64)
+        self.n_drawn = self.n_drawn + 1
+        return torch.Generator().manual_seed(int(state[0]))

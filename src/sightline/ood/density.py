@@ -1,0 +1,291 @@
+"""How dense the fit set is about a vector: Gaussians with one covariance, nearest neighbours, and samples on the sphere."""
+
+import math
+import warnings
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from sklearn.covariance import ledoit_wolf_shrinkage
+from torch import Tensor
+
+from sightline.errors import InputError
+from sightline.ood.classifier import Classifier, class_means, cluster_means, linear_layers
+from sightline.ood.scorer import Scorer, Seed
+
+Shrinkage = NonNegativeFloat | Literal["auto"]
+Components = PositiveInt | Literal["auto", "classes", "one"]
+MOST_COMPONENTS = 1000
+ITEMS_A_CLUSTER = 50  # where k-means takes the place of too many classes
+
+
+class Mahalanobis(Scorer):
+    """``min_c d_c^2`` of vectors as they are, d_c the Mahalanobis distance to the mean of class c.
+
+    The covariance is one for all classes, ``(1/N) sum_i (z_i - mu_i)(z_i - mu_i)^T + shrinkage * trace / D * I``. Of
+    classes with a single item none has a spread: they share one component, whose mean is that of all items.
+
+    Args:
+        components: ``classes``; ``one`` Gaussian; a number of k-means clusters; or ``auto``: classes where there are
+            labels of at most 1,000 classes, one cluster for every 50 items (1,000 at most) where there are more, one
+            Gaussian without labels.
+        shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
+            diagonal as Ledoit and Wolf (2004) do, which helps where there are not many more items than dimensions.
+        seed: of k-means.
+    """
+
+    state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights")
+    normalise = False  # bring vectors to length 1 first
+
+    def __init__(self, components: Components = "auto", shrinkage: Shrinkage = 1e-6, seed: Seed = 0) -> None:
+        self.components, self.shrinkage, self.seed = components, shrinkage, seed
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return F.normalize(inputs, dim=1) if self.normalise else inputs
+
+    def energy(self, features: Tensor) -> Tensor:
+        return self.distances(features).amin(1)
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        features = self.features(inputs).double()
+        n_items, dim = features.shape
+        means, counts, spread_about = component_means(features, labels, self.components, self.seed)
+        centred = features - spread_about
+        covariance = centred.T @ centred / n_items
+        size = float(covariance.trace()) / dim
+        if not size > 1e-12 * float(features.square().mean()):
+            raise InputError(f"scorer {self.name!r}: the items do not differ within their classes: no spread to measure")
+        if n_items - len(means) < dim:
+            warnings.warn(
+                f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) for {dim} dimensions; "
+                f"shrinkage {self.shrinkage} fills in the directions in which they do not vary",
+                stacklevel=2,
+            )
+        identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
+        if self.shrinkage == "auto":
+            share = float(ledoit_wolf_shrinkage(centred.cpu().numpy(), assume_centered=True))
+            covariance = (1 - share) * covariance + share * size * identity
+        else:
+            covariance += self.shrinkage * size * identity
+        factor, fault = torch.linalg.cholesky_ex(covariance)
+        if fault:
+            raise InputError(f"scorer {self.name!r}: the covariance cannot be inverted; raise shrinkage ({self.shrinkage})")
+        self.whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)  # (D, D)
+        self.centre = features.mean(0)  # taken off first: distances lose fewer digits
+        self.means: Tensor = (means - self.centre) @ self.whitening.T  # (C, D)
+        self.log_weights = (counts.double() / n_items).log()
+        self.__dict__.pop("squared_means", None)  # of an earlier fit
+
+    def distances(self, features: Tensor) -> Tensor:
+        """(N, C) squared Mahalanobis distances to the means."""
+        white = (features - self.centre) @ self.whitening.T
+        products = white @ self.means.T
+        return (white.square().sum(1, keepdim=True) + self.squared_means - 2 * products).clamp(min=0)
+
+    @cached_property
+    def squared_means(self) -> Tensor:
+        """(C,) squared lengths of the means, found once: for one query they would cost as much as its own products."""
+        return self.means.square().sum(1)
+
+
+class GMM(Mahalanobis):
+    """``-log sum_c pi_c exp(-d_c^2 / 2)``, d_c the Mahalanobis distance to the mean of class c.
+
+    Args:
+        components: as for ``mahalanobis``.
+        weights: ``counts`` for pi_c by the size of the class, ``uniform`` for pi_c = 1.
+        normalise: bring vectors to length 1 first.
+        shrinkage: as for ``mahalanobis``.
+        seed: of k-means.
+    """
+
+    def __init__(
+        self,
+        components: Components = "auto",
+        weights: Literal["counts", "uniform"] = "counts",
+        normalise: bool = True,
+        shrinkage: Shrinkage = 1e-6,
+        seed: Seed = 0,
+    ) -> None:
+        super().__init__(components, shrinkage, seed)
+        self.weights, self.normalise = weights, normalise
+
+    def energy(self, features: Tensor) -> Tensor:
+        exponents = -self.distances(features) / 2
+        return -(exponents + self.log_weights if self.weights == "counts" else exponents).logsumexp(1)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        weights = self.log_weights.exp() if self.weights == "counts" else torch.ones_like(self.log_weights)
+        chosen = torch.multinomial(weights.cpu(), n, replacement=True, generator=generator)
+        noise = torch.randn(n, len(self.centre), generator=generator, dtype=torch.float64).to(self.means)
+        white = self.means[chosen.to(self.means.device)] + noise
+        drawn = torch.linalg.solve_triangular(self.whitening, white.T, upper=False).T + self.centre
+        return F.normalize(drawn, dim=1) if self.normalise else drawn
+
+
+class GMMStd(GMM):
+    """:class:`GMM` of the standard deviation of each channel over the positions of a feature map.
+
+    Args:
+        components: as for ``gmm``, like the rest.
+    """
+
+    needs = ("feature maps",)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return super().features(std_pooled(inputs))
+
+
+def std_pooled(maps: Tensor) -> Tensor:
+    """(N, C) the standard deviation (divisor n - 1) over positions of (N, C, H, W), or over tokens of (N, T, C).
+
+    0 where there is one position. Class and register tokens are to be cut off before.
+
+    Example:
+        >>> std_pooled(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
+        tensor([[1.2910]])
+    """
+    if maps.ndim not in (3, 4):
+        raise InputError(f"feature maps (N, C, H, W) or (N, T, C) are needed, found shape {tuple(maps.shape)}")
+    values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
+    return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
+
+
+class SSD(Mahalanobis):
+    """``min_c d_c^2`` of unit vectors, to k-means clusters or, as SSD+, to classes.
+
+    Args:
+        supervised: SSD+: labels in place of clusters.
+        n_clusters: of k-means.
+        shrinkage: as for ``mahalanobis``.
+        seed: of k-means.
+    """
+
+    normalise = True
+
+    def __init__(
+        self, supervised: bool = False, n_clusters: PositiveInt = 1, shrinkage: Shrinkage = 1e-6, seed: Seed = 0
+    ) -> None:
+        super().__init__("classes" if supervised else n_clusters, shrinkage, seed)
+        self.supervised, self.n_clusters = supervised, n_clusters
+
+
+def component_means(
+    features: Tensor, labels: Tensor | None, components: str | int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(C, D) means, (C,) counts, and (N, D) the mean about which each item is spread."""
+    too_many = labels is not None and int(labels.max()) >= MOST_COMPONENTS
+    if components == "auto" and (labels is None or too_many):
+        components = min(MOST_COMPONENTS, max(1, len(features) // ITEMS_A_CLUSTER)) if too_many else "one"
+    if components in ("one", 1):
+        groups = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    elif isinstance(components, int):
+        groups = cluster_means(features, components, seed)[1]
+    elif labels is None:
+        raise InputError("components 'classes' needs labels; give them, or take 'one' or a number of clusters")
+    else:
+        groups = labels.to(features.device)
+    means, counts = class_means(features, groups)
+    single = counts == 1
+    if single.any() and components in ("auto", "classes"):
+        about = torch.where(single[groups, None], features.mean(0), means[groups])
+        means = torch.cat([means[~single], features.mean(0, keepdim=True)])
+        return means, torch.cat([counts[~single], single.sum()[None]]), about
+    return means, counts, means[groups]
+
+
+class Neighbours(Scorer):
+    """Keeps unit vectors of the fit set, all or some drawn at random."""
+
+    state: ClassVar[tuple[str, ...]] = ("bank",)
+
+    def __init__(self, k: PositiveInt = 50, bank_size: PositiveInt | None = None, seed: int = 0) -> None:
+        self.k, self.bank_size, self.seed = k, bank_size, seed
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return F.normalize(inputs, dim=1)
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        if self.k > len(inputs):
+            raise InputError(f"scorer {self.name!r}: k is {self.k}, the fit set has {len(inputs)} items")
+        self.bank = self.features(inputs)
+        if self.bank_size is not None and self.bank_size < len(inputs):
+            drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(self.seed))[: self.bank_size]
+            self.bank = self.bank[drawn.sort().values.to(inputs.device)]
+
+    def nearest(self, features: Tensor, k: int) -> Tensor:
+        """(N, k) cosines to the nearest of the bank, best first."""
+        return linear_layers(features, [self.bank]).topk(k, dim=1).values
+
+
+class KNN(Neighbours):
+    """Squared distance to the k-th nearest vector of the fit set, all at length 1: ``2 - 2 cos``.
+
+    Args:
+        k: which neighbour; 50 in the papers for 50,000 vectors of 10 classes, 1,000 for ImageNet. Lowered in proportion
+            where the bank is smaller than the fit set.
+        bank_size: vectors to keep, drawn at random; None for all.
+        seed: of that draw.
+    """
+
+    state: ClassVar[tuple[str, ...]] = (*Neighbours.state, "neighbour")
+
+    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
+        super()._fit(inputs, labels, classifier)
+        self.neighbour = torch.tensor(max(1, round(self.k * len(self.bank) / len(inputs))))
+
+    def energy(self, features: Tensor) -> Tensor:
+        return (2 - 2 * self.nearest(features, int(self.neighbour))[:, -1]).clamp(min=0)
+
+
+class SoftKNN(Neighbours):
+    """``-(1/s) log sum_j exp(s z.g_j)`` over the k nearest vectors of the fit set: :class:`KNN` with a slope everywhere.
+
+    Args:
+        k: neighbours.
+        scale: s; the larger, the more the nearest counts.
+        bank_size: vectors to keep, drawn at random; None for all.
+        seed: of that draw.
+    """
+
+    def __init__(
+        self, k: PositiveInt = 10, scale: PositiveFloat = 16.0, bank_size: PositiveInt | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(k, bank_size, seed)
+        self.scale = scale
+
+    def energy(self, features: Tensor) -> Tensor:
+        k = min(self.k, len(self.bank))
+        return -(self.scale * self.nearest(features, k)).logsumexp(1) / self.scale
+
+
+def mixture_on_sphere(directions: Tensor, concentration: float, n: int, generator: torch.Generator) -> Tensor:
+    """Draw from a mixture, in equal parts, of von Mises-Fisher densities ``exp(concentration * cos)``.
+
+    Args:
+        directions: (C, D) unit vectors, the middle of each density; D at least 2.
+        concentration: 0 for the whole sphere evenly.
+        n: how many.
+        generator: of the draws, on the CPU.
+
+    Returns:
+        (n, D) unit vectors of the directions' type.
+
+    Example:
+        >>> drawn = mixture_on_sphere(torch.eye(3)[:1], 1000.0, 500, torch.Generator().manual_seed(0))
+        >>> bool((drawn[:, 0] > 0.97).all()), bool((drawn.norm(dim=1) - 1).abs().max() < 1e-5)
+        (True, True)
+    """
+    middle = directions[torch.randint(len(directions), (n,), generator=generator).to(directions.device)]
+    dim = directions.shape[1]
+    # The density of the angle to the middle, and from it, by its cumulated sum, angles for even numbers between 0 and 1.
+    angles = torch.linspace(0, math.pi, 1 << 15, dtype=torch.float64)
+    density = (concentration * angles.cos() + torch.xlogy(dim - 2, angles.sin().clamp(min=0))).softmax(0)
+    uniform = torch.rand(n, generator=generator, dtype=torch.float64)
+    angle = torch.from_numpy(np.interp(uniform, density.cumsum(0), angles)).to(directions)[:, None]
+    noise = torch.randn(n, dim, generator=generator, dtype=torch.float64).to(directions)
+    tangent = F.normalize(noise - (noise * middle).sum(1, keepdim=True) * middle, dim=1)
+    return angle.cos() * middle + angle.sin() * tangent

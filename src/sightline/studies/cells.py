@@ -1,0 +1,267 @@
+"""Run the cells of a suite, one process a training; what is finished is never run again.
+
+``python -m sightline.studies.cells <job.json>`` is such a process: it trains, or goes on with it, and measures what needs
+this encoder. It holds a lock while it works, so that one left behind by a killed suite and the next start never meet.
+"""
+
+import base64
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from sightline import __version__
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.manifest import Manifest, read_manifest
+from sightline.errors import InputError, raise_faults
+from sightline.evaluation.metrics import metric_names
+from sightline.evaluation.result import Result, shown
+from sightline.evaluation.tables import evaluate_table
+from sightline.files import locked, read_json_object, write_text
+from sightline.models.embed import embed_manifest
+from sightline.models.encoder import Encoder
+from sightline.models.stages import UpperEncoder
+from sightline.studies.suite import Cell, slug
+from sightline.training.cached_features import cache_features, embed_features
+from sightline.training.large_batch import keep_freed_memory
+from sightline.training.prepare import untrained_encoder
+from sightline.training.recipe import Recipe
+from sightline.training.run import train
+from sightline.training.run_folder import RunFolder, load_checkpoint
+
+KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case
+LIBRARIES = ("OMP_NUM", "MKL_NUM", "NUMBA_NUM", "OPENBLAS_NUM", "POLARS_MAX")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one cell found, and how it came about.
+
+    Attributes:
+        means: of every metric, over the queries; NaN where no query defines it.
+        class_means: of the cell's metrics, (C,) float32 over the queries of each class, in the order of the classes' names.
+        about: what :meth:`~sightline.studies.suite.Cell.describe` says, the encoder's fingerprint, processor time, and what
+            it ran on.
+    """
+
+    means: dict[str, float]
+    class_means: dict[str, NDArray[np.float32]]
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, result: Result, metrics: Sequence[str], about: dict[str, Any]) -> "Outcome":
+        """The outcome of a result, with the means of each class for some metrics."""
+        labels = np.asarray(result.labels)
+        tables = pl.DataFrame({name: result.per_query[name] for name in metrics}).fill_nan(None)
+        by_class = tables.group_by(pl.Series("class", labels)).mean().sort("class")
+        class_means = {name: by_class[name].fill_null(np.nan).to_numpy().astype(np.float32) for name in metrics}
+        return cls(dict(result.means), class_means, about | {"fingerprint": result.fingerprint})
+
+    def write(self, file: Path) -> None:
+        """Write one small JSON file."""
+        stored = self.about | {
+            "metrics": {name: None if np.isnan(mean) else mean for name, mean in self.means.items()},
+            "class_means": {name: _packed(values) for name, values in self.class_means.items()},
+        }
+        write_text(file, json.dumps(stored, indent=1, sort_keys=True) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Outcome":
+        """The outcome that :meth:`write` wrote."""
+        about = read_json_object(file)
+        try:
+            means = {name: np.nan if mean is None else float(mean) for name, mean in about.pop("metrics").items()}
+            class_means = {name: _unpacked(text) for name, text in about.pop("class_means").items()}
+            return cls(means, class_means, about)
+        except (KeyError, ValueError, TypeError, AttributeError, zlib.error) as error:
+            raise InputError(f"{file}: not the result of a benchmark's run: {error!r}") from error
+
+    def differences(self, other: "Outcome") -> list[str]:
+        """What is not the same to the last bit, one sentence each; metrics that the other has alone do not count."""
+        ours, theirs = ({"fingerprint": one.about["fingerprint"]} | one.means for one in (self, other))
+        return [
+            f"{what}: {ours[what]!r} and {theirs.get(what)!r}"
+            for what in ours
+            if repr(ours[what]) != repr(theirs.get(what))
+        ]
+
+
+def _packed(values: NDArray[np.float32]) -> str:
+    return base64.b64encode(zlib.compress(values.astype("<f4").tobytes(), 9)).decode()
+
+
+def _unpacked(text: str) -> NDArray[np.float32]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f4")
+
+
+def result_file(out: Path, cell: Cell) -> Path:
+    """Where a finished cell's values are: rows of the same run share it, and anything that decides them changes it."""
+    return out / "results" / f"{_name(cell)}.json"
+
+
+def _name(cell: Cell) -> str:
+    loss = cell.recipe.loss.name if cell.row.trained else "untrained"
+    return f"{cell.data}-{slug(loss)}-seed{cell.seed}-{cell.key[:12]}"
+
+
+def read_finished(out: Path, cells: Sequence[Cell]) -> dict[Cell, Outcome]:
+    """The cells that have a result of their very recipe, with all their metrics."""
+    found = {cell: Outcome.read(file) for cell in cells if (file := result_file(out, cell)).is_file()}
+    return {
+        cell: outcome
+        for cell, outcome in found.items()
+        if cell.agrees(outcome.about) and outcome.class_means.keys() >= {*cell.metrics}
+    }
+
+
+def run_cells(out: Path, cells: Sequence[Cell], keep: bool = False, say: Callable[[str], None] = lambda line: None) -> None:
+    """Run what has no result yet, one after the other, each run once, however many rows ask for it.
+
+    Several calls may work in one folder at a time: each leaves alone what another is at.
+
+    An interrupt (Ctrl-C) lets the running cell save a checkpoint and end. A cell that fails does not stop the others; all
+    failures are raised together at the end.
+
+    Args:
+        out: the folder of results; several suites may share it.
+        cells: to run.
+        keep: leave run folders (encoder, checkpoint, log), which are deleted otherwise.
+        say: called with a line about each cell.
+    """
+    done = read_finished(out, cells)
+    left = list({cell.key: cell for cell in cells if cell not in done}.values())
+    say(f"{len(done)} of {len(cells)} runs are finished; {len(left)} to run")
+    failures: list[str] = []
+    for place, cell in enumerate(left, start=1):
+        file, claim = result_file(out, cell), out / "runs" / f"{_name(cell)}.lock"
+        with locked(claim, wait=False) as is_ours:
+            if not is_ours or read_finished(out, [cell]):
+                continue
+            file.unlink(missing_ok=True)  # of other metrics, or of other defaults
+            reason = _run(write_job(out, cell, keep), cell.threads)
+            failures += [] if file.is_file() else [f"{cell.title}: {reason}"]
+            say(f"[{place}/{len(left)}] {_value(out, cell) if file.is_file() else failures[-1]}")
+            claim.unlink()
+    raise_faults(out, failures)
+
+
+def _run(job_file: Path, threads: int) -> str:
+    """Run the job in a process of its own; how that ended."""
+    log = job_file.with_name("log.txt")
+    with log.open("wb") as opened:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sightline.studies.cells", str(job_file)],
+            stdout=opened,
+            stderr=opened,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {f"{library}_THREADS": str(threads) for library in LIBRARIES},
+            start_new_session=True,  # Ctrl-C is for the suite, which then asks its cell to save
+        )
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise InputError(f"{log.parent}: stopped; the same command goes on from here") from None
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    return f"status {process.returncode}: {lines[-1] if lines else 'it said nothing'} (all of it: {log})"
+
+
+def _value(out: Path, cell: Cell) -> str:
+    outcome, metric = Outcome.read(result_file(out, cell)), cell.metrics[0]
+    value, seconds = shown(metric, outcome.means[metric]), outcome.about["cpu_seconds"]
+    return f"{cell.title}: {metric} {value}, {seconds:.0f} s of processor time"
+
+
+def repeat(out: Path, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
+    """Run finished cells once more, elsewhere; what came out differently, to the last bit, for each."""
+    before = read_finished(out, cells)
+    if missing := len(cells) - len(before):
+        raise InputError(f"{out}: {missing} of {len(cells)} runs are not finished: nothing to compare with")
+    with tempfile.TemporaryDirectory() as folder:
+        run_cells(Path(folder), cells)
+        return {cell: before[cell].differences(again) for cell, again in read_finished(Path(folder), cells).items()}
+
+
+def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
+    """Write what :func:`run_job` must know of a cell, and return the file."""
+    job = {"keep": keep, "cell": cell.describe(), "metrics": cell.metrics, "result": str(result_file(out.resolve(), cell))}
+    file = out.resolve() / "runs" / _name(cell) / "job.json"
+    write_text(file, json.dumps(job, indent=2))
+    return file
+
+
+def run_job(job_file: Path) -> None:
+    """Train as the job says, or go on with it, measure, write the result, and clear what it no longer needs."""
+    with locked(job_file.with_name("lock")):
+        if not job_file.is_file():
+            return  # done and cleared by the process that had the lock before
+        job = read_json_object(job_file)
+        if not (file := Path(job["result"])).is_file():
+            _train_and_measure(job["cell"], job["metrics"], job_file.with_name("run")).write(file)
+        if not job["keep"]:
+            shutil.rmtree(job_file.parent)
+
+
+def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path) -> Outcome:
+    """Refused if the training was asked to stop."""
+    torch.set_num_threads(about["threads"])
+    keep_freed_memory()
+    recipe = Recipe.model_validate(about["recipe"])
+    RunFolder(run).clear_unless(recipe)  # begun with another manifest's path, or by a version that knew other options
+    was_resumed = RunFolder(run).last_checkpoint.is_file()
+    encoder = _trained(recipe, run) if about["trained"] else untrained_encoder(recipe)
+    manifest = read_manifest(recipe.data.manifest)
+    measured = manifest.split(about["split"])
+    if about["trained"] and recipe.model.adaptation not in ("full", "lora"):
+        table = _embed_by_features(encoder, recipe.model.adaptation, measured, recipe.data.n_workers)
+    else:
+        table = embed_manifest(encoder, measured, n_workers=recipe.data.n_workers)
+    everything = dict.fromkeys([*metric_names(KS, manifest.n_levels), *metrics])
+    ran = {
+        "cpu_seconds": round(_cpu_seconds(), 1),
+        "was_resumed": was_resumed,
+        "version": __version__,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    about["recipe"]["data"]["manifest"] = recipe.data.manifest.name  # without the folders of this machine
+    return Outcome.of(evaluate_table(table, metrics=[*everything]), metrics, about | ran)
+
+
+def _embed_by_features(encoder: Encoder, adaptation: str, manifest: Manifest, n_workers: int) -> EmbeddingTable:
+    """By cached features of the part that did not learn, which takes most of the time and is the same for all runs."""
+    learner = UpperEncoder(encoder, adaptation)
+    features = cache_features(learner, manifest, encoder.settings.preprocessing, n_workers=n_workers)
+    return EmbeddingTable(manifest, embed_features(learner, features), encoder.fingerprint())
+
+
+def _trained(recipe: Recipe, run: Path) -> Encoder:
+    folder = train(recipe, run, resume=True)
+    position, patience = load_checkpoint(RunFolder(run).last_checkpoint)[0], recipe.validation.patience
+    if position.epoch < recipe.schedule.epochs and (patience is None or position.n_worse < patience):
+        raise InputError("stopped from outside; the same command goes on from its checkpoint")
+    return Encoder.from_pretrained(folder)
+
+
+def _cpu_seconds() -> float:
+    """The processor's time of this process and of its workers."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+if __name__ == "__main__":
+    run_job(Path(sys.argv[1]))

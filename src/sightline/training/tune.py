@@ -1,0 +1,202 @@
+"""Choose learning rate, images of a class, adaptation and loss on validation classes, within a time budget.
+
+Successive halving: many short runs, the best third of them again with more time, and at last the best one against the
+recipe as it was given. Each trial is a run of its own length, so that the learning rate falls to its end in each.
+"""
+
+import csv
+import io
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import InputError
+from sightline.files import locked, write_text
+from sightline.models.card import read_card
+from sightline.training.recipe import Recipe, override_recipe, recipe_as_toml
+from sightline.training.run import train
+from sightline.training.run_folder import RunFolder
+
+RATES = (1.0, 3.0, 0.3)  # times the recipe's learning rate
+PER_CLASS = (4, 2, 8)
+ADAPTATIONS = ("upper", "full", "frozen")
+LOSSES = (  # besides the recipe's own
+    ("loss.name=roadmap", "loss.decomposability=calibration"),
+    ("loss.name=roadmap", "loss.decomposability=proxy"),
+    ("loss.name=roadmap", "loss.decomposability=proxy", "loss.reference=train"),
+)
+RUNGS = (9, 3, 2)  # trials in each; what is left of the time is shared evenly among a rung's trials and later rungs
+LONGEST = 2  # times the recipe's epochs, however much time there is
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the search; a line of ``trials.csv``.
+
+    Attributes:
+        rung: from 0.
+        changes: of the recipe, one after the other; none for the recipe as it was given.
+        epochs: that it had time for.
+        seconds: that it took.
+        value: of the recipe's metric on the validation classes; None where the run failed.
+        fault: why it failed.
+    """
+
+    rung: int
+    changes: tuple[str, ...]
+    epochs: int
+    seconds: float
+    value: float | None
+    fault: str = ""
+
+
+def tune(
+    recipe: Recipe,
+    out: Path,
+    minutes: float,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    trust: bool = False,
+) -> Path:
+    """Search for better settings than the recipe's, and train with them; never worse on the validation classes.
+
+    Writes ``trials.csv`` (every trial), ``recipe.toml`` (what was chosen) and ``best`` (the run folder of the best trial).
+
+    Args:
+        recipe: where to start; its loss, learning rate, images of a class and adaptation are tried first.
+        out: folder; must be new unless ``resume`` is set.
+        minutes: for everything; a trial under way ends at the end of its epoch.
+        resume: go on with a search that was stopped; the time that its trials took counts.
+        say: called with a line about each trial and about the choice.
+        trust: see :func:`~sightline.training.run.train`.
+
+    Returns:
+        The folder of the best run.
+    """
+    if out.exists() and not resume:
+        raise InputError(f"{out}: exists already; give --resume to go on with its search, or another folder")
+    with locked(out / ".lock", wait=False) as is_alone:
+        if not is_alone:
+            raise InputError(f"{out}: another process is searching in this folder")
+        search = _Search(recipe, out, 60 * minutes, say, trust)
+        for rung in range(len(RUNGS)):
+            search.run_rung(rung)
+        return search.finish()
+
+
+class _Search:
+    """The trials so far, and how long an epoch takes with each adaptation."""
+
+    def __init__(self, recipe: Recipe, out: Path, seconds: float, say: Callable[[str], None], trust: bool) -> None:
+        self.recipe, self.out, self.seconds, self.say, self.trust = recipe, out, seconds, say, trust
+        self.file = out / "trials.csv"
+        self.trials = _read_trials(self.file) if self.file.is_file() else []
+        self.began = time.monotonic() - sum(trial.seconds for trial in self.trials)
+
+    def run_rung(self, rung: int) -> None:
+        """Run what the rung lacks; each of its trials may take as long as the others, whatever learns."""
+        candidates = self._candidates(rung)
+        done = {trial.changes for trial in self.trials if trial.rung == rung}
+        for place, changes in enumerate(candidates):
+            if changes in done:
+                continue
+            left = self.seconds - (time.monotonic() - self.began)
+            if rung and left <= 0 and self._best(rung - 1):
+                return
+            shares = (len(candidates) - place) * (len(RUNGS) - rung)
+            self._run(rung, changes, left / shares)
+
+    def _candidates(self, rung: int) -> list[tuple[str, ...]]:
+        """The recipe and random changes of it; in later rungs the recipe and the best of the rung before."""
+        if rung == 0:
+            rate = self.recipe.optimizer.lr
+            axes = (
+                [f"model.adaptation={one}" for one in ADAPTATIONS],
+                [f"optimizer.lr={factor * rate:.2g}" for factor in RATES],
+                [f"sampler.per_class={one}" for one in PER_CLASS],
+                [(), *LOSSES],
+            )
+            everything = [(*rest, *loss) for *rest, loss in product(*axes)]
+            return [(), *random.Random(self.recipe.seed).sample(everything, RUNGS[0] - 1)]
+        best = [trial.changes for trial in self._best(rung - 1)]
+        return [*dict.fromkeys([*best[: RUNGS[rung] - (() not in best[: RUNGS[rung]])], ()])]
+
+    def _best(self, rung: int) -> list[Trial]:
+        """The rung's trials that did not fail, best first."""
+        finished = [trial for trial in self.trials if trial.rung == rung and trial.value is not None]
+        is_descending = self.recipe.validation.mode == "max"
+        return sorted(finished, key=lambda trial: trial.value or 0.0, reverse=is_descending)
+
+    def _run(self, rung: int, changes: tuple[str, ...], seconds: float) -> None:
+        changed = override_recipe(self.recipe, changes)
+        # Of trials that ran: one that was refused took next to no time and says nothing of an epoch's length.
+        ran = [one for one in self.trials if one.value is not None]
+        pace = [one.seconds / one.epochs for one in ran if self._adaptation(one) == changed.model.adaptation]
+        epochs = max(1, min(int(seconds / min(pace)), LONGEST * self.recipe.schedule.epochs)) if pace else 1
+        length = [f"schedule.epochs={epochs}", f"schedule.warmup_epochs={min(changed.schedule.warmup_epochs, epochs - 1)}"]
+        changed = override_recipe(
+            changed, [*length, "data.check_images=false", "validation.interpolate=true", "loggers=[]"]
+        )
+        folder, since, value, fault = self._folder(rung, changes), time.monotonic(), None, ""
+        try:
+            folder.clear_unless(changed)  # of a search that was stopped, with another number of epochs
+            encoder = train(changed, folder.path, resume=True, trust=self.trust)
+            card = read_card(encoder)
+            value = card.evaluation.metrics[changed.validation.metric].mean if card and card.evaluation else None
+        except InputError as error:
+            fault = str(error).splitlines()[0]
+            if not changes:
+                raise
+        self.trials.append(Trial(rung, changes, epochs, round(time.monotonic() - since, 3), value, fault))
+        _write_trials(self.file, self.trials)
+        self.say(self._describe(self.trials[-1]))
+
+    def _adaptation(self, trial: Trial) -> str:
+        return override_recipe(self.recipe, trial.changes).model.adaptation
+
+    def _folder(self, rung: int, changes: tuple[str, ...]) -> RunFolder:
+        return RunFolder(self.out / "trials" / f"{rung}-{self._candidates(rung).index(changes)}")
+
+    def _describe(self, trial: Trial) -> str:
+        metric, what = self.recipe.validation.metric, " ".join(trial.changes) or "the recipe as given"
+        found = f"{metric} {100 * trial.value:.1f}" if trial.value is not None else f"failed: {trial.fault}"
+        return f"rung {trial.rung}, {trial.epochs} epoch(s), {trial.seconds:.0f} s: {found} with {what}"
+
+    def finish(self) -> Path:
+        """Write what was chosen; of trials of the last rung that has any."""
+        last = max(trial.rung for trial in self.trials if trial.value is not None)
+        chosen = self._best(last)[0]
+        before = next((trial.value for trial in self._best(last) if not trial.changes), None)
+        best = RunFolder(self.out / "best")
+        shutil.rmtree(best.path, ignore_errors=True)
+        shutil.copytree(self._folder(last, chosen.changes).path, best.path)
+        write_text(self.out / "recipe.toml", recipe_as_toml(best.read_recipe()))
+        beside = "" if before is None or not chosen.changes else f"; the recipe as given has {100 * before:.1f}"
+        self.say(f"chosen: {self._describe(chosen)}{beside}")
+        return best.path
+
+
+def _write_trials(file: Path, trials: Sequence[Trial]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Trial)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(trial) | {"changes": " ".join(trial.changes)} for trial in trials)
+    write_text(file, text.getvalue())
+
+
+def _read_trials(file: Path) -> list[Trial]:
+    def read(row: dict[str, Any]) -> Trial:
+        value = float(row["value"]) if row["value"] else None
+        changes = tuple(row["changes"].split())
+        return Trial(int(row["rung"]), changes, int(row["epochs"]), float(row["seconds"]), value, row["fault"])
+
+    try:
+        with file.open(newline="", encoding="utf-8") as stream:
+            return [read(row) for row in csv.DictReader(stream)]
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{file}: not the trials of a search: {error!r}") from error

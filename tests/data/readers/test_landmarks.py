@@ -1,0 +1,232 @@
+import pickle
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import ExifTags, Image, ImageOps
+from scipy.io import savemat
+
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.images import load_image
+from sightline.data.readers.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, ROXFORD, ROXFORD_1M, SFM_120K, read_judgements
+from sightline.data.readers.source import PublishedCounts, judgements_file
+from sightline.errors import InputError
+from sightline.evaluation.tables import evaluate_table
+
+TRAIN = {"7": ["aaa1", "abc2"], "9": ["bca3"]}
+INDEX = {"bbb1": "7", "bcd2": "8", "ccc3": "8"}
+
+
+def put_landmarks(tree, images="images/train", index="index", test="test"):
+    tree.text("train_clean.csv", "landmark_id,images\n" + "".join(f"{k},{' '.join(v)}\n" for k, v in TRAIN.items()))
+    tree.text("index_image_to_landmark.csv", "id,landmark_id\n" + "".join(f"{k},{v}\n" for k, v in INDEX.items()))
+    tree.text(
+        "retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,ccc3 bcd2,Public\nddb2,None,Ignored\nddc3,bbb1,Private\n"
+    )
+    for folder, names in ((images, [*TRAIN["7"], *TRAIN["9"]]), (index, INDEX), (test, ["dda1", "ddc3"])):
+        tree.images(*(f"{folder}/{name[0]}/{name[1]}/{name[2]}/{name}.jpg" for name in names))
+
+
+def put_hierarchy(tree, header="landmark_id,category,supercategory,hierarchical_label,natural_or_human_made"):
+    tree.text("train_label_to_hierarchical.csv", f"{header}\n7,url,a church,church,human-made\n9,url,,,\n")
+    tree.text("index_label_to_hierarchical.csv", f"{header}\n7,url,x,lake,natural\n8,url,y,church,human-made\n")
+
+
+def test_landmarks_of_training_and_index_are_different_ones(tree, rows):
+    put_landmarks(tree)
+    counts = {"train": PublishedCounts(3, (2,)), "gallery": PublishedCounts(3, (2,)), "query": PublishedCounts(2, (2,))}
+    assert rows(tree.prepare(GLDV2, counts=counts), "id", "split", "label_0", "is_query", "is_gallery") == [
+        ("index/bbb1", "test", "index/7", False, True),
+        ("index/bcd2", "test", "index/8", False, True),
+        ("index/ccc3", "test", "index/8", False, True),
+        ("test/dda1", "test", "index/8", True, False),
+        ("test/ddc3", "test", "index/7", True, False),
+        ("train/aaa1", "train", "train/7", None, None),
+        ("train/abc2", "train", "train/7", None, None),
+        ("train/bca3", "train", "train/9", None, None),
+    ]
+    gallery = ["index/ccc3", "index/bcd2", "index/bbb1"]
+    found = read_judgements(judgements_file(tree.out), ["test/ddc3", "test/dda1"], gallery, kinds=["relevant"])
+    assert found == [[[2], [0, 1]]]
+
+
+def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path, page):
+    put_landmarks(tree)
+    tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,ccc3,Public\nddc3,bbb1,Private\n")  # without bcd2
+    manifest = tree.prepare(GLDV2)
+    angle = {"index/bbb1": 0.6, "index/bcd2": 0.2, "index/ccc3": 0.4, "test/dda1": 0.0, "test/ddc3": 0.1}
+    turned = np.array([angle.get(name, 3.0) for name in manifest.table["id"]])
+    vectors = np.stack([np.cos(turned), np.sin(turned)], 1).astype(np.float32)
+    table = EmbeddingTable(manifest, vectors, "encoder").write(tmp_path / "vectors.parquet")
+    # Of both queries the ranking is bcd2, ccc3, bbb1.
+    assert evaluate_table(EmbeddingTable.read(table), metrics=["map@100"])["map@100"] == pytest.approx((1 + 1 / 3) / 2)
+    assert page["measure_landmarks"](tree.out, table)["map@100"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_images_without_a_hierarchical_label_are_left_out(tree, rows):
+    put_landmarks(tree)
+    put_hierarchy(tree)
+    lakes, churches = ("index/bbb1", "test/ddc3"), ("index/bcd2", "index/ccc3", "test/dda1", "train/aaa1", "train/abc2")
+    expected = [(name, "lake", "natural") for name in lakes] + [(name, "church", "human-made") for name in churches]
+    assert rows(tree.prepare(H_GLDV2), "id", "label_1", "label_2") == sorted(expected)
+
+
+def test_the_older_names_of_the_hierarchy(tree):
+    put_landmarks(tree)
+    for kind, lines in (("train", "7,church,human-made\n9,nan,\n"), ("index", "7,lake,natural\n")):
+        tree.text(f"{kind}_label_to_subcategory_with_clusters.csv", f"landmark_id,cluster,overall_cluster\n{lines}")
+    manifest = tree.prepare(H_GLDV2)
+    assert sorted(manifest.table["id"]) == ["index/bbb1", "test/ddc3", "train/aaa1", "train/abc2"]
+    with pytest.raises(InputError, match="query 'test/dda1': no list 'relevant'"):
+        read_judgements(judgements_file(tree.out), ["test/dda1"], ["index/bbb1"], kinds=["relevant"])
+
+
+def test_landmarks_with_faults(tree):
+    put_landmarks(tree)
+    assert "no file 'train_label_to_hierarchical.csv' or" in tree.complaint(H_GLDV2)
+    put_hierarchy(tree, header="landmark_id,category,b,c,d")
+    assert "train_label_to_hierarchical.csv: columns 'landmark_id', 'hierarchical_label'" in tree.complaint(H_GLDV2)
+    tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,zzz9,Public\n")
+    assert "query dda1: zzz9 is not in index_image_to_landmark.csv" in tree.complaint(GLDV2)
+    put_landmarks(tree)
+    said = tree.complaint(GLDV2, counts=None)
+    assert "train_clean.csv (train): 3 images, 1580470 are published" in said
+    assert "index_image_to_landmark.csv (gallery): 3 images, 761757 are published" in said
+
+
+def test_landmarks_clean(tree, rows):
+    tree.text("annotations/annotation_clean_train.txt", "a/1.jpg 0\nhttp://site.org/b/2.jpg?size=3 1\n")
+    tree.text("annotations/annotation_clean_val.txt", "a/3.jpg 0\n")
+    tree.images("a/1.jpg", "site.org/b/2.jpg", "a/3.jpg")
+    assert rows(tree.prepare(LANDMARKS_CLEAN), "path", "split", "label_0") == [
+        ("../files/a/1.jpg", "train", "0"),
+        ("../files/a/3.jpg", "val", "0"),
+        ("../files/site.org/b/2.jpg", "train", "1"),
+    ]
+
+
+CIDS = ["00112233aabbcc", "445566ddeeff01"]
+PLACES = ["ims/cc/bb/aa/00112233aabbcc", "ims/01/ff/ee/445566ddeeff01"]
+
+
+def test_sfm_from_its_pickle_or_its_matlab_file(tree, rows):
+    for place in PLACES:
+        tree.images(f"{place}.png")
+        (tree.root / f"{place}.png").rename(tree.root / place)
+    clusters = {"cids": np.array([CIDS], dtype=object), "cluster": np.array([[3, 5]])}
+    savemat(tree.root / "retrieval-SfM-120k-imagenames-clusterids.mat", clusters)
+    assert rows(tree.prepare(SFM_120K, counts=None), "split", "label_0") == [("train", "train/3"), ("train", "train/5")]
+    parts = {split: {"cids": [cid], "cluster": [np.int64(3)]} for split, cid in zip(("train", "val"), CIDS, strict=True)}
+    tree.data("retrieval-SfM-120k.pkl", pickle.dumps(parts, protocol=2))
+    assert rows(tree.prepare(SFM_120K), "path", "split", "label_0") == [
+        (f"../files/{PLACES[1]}", "val", "val/3"),
+        (f"../files/{PLACES[0]}", "train", "train/3"),
+    ]
+    tree.data("retrieval-SfM-120k.pkl", pickle.dumps({"train": parts["train"]}))
+    said = tree.complaint(SFM_120K)
+    assert all(word in said for word in ("retrieval-SfM-120k.pkl", "'cids'", "'cluster'", "KeyError('val')"))
+
+
+ITEMS = ["all_souls_000001", "oxford_000002", "oxford_000003", "oxford_000004"]
+TRUTH = [
+    {"bbx": [1.4, 0.0, 4.6, 99.0], "easy": [2], "hard": [0], "junk": [1]},
+    {"bbx": np.array([0.0, 1.0, 3.0, 4.0]), "easy": np.array([0, 1]), "hard": [], "junk": []},
+]
+
+
+def put_oxford(tree, truth=TRUTH, folder="roxford5k/"):
+    queries = ["all_souls_000006", "hertford_000007"]
+    tree.data(f"{folder}gnd_roxford5k.pkl", pickle.dumps({"imlist": ITEMS, "qimlist": queries, "gnd": truth}))
+    tree.images(*(f"{folder}jpg/{name}.jpg" for name in (*queries, *ITEMS)))
+    tree.text("revisitop1m/revisitop1m.txt", "0/a.jpg\n1/b.jpg\n")
+    tree.images("revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg")
+
+
+@pytest.mark.parametrize("folder", ["roxford5k/", ""])
+def test_queries_have_boxes_and_judgements(tree, folder):
+    put_oxford(tree, folder=folder)
+    manifest = tree.prepare(ROXFORD)
+    assert manifest.table["id"].to_list() == ["query/all_souls_000006", "query/hertford_000007", *ITEMS]
+    assert manifest.boxes() == [(1, 0, 5, 5), (0, 1, 3, 4), None, None, None, None]  # the images are 6 x 5
+    (tree.root / f"{folder}jpg/hertford_000007.jpg").write_bytes(b"broken")
+    assert tree.prepare(ROXFORD).boxes()[1] == (0, 1, 3, 4)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_the_box_turns_with_the_image(tree, turn):
+    put_oxford(tree)
+    path = tree.root / "roxford5k/jpg/hertford_000007.jpg"
+    with Image.open(path) as image:
+        stored = image.convert("RGB")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    stored.save(path, "PNG", exif=exif)  # whatever its name: no pixel may change
+    part = stored.crop((0, 1, 3, 4))
+    part.getexif()[ExifTags.Base.Orientation] = turn
+    manifest = tree.prepare(ROXFORD)
+    seen = load_image(manifest.paths()[1], manifest.boxes()[1])
+    np.testing.assert_array_equal(np.asarray(seen), np.asarray(ImageOps.exif_transpose(part)))
+
+
+def test_judgements_with_and_without_distractors(tree):
+    put_oxford(tree)
+    for reader, n_items in ((ROXFORD, 4), (ROXFORD_1M, 6)):
+        manifest = tree.prepare(reader, counts={"query": PublishedCounts(2), "gallery": PublishedCounts(n_items)})
+        assert manifest.table["id"].to_list()[6:] == ["distractor/0/a.jpg", "distractor/1/b.jpg"][: n_items - 4]
+        gallery, queries = (manifest.where(pl.col(role)) for role in ("is_gallery", "is_query"))
+        items = gallery.table["id"].to_list()[::-1]
+        easy, hard, junk = read_judgements(judgements_file(tree.out), queries.table["id"].to_list(), items)
+        named = [[sorted(items[place] for place in one) for one in kind] for kind in (easy, hard, junk)]
+        assert named == [[[ITEMS[2]], ITEMS[:2]], [[ITEMS[0]], []], [[ITEMS[1]], []]]
+
+
+def test_a_subset_has_judgements_of_what_is_there(tree):
+    put_oxford(tree)
+    (tree.root / f"roxford5k/jpg/{ITEMS[2]}.jpg").unlink()
+    assert "1 of 6 images are not there" in tree.complaint(ROXFORD)
+    with pytest.warns(UserWarning, match="left out: 1 of 6 images are not there"):
+        manifest = tree.prepare(ROXFORD, subset=True)
+    found = read_judgements(
+        judgements_file(tree.out), manifest.table["id"].to_list()[:2], manifest.table["id"].to_list()[2:]
+    )
+    assert found == [[[], [0, 1]], [[0], []], [[1], []]]
+
+
+def test_oxford_with_faults(tree):
+    put_oxford(tree, truth=[TRUTH[0] | {"junk": [4]}, TRUTH[1]])
+    assert "query all_souls_000006: junk has place 4, there are 4 images" in tree.complaint(ROXFORD)
+    put_oxford(tree, truth=TRUTH[:1])
+    assert "2 queries, judgements of 1" in tree.complaint(ROXFORD)
+    put_oxford(tree)
+    assert "gnd_roxford5k.pkl (query): 2 images, 70 are published" in tree.complaint(ROXFORD, counts=None)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"bbx": [1, 2, 3]}, {"bbx": [0, 0, float("inf"), 1]}, {"easy": [float("nan")]}, {"easy": 3}, {"bbx": b"\xff"}],
+)
+def test_judgements_of_another_shape_are_refused(tree, second):
+    put_oxford(tree, [TRUTH[0], TRUTH[1] | second])
+    assert "gnd_roxford5k.pkl: " in tree.complaint(ROXFORD)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a file of judgements"),
+        ('{"q": []}', "not a file of judgements"),
+        ('{"q": {"easy": 1}}', "not a file of judgements"),
+        ('{"q": {"easy": [[]], "hard": [], "junk": []}}', "not a file of judgements"),
+        ('{"r": {"easy": []}}', "query 'q': no list 'easy'"),
+        ('{"q": {"easy": ["b"], "hard": [], "junk": []}}', "query 'q': 'b' is not in the gallery"),
+        (None, "no such file"),
+    ],
+)
+def test_files_of_judgements_that_do_not_fit_are_refused(tmp_path, content, message):
+    file = tmp_path / "a.judgements.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InputError, match=rf"a\.judgements\.json: [\s\S]*{message}"):
+        read_judgements(file, ["q"], ["a"])

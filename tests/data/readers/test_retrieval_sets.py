@@ -1,0 +1,325 @@
+"""Birds, cars, species, products, clothes and DyML, from tiny trees in the published layouts."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.manifest import read_manifest
+from sightline.data.readers.retrieval_sets import (
+    CARS,
+    CUB,
+    DYML_ANIMAL,
+    DYML_COLUMNS,
+    DYML_PRODUCT,
+    IN_SHOP,
+    INATURALIST_BASE,
+    INATURALIST_FULL,
+    SOP,
+    bird_families,
+    level_sets,
+    read_glued,
+)
+from sightline.data.readers.source import PublishedCounts
+from sightline.errors import InputError
+from sightline.evaluation.tables import evaluate_table
+
+BIRDS = ("001.Black_footed_Albatross", "002.Gadwall", "003.Mallard", "004.Sayornis")
+
+
+EXPECTED_BIRDS = [
+    ("001.Black_footed_Albatross", "Diomedeidae", "Procellariiformes", "train"),
+    ("002.Gadwall", "Anatidae", "Anseriformes", "train"),
+    ("003.Mallard", "Anatidae", "Anseriformes", "test"),
+    ("004.Sayornis", "Tyrannidae", "Passeriformes", "test"),
+]
+
+
+def put_birds(tree, folder=""):
+    tree.images(*(f"{folder}images/{bird}/{number}.jpg" for bird in BIRDS for number in range(2)))
+
+
+def test_cub_from_its_folders_or_its_list(tree, rows):
+    put_birds(tree)
+    assert rows(tree.prepare(CUB), "label_0", "label_1", "label_2", "split")[::2] == EXPECTED_BIRDS
+    listed = [*(f"{bird}/{number}.jpg" for bird in BIRDS for number in range(2)), f"{BIRDS[3]}/9.jpg"]
+    tree.text("images.txt", "".join(f"{n} {path}\n" for n, path in enumerate(listed, 1)))
+    assert "1 of 9 images are not there: 'images/004.Sayornis/9.jpg'" in tree.complaint(CUB)
+    tree.text("images.txt", "1 001.Dodo/0.jpg\n")
+    assert "class '001.Dodo' is not in the 200 birds" in tree.complaint(CUB)
+
+
+def test_cub_from_its_archive(tree, rows):
+    put_birds(tree, "CUB_200_2011/")
+    tree.archive("CUB_200_2011.tgz", "CUB_200_2011")
+    whole = (tree.root / "CUB_200_2011.tgz").read_bytes()
+    tree.data("CUB_200_2011.tgz", whole[: len(whole) // 2])
+    assert "ROOT/CUB_200_2011.tgz: cannot be unpacked" in tree.complaint(CUB)
+    tree.data("CUB_200_2011.tgz", whole)
+    manifest = tree.prepare(CUB)
+    assert manifest.table["path"][0] == "set_images/CUB_200_2011/images/001.Black_footed_Albatross/0.jpg"
+    assert rows(manifest, "label_0", "label_1", "label_2", "split")[::2] == EXPECTED_BIRDS
+    assert "set_images: exists and is not empty" in tree.complaint(CUB)
+
+
+def test_birds_are_in_as_many_families_as_the_reader_asserts():
+    birds = bird_families()
+    assert (len(birds), *(birds[column].n_unique() for column in ("species", "family", "order"))) == (200, 200, 37, 13)
+
+
+MODELS = ("AM General Hummer SUV 2000", "Acura Integra Type R 2001", "BMW M3 Coupe 2012", "Ram C/V Cargo Van Minivan 2012")
+
+
+def put_cars(tree, classes=(1, 2, 3, 4, 4), models=MODELS):
+    kind = [("relative_im_path", object), ("class", object)]
+    paths = [f"car_ims/{number:06d}.jpg" for number in range(1, len(classes) + 1)]
+    notes = np.array([list(zip(paths, map(np.uint8, classes), strict=True))], dtype=kind)
+    tree.images(*paths)
+    savemat(tree.root / "cars_annos.mat", {"annotations": notes, "class_names": np.array([models], dtype=object)})
+
+
+@pytest.mark.parametrize(("packed", "folder"), [(False, "../files"), (True, "set_images")])
+def test_cars(tree, rows, packed, folder):
+    put_cars(tree)
+    if packed:
+        tree.archive("car_ims.tgz", "car_ims")
+    assert rows(tree.prepare(CARS), "path", "label_0", "label_1", "split") == [
+        (f"{folder}/car_ims/000001.jpg", MODELS[0], "SUV", "train"),
+        (f"{folder}/car_ims/000002.jpg", MODELS[1], "Coupe", "train"),
+        (f"{folder}/car_ims/000003.jpg", MODELS[2], "Coupe", "test"),
+        (f"{folder}/car_ims/000004.jpg", MODELS[3], "Minivan", "test"),
+        (f"{folder}/car_ims/000005.jpg", MODELS[3], "Minivan", "test"),
+    ]
+
+
+def test_cars_with_faults(tree):
+    put_cars(tree, classes=(1, 5))
+    assert "class 5 of 'car_ims/000002.jpg': there are 4" in tree.complaint(CARS)
+    put_cars(tree, models=("Trabant 601", *MODELS[1:]))
+    assert "class 'Trabant 601': its kind of body is not known" in tree.complaint(CARS)
+    savemat(tree.root / "cars_annos.mat", {"annotations": [1]})
+    assert "cars_annos.mat: no variable 'class_names'; it has 'annotations'" in tree.complaint(CARS)
+    savemat(tree.root / "cars_annos.mat", {"annotations": [1], "class_names": [1]})
+    assert "cars_annos.mat: 'class_names' of text" in tree.complaint(CARS)
+
+
+SOP_HEADER = "image_id class_id super_class_id path\n"
+
+
+def test_sop(tree, rows):
+    tree.text("Ebay_train.txt", SOP_HEADER + "1 1 1 bicycle_final/1_0.JPG\n2 2 2 sofa_final/2_0.JPG\n")
+    tree.text("Ebay_test.txt", SOP_HEADER + "3 3 2 sofa_final/3_0.JPG\r\n")
+    tree.images("bicycle_final/1_0.JPG", "sofa_final/2_0.JPG", "sofa_final/3_0.JPG")
+    assert rows(tree.prepare(SOP), "path", "split", "label_0", "label_1") == [
+        ("../files/bicycle_final/1_0.JPG", "train", "1", "bicycle"),
+        ("../files/sofa_final/2_0.JPG", "train", "2", "sofa"),
+        ("../files/sofa_final/3_0.JPG", "test", "3", "sofa"),
+    ]
+    tree.text("Ebay_test.txt", "3 3 2 sofa_final/3_0.JPG\n")
+    assert "Ebay_test.txt: line 1: the header 'image_id class_id super_class_id path' is needed" in tree.complaint(SOP)
+    tree.data("Ebay_test.txt", b"\xff\xfe")
+    assert "Ebay_test.txt: not UTF-8 text" in tree.complaint(SOP)
+
+
+def test_sop_from_its_archive(tree):
+    archive, folder = "Stanford_Online_Products.zip", "Stanford_Online_Products"
+    for number, split in ((1, "train"), (2, "test")):
+        tree.text(f"{folder}/Ebay_{split}.txt", SOP_HEADER + f"{number} {number} 1 bicycle_final/{number}_0.JPG\n")
+        tree.images(f"{folder}/bicycle_final/{number}_0.JPG")
+    tree.archive(archive, folder)
+    whole = (tree.root / archive).read_bytes()
+    tree.data(archive, whole[:-30])
+    assert f"{archive}: cannot be unpacked: File is not a zip file" in tree.complaint(SOP)
+    tree.data(archive, whole)
+    paths = tree.prepare(SOP).table["path"].to_list()
+    assert paths == [f"set_images/{folder}/bicycle_final/{number}_0.JPG" for number in (1, 2)]
+
+
+CLOTHES = {
+    "img/WOMEN/Dresses/id_00000001/01_1_front.jpg": ("id_00000001", "train"),
+    "img/MEN/Shorts/id_00000002/01_1_front.jpg": ("id_00000002", "query"),
+    "img/MEN/Shorts/id_00000002/01_2_side.jpg": ("id_00000002", "gallery"),
+    "img/WOMEN/Shorts/id_00000003/01_1_front.jpg": ("id_00000003", "gallery"),
+}
+
+
+def put_clothes(tree, listed="Eval/list_eval_partition.txt", n_said=4, images="Img/"):
+    lines = [f"{path}   {item}  {role} " for path, (item, role) in CLOTHES.items()]
+    tree.text(listed, "\n".join([str(n_said), "image_name item_id evaluation_status", *lines]))
+    tree.images(*(images + path for path in CLOTHES))
+
+
+@pytest.mark.parametrize(("listed", "images"), [("Eval/list_eval_partition.txt", "Img/"), ("list_eval_partition.txt", "")])
+def test_in_shop(tree, rows, listed, images):
+    put_clothes(tree, listed, images=images)
+    counts = {"query": PublishedCounts(1, (1,)), "gallery": PublishedCounts(2, (2, 2, 2))}
+    manifest = tree.prepare(IN_SHOP, counts=counts)
+    found = rows(manifest, "label_0", "label_1", "label_2", "split", "is_gallery", "is_query")
+    assert found[0] == ("id_00000001", "WOMEN/Dresses", "WOMEN", "train", None, None)
+    assert found[1:] == [
+        ("id_00000002", "MEN/Shorts", "MEN", "test", False, True),
+        ("id_00000002", "MEN/Shorts", "MEN", "test", True, False),
+        ("id_00000003", "WOMEN/Shorts", "WOMEN", "test", True, False),
+    ]
+
+
+def test_in_shop_from_its_archive(tree):
+    put_clothes(tree)
+    (tree.root / "Img/img").rename(tree.root / "img")
+    tree.archive("Img/img.zip", "img")
+    assert tree.prepare(IN_SHOP).table["path"].to_list() == [f"set_images/{path}" for path in CLOTHES]
+
+
+def test_in_shop_with_faults(tree):
+    put_clothes(tree, n_said=52712)
+    assert "line 1 says '52712' rows, 4 are there: the file is short" in tree.complaint(IN_SHOP)
+    tree.text("Eval/list_eval_partition.txt", "1\nimage_name item_id evaluation_status\nimg/a.jpg id_1 tests\n")
+    said = tree.complaint(IN_SHOP)
+    assert all(word in said for word in ("img/a.jpg", "'tests'", "'gallery'", "<category>"))
+
+
+SPECIES = {"0": "Aves", "17": "Aves", "23": "Plantae"}
+
+
+def put_species(tree):
+    ranks = ("genus", "family", "order", "class", "phylum", "kingdom")
+    categories = [
+        {"id": int(n), "name": f"species {n}"} | {rank: f"{rank} of {kind}" for rank in ranks}
+        for n, kind in SPECIES.items()
+    ]
+    tree.text("train2018.json", json.dumps({"categories": categories, "images": []}))
+    paths = {n: [f"train_val2018/{kind}/{n}/{i}.jpg" for i in range(2)] for n, kind in SPECIES.items()}
+    tree.text("Inat_dataset_splits/Inaturalist_train_set1.txt", "\n".join(paths["0"] + paths["23"]))
+    tree.text("Inat_dataset_splits/Inaturalist_test_set1.txt", "\n".join(paths["17"]) + "\n")
+    tree.images(*(path for listed in paths.values() for path in listed))
+
+
+def test_inaturalist_by_folders_and_by_its_taxonomy(tree, rows):
+    put_species(tree)
+    found = rows(tree.prepare(INATURALIST_BASE), "split", "label_0", "label_1")[::2]
+    assert found == [("test", "17", "Aves"), ("train", "0", "Aves"), ("train", "23", "Plantae")]
+    manifest = tree.prepare(INATURALIST_FULL)
+    assert manifest.n_levels == 7
+    found = rows(manifest, "label_0", "label_1", "label_6")[::2]
+    assert found == [(number, f"genus of {kind}", f"kingdom of {kind}") for number, kind in SPECIES.items()]
+
+
+def test_inaturalist_asserts_the_levels_whose_size_is_published(tree):
+    put_species(tree)
+    said = tree.complaint(INATURALIST_FULL, counts=None)
+    assert "(train): 2 classes in label_6, 5 are published" in said
+    assert "label_1" not in said, "names of genera recur, and how they were counted is not published"
+
+
+def test_inaturalist_with_faults(tree):
+    put_species(tree)
+    tree.text("train2018.json", json.dumps({"categories": []}))
+    assert "class '23' is not in train2018.json" in tree.complaint(INATURALIST_FULL)
+    tree.text("train2018.json", '{"categories": [')
+    assert "train2018.json: 'categories', each with id, genus, family" in tree.complaint(INATURALIST_FULL)
+    tree.text("Inat_dataset_splits/Inaturalist_test_set1.txt", "train_val2018/Aves/3.jpg")
+    assert "train_val2018/Aves/3.jpg: not of the form" in tree.complaint(INATURALIST_BASE)
+
+
+TRAIN = ["0.jpg, 4, 3, 2", "1.jpg, 4, 3, 2", "2.jpg, 4, 9, 7"]  # coarse, middle, fine
+TRAIN_HEADER, TEST_HEADER = "fname, coarse_id, middle_id, fine_id", "fname, labels"
+
+
+def csv(header, rows, glued=True):
+    return header + ("" if glued else "\n") + "\n".join(rows) + "\n"
+
+
+def put_training(tree, glued=True):
+    tree.text("train/label.csv", csv(TRAIN_HEADER, TRAIN, glued))
+    tree.images(*(f"train/imgs/{number}.jpg" for number in range(3)))
+
+
+def put_levels(tree, glued=True):
+    """Galleries of four images in two classes; the two queries are the third and the first of them."""
+    put_training(tree, glued)
+    for level in ("fine", "middle", "coarse"):
+        tree.text(f"bmk_{level}/gallery.csv", csv(TEST_HEADER, [f"{n}.jpg, {n % 2}" for n in range(4)], glued))
+        tree.text(f"bmk_{level}/query.csv", csv(TEST_HEADER, ["0.jpg, 0", "1.jpg, 0"], glued))
+        tree.images(*(f"bmk_{level}/gallery/{number}.jpg" for number in range(4)))
+        for query, twin in ((0, 2), (1, 0)):
+            tree.data(f"bmk_{level}/query/{query}.jpg", (tree.root / f"bmk_{level}/gallery/{twin}.jpg").read_bytes())
+
+
+@pytest.mark.parametrize("glued", [True, False])
+def test_no_image_is_lost_to_a_header_without_its_line_break(tree, rows, glued):
+    put_levels(tree, glued)
+    found = rows(tree.prepare(DYML_ANIMAL).split("train"), "path", "label_0", "label_1", "label_2")
+    labels = (("2", "3", "4"), ("2", "3", "4"), ("7", "9", "4"))
+    assert found == [(f"../files/train/imgs/{number}.jpg", *row) for number, row in enumerate(labels)]
+
+
+def test_an_image_that_is_query_and_gallery_is_one_row_and_another_query_stays_one(tree, rows):
+    put_levels(tree)
+    tree.images("bmk_fine/query/1.jpg")
+    test = rows(tree.prepare(DYML_ANIMAL).split("test"), "test_level", "path", "is_query", "is_gallery")
+    assert len(test) == 13
+    flags = [(True, True), (False, True), (True, True), (False, True)]
+    assert test[:4] == [("coarse", f"../files/bmk_coarse/gallery/{number}.jpg", *row) for number, row in enumerate(flags)]
+    assert ("fine", "../files/bmk_fine/query/1.jpg", True, False) in test
+
+
+def test_each_level_is_measured_on_its_own_images(tree, page):
+    put_levels(tree)
+    manifest = tree.prepare(DYML_ANIMAL)
+    sets = level_sets(manifest)
+    assert list(sets) == ["fine", "middle", "coarse"]
+    vectors = np.random.default_rng(0).normal(size=(len(manifest), 4))
+    ids = manifest.table["id"].to_numpy()
+    for level, (queries, gallery, labels) in sets.items():
+        assert (len(queries), len(gallery)) == (2, 4)
+        assert {f"bmk_{level}" in path for path in ids[gallery]} == {True}
+        assert labels[queries[0]] == labels[queries[1]] == labels[gallery[0]] != labels[gallery[1]]
+    table = EmbeddingTable(manifest, vectors.astype(np.float32), "0" * 64)
+    results, means = page["measure_dyml"](table.write(tree.out.with_name("vectors.parquet")))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for level, (queries, gallery, labels) in sets.items():  # one relevant item each: AP is one over its rank
+        expected = []
+        for query in queries:
+            others = sorted((g for g in gallery if g != query), key=lambda g: -unit[g] @ unit[query])
+            expected.append(1 / (1 + [labels[g] == labels[query] for g in others].index(True)))
+        assert results[level]["map"] == pytest.approx(np.mean(expected))
+    assert means["map"] == pytest.approx(np.mean([result["map"] for result in results.values()]))
+    with pytest.raises(InputError, match=r"its test images are three sets, .*sl\.evaluate_dyml"):
+        evaluate_table(table)
+
+
+def test_product_has_all_levels_in_one(tree):
+    put_training(tree)
+    tree.text("mini-bmk_all_in_one/label.csv", csv(TRAIN_HEADER, ["0.jpg, 1, 1, 1", "1.jpg, 1, 2, 2", "2.jpg, 1, 2, 2"]))
+    tree.images(*(f"mini-bmk_all_in_one/imgs/{number}.jpg" for number in range(3)))
+    manifest = tree.prepare(DYML_PRODUCT, counts={"test": PublishedCounts(3, (2, 2, 1))})
+    for (queries, gallery, labels), n_classes in zip(level_sets(manifest).values(), (2, 2, 1), strict=True):
+        assert queries.tolist() == gallery.tolist() == [3, 4, 5]
+        assert len(set(labels[queries])) == n_classes
+        assert not set(labels[queries]) & set(labels[:3])
+
+
+def test_dyml_with_faults(tree):
+    put_levels(tree)
+    tree.text("train/label.csv", csv(TRAIN_HEADER, [*TRAIN[:2], "2.jpg, 4"]))
+    assert "train/label.csv: 1 fault\n  line 3: 4 fields are needed, found 2" in tree.complaint(DYML_ANIMAL)
+    tree.text("train/label.csv", "fname, fine_id\n")
+    assert "the header fname, coarse_id, middle_id, fine_id is needed" in tree.complaint(DYML_ANIMAL)
+    put_training(tree)
+    assert "train/label.csv (train): 2 classes in label_0, 495 are published" in tree.complaint(DYML_ANIMAL, counts=None)
+    (tree.root / "bmk_middle/gallery.csv").unlink()
+    assert "no file 'bmk_middle/gallery.csv'" in tree.complaint(DYML_ANIMAL)
+
+
+def test_other_manifests_have_no_levels_to_test(tree):
+    put_training(tree)
+    with pytest.raises(InputError, match="not the manifest of a DyML set"):
+        level_sets(read_manifest(tree.root))
+
+
+def test_glued_header_in_another_order(tmp_path):
+    (tmp_path / "l.csv").write_text("fname, fine_id, middle_id, coarse_id9.jpg, 1, 2, 3\n8.jpg, 4, 5, 6")
+    found = read_glued(tmp_path / "l.csv", DYML_COLUMNS)
+    assert found["fname", "fine_id", "coarse_id"].rows() == [("9.jpg", "1", "3"), ("8.jpg", "4", "6")]

@@ -1,0 +1,100 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from sightline.data.manifest import read_manifest
+from sightline.data.readers import READERS
+from sightline.data.readers.retrieval_sets import SOP
+from sightline.data.readers.source import PublishedCounts, Reader
+from sightline.errors import InputError
+
+HEADER = "image_id class_id super_class_id path\n"
+COUNTS = {"train": PublishedCounts(2, (1, 1)), "test": PublishedCounts(1, (1, 1))}
+
+
+@pytest.fixture
+def sop(tree):
+    tree.text("Ebay_train.txt", HEADER + "1 1 1 bicycle_final/1_0.JPG\n2 1 1 bicycle_final/1_1.JPG\n")
+    tree.text("Ebay_test.txt", HEADER + "3 2 1 bicycle_final/2_0.JPG\n")
+    tree.images("bicycle_final/1_0.JPG", "bicycle_final/1_1.JPG", "bicycle_final/2_0.JPG")
+    return tree
+
+
+@pytest.mark.parametrize("file", ["out/set.csv", "files/set.parquet", "files/deep/er/set.csv", "set.parquet"])
+def test_paths_lead_from_the_manifest_to_the_images(sop, tmp_path, file):
+    manifest = sop.prepare(SOP, counts=COUNTS, out=tmp_path / file)
+    assert [os.path.isabs(path) for path in manifest.table["path"]] == [False] * 3
+    assert {path.resolve() for path in manifest.paths()} == set((sop.root.resolve() / "bicycle_final").iterdir())
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    assert all(path.is_file() for path in read_manifest(moved / file).paths())
+    moved.rename(tmp_path)
+
+
+def test_a_root_through_a_link_and_a_relative_one(sop, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(sop.root)
+    monkeypatch.chdir(tmp_path)
+    for root in ("link", "files"):
+        replace(SOP, counts=COUNTS)(Path("m.parquet"), Path(root))
+        assert all(path.is_file() for path in read_manifest(tmp_path / "m.parquet").paths())
+
+
+def test_counts_other_than_the_published_ones_are_faults(sop):
+    said = sop.complaint(SOP, counts=None)
+    assert "6 faults" in said
+    assert "Ebay_train.txt (train): 2 images, 59551 are published" in said
+    assert "Ebay_test.txt (test): 1 classes in label_0, 11316 are published" in said
+
+
+def test_missing_images_are_counted_and_named_and_a_subset_does_without(sop):
+    (sop.root / "bicycle_final" / "1_1.JPG").unlink()
+    assert "1 of 3 images are not there: 'bicycle_final/1_1.JPG'" in sop.complaint(SOP)
+    with pytest.warns(UserWarning, match=r"left out: 1 of 3 images are not there: 'bicycle_final/1_1\.JPG'"):
+        assert len(sop.prepare(SOP, subset=True, counts=COUNTS)) == 2
+
+
+def test_a_subset_of_nothing_is_refused(sop):
+    for file in (sop.root / "bicycle_final").iterdir():
+        file.unlink()
+    assert "none of its 3 images is there" in sop.complaint(SOP, subset=True)
+
+
+def test_paths_listed_twice_and_classes_in_two_splits(sop):
+    sop.text("Ebay_test.txt", HEADER + "3 1 1 bicycle_final/2_0.JPG\n" * 2)
+    said = sop.complaint(SOP)
+    assert "listed more than once (1): 'bicycle_final/2_0.JPG'" in said
+    assert "class '1' is in the splits 'test', 'train'" in said
+
+
+def test_the_wrong_folder_no_folder_and_another_ending(tree, tmp_path):
+    assert tree.complaint(SOP).endswith("in this folder; it is empty")
+    tree.images("images/a.png")
+    tree.text("README", "")
+    sought = "'Ebay_train.txt' or 'Stanford_Online_Products/Ebay_train.txt'"
+    assert tree.complaint(SOP) == f"ROOT: no file {sought} in this folder; it has 'README', 'images/'"
+    assert "must end in one of '.parquet', '.csv'" in tree.complaint(SOP, out=tmp_path / "m.txt")
+    with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Stanford_Online_Products\.zip'"):
+        SOP(tmp_path / "m.csv", tmp_path / "gone")
+
+
+def test_an_old_manifest_stays_if_the_new_one_fails(sop):
+    sop.prepare(SOP)
+    assert pl.read_parquet(sop.out).columns == ["path", "split", "label_0", "label_1"]
+    before = sop.out.read_bytes()
+    sop.text("Ebay_test.txt", HEADER + "3 2 1\n")
+    assert "Ebay_test.txt: 1 fault\n  line 2: 4 fields are needed, found 3" in sop.complaint(SOP)
+    assert sop.out.read_bytes() == before
+
+
+def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
+    readers = {name: READERS.find(name) for name in READERS}
+    assert len(readers) == 28
+    on_disk = {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
+    assert len(on_disk) == 22
+    for name in readers:
+        assert "; needs " in READERS.summary(name), name
+        assert "out" in READERS.options(name), name
+    for name, reader in on_disk.items():
+        assert tree.complaint(reader).startswith("ROOT: no "), name

@@ -1,0 +1,60 @@
+"""A field of the search answer, met on the command line, in the API and on the page: how many items were searched."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from changed_packages import run_python
+from playwright.sync_api import expect, sync_playwright
+
+from sightline.data.manifest import read_manifest
+from sightline.gallery.gallery import Gallery
+from sightline.gallery.ingest import index_images
+from sightline.models.encoder import Encoder
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHANGES = {
+    "gallery/query.py": [
+        ("    generation: int = 0\n", "    generation: int = 0\n    searched: int = 0\n"),
+        ("        found = []\n        said", '        found = [f"searched {self.searched} items"]\n        said'),
+        ("verdict, unknown, generation))", "verdict, unknown, generation, len(gallery)))"),
+    ],
+    "serve/schemas.py": [
+        ("    generation: int\n    query: QueryBody\n", "    generation: int\n    searched: int\n    query: QueryBody\n")
+    ],
+    "serve/web/lane.js": [
+        ("${milliseconds} ms.${reordered}`", "${milliseconds} ms. Searched ${answer.searched} items.${reordered}`"),
+    ],
+}
+
+
+@pytest.fixture
+def gallery(tmp_path, image_tree):
+    encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=0)
+    with Gallery.create(tmp_path / "gallery", encoder) as made:
+        index_images(made, encoder, read_manifest(image_tree))
+        return tmp_path / "gallery", len(made)
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium")
+def test_a_field_of_the_answer_takes_the_three_files_that_the_page_names(changed_copy, gallery, image_tree, tmp_path):
+    folder, n_items = gallery
+    copy = changed_copy("a field of the search answer", CHANGES)
+    image = next(path for path in sorted(image_tree.rglob("*")) if path.is_file())
+    found = run_python(copy, tmp_path, "-m", "sightline", "search", image, "--gallery", folder)
+    assert f"searched {n_items} items" in found.stdout, found.stderr
+    command = [sys.executable, "-m", "sightline", "serve", str(folder), "--port", "0"]
+    environ = os.environ | {"PYTHONPATH": str(copy)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
+        try:
+            address = server.stdout.readline().strip()
+            with sync_playwright() as playwright:
+                flags = ["--no-sandbox", "--disable-gpu"]
+                page = playwright.chromium.launch(executable_path=CHROMIUM, args=flags).new_page()
+                page.goto(address)
+                page.set_input_files("#file", image)
+                expect(page.locator(".summary").first).to_contain_text(f"Searched {n_items} items.", timeout=30_000)
+        finally:
+            server.kill()

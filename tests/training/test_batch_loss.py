@@ -1,0 +1,136 @@
+"""Earlier embeddings as more items: what is kept, what is left out, and what the loss makes of it."""
+
+import torch
+from torch.testing import assert_close
+
+from sightline.losses import SupAPLoss, create_loss, list_losses, loss_options
+from sightline.losses.sums import takes_references
+from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
+
+
+def draw(seed, n_items=6):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (n_items,), generator=generator)
+    return torch.randn(n_items, 4, generator=generator), torch.stack([labels, labels // 2], 1)
+
+
+def test_the_newest_items_push_out_the_oldest():
+    memory = CrossBatchMemory(size=5, dim=4, n_levels=2)
+    for step in range(3):
+        embeddings, labels = draw(step, 3)
+        memory.push(embeddings, labels, torch.arange(3) + 3 * step)
+    assert memory.ids.tolist() == [4, 5, 6, 7, 8]
+    assert_close(memory.rows, torch.cat([draw(1, 3)[0], draw(2, 3)[0]])[1:])
+
+
+def test_an_image_is_held_once_and_never_met_by_itself():
+    memory = CrossBatchMemory(size=10, dim=4, n_levels=2)
+    first, labels = draw(0)
+    memory.push(first, labels, torch.arange(6))
+    second, _ = draw(1)
+    memory.push(second[:2], labels[:2], torch.tensor([1, 3]))
+    assert memory.ids.tolist() == [0, 2, 4, 5, 1, 3]
+    rows, kept = memory.references(torch.tensor([0, 1]))
+    assert_close(rows, torch.cat([first[[2, 4, 5]], second[1:2]]))
+    assert_close(kept, torch.cat([labels[[2, 4, 5]], labels[1:2]]))
+    memory.push(second[:4], labels[:4], torch.tensor([8, 9, 8, 2]))  # twice in one batch: the last counts
+    assert memory.ids.tolist() == [0, 4, 5, 1, 3, 9, 8, 2]
+    assert_close(memory.rows[-3:], second[1:4])
+
+
+def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_parts():
+    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
+    (first, first_labels), (second, second_labels) = draw(0), draw(1)
+    assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
+    expected = (SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, first[2:], first_labels[2:])) / 2
+    assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
+
+
+def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
+    plain, sums = SupAPLoss(), create_loss("roadmap")
+    for loss, parts in ((plain, {"": plain}), (sums, {"/sup_ap": plain, "/calibration": create_loss("calibration")})):
+        together = BatchLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
+        (first, first_labels), (second, second_labels) = draw(0), draw(1)
+        together(first, first_labels, torch.arange(6))
+        assert_close(together.terms, {f"batch{name}": part(first, first_labels) for name, part in parts.items()})
+        together(second, second_labels, torch.arange(6) + 6)
+        expected = {f"batch{name}": part(second, second_labels) for name, part in parts.items()}
+        expected |= {f"memory{name}": part(second, second_labels, first, first_labels) for name, part in parts.items()}
+        assert_close(together.terms, expected)
+
+
+def test_a_batch_tells_the_terms_of_its_loss():
+    embeddings, labels = draw(0)
+    loss, single = BatchLoss(create_loss("roadmap")), BatchLoss(SupAPLoss())
+    for one in (loss, single):
+        one(embeddings, labels, torch.arange(6))
+    assert_close(loss.terms["sup_ap"], SupAPLoss()(embeddings, labels))
+    assert single.terms == {}  # its value says it all
+
+
+def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
+    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
+    for step in range(2):
+        embeddings, labels = draw(step)
+        assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
+    embeddings, labels = draw(2)
+    leaf = embeddings.requires_grad_()
+    loss(leaf, labels, torch.arange(6) + 12).backward()
+    assert leaf.grad.abs().sum() > 0
+    assert not loss.memory.rows.requires_grad
+
+
+def test_state_is_restored_to_the_bit():
+    loss, other = (BatchLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
+    for step in range(2):
+        loss(*draw(step), torch.arange(6) + 6 * step)
+    other.load_state_dict(loss.state_dict())
+    embeddings, labels = draw(5)
+    assert_close(other(embeddings, labels, torch.arange(6)), loss(embeddings, labels, torch.arange(6)), rtol=0, atol=0)
+    assert_close(other.state_dict(), loss.state_dict(), rtol=0, atol=0)
+
+
+def test_every_loss_with_a_reference_set_works_with_it():
+    known = {"n_classes": 3, "embedding_dim": 4, "n_levels": 2, "class_counts": [3, 2]}
+    seen = 0
+    for name in list_losses():
+        if name == "weighted_sum":
+            continue
+        module = create_loss(name, **{key: value for key, value in known.items() if key in loss_options(name)})
+        if not takes_references(module):
+            continue
+        seen += 1
+        loss = BatchLoss(module, CrossBatchMemory(30, 4, 2))
+        for step in range(3):
+            embeddings, labels = draw(step, 12)
+            leaf = embeddings.requires_grad_()
+            value = loss(leaf, labels, torch.arange(12) + 12 * step)
+            value.backward()
+            assert value.isfinite()
+            assert leaf.grad.isfinite().all()
+    assert seen >= 20
+
+
+def test_proxies_follow_the_mean_of_their_class():
+    loss = create_loss("norm_softmax", n_classes=3, embedding_dim=4)
+    together = BatchLoss(loss, followers=[loss.proxies])
+    embeddings, labels = draw(0)
+    embeddings.requires_grad_()
+    unit = embeddings.detach() / embeddings.detach().norm(dim=1, keepdim=True)
+    together.move_proxies(embeddings, labels, step=1.0)
+    for number in labels[:, 0].unique():
+        mean = unit[labels[:, 0] == number].mean(0)
+        assert_close(loss.proxies[number].detach(), mean / mean.norm())
+    before, (other, other_labels) = loss.proxies.clone(), draw(5)
+    together(other.requires_grad_(), other_labels, torch.arange(6)).backward()
+    assert other.grad is not None
+    assert loss.proxies.grad is None
+    unit = other.detach() / other.detach().norm(dim=1, keepdim=True)
+    for number in range(3):
+        mean = unit[other_labels[:, 0] == number].sum(0)
+        is_there = bool((other_labels[:, 0] == number).any())
+        expected = 0.9 * before[number] + 0.1 * mean / mean.norm() if is_there else before[number]
+        assert_close(loss.proxies[number], expected)
+    before = loss.proxies.clone()
+    together.eval()(other, other_labels, torch.arange(6))
+    assert_close(loss.proxies, before, rtol=0, atol=0)

@@ -1,0 +1,113 @@
+"""A search for better settings: real runs of a tiny network."""
+
+import csv
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from sightline import Encoder, InputError, read_recipe, tune
+from sightline.models.card import read_card
+from sightline.training.recipe import override_recipe, recipe_as_toml
+from sightline.training.run_folder import RunFolder
+from sightline.training.tune import RUNGS
+
+
+def trials_in(folder):
+    with (folder / "trials.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module")
+def searched(image_tree, tmp_path_factory):
+    """A search that had time for all of its trials: two epochs each."""
+    folder, said = tmp_path_factory.mktemp("search") / "out", []
+    recipe = read_recipe("images", [f"data.manifest={image_tree}", *TINY])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIGHTLINE_CACHE", str(folder.parent))
+        best = tune(recipe, folder, minutes=60, say=said.append)
+    return recipe, folder, best, said
+
+
+TINY = [
+    "model.backbone=tiny",
+    "model.weights=none",
+    "model.embedding_dim=16",
+    "model.adaptation=full",
+    "data.image_size=32",
+    "data.n_workers=0",
+    "sampler.batch_size=16",
+    "schedule.epochs=1",
+    "schedule.warmup_epochs=0",
+    "optimizer.lr=0.01",
+]
+
+
+def test_each_rung_has_the_recipe_and_the_best_of_the_one_before(searched):
+    _, folder, _, _ = searched
+    rungs = [[row for row in trials_in(folder) if row["rung"] == str(rung)] for rung in range(len(RUNGS))]
+    assert [len(rows) for rows in rungs] == list(RUNGS)
+    for rows, later in pairwise(rungs):
+        best = sorted((row for row in rows if row["value"]), key=lambda row: -float(row["value"]))
+        wanted = [row["changes"] for row in best[: len(later)]]
+        kept = {row["changes"] for row in later}
+        assert "" in kept
+        assert kept - {""} <= {*wanted}
+
+
+def test_the_best_of_the_last_rung_is_chosen_and_written(searched):
+    recipe, folder, best, said = searched
+    last = [row for row in trials_in(folder) if row["rung"] == str(len(RUNGS) - 1)]
+    value = max(float(row["value"]) for row in last)
+    assert best == folder / "best"
+    assert read_card(best / "encoder").evaluation.metrics["map@r"].mean == value
+    assert value >= float(next(row["value"] for row in last if not row["changes"])), "never worse than the recipe"
+    chosen = read_recipe(str(folder / "recipe.toml"))
+    assert (chosen.data.manifest, chosen.model.backbone) == (recipe.data.manifest, "tiny")
+    assert Encoder.from_pretrained(best / "encoder").dim == 16
+    assert said[-1].startswith("chosen: ")
+    assert len(said) == sum(RUNGS) + 1
+
+
+def test_a_search_that_was_stopped_goes_on_with_what_it_has(searched, tmp_path, monkeypatch):
+    recipe, folder, _, _ = searched
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
+    shutil.copytree(folder, tmp_path / "out")
+    rows = (tmp_path / "out/trials.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "out/trials.csv").write_text("".join(rows[:-1]))
+    shutil.rmtree(tmp_path / "out/best")
+    begun = RunFolder(tmp_path / "out/trials/2-1")  # killed before its first validation
+    shutil.rmtree(begun.encoder)
+    begun.last_checkpoint.unlink()
+    said = []
+    tune(recipe, tmp_path / "out", minutes=60, resume=True, say=said.append)
+    assert len(said) == 2, "one trial, and the choice"
+    untimed = [
+        [(row["rung"], row["changes"], row["value"]) for row in trials_in(out)] for out in (folder, tmp_path / "out")
+    ]
+    assert untimed[0] == untimed[1]
+    with pytest.raises(InputError, match="--resume"):
+        tune(recipe, tmp_path / "out", minutes=60)
+
+
+def test_a_search_without_time_still_leaves_an_encoder(image_tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sightline.training.tune.RUNGS", (2, 2))
+    recipe = read_recipe("images", [f"data.manifest={image_tree}", *TINY])
+    best = tune(recipe, tmp_path / "out", minutes=1e-9)
+    assert Encoder.from_pretrained(best / "encoder").dim == 16
+    assert {row["rung"] for row in trials_in(tmp_path / "out")} == {"0"}
+
+
+def test_a_recipe_as_toml_is_read_as_it_was(tmp_path):
+    words = ["data.manifest=x", "loss.name=happier", "loss.alpha=2.5", "optimizer.clip_norm=1", "model.embedding_dim=none"]
+    recipe = read_recipe("happier-sop", words)
+    (tmp_path / "r.toml").write_text(recipe_as_toml(recipe))
+    assert read_recipe(str(tmp_path / "r.toml")) == recipe
+    assert override_recipe(recipe, ["loss.name=sup_ap"]).loss.options() == {}, "options of another loss go"
+
+
+@pytest.mark.parametrize("text", ["30", "m", "-1m", "nanm", "infh", ""])
+def test_a_time_that_is_none_is_refused(text, sightline):
+    status, _, err = sightline("train", "images", "--tune", text)
+    assert (status, "--tune" in err) == (2, True)
