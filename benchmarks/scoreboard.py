@@ -20,7 +20,6 @@ from sightline.studies.suite import WITHOUT_EFFECT, Row, Suite, read_suite, reci
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "evidence/results", HERE.parent / "docs/benchmarks.md"
-THEIRS = {"map@r": "mAP@R", "recall@1": "R@1", "h_ap": "H-AP"}
 
 
 def outcomes(suite: Suite, row: Row, data: str) -> dict[int, Outcome]:
@@ -51,9 +50,9 @@ def agrees(wanted: Any, stored: Any) -> bool:
     return bool(wanted == stored)
 
 
-def relative_gain(finding: dict[str, Any]) -> float:
+def relative_gain(finding: dict[str, Any], names: dict[str, str]) -> float:
     """What the papers gained, as a share of what they started from."""
-    metric = THEIRS[finding.get("metric", "map@r")]
+    metric = names[finding.get("metric", "map@r")]
     pairs = [
         [published_value(one["table"], one["dataset"], one[side], metric) for side in ("better", "base")]
         for one in finding["published"]
@@ -73,7 +72,7 @@ def effect_on(suite: Suite, data: str, finding: dict[str, Any]) -> tuple[Effect,
     return paired_effect(100 * np.array(differences, np.float64)), 100 * float(level)
 
 
-def scoreboard(findings: list[dict[str, Any]], suites: dict[str, Suite]) -> str:
+def scoreboard(findings: list[dict[str, Any]], names: dict[str, str], suites: dict[str, Suite]) -> str:
     """A row for each finding and set; p-values are corrected for all of them together (Holm)."""
     asked = [
         (finding, data.name, effect_on(suites[name], data.name, finding))
@@ -87,7 +86,7 @@ def scoreboard(findings: list[dict[str, Any]], suites: dict[str, Suite]) -> str:
     lines = []
     for finding in findings:
         places = [number for number, (other, *_) in enumerate(asked) if other is finding]
-        gain = relative_gain(finding)
+        gain = relative_gain(finding, names)
         found = [asked[number][2] for number in places]
         is_whole = len(found) > 0 and all(found)
         sizes = [gain * one[1] for one in found if one]
@@ -123,10 +122,10 @@ def ledger(suites: dict[str, Suite]) -> str:
 
 
 def main() -> None:
-    findings = tomllib.loads((HERE / "findings.toml").read_text())["findings"]
+    asked = tomllib.loads((HERE / "findings.toml").read_text())
     files: Iterable[Path] = sorted((HERE / "suites").glob("*.toml"))
     suites = {file.stem: read_suite(file) for file in files if file.stem != "glyphs-smoke"}
-    write_section(PAGE, "Scoreboard", scoreboard(findings, suites))
+    write_section(PAGE, "Scoreboard", scoreboard(asked["findings"], asked["metrics"], suites))
     write_section(PAGE, "Ledger", ledger(suites))
 
 

@@ -28,6 +28,7 @@ from sightline import __version__
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest, read_manifest
 from sightline.errors import InputError, raise_faults
+from sightline.evaluation.decomposability import decomposability_gap
 from sightline.evaluation.metrics import metric_names
 from sightline.evaluation.result import Result, shown
 from sightline.evaluation.tables import evaluate_table
@@ -44,6 +45,7 @@ from sightline.training.run import train
 from sightline.training.run_folder import RunFolder, load_checkpoint
 
 KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case
+GAP_SIZES = (16, 32, 64, 128)  # batches of which the decomposability gap is measured
 LIBRARIES = ("OMP_NUM", "MKL_NUM", "NUMBA_NUM", "OPENBLAS_NUM", "POLARS_MAX")
 
 
@@ -240,7 +242,14 @@ def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path)
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     about["recipe"]["data"]["manifest"] = recipe.data.manifest.name  # without the folders of this machine
-    return Outcome.of(evaluate_table(table, metrics=[*everything]), metrics, about | ran)
+    result = evaluate_table(table, metrics=[*everything])
+    return Outcome.of(result, metrics, about | ran | {"decomposability_gap": _gaps(table, result)})
+
+
+def _gaps(table: EmbeddingTable, result: Result) -> dict[str, float]:
+    """By batch size, of average precision on the finest labels."""
+    labels, whole = np.asarray(result.labels), result.per_query["map"]
+    return {str(size): decomposability_gap(table.vectors, labels, size, seeds=(0,), whole=whole).mean for size in GAP_SIZES}
 
 
 def _embed_by_features(encoder: Encoder, adaptation: str, manifest: Manifest, n_workers: int) -> EmbeddingTable:

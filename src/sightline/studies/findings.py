@@ -99,14 +99,17 @@ def verdict(effects: list[Effect], p_values: list[float], published: list[float]
         published: the published difference in the unit of each effect, by its sign and, relative to the base, its size.
 
     Returns:
-        ``reproduced``: the same sign and significant on all sets; ``reversed``: the other sign, so; ``not there``: no set
-        shows it, though all could have shown an effect of the published size; else ``undecided``.
+        ``reproduced``: the same sign and significant on at least two sets and on all; ``reversed``: the other sign, likewise;
+        ``not there``: no set shows it, though each shows the opposite or could have shown an effect of the published size;
+        else ``undecided``.
     """
     signs = [np.sign(effect.mean) * np.sign(size) for effect, size in zip(effects, published, strict=True)]
-    significant = [p < LEVEL for p in p_values]
-    if all(significant) and all(sign > 0 for sign in signs):
+    shows = [p < LEVEL and sign > 0 for p, sign in zip(p_values, signs, strict=True)]
+    opposes = [p < LEVEL and sign < 0 for p, sign in zip(p_values, signs, strict=True)]
+    if len(effects) > 1 and all(shows):
         return "reproduced"
-    if all(significant) and all(sign < 0 for sign in signs):
+    if len(effects) > 1 and all(opposes):
         return "reversed"
     could_show = [effect.detectable <= abs(size) for effect, size in zip(effects, published, strict=True)]
-    return "not there" if all(could_show) and not any(significant) else "undecided"
+    is_excluded = all(could or opposed for could, opposed in zip(could_show, opposes, strict=True))
+    return "not there" if is_excluded and not any(shows) else "undecided"
