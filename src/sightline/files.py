@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from sightline.errors import InputError
 
+CACHE_VARIABLE = "SIGHTLINE_CACHE"
 T = TypeVar("T")
 FAILING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 SQLITE_FAILING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
@@ -354,3 +355,9 @@ def folder_bytes(folder: Path) -> int:
         with suppress(FileNotFoundError):
             n_bytes += file.lstat().st_size if file.is_file() else 0
     return n_bytes
+
+
+def cache_root() -> Path:
+    """Where what can be made again is kept: ``$SIGHTLINE_CACHE``, or else below the user's folder for caches."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
+    return Path(os.environ.get(CACHE_VARIABLE) or user)

@@ -1,6 +1,9 @@
 """Images to tensors, one by one and in batches."""
 
+import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -169,6 +172,32 @@ def load_batches(
         elif not faults:
             here = batch.images.to(device)
             yield Batch(images.finished(here) if finish else here, batch.places)
+    raise_faults("images", faults)
+
+
+def read_ahead(images: ImageDataset, batches: Sequence[Sequence[int]], n_threads: int | None = None) -> Iterator[Batch]:
+    """The images of each batch, in order, as :func:`load_batches` gives them, decoded by threads ahead of their use.
+
+    Threads cost less than processes where nothing random is drawn: decoding and resizing release the interpreter lock.
+
+    Args:
+        images: a data set without a seed.
+        batches: the places in it that each batch holds.
+        n_threads: that decode; None for one a core.
+    """
+    source = _Loadable(images)
+    with ThreadPoolExecutor(n_threads or os.cpu_count()) as pool:
+        waiting: deque[list[Future[tuple[int, Tensor | str]]]] = deque()
+        faults: list[str] = []
+        for batch in [*batches, *[None] * PREFETCHED]:
+            if batch is not None:
+                waiting.append([pool.submit(source.__getitem__, (place, 0)) for place in batch])
+            if waiting and (batch is None or len(waiting) > PREFETCHED):
+                loaded = _collate([future.result() for future in waiting.popleft()])
+                if isinstance(loaded, list):
+                    faults += loaded
+                elif not faults:
+                    yield Batch(images.finished(loaded.images), loaded.places)
     raise_faults("images", faults)
 
 

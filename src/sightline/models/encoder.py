@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sightline.data.dataset import ImageDataset, consecutive, load_batches
+from sightline.data.dataset import ImageDataset, consecutive, load_batches, read_ahead
 from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError
 from sightline.files import copy_folder, read_json_object, recovered_folder, regular_file, replaced_folder
@@ -35,6 +36,7 @@ from sightline.models.backbones import (
 )
 from sightline.models.card import CARD_FILE, Account, ModelCard, download, is_hub_name, read_card, upload, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
+from sightline.models.inference import WORTH_EXPORTING, Backend, open_backend, torch_backend
 from sightline.models.pooling import POOLINGS
 from sightline.models.quick_backward import quick_backward
 from sightline.progress import tracked
@@ -78,6 +80,7 @@ class Encoder(nn.Module):
             settings.pooling, {}, trust=trust, n_prefix_tokens=n_prefix_tokens(backbone), n_channels=self.n_channels
         )
         self._learning: frozenset[str] | None = None
+        self._backend: tuple[object, Backend] | None = None
         self.head = Head(self.n_channels, settings.embedding_dim, settings.feature_norm, settings.whitening_dim)
         self.allow_gradients()
         # Channels beside each other in memory: three times as fast for EfficientNet-Lite0 on two cores.
@@ -226,14 +229,17 @@ class Encoder(nn.Module):
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
+        backend: str = "auto",
     ) -> NDArray[np.float32]:
         """One unit vector for each image, in the order given.
 
         Args:
             images: paths, PIL images, or uint8 arrays of shape (H, W), (H, W, 3) or (H, W, 4).
             batch_size: images in one pass through the model.
-            n_workers: processes that read images ahead.
+            n_workers: processes that read images ahead; 0 reads them in threads.
             show_progress: draw a progress bar.
+            backend: what computes: ``auto``, ``torch``, ``onnx`` or ``openvino``; see
+                :func:`~sightline.models.inference.open_backend`.
 
         Returns:
             (N, D) float32.
@@ -242,7 +248,7 @@ class Encoder(nn.Module):
             raise InputError(f"encode takes a list of images, found a single {type(images).__name__}")
         opened = [_as_source(image, place) for place, image in enumerate(images)]
         dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
-        return self.encode_dataset(dataset, batch_size, n_workers, show_progress)
+        return self.encode_dataset(dataset, batch_size, n_workers, show_progress, backend)
 
     def encode_dataset(
         self,
@@ -250,26 +256,37 @@ class Encoder(nn.Module):
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
+        backend: str = "auto",
         pooled: bool = False,
     ) -> NDArray[np.float32]:
-        """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it.
+        """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it, by torch.
 
         See :meth:`encode`.
         """
         batches = consecutive(len(dataset), batch_size)
-        loaded = tracked(load_batches(dataset, batches, n_workers), "Embedding", len(batches), show_progress)
+        reading = load_batches(dataset, batches, n_workers) if n_workers else read_ahead(dataset, batches)
         vectors = np.empty((len(dataset), self.n_channels if pooled else self.dim), np.float32)
-        device = next(self.parameters()).device
-        compute = self.pooled if pooled else self
-        was_training = self.training
-        self.eval()
+        if was_training := self.training:  # asked, as it goes through every layer
+            self.eval()
         try:
-            with torch.inference_mode():
-                for batch in loaded:
-                    vectors[batch.places.numpy()] = compute(batch.images.to(device)).float().cpu().numpy()
+            compute = torch_backend(self, self.pooled) if pooled else self._opened(backend, len(dataset))
+            for batch in tracked(reading, "Embedding", len(batches), show_progress):
+                vectors[batch.places.numpy()] = compute(batch.images)
         finally:
-            self.train(was_training)
+            if was_training:
+                self.train()
         return vectors
+
+    def _opened(self, name: str, n_images: int) -> Backend:
+        """The backend by that name; kept as long as no weight changes, so that single queries need not wait for it."""
+        versions = tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
+        key = (name, n_images >= WORTH_EXPORTING, torch.get_num_threads(), versions)
+        if self._backend is None or self._backend[0] != key:
+            self._backend = key, open_backend(self, name, n_images)
+        return self._backend[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_backend": None}  # a copy, or another process, opens its own
 
     def save_pretrained(self, folder: Path | str, account: Account | None = None) -> Path:
         """Write the encoder and its model card to a folder of three files, which appears complete or not at all.

@@ -5,14 +5,16 @@ import json
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.models.backbones import adapters, merge_adapters
-from sightline.models.encoder import Encoder
+
+if TYPE_CHECKING:
+    from sightline.models.encoder import Encoder
 
 OPSET = 18
 MAX_BYTES = 1 << 31  # of a protobuf, which the file is
@@ -20,7 +22,7 @@ METADATA_KEY = "sightline"
 INPUT, OUTPUT = "images", "embeddings"
 
 
-def export_onnx(encoder: Encoder, file: Path | str) -> Path:
+def export_onnx(encoder: "Encoder", file: Path | str) -> Path:
     """Write the encoder as an ONNX file of opset 18: normalised images in, unit vectors out, any number at a time.
 
     The file's metadata has one entry, ``sightline``: JSON of :func:`onnx_description`. Needs the extra ``onnx``.
@@ -61,10 +63,11 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
     return file
 
 
-def onnx_description(encoder: Encoder) -> dict[str, Any]:
+def onnx_description(encoder: "Encoder") -> dict[str, Any]:
     """What someone who has the file alone must know: how an image becomes the input, and which encoder this is.
 
     Example:
+        >>> from sightline import Encoder
         >>> onnx_description(Encoder.create("tiny", 8, image_size=32))["preprocessing"]["crop"]
         32
     """

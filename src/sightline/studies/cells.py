@@ -232,7 +232,7 @@ def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path)
     if about["trained"] and recipe.model.adaptation not in ("full", "lora"):
         table = _embed_by_features(encoder, recipe.model.adaptation, measured, recipe.data.n_workers)
     else:
-        table = embed_manifest(encoder, measured, n_workers=recipe.data.n_workers)
+        table = embed_manifest(encoder, measured, n_workers=recipe.data.n_workers, backend="torch")
     everything = dict.fromkeys([*metric_names(KS, manifest.n_levels), *metrics])
     ran = {
         "cpu_seconds": round(_cpu_seconds(), 1),

@@ -22,20 +22,18 @@ from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.manifest import Manifest
 from sightline.data.transforms import Preprocessing, Transform, eval_transform
 from sightline.errors import InputError
-from sightline.files import named_failures
+from sightline.files import CACHE_VARIABLE, cache_root, named_failures
 from sightline.models.stages import UpperEncoder
 from sightline.progress import say, tracked
 from sightline.training.distributed import n_processes, process_number
 
-CACHE_VARIABLE = "SIGHTLINE_CACHE"
 VIEW_SEED = 0  # of the views of an image; a run's own seed says which of them it meets when
 AT_ONCE = 64  # pictures in one pass
 
 
 def cache_folder() -> Path:
-    """Where features are kept: below ``$SIGHTLINE_CACHE``, or else in the user's folder for caches."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
-    return Path(os.environ.get(CACHE_VARIABLE) or user) / "features"
+    """Where features are kept."""
+    return cache_root() / "features"
 
 
 @dataclass(frozen=True)

@@ -338,7 +338,10 @@ class TrainingRun:
         """(N, D) what the encoder makes of some images: from cached features, or from pixels, each process a part."""
         n_workers, learner = self.recipe.data.n_workers, self.parts.learner
         if features is None:
-            return computed_in_parts(manifest, lambda part: embed_manifest(encoder, part, n_workers=n_workers).vectors)
+            # By torch: weights that change with every step are not worth an export.
+            return computed_in_parts(
+                manifest, lambda part: embed_manifest(encoder, part, n_workers=n_workers, backend="torch").vectors
+            )
         if encoder is not self.encoder:
             learner = UpperEncoder(encoder, self.recipe.model.adaptation)
         return embed_features(cast(UpperEncoder, learner), features)
