@@ -15,8 +15,9 @@ from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 def one_minus_ap(rank_among_relevant: Tensor, rank: Tensor, valid: Tensor) -> Tensor:
     """() mean of one minus AP over the queries that have a relevant item, from the (Q, P) ranks of such items."""
     n_relevant = valid.sum(1)
-    # Clamped, not masked afterwards: the gradient of 0 / 0 is NaN even where it is masked out.
-    precision = rank_among_relevant / rank.clamp(min=1)
+    # Masked before, not afterwards: the gradient of 0 / 0 is NaN even where it is masked out. Not clamped: what a clamp
+    # hands on at its bound, where the best rank lies, is not the same in all versions of torch.
+    precision = rank_among_relevant / rank.where(valid, 1.0)
     return mean_over_queries(1 - (precision * valid).sum(1) / n_relevant.clamp(min=1), n_relevant)
 
 
