@@ -8,9 +8,9 @@ same pixels and draw the same random numbers, so the result is that of one pass 
 import ctypes
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -167,8 +167,7 @@ def bytes_of_graph(encoder: nn.Module, image: Tensor) -> float:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return int(psutil.virtual_memory().available)
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # as <malloc.h> of glibc numbers them
