@@ -103,8 +103,3 @@ def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
     assert registry.find("margin") is Margin
     with pytest.raises(InputError, match="others:Nothing"):
         registry.find("broken")
-
-
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(InputError, match="unknown loss 'margn': did you mean 'margin'"):
-        THINGS.find("margn")

@@ -57,7 +57,7 @@ def choose(table: Mapping[str, T], name: str, what: str) -> T:
 
     Args:
         table: the choices by name.
-        name: the one asked for.
+        name: the one to find.
         what: the kind of thing, for the message.
 
     Example:

@@ -32,13 +32,6 @@ def unit(rows):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def test_labels_of_one_text_are_one_term():
-    found = terms_of(KEPT)
-    assert found["text"].to_list() == ["cat", "dog", "car"]
-    assert found.row(0) == ("cat", 2, 5, "a|c", "1|2|3")
-    assert found.row(1) == ("dog", 1, 1, "b", "")
-
-
 def test_class_means_weigh_images_of_a_class_and_classes_of_a_text_alike():
     mean_of_a = unit(unit([2, 0]) + unit([0, 3]))
     expected = [unit(mean_of_a + unit([0, 1])), unit([1, 1]), unit([-1, 0])]

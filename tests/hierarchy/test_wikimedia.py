@@ -150,15 +150,8 @@ def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_requests_keep_their_distance(server, tmp_path):
-    client(server, tmp_path, per_second=10.0).instance_of([f"Page {number}" for number in range(150)])
-    times = [moment for moment, _, _ in server.asked]
-    assert len(times) == 3
-    assert times[-1] - times[0] >= 0.15
-
-
 def test_whoever_asks_must_say_who_it_is(tmp_path):
-    with pytest.raises(InputError, match="contact: a mail address or page is needed"):
+    with pytest.raises(InputError, match="contact"):
         Wikimedia(tmp_path, " ")
-    with pytest.raises(InputError, match="api: 'ftp://x' is no http address"):
+    with pytest.raises(InputError, match="api.*ftp://x"):
         Wikimedia(tmp_path, "me", api="ftp://x")

@@ -122,10 +122,6 @@ def check(artefact, place, seed, base, warm, folder):
         pytest.fail(f"{file.name}, byte {where} of {len(before)}: {type(error).__name__}: {error}")
 
 
-def test_there_are_enough_flips():
-    assert len(CASES) >= 200
-
-
 @pytest.mark.parametrize(("artefact", "place", "seed"), SAMPLE, ids=name)
 def test_some_flipped_bits(artefact, place, seed, base, warm, tmp_path):
     check(artefact, place, seed, base, warm, tmp_path)

@@ -4,27 +4,14 @@ import json
 
 import pytest
 
-from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.labels.codes import normal_codes, tree_of_codes
-from sightline.labels.tree import read_edges, read_taxonomy, read_tree, tree_of_folders, tree_of_manifest
+from sightline.labels.codes import tree_of_codes
+from sightline.labels.tree import read_edges, read_taxonomy, read_tree
 
 
 def written(file, text):
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def test_label_columns_of_a_manifest(tmp_path):
-    text = "path,split,label_0,label_1\na.png,train,cat,animal\nb.png,train,cat,animal\nc.png,test,oak,plant\n"
-    tree = tree_of_manifest(read_manifest(written(tmp_path / "m.csv", text)))
-    assert tree.columns().rows() == [("cat", "animal"), ("oak", "plant")]
-
-
-def test_folders(image_tree):
-    tree = tree_of_folders(image_tree)
-    assert tree.level_sizes() == [3, 12]
-    assert tree.path(tree.find("class04")) == ["super1", "class04"]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +81,6 @@ def test_codes_make_a_tree_of_their_beginnings():
     assert {*tree.names} == {"26", "26.1", "26.1.15", "26.1.3", "3", "3.9"}
     assert int(tree.shared_levels(tree.find("26.1.15"), tree.find("26.1.3"))) == 2
     assert tree.levelled().columns().sort("label_0").rows()[-1] == ("3.9", "3.9", "3")
-
-
-def test_wrong_codes_are_told_at_once():
-    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
-        normal_codes(["1.1", "26..1", "x"], "logos")
 
 
 def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):

@@ -51,11 +51,11 @@ def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manife
 
 @app.command("list")
 def list_sets() -> None:
-    """The data sets that `prepare` knows: what each is, and what it needs."""
+    """List the data sets that `prepare` knows, and what each needs."""
     from sightline.data.readers import READERS
 
     on_disk = [name for name in READERS if _needs_root(READERS.options(name))]
-    echo("Made or fetched: sightline data prepare NAME")
+    echo("Drawn or fetched: sightline data prepare NAME")
     for name in sorted(READERS, key=on_disk.__contains__):
         if name == on_disk[0]:
             echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
@@ -73,27 +73,27 @@ def prepare(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to (data/NAME), or of published files the manifest (data/NAME.parquet)."),
+        typer.Option(
+            help="Folder to write to (default: data/NAME); for published files the manifest (default: data/NAME.parquet)."
+        ),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Your folder of the published files, or of packages fetched before.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the published files, or of packages fetched before.")] = None,
     subset: Annotated[
-        bool, typer.Option("--subset", help="With --root: leave out images that are not there, check no counts.")
+        bool, typer.Option("--subset", help="With --root: leave out missing images, check no counts.")
     ] = False,
     size: Annotated[
         str | None,
-        typer.Option(help="glyphs, icons: small (about 4,000 and 20,000 images, the default) or full (35,000 and 90,000)."),
+        typer.Option(help="glyphs, icons: small (4,000 and 15,000 images) or full (40,000 and 64,000); default: small."),
     ] = None,
-    side: Annotated[int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (64, 128).")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="glyphs: another seed draws other pictures; 0 by default.")
+    side: Annotated[
+        int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (default: 64, 128).")
     ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="glyphs: random seed (default: 0).")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import and run the module of a data set named package.module:Name.")
     ] = False,
 ) -> None:
-    """Make, fetch or read a data set, and print its manifest's path."""
+    """Draw, fetch or read a data set; write its manifest and print the path."""
     from sightline.data.readers import READERS
 
     reader, known = READERS.find(name, trust=trust), READERS.options(name, trust=trust)

@@ -92,7 +92,7 @@ class EmbeddingTable:
             table = pl.read_parquet(file)
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
-            raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")
+            raise InputError(f"{file}: must be an embedding table of format {FORMAT}, found {found}")
         rows = table.drop("vector")
         unusable = (ValueError, KeyError, OverflowError, *UNREADABLE)
         with named_errors(file, "not an embedding table that can be used", *unusable):

@@ -104,7 +104,9 @@ def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Ma
     codes = manifest.labels()[:, 0]
     classes = np.random.default_rng(seed).permutation(codes.max() + 1)
     if len(classes) < 2:
-        raise InputError(f"{manifest.source}: all its images are of one class: none can be held out")
+        raise InputError(
+            f"{manifest.source}: all images are of one class, none can be held out; add classes or set data.val_fraction=0"
+        )
     least = 2 if len(classes) >= 4 else 1
     n_held_out = min(max(least, round(fraction * len(classes))), len(classes) - least)
     held_out = pl.lit(pl.Series(np.isin(codes, classes[:n_held_out])))
@@ -257,14 +259,14 @@ def read_text_table(file: Path, columns: Sequence[str] = (), separator: str = ",
 def write_table(table: pl.DataFrame, file: Path) -> Path:
     """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise."""
     if file.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{file}: a name that ends in one of {names(SUFFIXES)} is needed")
+        raise InputError(f"{file}: the name must end in one of {names(SUFFIXES)}")
     with replaced(file) as scratch:
         (table.write_csv if file.suffix.lower() == ".csv" else table.write_parquet)(scratch)
     return file
 
 
 def _check_header(source: Path) -> None:
-    """Refuse a file of more columns than anybody has: each one costs time in every step."""
+    """Refuse an absurd number of columns: each one costs time in every step."""
     with source.open("rb") as opened:
         first = opened.readline(LONGEST_HEADER + 1)
     if len(first) > LONGEST_HEADER or first.count(b",") >= MOST_COLUMNS:
@@ -433,7 +435,7 @@ def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels:
 def _clean_text(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """These columns as text without blanks at its ends, null where nothing is left; splits by their usual names."""
     if nested := [column for column in columns if table[column].dtype.is_nested()]:
-        raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
+        raise InputError(f"{source}: {names(nested)} must be text or numbers, found {table[nested[0]].dtype}")
     text = pl.col(columns).cast(pl.String).str.strip_chars()
     return table.with_columns(text.replace("", None)).with_columns(pl.col("split").replace(SPLIT_NAMES))
 
@@ -443,9 +445,7 @@ def _checks(words: list[str], flags: list[str], boxes: list[str]) -> Iterator[Ch
         yield pl.col(column).is_null(), column, f"{column} is empty"
     yield pl.col("path").str.contains("\0", literal=True), "path", "path {!r} has a zero byte"
     yield ~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"
-    is_twice = (
-        "id {!r} is there more than once" if "id" in words else "path {!r} is there more than once; add a column 'id'"
-    )
+    is_twice = "id {!r} occurs more than once" if "id" in words else "path {!r} occurs more than once; add a column 'id'"
     yield pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", is_twice
     for column in flags:
         fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
@@ -458,4 +458,4 @@ def _checks(words: list[str], flags: list[str], boxes: list[str]) -> Iterator[Ch
         some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
         yield some, "path", "the box of {!r} has an empty side"
         left, top, right, bottom = (pl.col(column).cast(pl.Float64, strict=False) for column in BOX)
-        yield (left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 < x_2, y_1 < y_2 is needed"
+        yield (left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 must be below x_2, y_1 below y_2"
