@@ -102,7 +102,7 @@ def test_codes_are_their_own_tree(tmp_path):
     found = read_manifest(tmp_path / "new.csv").table.select("label_0", "label_1", "label_2").rows()
     fine = ("26.1.15", "26.1", "26")
     assert found == [fine, ("3.9", "3.9", "3"), fine, ("26.1", "26.1", "26"), ("26", "26", "26")]
-    with pytest.raises(InputError, match="--fill.* --tree"):
+    with pytest.raises(InputError, match=r"--fill.* --tree"):
         run("attach", tmp_path / "m.csv", "--codes", "--fill", "--out", tmp_path / "new.csv")
 
 

@@ -153,5 +153,5 @@ def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
 def test_whoever_asks_must_say_who_it_is(tmp_path):
     with pytest.raises(InputError, match="contact"):
         Wikimedia(tmp_path, " ")
-    with pytest.raises(InputError, match="api.*ftp://x"):
+    with pytest.raises(InputError, match=r"api.*ftp://x"):
         Wikimedia(tmp_path, "me", api="ftp://x")

@@ -167,9 +167,9 @@ def test_flat_sets_are_sampled_by_a_rare_label_that_enough_items_have():
     assert all((sets[batch].sum(0) >= 3).sum() == 3 for batch in batches)
     with pytest.raises(InputError, match=r"^label_sets .*int64 \(12, 6\)$"):
         sampling_classes(sets.astype(int))
-    with pytest.raises(InputError, match="bool; .*sampling_classes"):
+    with pytest.raises(InputError, match=r"bool; .*sampling_classes"):
         create_sampler(SamplerSection(batch_size=6, per_class=3), sets, seed=0)
-    with pytest.raises(InputError, match="min_items .*1.*0"):
+    with pytest.raises(InputError, match=r"min_items .*1.*0"):
         sampling_classes(sets, min_items=0)
 
 

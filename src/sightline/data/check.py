@@ -1,8 +1,10 @@
 """What is wrong with a set of images, all of it in one pass: layout, files that cannot be decoded, duplicates, sizes."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -80,7 +82,7 @@ class DataReport:
             sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T)
             lines.append(f"  {split:<5} {len(part):>8} images" + (f"  {sizes} classes" if sizes else ""))
         for one in self.findings:
-            shown = one.details[:n_details]
+            shown = [line.replace("\n", "\\n") for line in one.details[:n_details]]  # of a file's name
             lines += [f"  {'fault' if one.is_fault else 'warning'}: {one.title}", *(f"    {line}" for line in shown)]
             lines += [f"    ... and {len(one.details) - len(shown)} more"] if len(shown) < len(one.details) else []
         return "\n".join(lines)
@@ -122,6 +124,7 @@ def inspect_data(
         *_sizes(everything.paths(), facts),
         *_several_splits(manifest),
         *_unread_suffixes(unread),
+        *(_links(source, everything.paths()) if source.is_dir() else ()),
         *([] if layout or manifest.n_levels else [Finding(f"{missing_levels(manifest)}; training needs labels")]),
     ]
     return DataReport(manifest, len(everything), tuple(sorted(findings, key=lambda one: not one.is_fault)))
@@ -208,6 +211,13 @@ def _several_splits(manifest: Manifest) -> Iterator[Finding]:
     if shared := classes_in_several_splits(manifest):
         title = f"{counted(len(shared), 'class', 'classes')} of label_0 in more than one split"
         yield Finding(f"{title}; a test on unseen classes needs classes of its own", tuple(shared))
+
+
+def _links(root: Path, paths: Sequence[Path]) -> Iterator[Finding]:
+    home, real = os.path.realpath(root), cache(os.path.realpath)
+    targets = {path: os.path.realpath(path) if path.is_symlink() else real(path.parent) for path in paths}
+    if outside := [str(path) for path, target in targets.items() if not Path(target).is_relative_to(home)]:
+        yield Finding(f"{counted(len(outside), 'image')} outside the folder, reached by links", tuple(outside))
 
 
 def _unread_suffixes(unread: Counter[str]) -> Iterator[Finding]:
