@@ -157,3 +157,14 @@ def test_boxes_of_one_picture_are_not_duplicates(sound):
     ]
     (sound / "m.csv").write_text("\n".join(["id,path,split,label,x_1,y_1,x_2,y_2", *rows]))
     assert finding(sl.check_data(sound / "m.csv", None), "more than one class").details == ("x = z",)
+
+
+def test_links_out_of_the_folder_and_names_with_line_breaks(sound, tmp_path):
+    draw(tmp_path / "outside", "1.png")
+    (sound / "class 0/link.png").symlink_to(tmp_path / "outside/1.png")
+    (sound / "class 0/inside.png").symlink_to("Käse 0.png")
+    (sound / "linked").symlink_to(tmp_path / "outside")
+    (sound / "class 1/a\n  no fault.png").touch()
+    report = sl.check_data(sound, None)
+    assert len(finding(report, "reached by links").details) == 2
+    assert "\n  no fault" not in str(report)

@@ -103,7 +103,7 @@ def test_where_keeps_rows_and_vectors_together(table, condition, kept):
 
 @pytest.mark.parametrize("shape", [(2, 5), (4, 5), (0, 5), (3,), (3, 5, 1)])
 def test_vectors_that_do_not_fit_the_images_are_refused(shape, manifest):
-    with pytest.raises(InputError, match=rf"vectors of shape \({', '.join(map(str, shape))},?\) for 3 images"):
+    with pytest.raises(InputError, match=rf"vectors .*3 images.*\({', '.join(map(str, shape))},?\)"):
         EmbeddingTable(manifest, np.zeros(shape, np.float32), "f")
 
 

@@ -280,7 +280,7 @@ def test_what_graded_refuses():
         graded(labels, 16, 4)
     with pytest.raises(InputError, match="needs a level above the class; the class is level 3 of 4"):
         graded(labels, 16, 4, level=3)
-    with pytest.raises(InputError, match="no tree: class 0 is below more than one coarser label"):
+    with pytest.raises(InputError, match="tree: class 0 is below more than one coarser label"):
         graded(np.array([[0, 0], [0, 1], [1, 1], [1, 1]]), 2, 2)
     with pytest.raises(InputError, match="a batch of 80 needs 20 classes of at least 4 images, there are 16"):
         graded(labels, 80, 4)
@@ -292,7 +292,7 @@ def test_what_graded_refuses():
 @given(st.integers(1, 40), st.integers(2, 12), st.integers(0, 3))
 def test_random_batches_have_each_image_at_most_once(n_images, batch_size, epoch):
     if batch_size > n_images:
-        with pytest.raises(InputError, match=f"batch_size is {batch_size}, there are {n_images} images for an epoch"):
+        with pytest.raises(InputError, match=f"at most {n_images}, .* got {batch_size}"):
             in_random_order(np.zeros(n_images, np.int64), batch_size)
         return
     batches = in_random_order(np.zeros(n_images, np.int64), batch_size).batches(epoch)
@@ -326,7 +326,7 @@ def test_every_sampler_follows_from_seed_and_epoch_alone(name):
         ({"name": "random", "per_class": 8}, "'random' 'per_class'; 'batch_size', 'level', 'max_per_class'"),
         ({"name": "graded", "batches_per_pair": 3, "super_level": 1}, "'graded' 'batches_per_pair', 'super_level'"),
         ({"name": "hierarchical", "class_weights": "sqrt"}, "'hierarchical' 'class_weights'"),
-        ({"max_per_class": 2}, "max_per_class 2 per_class 4"),
+        ({"max_per_class": 2}, "max_per_class 2 per_class=4"),
         ({"level": 3}, "level 3 have 3"),
     ],
 )

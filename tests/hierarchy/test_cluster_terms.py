@@ -61,8 +61,8 @@ def test_the_number_of_heaps_is_suggested():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (ClusterOptions(ks=(3, 3)), "falling ones"),
-        (ClusterOptions(ks=(0,)), "falling ones"),
+        (ClusterOptions(ks=(3, 3)), "must fall"),
+        (ClusterOptions(ks=(0,)), "must fall"),
         (ClusterOptions(ks=(999,)), "999 groups of 96 texts"),
         (ClusterOptions(ks=(12, 3), levels=2), "levels is 2 .* the numbers of groups are given"),
         (ClusterOptions(method="kmean", ks=(2,)), "unknown method 'kmean': did you mean 'kmeans'"),

@@ -31,7 +31,9 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.manifest) != len(self.vectors):
-            raise InputError(f"vectors of shape {self.vectors.shape} for {len(self.manifest)} images")
+            raise InputError(
+                f"vectors must be (N, D), a row for each of {len(self.manifest)} images, got shape {self.vectors.shape}"
+            )
 
     def __len__(self) -> int:
         return len(self.vectors)

@@ -99,7 +99,7 @@ class GroupSampler(Sampler):
         per_class, most = self.section.per_class, self.section.max_per_class
         _check_sizes(self.section)
         if most is not None and most < per_class:
-            raise InputError(f"sampler: max_per_class is {most}, less than per_class, which is {per_class}")
+            raise InputError(f"sampler: max_per_class must be at least per_class={per_class}, got {most}")
         n_usable = int((self._n_groups > 0).sum())
         if n_usable < self._n_classes:
             fits = f"sampler.batch_size={n_usable * per_class} fits" if n_usable > 1 else "add classes or images"
@@ -304,7 +304,9 @@ class RandomSampler(Sampler):
     def __post_init__(self) -> None:
         n_images = int(group_counts(self.classes, 1, self.section.max_per_class).sum())
         if self.batch_size > n_images:
-            raise InputError(f"sampler: batch_size is {self.batch_size}, there are {n_images} images for an epoch")
+            raise InputError(
+                f"sampler: batch_size must be at most {n_images}, the images of an epoch, got {self.batch_size}"
+            )
 
     def draw(self, rng: np.random.Generator) -> list[list[int]]:
         """The batches of one epoch."""
@@ -446,7 +448,9 @@ def parents_of(classes: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[
     parents = np.full(int(classes.max()) + 1, -1)
     parents[classes] = above
     if len(torn := np.flatnonzero(parents[classes] != above)):
-        raise InputError(f"sampler: the labels are no tree: class {classes[torn[0]]} is below more than one coarser label")
+        raise InputError(
+            f"sampler: the labels do not form a tree: class {classes[torn[0]]} is below more than one coarser label"
+        )
     return parents
 
 

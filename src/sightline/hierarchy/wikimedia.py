@@ -56,7 +56,7 @@ class Wikimedia:
         if not self.contact.strip() or not self.contact.isprintable():
             raise InputError("contact must be a mail address or web page: Wikimedia requires it")
         if not self.api.startswith(("https://", "http://")):
-            raise InputError(f"api: {self.api!r} is no http address")
+            raise InputError(f"api must be an http address, got {self.api!r}")
 
     def instance_of(self, labels: Sequence[str], show_progress: bool = False) -> list[list[str]]:
         """The names of what each label is an instance of; none where there is no such page or no statement."""

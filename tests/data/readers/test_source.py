@@ -52,7 +52,7 @@ def test_the_wrong_folder_no_folder_and_another_ending(tree, tmp_path):
     sought = "'Ebay_train.txt' or 'Stanford_Online_Products/Ebay_train.txt'"
     assert tree.complaint(SOP) == f"ROOT: no file {sought} in this folder; it has 'README', 'images/'"
     assert "must end in one of '.parquet', '.csv'" in tree.complaint(SOP, out=tmp_path / "m.txt")
-    with pytest.raises(InputError, match=r"gone: no such folder; needed is a folder with 'Stanford_Online_Products\.zip'"):
+    with pytest.raises(InputError, match=r"gone: no such folder; give a folder with 'Stanford_Online_Products\.zip'"):
         SOP(tmp_path / "m.csv", tmp_path / "gone")
 
 

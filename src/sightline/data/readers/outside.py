@@ -197,7 +197,7 @@ TEXTURES = Reader(
     class_disjoint=False,
 )
 FOLDER = Reader(
-    about="any folder of images, all in 'test', for detecting what is outside: TinyImageNet, LSUN, Places, SUN, ImageNet-O",
+    about="any folder of images, all in 'test', for out-of-distribution detection: TinyImageNet, LSUN, Places, ImageNet-O",
     needs="images, in folders or not",
     read=read_folder,
     class_disjoint=False,

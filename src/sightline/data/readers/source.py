@@ -155,7 +155,7 @@ class Reader:
         if out.suffix not in SUFFIXES:
             raise InputError(f"{out}: the manifest's name must end in one of {names(SUFFIXES)}")
         if not root.is_dir():
-            raise InputError(f"{root}: no such folder; needed is a folder with {self.needs}")
+            raise InputError(f"{root}: no such folder; give a folder with {self.needs}")
         images = out.with_name(f"{out.stem}_images")
         places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
         with ExitStack() as at_the_end:
@@ -184,7 +184,7 @@ class Reader:
         missing = [path for path in looked_for if not os.path.isfile(path)]
         lost = [f"{len(missing)} of {len(table)} images are missing: {_images(missing, root)}"] if missing else []
         if subset and len(missing) == len(table):
-            raise InputError(f"{root}: none of its {len(table)} images is there; needed is a folder with {self.needs}")
+            raise InputError(f"{root}: none of its {len(table)} images exists; give a folder with {self.needs}")
         if subset and lost:
             warnings.warn(f"{root}: left out: {lost[0]}", stacklevel=3)
             table = table.filter(~pl.col("path").is_in(missing))
