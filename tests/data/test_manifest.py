@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.manifest import (
-    IMAGE_SUFFIXES,
-    Manifest,
-    hold_out_classes,
-    label_columns,
-    read_manifest,
-    typed_table,
-)
+from sightline.data.manifest import IMAGE_SUFFIXES, Manifest, hold_out_classes, label_columns, read_manifest, typed_table
 from sightline.errors import InputError
 from sightline.gallery.store import DATABASE
 
@@ -372,8 +365,7 @@ def test_classes_held_out_share_none_with_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("n_classes", "fraction", "n_held_out"),
-    [(6, 0.0, 2), (6, 0.5, 3), (6, 1.0, 4), (4, 0.2, 2), (3, 0.9, 2), (2, 0.2, 1)],
+    ("n_classes", "fraction", "n_held_out"), [(6, 0.0, 2), (6, 0.5, 3), (6, 1.0, 4), (4, 0.2, 2), (3, 0.9, 2), (2, 0.2, 1)]
 )
 def test_each_part_has_two_classes_where_there_are_four(n_classes, fraction, n_held_out):
     manifest = of_labels(*[(f"class {n}",) for n in range(n_classes)])

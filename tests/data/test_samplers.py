@@ -234,11 +234,7 @@ def trees(draw):
 
 @settings(deadline=None, max_examples=200)
 @given(
-    trees(),
-    st.integers(2, 3),
-    st.integers(1, 24),
-    st.sampled_from([None, 3]),
-    st.sampled_from(["size", "sqrt", "uniform"]),
+    trees(), st.integers(2, 3), st.integers(1, 24), st.sampled_from([None, 3]), st.sampled_from(["size", "sqrt", "uniform"])
 )
 def test_every_item_has_positives_at_every_level_that_the_tree_has(labels, per_class, n_classes, n_batches, class_weights):
     try:

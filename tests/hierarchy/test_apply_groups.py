@@ -80,11 +80,7 @@ def test_the_report_says_how_even_the_levels_are(made):
     assert fine.split()[:2] + fine.split()[3:] == ["label_0", "3", "1", "2", "4", f"{4 / (7 / 3):.1f}"]
     assert middle.split()[2] == f"{np.exp(-sum(shares * np.log(shares))):.1f}"
     assert top.split() == ["label_2", "1", "1.0", "7", "7", "7", "1.0"]
-    assert named == [
-        "label_1: feline (5), canine (2)",
-        "label_1 in animal: feline (5), canine (2)",
-        "label_2: animal (7)",
-    ]
+    assert named == ["label_1: feline (5), canine (2)", "label_1 in animal: feline (5), canine (2)", "label_2: animal (7)"]
 
 
 def test_what_does_not_fit_is_told(made):

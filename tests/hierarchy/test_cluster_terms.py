@@ -8,14 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from sightline.errors import InputError
 from sightline.hierarchy import cluster as cluster_module
-from sightline.hierarchy.cluster import (
-    ClusterOptions,
-    cluster_terms,
-    distances,
-    find_groups,
-    group_names,
-    suggest_ks,
-)
+from sightline.hierarchy.cluster import ClusterOptions, cluster_terms, distances, find_groups, group_names, suggest_ks
 from sightline.hierarchy.collect import digest, read_step, write_step
 
 

@@ -53,14 +53,8 @@ CHANGES = {
         dict.fromkeys(("oak", "elm"), "animals/trees"),
     ),
     "split": lambda at: ({"group": at("pets"), "name": "felines", "texts": ["cat"]}, {"cat": "animals/felines"}),
-    "split above": lambda at: (
-        {"group": at("animals"), "name": "beasts", "groups": [at("wild")]},
-        {"lion": "beasts/wild"},
-    ),
-    "move": lambda at: (
-        {"texts": ["lion", "cat"], "group": at("trees")},
-        dict.fromkeys(("lion", "cat"), "plants/trees"),
-    ),
+    "split above": lambda at: ({"group": at("animals"), "name": "beasts", "groups": [at("wild")]}, {"lion": "beasts/wild"}),
+    "move": lambda at: ({"texts": ["lion", "cat"], "group": at("trees")}, dict.fromkeys(("lion", "cat"), "plants/trees")),
     "move a group": lambda at: ({"group": at("wild"), "parent": at("plants")}, {"lion": "plants/wild"}),
     "drop": lambda at: ({"texts": ["dog"]}, {"dog": ""}),
     "done": lambda at: ({"group": at("pets"), "done": True}, {}),
