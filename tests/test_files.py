@@ -179,3 +179,12 @@ def test_a_folder_is_not_written_through_a_link_beside_it(tmp_path, part):
         (new / "b.txt").write_text("b")
     assert recovered_folder(tmp_path / "a").exists() is False
     assert [path.name for path in outside.iterdir()] == ["mine.txt"]
+
+
+def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
+    with replaced_folder(tmp_path / "made") as scratch:
+        (scratch / "a").write_text("whole")
+        (scratch / "a").chmod(0o600)
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert (tmp_path / "made" / "a").stat().st_mode == plain.stat().st_mode

@@ -1,5 +1,6 @@
 import contextlib
 import os
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -156,3 +157,13 @@ def test_another_parquet_file_or_format_is_refused(table, tmp_path, monkeypatch)
     monkeypatch.undo()
     with pytest.raises(InputError, match="format 1, found 2"):
         EmbeddingTable.read(file)
+
+
+def test_images_are_found_from_another_folder(table, tmp_path, monkeypatch):
+    # The images' folder is stored whole: relative to where `embed` ran it would mean nothing elsewhere.
+    monkeypatch.chdir(tmp_path)
+    relative = EmbeddingTable(read_manifest(Path("set.csv")), table.vectors, "f")
+    assert relative.manifest.paths()[0] == Path("a.png")
+    file = relative.write(Path("table.parquet")).resolve()
+    monkeypatch.chdir("/")
+    assert EmbeddingTable.read(file).manifest.paths()[0] == tmp_path / "a.png"

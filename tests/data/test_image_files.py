@@ -349,3 +349,14 @@ def test_a_reduced_jpeg_that_is_cut_short_or_missing_is_named(tmp_path):
         load_part(file, None, lambda width, height: (0, 0, width, height), 50)
     with pytest.raises(InputError, match=r"b\.jpg: no such file"):
         load_part(tmp_path / "b.jpg", None, lambda width, height: (0, 0, width, height), 50)
+
+
+def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 65535 " + bytes([0x80, 0xFF, 0x40, 0]))
+    assert pixels(load_image(tmp_path / "a.pgm")) == [[[0x80] * 3, [0x40] * 3]]
+
+
+def test_an_image_too_large_to_be_meant(tmp_path, monkeypatch):
+    file = saved(tmp_path, numbered())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    assert complaint(file).startswith(f"{file}: not a readable image: Image size (20 pixels) exceeds limit")

@@ -404,3 +404,13 @@ def test_damaged_bytes_of_a_table_are_one_message_even_where_its_reader_panics(t
     pl.DataFrame({"path": ["a"], "split": ["train"], "label": ["x"]}).write_parquet(tmp_path / "m.parquet")
     monkeypatch.setattr(pl, "read_parquet", panic)
     assert "cannot be read as a table: called" in complaint(tmp_path / "m.parquet")
+
+
+def test_lines_are_those_an_editor_shows(tmp_path):
+    text = 'path,split,label,note\na,train,x,"two\nlines"\n\nb,trian,x,\n'
+    assert complaint_about(tmp_path, text).startswith("1 fault\n  line 5: split is 'trian'")
+
+
+@pytest.mark.parametrize("text", ["path,split,label\n", "path,split,label\n\n,,\n"])
+def test_a_table_without_rows(tmp_path, text):
+    assert complaint_about(tmp_path, text) == "the table has no row"

@@ -147,3 +147,17 @@ def test_codes_keep_what_is_shared():
             assert (shortest if n_shared is None else n_shared) == expected
     with pytest.raises(InputError, match="2 nodes are called 'cat'"):
         Tree.from_paths([("animal", "cat"), ("machine", "cat")], unique=False).codes()
+
+
+def test_columns_and_labels_of_the_leaves():
+    tree = Tree.from_paths([("animal", "cat"), ("animal", "dog"), ("plant", "oak")])
+    rows = [("cat", "animal"), ("dog", "animal"), ("oak", "plant")]
+    assert tree.columns().rows() == rows
+    assert [tuple(tree.names[node] for node in row) for row in tree.labels(tree.leaves).tolist()] == rows
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(InputError, match="no node 'mamal': did you mean 'mammal'"):
+        Tree.from_edges(EDGES).find("mamal")
+    with pytest.raises(InputError, match="no row"):
+        Tree.from_edges([])

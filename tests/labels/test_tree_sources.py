@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.labels.codes import tree_of_codes
-from sightline.labels.tree import read_edges, read_taxonomy, read_tree
+from sightline.labels.codes import normal_codes, tree_of_codes
+from sightline.labels.tree import read_edges, read_taxonomy, read_tree, tree_of_folders, tree_of_manifest
 
 
 def written(file, text):
@@ -94,3 +95,20 @@ def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
         read_tree(ranks, several_parents="first")
     with pytest.raises(InputError, match="unknown kind of tree 'edge': did you mean 'edges'"):
         read_tree(edges, kind="edge")
+
+
+def test_label_columns_of_a_manifest(tmp_path):
+    text = "path,split,label_0,label_1\na.png,train,cat,animal\nb.png,train,cat,animal\nc.png,test,oak,plant\n"
+    tree = tree_of_manifest(read_manifest(written(tmp_path / "m.csv", text)))
+    assert tree.columns().rows() == [("cat", "animal"), ("oak", "plant")]
+
+
+def test_folders(image_tree):
+    tree = tree_of_folders(image_tree)
+    assert tree.level_sizes() == [3, 12]
+    assert tree.path(tree.find("class04")) == ["super1", "class04"]
+
+
+def test_wrong_codes_are_told_at_once():
+    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
+        normal_codes(["1.1", "26..1", "x"], "logos")

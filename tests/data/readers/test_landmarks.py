@@ -221,3 +221,12 @@ def test_files_of_judgements_that_do_not_fit_are_refused(tmp_path, content, mess
         file.write_text(content)
     with pytest.raises(InputError, match=rf"a\.judgements\.json: [\s\S]*{message}"):
         read_judgements(file, ["q"], ["a"])
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"bbx": [1, 2, 3]}, {"bbx": [0, 0, float("inf"), 1]}, {"easy": [float("nan")]}, {"easy": 3}, {"bbx": b"\xff"}],
+)
+def test_judgements_of_another_shape_are_refused(tree, second):
+    put_oxford(tree, [TRUTH[0], TRUTH[1] | second])
+    assert "gnd_roxford5k.pkl: " in tree.complaint(ROXFORD)

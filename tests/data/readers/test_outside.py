@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from sightline.data.readers.outside import CIFAR_10, CIFAR_100, SVHN, TEXTURES
+from sightline.data.readers.outside import CIFAR_10, CIFAR_100, FOLDER, SVHN, TEXTURES
 
 PARTS = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
@@ -127,3 +127,18 @@ def test_a_class_name_that_leads_elsewhere_is_refused(tree, name):
     folder = put_cifar_10(tree, binary=False)
     tree.data(f"{folder}/batches.meta", pickle.dumps({b"label_names": [b"airplane", name]}, protocol=2))
     assert "class name" in tree.complaint(CIFAR_10)
+
+
+def test_any_folder(tree, rows):
+    tree.images("a.png", "deep/er/b.JPEG", "deep/c.png", ".hidden/d.png")
+    tree.text("notes.txt", "")
+    expected = {"a.png": "files", "deep/c.png": "deep", "deep/er/b.JPEG": "deep/er"}
+    found = rows(tree.prepare(FOLDER), "path", "split", "label_0")
+    assert found == [(f"../files/{path}", "test", label) for path, label in expected.items()]
+
+
+@pytest.mark.parametrize("labels", [[0, [1]], ["a", 1], [0, None], [0, 2**64]])
+def test_labels_that_are_no_numbers_are_refused(tree, labels):
+    folder = put_cifar_10(tree, binary=False)
+    tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": labels}))
+    assert "data_batch_2: " in tree.complaint(CIFAR_10)

@@ -214,3 +214,11 @@ def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, con
     with pytest.raises(InputError, match=f"{file}: {message}"):
         write_fashion_mnist(tmp_path / "out" / "set", root=debs, parts=PARTS)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@needs_dpkg
+def test_clip_art_without_images_is_refused_and_leaves_nothing(tmp_path):
+    debs = write_deb(tmp_path, CLIP_ART, {"a/one.png": png((1, 1, 1, 1)), "b/two.png": b"no"})
+    with pytest.raises(InputError, match="openclipart-png: no folder has two readable images"):
+        write_openclipart(tmp_path / "out" / "art", root=debs)
+    assert list((tmp_path / "out").iterdir()) == []

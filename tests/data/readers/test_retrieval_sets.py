@@ -7,16 +7,19 @@ import pytest
 from scipy.io import savemat
 
 from sightline.data.embedding_table import EmbeddingTable
+from sightline.data.manifest import read_manifest
 from sightline.data.readers.retrieval_sets import (
     CARS,
     CUB,
     DYML_ANIMAL,
+    DYML_COLUMNS,
     DYML_PRODUCT,
     IN_SHOP,
     INATURALIST_BASE,
     INATURALIST_FULL,
     SOP,
     level_sets,
+    read_glued,
 )
 from sightline.data.readers.source import PublishedCounts
 from sightline.errors import InputError
@@ -274,3 +277,29 @@ def test_dyml_with_faults(tree):
     assert "train/label.csv (train): 2 classes in label_0, 495 are published" in tree.complaint(DYML_ANIMAL, counts=None)
     (tree.root / "bmk_middle/gallery.csv").unlink()
     assert "no file 'bmk_middle/gallery.csv'" in tree.complaint(DYML_ANIMAL)
+
+
+def test_in_shop_from_its_archive(tree):
+    put_clothes(tree)
+    (tree.root / "Img/img").rename(tree.root / "img")
+    tree.archive("Img/img.zip", "img")
+    assert tree.prepare(IN_SHOP).table["path"].to_list() == [f"set_images/{path}" for path in CLOTHES]
+
+
+def test_inaturalist_asserts_the_levels_whose_size_is_published(tree):
+    put_species(tree)
+    said = tree.complaint(INATURALIST_FULL, counts=None)
+    assert "(train): 2 classes in label_6, 5 are published" in said
+    assert "label_1" not in said, "names of genera recur, and how they were counted is not published"
+
+
+def test_other_manifests_have_no_levels_to_test(tree):
+    put_training(tree)
+    with pytest.raises(InputError, match="not the manifest of a DyML set"):
+        level_sets(read_manifest(tree.root))
+
+
+def test_glued_header_in_another_order(tmp_path):
+    (tmp_path / "l.csv").write_text("fname, fine_id, middle_id, coarse_id9.jpg, 1, 2, 3\n8.jpg, 4, 5, 6")
+    found = read_glued(tmp_path / "l.csv", DYML_COLUMNS)
+    assert found["fname", "fine_id", "coarse_id"].rows() == [("9.jpg", "1", "3"), ("8.jpg", "4", "6")]

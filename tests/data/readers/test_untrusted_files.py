@@ -3,6 +3,7 @@
 import os
 import pickle
 import struct
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
+from sightline.data.readers import untrusted_files as matlab
 from sightline.data.readers.untrusted_files import as_text, read_matlab, read_pickle
 from sightline.errors import InputError
 
@@ -260,3 +262,24 @@ def test_damaged_bytes_give_arrays_or_a_message(tmp_path, compressed, changes):
     (tmp_path / "b.mat").write_bytes(content)
     with suppress(InputError):
         assert len(read_matlab(tmp_path / "b.mat", "notes", "cells", "rows", "long")) == 4
+
+
+def test_text_that_is_used_again_and_again_is_refused():
+    again = b"\x80\x02]q\x00X" + struct.pack("<I", 1_000_000) + b"a" * 1_000_000 + b"q\x01"
+    assert read_pickle(again + b"a.", FILE) == ["a" * 1_000_000]
+    assert "repeats" in complaint(again + b"a(" + b"h\x01" * 10_000 + b"e.")
+    encoded = b"c_codecs\nencode\nq\x02" + b"h\x02h\x01X\x06\x00\x00\x00latin1\x86R" * 9
+    assert "repeats" in complaint(again + b"a(" + encoded + b"e.")
+
+
+@pytest.mark.parametrize("content", [b"", b"MATLAB", b"\x89HDF\r\n\x1a\n" + b"\0" * 200, b"\0" * 4000])
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "a.mat").write_bytes(content)
+    assert "not a readable MATLAB file" in refusal(tmp_path / "a.mat")
+
+
+def test_more_than_is_meant_to_come_out_of_a_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(matlab, "LARGEST", 1 << 20)
+    packed = zlib.compress(matrix(9, element(2, b"\0" * (2 << 20)), (1, 2 << 20), b"a"))
+    file = written(tmp_path, struct.pack("<II", 15, len(packed)) + packed)
+    assert f"more than {1 << 20} bytes come out of it" in refusal(file)
