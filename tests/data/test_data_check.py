@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -131,6 +132,11 @@ def test_a_flat_folder_is_a_fault_only_where_labels_are_asked_for(tmp_path, sigh
     (tmp_path / "f.png").touch()
     assert [len(one.details) for one in sl.check_data(tmp_path, labelled=False, recipe=None).faults] == [1]
     assert len(sl.check_data(tmp_path).faults) >= 2
+    draw(tmp_path, "b/d/g.png", "b/d/h.png", "b/d/i.png")
+    lines = finding(sl.check_data(tmp_path), "layout").details
+    assert ["2 folders" in lines[0], "1 folder deep" in lines[1], len(lines)] == [True, True, 2]
+    shutil.rmtree(tmp_path / "b")
+    draw(tmp_path, "b/c.png", "b/d/e.png")
     assert "2 at depth 0, 1 at depth 1, 1 at depth 2" in sightline("data", "stats", tmp_path)[1]
     for name in ("b", "f.png"):
         shutil.rmtree(tmp_path / name, ignore_errors=True)
@@ -165,6 +171,8 @@ def test_links_out_of_the_folder_and_names_with_line_breaks(sound, tmp_path):
     (sound / "class 0/inside.png").symlink_to("Käse 0.png")
     (sound / "linked").symlink_to(tmp_path / "outside")
     (sound / "class 1/a\n  no fault.png").touch()
+    with suppress(OSError):  # of a file system whose names are all UTF-8
+        (sound / os.fsdecode(b"class 1/\xff.png")).touch()
     report = sl.check_data(sound, None)
     assert len(finding(report, "reached by links").details) == 2
     assert "\n  no fault" not in str(report)

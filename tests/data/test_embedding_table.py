@@ -132,7 +132,7 @@ def forge(table, folder, changed, described):
         ({}, {"n_levels": "1000000000"}, "1000000000"),
         ({"path": pl.lit(None, pl.String)}, {}, "path"),
         ({"label_0": pl.lit([1, 2])}, {}, "table"),
-        ({"vector": pl.lit(1.5)}, {}, "table"),
+        ({"vector": pl.lit(1.5)}, {}, "float64"),
         ({"vector": pl.col("vector").cast(pl.Array(pl.Float64, 5))}, {}, "float64"),
         ({}, {"n_levels": "two"}, "two"),
     ],

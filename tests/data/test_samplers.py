@@ -1,6 +1,6 @@
 from collections import Counter
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -158,15 +158,6 @@ def test_every_pair_of_super_labels_has_its_batches_of_half_and_half():
         pairs[frozenset(halves)] += 1
     assert set(pairs.values()) == {5}
     assert len(pairs) == 66
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_sets_of_more_super_labels(n):
-    labels = in_tree(*[4] * 15, width=3, n_levels=2)
-    batches = hierarchical(labels, 4 * n, per_class=2, super_labels_per_batch=n, batches_per_pair=2).batches(0)
-    sets = Counter(frozenset(labels[batch, 1].tolist()) for batch in batches)
-    assert sets == {frozenset(chosen): 2 for chosen in combinations(range(5), n)}
-    assert all(set(Counter(labels[batch, 1].tolist()).values()) == {4} for batch in batches)
 
 
 def test_n_batches_draws_sets_of_super_labels():

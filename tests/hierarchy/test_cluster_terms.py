@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from sightline.errors import InputError
 from sightline.hierarchy import cluster as cluster_module
-from sightline.hierarchy.cluster import ClusterOptions, cluster_terms, distances, find_groups, group_names, suggest_ks
+from sightline.hierarchy.cluster import ClusterOptions, cluster_terms, find_groups, group_names, suggest_ks
 from sightline.hierarchy.collect import digest, read_step, write_step
 
 
@@ -64,11 +64,6 @@ def test_the_number_of_heaps_is_suggested():
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(InputError, match=message):
         find_groups(heaps()[0], options)
-
-
-def test_distance_is_from_the_mean():
-    vectors = np.array([[0, 0], [2, 0], [5, 5]], np.float32)
-    np.testing.assert_allclose(distances(vectors, np.array([0, 0, 1])), [1, 1, 0])
 
 
 def test_names_are_words_of_the_group_or_its_most_central_texts_and_differ():

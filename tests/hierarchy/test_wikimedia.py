@@ -92,12 +92,6 @@ def test_instance_of_titles_and_items(server, tmp_path):
     assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
 
 
-def test_titles_are_asked_for_as_the_site_writes_them(server, tmp_path):
-    labels = ["eiffel_Tower", " notre-Dame", "Notre-Dame|Eiffel Tower"]
-    assert client(server, tmp_path).instance_of(labels) == [FOUND[0], ["cathedral"], []]
-    assert server.asked[0][2]["titles"] == "Eiffel Tower|Notre-Dame"
-
-
 def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):
     client(server, tmp_path).instance_of(LABELS)
     n_asked = len(server.asked)

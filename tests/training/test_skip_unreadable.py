@@ -27,7 +27,7 @@ def test_unreadable_images_are_left_out_and_named(image_tree, tiny_recipe, tmp_p
     assert facts["train"]["images"] + facts["val"]["images"] == 72
     assert [name in line for name, line in zip(("bad.png", "empty.png"), facts["skipped"], strict=True)] == [True, True]
     with pytest.warns(UserWarning, match="2 image"):
-        assert "skipped: 2" in plan_run(recipe)
+        assert "2 unreadable" in plan_run(recipe)
     with pytest.warns(UserWarning, match="2 image"):  # the same classes were held out
         assert len(read_subject(tmp_path / "run").table) == facts["val"]["images"]
     (folder / "super0/class00/bad.png").unlink()  # the images that are trained on stay the same

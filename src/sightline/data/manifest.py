@@ -323,9 +323,7 @@ def _depth_faults(folders: list[Path], n_levels: int, has_splits: bool) -> Itera
 
 
 def missing_levels(manifest: Manifest) -> str:
-    """Why a manifest without label levels has none, in one sentence; empty where it has some."""
-    if manifest.n_levels:
-        return ""
+    """Why a manifest without label levels has none, in one sentence."""
     if not manifest.source.is_dir():
         return "no label levels: the table has no column 'label' or 'label_0'"
     folders = [Path(path).parent.parts for path in manifest.table["path"]]

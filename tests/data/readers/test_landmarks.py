@@ -85,7 +85,9 @@ def test_landmarks_with_faults(tree):
     put_landmarks(tree)
     assert "no file 'train_label_to_hierarchical.csv' or" in tree.complaint(H_GLDV2)
     put_hierarchy(tree, header="landmark_id,category,b,c,d")
-    assert "train_label_to_hierarchical.csv: columns 'landmark_id', 'hierarchical_label'" in tree.complaint(H_GLDV2)
+    assert "train_label_to_hierarchical.csv: must have the columns 'landmark_id', 'hierarchical_label'" in tree.complaint(
+        H_GLDV2
+    )
     tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,zzz9,Public\n")
     assert "query dda1: zzz9 is not in index_image_to_landmark.csv" in tree.complaint(GLDV2)
     put_landmarks(tree)

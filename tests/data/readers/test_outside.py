@@ -107,7 +107,7 @@ def test_svhn(tree, rows):
         np.testing.assert_array_equal(np.asarray(image), pixels["test"][:, :, :, 1])
     tree.out = tree.out.with_name("other.csv")
     savemat(tree.root / "train_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((3, 1), np.uint8)})
-    assert "train_32x32.mat: X of shape (32, 32, 3, 3)" in tree.complaint(SVHN)
+    assert "train_32x32.mat: must hold X of shape (32, 32, 3, 3)" in tree.complaint(SVHN)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -12,14 +12,12 @@ from sightline.data.readers.retrieval_sets import (
     CARS,
     CUB,
     DYML_ANIMAL,
-    DYML_COLUMNS,
     DYML_PRODUCT,
     IN_SHOP,
     INATURALIST_BASE,
     INATURALIST_FULL,
     SOP,
     level_sets,
-    read_glued,
 )
 from sightline.data.readers.source import PublishedCounts
 from sightline.errors import InputError
@@ -297,9 +295,3 @@ def test_other_manifests_have_no_levels_to_test(tree):
     put_training(tree)
     with pytest.raises(InputError, match="not the manifest of a DyML set"):
         level_sets(read_manifest(tree.root))
-
-
-def test_glued_header_in_another_order(tmp_path):
-    (tmp_path / "l.csv").write_text("fname, fine_id, middle_id, coarse_id9.jpg, 1, 2, 3\n8.jpg, 4, 5, 6")
-    found = read_glued(tmp_path / "l.csv", DYML_COLUMNS)
-    assert found["fname", "fine_id", "coarse_id"].rows() == [("9.jpg", "1", "3"), ("8.jpg", "4", "6")]

@@ -1,6 +1,4 @@
 import os
-from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -77,14 +75,6 @@ def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
         assert "out" in READERS.options(name), name
     for name, reader in on_disk.items():
         assert tree.complaint(reader).startswith("ROOT: no "), name
-
-
-def test_a_root_through_a_link_and_a_relative_one(sop, tmp_path, monkeypatch):
-    (tmp_path / "link").symlink_to(sop.root)
-    monkeypatch.chdir(tmp_path)
-    for root in ("link", "files"):
-        replace(SOP, counts=COUNTS)(Path("m.parquet"), Path(root))
-        assert all(path.is_file() for path in read_manifest(tmp_path / "m.parquet").paths())
 
 
 def test_a_subset_of_nothing_is_refused(sop):

@@ -241,6 +241,7 @@ def test_cells_in_cells_without_end_are_refused(tmp_path):
         matrix(2, element(5, struct.pack("<i", 0)) + element(1, b""), (1 << 30, 1), b"a"),
         matrix(2, element(5, struct.pack("<i", -4)) + element(1, b"abcd"), (1, 1), b"a"),
         matrix(17, b"", (1, 1), b"a"),
+        matrix(17, element(9, b"\0" * 8), (1, 1), b"a"),
         element(14, b""),
         element(15, b"not compressed"),
         struct.pack("<II", 14, 1 << 31),
