@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.manifest import IMAGE_SUFFIXES, Manifest, hold_out_classes, label_columns, read_manifest, typed_table
+from sightline.data.manifest import (
+    IMAGE_SUFFIXES,
+    Manifest,
+    hold_out_classes,
+    image_files,
+    label_columns,
+    read_manifest,
+    typed_table,
+)
 from sightline.errors import InputError
 from sightline.gallery.store import DATABASE
 
