@@ -279,32 +279,41 @@ def _scan_tree(root: Path, labelled: bool) -> tuple[Manifest, list[str]]:
     if not files and not faults:
         raise InputError(f"{root}: no image below this folder; images end in one of {names(sorted(IMAGE_SUFFIXES))}")
     faults += [f"{str(file)!a}: the name is not UTF-8; rename it" for file in files if not is_text(file)]
-    files = [file for file in files if is_text(file)]
-    first = {str(file.parent.parts[0]) if file.parent.parts else "." for file in files}
-    splits, others = sorted(first & SPLIT_NAMES.keys()), sorted(first - SPLIT_NAMES.keys())
-    has_splits = len(splits) > (1 if others else 0)  # one folder called train beside others is a class
-    if has_splits and others:
-        faults.append(
-            f"{names(splits)} look like splits, but {len(others)} other folders or images lie beside them "
-            f"({names(others[:5])}); move these into a split"
-        )
-        files = [file for file in files if file.parts[0] in splits]
+    files, has_splits, beside = _find_splits([file for file in files if is_text(file)])
     folders = [file.parts[has_splits:-1] for file in files]
-    counts = Counter(map(len, folders))
-    # As deep as most images lie, the deeper of two depths that are as frequent; any depth where labels are optional.
-    n_levels = max(counts, key=lambda depth: (counts[depth], depth), default=0) if labelled or len(counts) == 1 else 0
+    n_levels = _common_depth(folders, labelled)
+    faults += beside
     if labelled or n_levels:
         faults += _depth_faults([file.parent for file in files], n_levels, has_splits)
-    kept = [place for place, parts in enumerate(folders) if n_levels <= len(parts) and (n_levels or not labelled)]
-    paths = [files[place].as_posix() for place in kept]
-    columns = {
-        "id": paths,
-        "path": paths,
-        "split": [SPLIT_NAMES[files[place].parts[0]] if has_splits else "train" for place in kept],
-    } | {
-        name: [folders[place][n_levels - 1 - level] for place in kept] for level, name in enumerate(label_columns(n_levels))
-    }
+    kept = [(file, parts) for file, parts in zip(files, folders, strict=True) if len(parts) >= n_levels]
+    kept = kept if n_levels or not labelled else []
+    paths = [file.as_posix() for file, _ in kept]
+    splits = [SPLIT_NAMES[file.parts[0]] if has_splits else "train" for file, _ in kept]
+    # Of a folder too deep the part that it should be moved to.
+    labels = {f"label_{level}": [parts[n_levels - 1 - level] for _, parts in kept] for level in range(n_levels)}
+    columns = {"id": paths, "path": paths, "split": splits} | labels
     return Manifest(root, root, pl.DataFrame(columns, dict.fromkeys(columns, pl.String)), n_levels), faults
+
+
+def _find_splits(files: list[Path]) -> tuple[list[Path], bool, list[str]]:
+    """The files, whether their first folders are the splits, and a fault if others lie beside these; they are left out."""
+    first = {file.parts[0] if len(file.parts) > 1 else "." for file in files}
+    splits, others = sorted(first & SPLIT_NAMES.keys()), sorted(first - SPLIT_NAMES.keys())
+    if not others or len(splits) < 2:  # one folder called train beside others is a class
+        return files, bool(splits) and not others, []
+    fault = (
+        f"{names(splits)} look like splits, but {len(others)} other folders or images lie beside them "
+        f"({names(others[:5])}); move these into a split"
+    )
+    return [file for file in files if file.parts[0] in splits], True, [fault]
+
+
+def _common_depth(folders: list[tuple[str, ...]], labelled: bool) -> int:
+    """As deep as most images lie, the deeper of two depths that are as frequent; 0 for any depth if labels are optional."""
+    counts = Counter(map(len, folders))
+    if not labelled and len(counts) > 1:
+        return 0
+    return max(counts, key=lambda depth: (counts[depth], depth), default=0)
 
 
 def _depth_faults(folders: list[Path], n_levels: int, has_splits: bool) -> Iterator[str]:
