@@ -25,7 +25,7 @@ API_HEAD = """\
 
 """
 API = {
-    "Images in, vectors out": ["Encoder", "EmbeddingTable", "embed_manifest", "Manifest", "read_manifest"],
+    "Images in, vectors out": ["Encoder", "EmbeddingTable", "embed_manifest", "Manifest", "read_manifest", "check_data"],
     "Training": ["train", "tune", "Recipe", "read_recipe", "create_loss", "list_losses"],
     "Evaluation": [
         "evaluate",

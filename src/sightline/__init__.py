@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sightline.models.heads import Whitening
     from sightline.models.onnx_export import export_onnx
     from sightline.ranking.refine import Refinement
+    from sightline.training.data_check import check_data
     from sightline.training.recipe import Recipe, read_recipe
     from sightline.training.run import train
     from sightline.training.tune import tune
@@ -56,6 +57,7 @@ _MODULES = {
     "RetrievalSet": "evaluation.protocol",
     "Whitening": "models.heads",
     "Tree": "labels.tree",
+    "check_data": "training.data_check",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
@@ -110,6 +112,7 @@ __all__ = [
     "Tree",
     "Whitening",
     "__version__",
+    "check_data",
     "compare",
     "create_loss",
     "decomposability_gap",

@@ -29,7 +29,7 @@ class Registry(Generic[T]):
 
     Attributes:
         kind: what such a thing is called in messages, such as ``loss``.
-        table: makers by name; an import path in place of one is loaded when it is first asked for.
+        table: makers by name; an import path in place of one is loaded on first use.
         group: the group of entry points by which other packages add names; a name of the table wins.
         accepts: whether something imported from elsewhere can be a maker of this kind.
         wanted: what that would be, for the message.

@@ -56,7 +56,7 @@ def test_a_run_that_was_stopped_names_no_encoder_that_is_not_there(sightline, im
 
 
 def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tmp_path):
-    status, out, _ = sightline("data", "check", image_tree)
+    status, out, _ = sightline("data", "check", image_tree, *tiny_recipe)
     assert (status, "72 images, 2 label levels, no fault" in out, "12 < 3 classes" in out) == (0, True, True)
 
     run_folder = tmp_path / "run"

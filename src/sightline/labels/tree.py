@@ -304,7 +304,7 @@ def read_edges(file: Path, several_parents: str = "fault") -> Tree:
     if columns is None:
         table = _read_table(file, has_header=False)
         if len(table.columns) < 2:
-            raise InputError(f"{file}: columns 'child' and 'parent' are needed, found one column")
+            raise InputError(f"{file}: must have the columns 'child' and 'parent', found one column")
         columns = table.columns[0], table.columns[1]
     table = table.select(columns)
     return Tree.from_edges(
@@ -378,7 +378,7 @@ def _read_records(file: Path) -> pl.DataFrame:
         found = json.loads(file.read_text(encoding="utf-8"))
     records = found.get("categories") if isinstance(found, dict) else found
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
-        raise InputError(f"{file}: a list of records, or one under 'categories', is needed")
+        raise InputError(f"{file}: must hold a list of records, or one under 'categories'")
     columns = dict.fromkeys(key for one in records for key in one)  # a rank that only the last record has is one too
     texts = {key: ["" if one.get(key) is None else str(one[key]).strip() for one in records] for key in columns}
     return pl.DataFrame(texts)

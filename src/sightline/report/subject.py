@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, label_columns, read_manifest
+from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
@@ -17,7 +17,7 @@ from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.training.logs import read_log
-from sightline.training.prepare import train_and_validation, untrained_encoder
+from sightline.training.prepare import recipe_images, train_and_validation, untrained_encoder
 from sightline.training.recipe import Recipe
 from sightline.training.run_folder import RunFolder
 
@@ -129,7 +129,7 @@ def matched(subject: Subject, other: Subject) -> Subject:
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
-    manifest = read_manifest(recipe.data.manifest)
+    manifest = recipe_images(recipe)[0]
     if wanted is not None or "test" in manifest.table["split"]:
         return manifest.split(wanted or "test")
     held_out = train_and_validation(manifest, recipe)[1]

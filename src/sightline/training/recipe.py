@@ -41,6 +41,7 @@ class DataSection(RecipeSection):
     rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
     check_images: bool = True  # decode every image before the run starts
+    skip_unreadable: bool = False  # leave out images that cannot be decoded, and name them, instead of refusing to train
     n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: the run itself does
     draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
 

@@ -112,8 +112,11 @@ class RunFolder:
 
     def check_images(self, images: dict[str, Any]) -> None:
         """Refuse to go on with other images: what was trained on before might be validated with now."""
-        is_begun = self.recipe_file.is_file() and self.images_file.is_file()
-        if is_begun and (changed := differences(read_json_object(self.images_file, self.path), images)):
+        if not (self.recipe_file.is_file() and self.images_file.is_file()):
+            return
+        stored = read_json_object(self.images_file, self.path)
+        # Unreadable files that were skipped then may be gone by now.
+        if changed := differences(stored | {"skipped": images.get("skipped")}, images):
             raise InputError(f"{self.path}: its run has other images: {'; '.join(changed)}")
 
     @contextmanager
