@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
+from sightline.losses.base import Batch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
 from sightline.ranking.pairs import Pairs, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
@@ -255,13 +255,12 @@ class EachLabelAPLoss(nn.Module):
         super().__init__()
         self.step, self.label_weights = SupStep(tau, rho, delta), _check_weights(label_weights)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        pairs, labels = batch.pairs(), batch.labels
         if labels.dtype == torch.bool:
-            sets = labels if ref_labels is None else ref_labels
+            sets = labels if batch.ref_labels is None else batch.ref_labels
             return _of_sets(pairs.scores, labels, sets, pairs.mask, self.step, self.label_weights)
         if self.label_weights is not None:
-            raise InputError(f"label_weights: they weigh sets of labels, (B, C) bool; found {labels.dtype}")
+            raise InputError(f"label_weights weigh sets of labels, (B, C) bool; found {labels.dtype}")
         return flat_rank_loss(pairs, self.step, sup_ap_objective)

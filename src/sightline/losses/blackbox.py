@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.base import PairLoss, on_scores
+from sightline.losses.base import Batch, PairLoss, on_batches, on_scores
 from sightline.losses.state import RecentBatches, SeededDraws, pairs_with_memory
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import mean_over_queries, with_gradient
@@ -293,10 +293,9 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
         """Empty the memory."""
         self.recent.reset()
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        pairs = pairs_with_memory(self.recent, batch)
         if not self.training:
             return self.formula(pairs, **self.options | {"margin": 0.0})
         return self.formula(pairs, **self.options | {"generator": self.draws.next() if self.margin_noise else None})
@@ -329,10 +328,9 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
         """Empty the memory."""
         self.recent.reset()
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        pairs = pairs_with_memory(self.recent, batch)
         return self.formula(pairs, **self.options | ({} if self.training else {"margin": 0.0}))
 
 

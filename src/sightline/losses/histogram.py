@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, batch_pairs, on_scores
+from sightline.losses.base import Batch, PairLoss, on_batches, on_scores
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_counts
@@ -194,11 +194,10 @@ class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
         super().__init__(n_bins, low, high, ties, preset=preset)
         self.class_balanced, self.include_self = class_balanced, include_self or self.include_self
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
-        weights = class_balanced_weights(labels, pairs.relevant.any(1)) if self.class_balanced else None
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        pairs = batch.pairs(self.include_self)
+        weights = class_balanced_weights(batch.labels, pairs.relevant.any(1)) if self.class_balanced else None
         return self.formula(pairs, **self.options | {"weights": weights})
 
 

@@ -9,16 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import shared_levels
+from sightline.losses.base import Batch, on_batches, shared_levels
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.ranks import check_counts, check_range
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
-def refuse_references(ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:
-    """Refuse a reference set: a proxy loss compares with its proxies alone."""
-    if ref_emb is not None or ref_labels is not None:
-        raise InputError("ref_emb, ref_labels: a proxy loss compares each item with its proxies, not with other items")
+def check_alone(batch: Batch) -> None:
+    """Refuse a reference set and chosen pairs: a proxy loss compares with its proxies alone."""
+    batch.refuse(Batch._fields, "a proxy loss compares each item with its proxies, not with other items")
 
 
 def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
@@ -80,11 +79,10 @@ class ProxyLoss(nn.Module):
         with torch.no_grad():  # refuses an option that does not fit
             self.formula(self.proxies[:0], torch.zeros(0, dtype=torch.int64), self.proxies, **options)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        refuse_references(ref_emb, ref_labels)
-        return self.formula(embeddings, labels, self.proxies, **self.options)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        check_alone(batch)
+        return self.formula(batch.embeddings, batch.labels, self.proxies, **self.options)
 
 
 def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 0.05) -> Tensor:
@@ -432,18 +430,17 @@ class CSLLoss(nn.Module):
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
         self.paths = nn.Buffer(torch.full((n_classes, n_levels), -1))
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        refuse_references(ref_emb, ref_labels)
-        check_vectors(embeddings, "embeddings")
-        labels = check_classes(labels, len(embeddings), len(self.proxies))
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        check_alone(batch)
+        check_vectors(batch.embeddings, "embeddings")
+        labels = check_classes(batch.labels, len(batch.embeddings), len(self.proxies))
         if labels.shape[1] != self.paths.shape[1]:
             raise InputError(f"labels: {self.paths.shape[1]} levels are needed, found {labels.shape[1]}")
         new = self.paths[labels[:, 0], 0] < 0
         paths = self.paths.clone()
         paths[labels[new, 0]] = labels[new]
-        loss = csl_loss(embeddings, labels, self.proxies, paths, self.gamma, self.margins)
+        loss = csl_loss(batch.embeddings, labels, self.proxies, paths, self.gamma, self.margins)
         if self.training:  # after the checks of the loss: labels it refuses leave no trace
             self.paths.copy_(paths)
         return loss

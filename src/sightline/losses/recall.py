@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
+from sightline.losses.base import Batch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
 from sightline.losses.state import SeededDraws
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import Objective, RankProfile
@@ -179,17 +179,17 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
             raise InputError(f"preset={preset!r} goes with neither include_query nor mixup")
         self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        if self.include_query or self.mixup:
+            batch.refuse(["indices_tuple"], "include_query and mixup rank all pairs of a batch; set both to False")
+        pairs = batch.pairs(self.include_self)
         scores, levels = pairs.scores, pairs.flat
         if self.mixup and self.training:
-            if ref_emb is not None:
-                raise InputError("mixup works within a batch: leave out ref_emb, or set mixup to false")
+            batch.refuse(["ref_emb"], "mixup works within a batch; leave it out, or set mixup to False")
             n_pairs = int((levels > 0).triu(1).sum())
-            scores, levels = mixed_pairs(embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
-        if self.include_query and (ref_emb is None or ref_emb is embeddings):
+            scores, levels = mixed_pairs(batch.embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
+        if self.include_query and (batch.ref_emb is None or batch.ref_emb is batch.embeddings):
             levels = levels.clone().fill_diagonal_(0)
         return self.of_pairs(Pairs(scores, levels, 1, 1))
 

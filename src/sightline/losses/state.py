@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import batch_pairs
+from sightline.losses.base import Batch, batch_pairs
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import check_counts
-from sightline.ranking.similarity import both_in_full_precision
 
 
 def start_epoch(loss: nn.Module) -> None:
@@ -101,24 +100,21 @@ def fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: objec
             setattr(module, name, torch.zeros(kept.shape, dtype=kept.dtype, device=buffer.device))
 
 
-def pairs_with_memory(
-    recent: RecentBatches, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
-) -> Pairs:
+def pairs_with_memory(recent: RecentBatches, batch: Batch) -> Pairs:
     """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
 
     The batch is kept afterwards; items kept have no gradient, are never queries and not in the lists of later copies of
     themselves, where ids are known. A reference set is refused beside a memory in use: the items kept are not of it.
     """
-    # The gradients of both parts of the list meet before they are rounded.
-    wide, references = both_in_full_precision(embeddings, ref_emb)
-    pairs = batch_pairs(wide, labels, references, ref_labels)
+    wide = batch.in_full_precision()
+    pairs = wide.pairs()
     if not (recent.training and recent.n_batches):
         return pairs
-    if ref_emb is not None:
-        raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
+    batch.refuse(["indices_tuple", "ref_emb"], "not beside a memory; leave it out, or set memory to 0")
+    embeddings, labels = batch.embeddings, batch.labels
     if labels.dtype != torch.bool:  # sets of labels
         labels = check_labels(labels, len(embeddings), "labels")
-    earlier = batch_pairs(wide, labels, *recent.before(embeddings, labels))
+    earlier = batch_pairs(wide.embeddings, labels, *recent.before(embeddings, labels))
     if recent.coming is not None:
         older_copies = recent.coming[:, None].to(recent.ids) == recent.ids
         earlier.levels.masked_fill_(older_copies.to(earlier.levels.device), -1)

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss
-from sightline.losses.base import PRESETS, PairLoss, batch_pairs
+from sightline.losses.base import PRESETS, Batch, PairLoss, on_batches
 from sightline.losses.contrastive import CalibrationLoss, TripletLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
-from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
+from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_alone
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import check_counts, check_range
-from sightline.ranking.similarity import both_in_full_precision
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
 NAMES: dict[type, str] = {
@@ -52,9 +51,14 @@ def all_terms(names: Sequence[str], losses: Iterable[nn.Module], values: Sequenc
     return {name: value for term in zip(names, losses, values, strict=True) for name, value in named_terms(*term).items()}
 
 
-def takes_references(loss: nn.Module) -> bool:
+def takes_references(loss: object) -> bool:
     """Whether the loss can be called with a reference set: those with proxies alone cannot."""
     return bool(getattr(loss, "takes_references", True))
+
+
+def call_on(loss: Callable[..., Tensor], batch: Batch) -> Tensor:
+    """The loss of a batch; a loss with proxies gets neither references nor chosen pairs."""
+    return loss(batch.embeddings, batch.labels, **(batch.beside if takes_references(loss) else {}))
 
 
 class Decomposed(nn.Module):
@@ -100,17 +104,14 @@ class Decomposed(nn.Module):
         else:
             self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        # The gradients of both terms meet before they are rounded.
-        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        batch = batch.in_full_precision()
+        pairs = batch.pairs(self.rank.include_self)
         if isinstance(self.term, CalibrationLoss) and not self.rank.include_self:
             return self.of_pairs(pairs)
         # Proxies compare with the batch alone; the pairs of calibration are of two items, never a query with itself.
-        references = (ref_emb, ref_labels) if takes_references(self.term) else ()
-        return self._sum(self.rank.of_pairs(pairs), self.term(embeddings, labels, *references))
+        return self._sum(self.rank.of_pairs(pairs), call_on(self.term, batch))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         """The loss of pairs at hand, with ``calibration``: of scores and relevance, see :func:`table_pairs`.
@@ -421,12 +422,12 @@ class WeightedSum(nn.Module):
         self.terms: dict[str, Tensor] = {}
         self.takes_references = any(map(takes_references, losses))
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-        references = ref_emb, ref_labels
-        values = [loss(embeddings, labels, *(references if takes_references(loss) else ())) for loss in self.losses]
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
+        if not self.takes_references:
+            check_alone(batch)
+        batch = batch.in_full_precision()
+        values = [call_on(loss, batch) for loss in self.losses]
         self.terms = all_terms(self.names, self.losses, values)
         return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
@@ -444,7 +445,7 @@ def sum_over_levels(
 
     Args:
         losses: one loss without proxies for all levels, or L losses, finest level first; each is called as
-            ``loss(embeddings, labels, ref_emb, ref_labels)``.
+            ``loss(embeddings, labels)``, with ``ref_emb=`` and ``ref_labels=`` where a reference set is given.
         embeddings: (B, D).
         labels: (B, L) integers, finest level first; (B,) for one level.
         ref_emb: (G, D) items to compare with instead of the batch.
@@ -464,26 +465,21 @@ def sum_over_levels(
             raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
-    return torch.stack(_of_levels(losses, embeddings, labels, ref_emb, ref_labels)).mean()
+    return torch.stack(_of_levels(losses, Batch(embeddings, labels, None, ref_emb, ref_labels))).mean()
 
 
-def _of_levels(
-    losses: Sequence[Callable[..., Tensor]],
-    embeddings: Tensor,
-    labels: Tensor,
-    ref_emb: Tensor | None,
-    ref_labels: Tensor | None,
-) -> list[Tensor]:
+def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: Batch) -> list[Tensor]:
     """The loss of each level, finest first."""
-    # The gradients of all levels meet before they are rounded.
-    embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
+    batch.refuse(["indices_tuple"], "a sum over levels takes no chosen pairs: those of one level are not another's")
+    embeddings, labels, _, ref_emb, ref_labels = batch.in_full_precision()
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")
     if ref_emb is not None and ref_labels is not None:  # one without the other is refused by the losses
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
-    return [
-        loss(embeddings, labels[:, level:], ref_emb, None if ref_labels is None else ref_labels[..., level:])
-        for level, loss in enumerate(losses)
+    above = [
+        Batch(embeddings, labels[:, level:], None, ref_emb, None if ref_labels is None else ref_labels[..., level:])
+        for level in range(len(losses))
     ]
+    return [loss(part.embeddings, part.labels, **part.beside) for loss, part in zip(losses, above, strict=True)]
 
 
 def _check_levels(labels: Tensor, n_items: int, n_levels: int, name: str) -> Tensor:
@@ -579,19 +575,18 @@ class SumOverLevels(nn.Module):
             for level, numbers in enumerate(self.numbers):
                 numbers(paths[:, level:])
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
+    @on_batches
+    def forward(self, batch: Batch) -> Tensor:
         called: Sequence[Callable[..., Tensor]] = list(self.losses)
         if self.numbers:
-            refuse_references(ref_emb, ref_labels)
+            check_alone(batch)
             called = [partial(_by_number, *both) for both in zip(self.losses, self.numbers, strict=True)]
-        values = _of_levels(called, embeddings, labels, ref_emb, ref_labels)
+        values = _of_levels(called, batch)
         self.terms = all_terms([f"level_{level}" for level in range(len(values))], self.losses, values)
         return torch.stack(values).mean()
 
 
-def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor, *_: None) -> Tensor:
+def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
     """A loss called with the numbers of the paths for labels."""
     return loss(embeddings, numbers(labels))  # type: ignore[no-any-return]
 

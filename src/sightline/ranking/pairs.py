@@ -3,8 +3,10 @@
 Levels are int8 tables of (Q, G): 0 irrelevant, up to the highest, -1 not in the query's list.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -148,15 +150,32 @@ class Pairs(NamedTuple):
         return self.levels if self.n_levels == 1 else flat_levels(self.relevant, self.mask)
 
 
-def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
+def as_tensor(values: object, name: str, device: torch.device | None = None) -> Tensor:
+    """Labels, relevance or a mask, from a tensor, a numpy array or a list, as a tensor on the device.
+
+    Example:
+        >>> as_tensor([[7, 1], [8, 1]], "labels").dtype
+        torch.int64
+    """
+    if isinstance(values, Tensor):
+        return values if device is None else values.to(device)
+    try:
+        return torch.as_tensor(np.array(values), device=device)  # a copy: torch warns of arrays that cannot be written to
+    except (TypeError, ValueError) as error:
+        found = f"{type(values).__name__} ({str(error).partition('. ')[0]})"
+        raise InputError(f"{name} must be numbers in a tensor, an array or a list, got {found}") from error
+
+
+def check_labels(labels: object, n_items: int, name: str) -> Tensor:
     """The labels as an int64 (N, L) table, finest level first.
 
     Args:
         labels: (N,) or (N, L) of an integer type, L up to ``MOST_LEVELS``: a class number that went through a float is
             refused.
         n_items: N, as the vectors have it.
-        name: what the caller's user knows them by.
+        name: their name in the message.
     """
+    labels = as_tensor(labels, name)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"{name}: whole numbers are needed, found {labels.dtype}")
     if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
@@ -240,6 +259,44 @@ def batch_pairs(
     if worth is not None:
         return Pairs.of_worth(scores, levels, worth)
     return Pairs(scores, levels, table.shape[1], table.shape[1])
+
+
+def only_chosen(pairs: Pairs, indices_tuple: Sequence[object]) -> Pairs:
+    """Pairs of classes of which a miner chose some: the chosen positives are relevant, the chosen negatives are not.
+
+    What was not chosen is in nobody's list; a pair that was chosen twice is in it once.
+
+    Args:
+        pairs: of :func:`batch_pairs`.
+        indices_tuple: as pytorch-metric-learning's miners return it: (anchors, positives, anchors, negatives) or
+            (anchors, positives, negatives), rows and columns of the scores.
+    """
+    if pairs.n_levels != 1 or pairs.worth is not None:
+        raise InputError("indices_tuple needs classes: labels of shape (B,), not levels, sets or a relevance matrix")
+    chosen = check_indices(indices_tuple, *pairs.scores.shape)
+    anchors, positives, other_anchors, negatives = chosen if len(chosen) == 4 else (*chosen[:2], chosen[0], chosen[2])
+    levels = torch.full_like(pairs.levels, -1)
+    levels[other_anchors, negatives] = 0
+    levels[anchors, positives] = 1
+    return Pairs(pairs.scores, levels, 1, 1)
+
+
+def check_indices(indices_tuple: Sequence[object], n_queries: int, n_items: int) -> list[Tensor]:
+    """Three or four int64 tensors; refused where they are not indices of queries and items, in pairs or triplets."""
+    parts = [as_tensor(part, "indices_tuple") for part in indices_tuple]
+    fit = len(parts) in (3, 4) and all(part.ndim == 1 and not part.is_floating_point() for part in parts)
+    sizes = [len(part) for part in parts] if fit else []
+    if not fit or sizes[0] != sizes[1] or sizes[-2] != sizes[-1]:
+        raise InputError(
+            "indices_tuple must be (anchors, positives, anchors, negatives) or (anchors, positives, negatives), "
+            f"integers of equal length, got shapes {[tuple(part.shape) for part in parts]}"
+        )
+    limits = [n_queries, n_items, n_queries, n_items] if len(parts) == 4 else [n_queries, n_items, n_items]
+    if any(
+        len(part) and not 0 <= int(part.min()) <= int(part.max()) < most for part, most in zip(parts, limits, strict=True)
+    ):
+        raise InputError(f"indices_tuple must index {n_queries} queries and {n_items} items; some indices are outside")
+    return [part.long() for part in parts]
 
 
 def _begins_with(items: Tensor, item_labels: Tensor, embeddings: Tensor, labels: Tensor) -> bool:
