@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from loss_cases import draw as draw_vectors
+from loss_cases import draw_pairs
 from torch.testing import assert_close
 
 from sightline.losses import (
@@ -28,13 +30,7 @@ SIZES = {"n_classes": 4, "embedding_dim": 5}
 
 
 def draw(seed, n_items=9):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def draw_pairs(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randperm(40, generator=generator).double().reshape(4, 10) / 40
-    return scores, torch.rand(4, 10, generator=generator) < 0.4
+    return draw_vectors(seed, n_items, 5)
 
 
 @pytest.mark.parametrize("term", ["calibration", "proxy"])
@@ -58,7 +54,7 @@ def test_weight_zero_is_the_rank_loss(name, rank):
 
 
 def test_contrastive_is_calibration_over_nonzero_pairs():
-    scores, relevant = draw_pairs()
+    scores, relevant, _ = draw_pairs()
     assert_close(contrastive_loss(scores, relevant), calibration_loss(scores, relevant, reduction="nonzero"))
 
 
@@ -76,7 +72,7 @@ def test_proxy_losses_in_the_limit():
 
 
 def test_blackbox_losses_in_the_limit():
-    scores, relevant = draw_pairs()
+    scores, relevant, _ = draw_pairs(apart=True)
     worst = scores.masked_fill(relevant, -math.inf).amax(1, keepdim=True)
     share_below = ((scores < worst) & relevant).sum(1) / relevant.sum(1)
     assert_close(blackbox_recall_loss(scores, relevant, margin=0.0, weights=(1.0,)), share_below.double().mean())

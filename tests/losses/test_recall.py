@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from loss_cases import E1, E2, E_RELEVANT, both, double, references
+from loss_cases import draw as draw_vectors
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
@@ -18,15 +20,7 @@ from sightline.losses.recall import (
 from sightline.ranking.pairs import Pairs, batch_pairs, flat_levels
 from sightline.ranking.ranks import SigmoidStep
 
-FINE = torch.tensor([[False, True, False, False, True]])
-E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
-E2 = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]], dtype=torch.float64)
-both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
 close = {"rtol": 0, "atol": 2e-6}
-
-
-def value(loss, scores, *rest, dtype=torch.float64, **options):
-    return loss(scores.to(dtype), *rest, **options).item()
 
 
 @both
@@ -41,13 +35,14 @@ def value(loss, scores, *rest, dtype=torch.float64, **options):
 )
 def test_recall_of_the_worked_examples(loss, scores, expected, mean, dtype):
     for k, one in zip((1, 2, 4), expected, strict=True):
-        assert_close(value(loss, scores, FINE, ks=[k], dtype=dtype), one, **close)
-    assert_close(value(loss, scores, FINE, ks=[1, 2, 4], dtype=dtype), mean, **close)
+        assert_close(loss(scores.to(dtype), E_RELEVANT, ks=[k]).item(), one, **close)
+    assert_close(loss(scores.to(dtype), E_RELEVANT, ks=[1, 2, 4]).item(), mean, **close)
+    assert_close(loss(scores, E_RELEVANT, ks=[1000]).item(), 0.0, rtol=0, atol=1e-3)  # beyond the list
 
 
 def test_sup_recall_is_no_upper_bound():
-    scores, relevant = torch.tensor([[0.50, 0.51, 0.52]], dtype=torch.float64), torch.tensor([[True, False, False]])
-    assert_close(sup_recall_loss(scores, relevant, ks=[1]).item(), 0.9316207, **close)  # the true loss is 1
+    loss = sup_recall_loss(double([[0.50, 0.51, 0.52]]), torch.tensor([[True, False, False]]), ks=[1])
+    assert_close(loss.item(), 0.9316207, **close)  # the true loss is 1
 
 
 # The spec's batch V6: six directions in the plane, two classes of three.
@@ -81,6 +76,10 @@ def mixed_loss(embeddings, weights, levels=None, include_query=False):
     return flat_rank_loss(Pairs(scores, levels, 1, 1), SigmoidStep(0.01), recall_objective(KS, 1.0, sup=False))
 
 
+def draw(seed, n_items=6):
+    return draw_vectors(seed, n_items, 5)
+
+
 @both
 @pytest.mark.parametrize(("include_query", "expected"), [(False, 0.6452878263), (True, 0.7263790039)])
 def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
@@ -88,10 +87,6 @@ def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda n, generator: torch.full((n,), 0.25))
     module = SmoothRecallLoss(KS, mixup=True, include_query=include_query)
     assert_close(module(BATCH.to(dtype), CLASSES).item(), expected, **close)
-
-
-def draw(seed, n_items=6):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_points_of_weight_0_or_1_are_copies_of_items():
@@ -129,7 +124,7 @@ def test_gradient_reaches_items_through_their_points():
     assert gradcheck(scores, draw(0).requires_grad_())
 
 
-def test_points_are_drawn_anew_in_training_and_again_after_a_resume():
+def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
     loss, resumed = (create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
     first = loss(draw(0), CLASSES)
     resumed.load_state_dict(loss.state_dict())
@@ -140,14 +135,13 @@ def test_points_are_drawn_anew_in_training_and_again_after_a_resume():
     assert abs(create_loss("smooth_recall", mixup=True, seed=4)(draw(0), CLASSES) - first) > 1e-4
     plain = create_loss("smooth_recall")
     assert_close(loss.eval()(draw(0), CLASSES), plain(draw(0), CLASSES), rtol=0, atol=0)
-
-
-def test_mixup_of_half_precision_and_of_classes_of_one():
-    module = SmoothRecallLoss(mixup=True)
-    assert module(draw(0).bfloat16(), CLASSES).dtype == torch.float32
-    assert module(draw(0), torch.arange(6)).item() == 0
-    with pytest.raises(InputError, match="mixup works within a batch: leave out ref_emb, or set mixup to false"):
-        module(draw(0), CLASSES, draw(1), CLASSES)
+    loss.train()
+    assert loss(draw(0).bfloat16(), CLASSES).dtype == torch.float32
+    assert loss(draw(0), torch.arange(6)).item() == 0  # classes of one
+    with pytest.raises(InputError, match=r"ref_emb.*mixup"):
+        loss(draw(0), CLASSES, **references(draw(1), CLASSES))
+    with pytest.raises(InputError, match=r"indices_tuple.*mixup"):
+        loss(draw(0), CLASSES, (CLASSES, CLASSES, CLASSES))
 
 
 # Limits and options.
@@ -159,8 +153,3 @@ def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(o
     for k, found, divisor in ((1, at_k, 1), (2, 1, 2), (3, 1 + at_k, 2), (4, 2, 2)):
         loss = smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
         assert_close(loss, 1 - found / divisor, rtol=0, atol=1e-6)
-
-
-def test_k_beyond_the_list_is_allowed():
-    for loss in (sup_recall_loss, smooth_recall_loss):
-        assert_close(loss(E2, FINE, ks=[1000]).item(), 0.0, rtol=0, atol=1e-6)

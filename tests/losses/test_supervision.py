@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from loss_cases import both, references, value_and_gradient
+from loss_cases import draw as draw_vectors
 from torch.testing import assert_close
 
 from sightline import losses
@@ -15,13 +17,12 @@ from sightline.ranking.similarity import cosine_scores
 RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
 ON_PAIRS = [*RANKED, "calibration", "contrastive", "roadmap", "triplet", "xbm_contrastive"]
 every_name = pytest.mark.parametrize("name", ON_PAIRS)
-both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 OPTIONS = {"triplet": {"mining": "all"}}  # no semi-hard triplet breaks the margin in these batches
 OTHERS = ~torch.eye(9, dtype=torch.bool)
 
 
 def draw(seed, n_items, dtype=torch.float64):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return draw_vectors(seed, n_items, 5, dtype)
 
 
 def draw_sets(seed, n_items):
@@ -46,52 +47,43 @@ def share_of_the_querys_labels(sets, ref_sets):
     )
 
 
-def value_and_gradient(loss, embeddings):
-    leaf = embeddings.clone().requires_grad_()
-    value = loss(leaf)
-    value.backward()
-    return value.detach(), leaf.grad
-
-
 def roadmap_on_scores(scores, relevance, mask):
     return create_loss("roadmap").of_pairs(flat_pairs(scores, relevance, mask))
 
 
-def assert_equal_to_the_function(name, module_call, relevance, mask, references, dtype):
+def assert_equal_to_the_function(name, module_call, relevance, mask, items, dtype):
     function = partial(getattr(losses, f"{name}_loss", roadmap_on_scores), **OPTIONS.get(name, {}))
     embeddings = draw(0, 9, dtype)
     expected = value_and_gradient(
-        lambda leaf: function(cosine_scores(leaf, leaf if references is None else references), relevance, mask), embeddings
+        lambda leaf: function(cosine_scores(leaf, leaf if items is None else items), relevance, mask), embeddings
     )
     assert expected[0] > 0
     assert_close(value_and_gradient(module_call, embeddings), expected)
 
 
-def test_every_ranking_loss_is_seen():
-    assert len(RANKED) == 12
-    assert len(ON_PAIRS) == 17
-
-
 @both
 @every_name
 def test_sets_of_labels(name, dtype):
-    sets, ref_sets, references = draw_sets(1, 9), draw_sets(2, 12), draw(3, 12, dtype)
+    assert (len(RANKED), len(ON_PAIRS)) == (12, 17)
+    sets, ref_sets, items = draw_sets(1, 9), draw_sets(2, 12), draw(3, 12, dtype)
     loss = create_loss(name, **OPTIONS.get(name, {}))
     worth = share_of_the_querys_labels(sets, sets)
     assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets), worth, OTHERS, None, dtype)
     worth = share_of_the_querys_labels(sets, ref_sets)
-    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets, references, ref_sets), worth, None, references, dtype)
+    against = references(items, ref_sets)
+    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets, **against), worth, None, items, dtype)
+    nothing = value_and_gradient(loss, draw(0, 9, dtype), torch.zeros(9, 4, dtype=torch.bool))
+    assert all(part.isfinite().all() for part in nothing)
+    assert nothing[0].item() == 0 or name not in RANKED
 
 
 @both
 @every_name
 def test_a_relevance_matrix(name, dtype):
-    relevance, of_references, references = draw_relevance(1, 9, 9), draw_relevance(2, 9, 12), draw(3, 12, dtype)
+    relevance, of_items, items = draw_relevance(1, 9, 9), draw_relevance(2, 9, 12), draw(3, 12, dtype)
     loss = create_loss(name, **OPTIONS.get(name, {}))
     assert_equal_to_the_function(name, lambda leaf: loss(leaf, relevance), relevance, OTHERS, None, dtype)
-    assert_equal_to_the_function(
-        name, lambda leaf: loss(leaf, of_references, references), of_references, None, references, dtype
-    )
+    assert_equal_to_the_function(name, lambda leaf: loss(leaf, of_items, ref_emb=items), of_items, None, items, dtype)
 
 
 @both
@@ -111,14 +103,10 @@ def test_the_baselines_rank_the_query_itself_as_released(name):
     expected = getattr(losses, f"{name}_loss")(scores, relevant)  # nothing masked: each query is in its own list
     assert_close(create_loss(name, preset="released-code")(embeddings, classes), expected)
     assert create_loss(name)(embeddings, classes) > expected + 0.02, "a sure first hit makes the loss smaller"
-    with pytest.raises(InputError, match="unknown preset"):
-        create_loss(name, preset="released")
-
-
-def test_the_query_is_kept_in_its_list_in_one_way():
-    for option in ("include_query", "mixup"):
-        with pytest.raises(InputError, match=option):
-            create_loss("smooth_recall", preset="released-code", **{option: True})
+    if name == "smooth_recall":
+        for option in ("include_query", "mixup"):
+            with pytest.raises(InputError, match=option):
+                create_loss(name, preset="released-code", **{option: True})
 
 
 @pytest.mark.parametrize("name", ["blackbox_ap", "blackbox_recall"])
@@ -140,17 +128,7 @@ def test_what_classes_alone_can_do_refuses_sets():
         ("happier", {"n_classes": 4, "embedding_dim": 5}),
         ("sum_triplet", {"n_levels": 2}),
     ):
-        with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.bool$"):
+        with pytest.raises(InputError, match=r"labels.*torch\.bool"):
             create_loss(name, **options)(draw(0, 9), draw_sets(1, 9))
-    with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.float32$"):
+    with pytest.raises(InputError, match=r"labels.*torch\.float32"):
         create_loss("blackbox_ap", memory=1)(draw(0, 9), draw_relevance(1, 9, 9))
-
-
-@every_name
-def test_nothing_relevant_is_defined(name):
-    for labels in (torch.zeros(9, 4, dtype=torch.bool), torch.zeros(9, 9)):
-        value, gradient = value_and_gradient(lambda leaf, labels=labels: create_loss(name)(leaf, labels), draw(0, 9))
-        assert value.isfinite()
-        assert gradient.isfinite().all()
-        if name in RANKED:
-            assert value.item() == 0

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import Batch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
-from sightline.ranking.pairs import Pairs, check_sets, flat_levels
+from sightline.ranking.pairs import Pairs, as_tensor, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 
@@ -197,6 +197,7 @@ def each_label_ap_loss(
     """
     step, weights = SupStep(tau, rho, delta), _check_weights(label_weights)
     scores, mask = check_pairs(scores, scores, mask)  # relevance comes from the labels
+    labels, ref_labels = as_tensor(labels, "labels", scores.device), as_tensor(ref_labels, "ref_labels", scores.device)
     check_sets(labels, ref_labels, *scores.shape)
     return _of_sets(scores, labels, ref_labels, mask, step, weights)
 
@@ -206,7 +207,7 @@ def _check_weights(weights: Sequence[float] | Tensor | None) -> list[float] | No
         return None
     table = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
     if table.ndim != 1 or not (table >= 0).all() or not table.isfinite().all() or not table.any():
-        raise InputError(f"label_weights are {weights!r}; finite numbers of 0 or more are needed, not all of them 0")
+        raise InputError(f"label_weights must be finite, at least 0 and not all 0, got {weights!r}")
     return table.tolist()
 
 
@@ -215,7 +216,7 @@ def _of_sets(
 ) -> Tensor:
     """The loss of what is known to belong together: one row of the core for each label of each query."""
     if weights is not None and len(weights) != labels.shape[1]:
-        raise InputError(f"label_weights: {labels.shape[1]} are needed, one a label, found {len(weights)}")
+        raise InputError(f"label_weights must be {labels.shape[1]}, one for each label, got {len(weights)}")
     of_labels = scores.new_ones(labels.shape[1]) if weights is None else scores.new_tensor(weights) / max(weights)
     n_carriers = mask.to(scores) @ ref_labels.to(scores)
     weight = (labels & (n_carriers > 0)) * of_labels  # (Q, C)
@@ -262,5 +263,5 @@ class EachLabelAPLoss(nn.Module):
             sets = labels if batch.ref_labels is None else batch.ref_labels
             return _of_sets(pairs.scores, labels, sets, pairs.mask, self.step, self.label_weights)
         if self.label_weights is not None:
-            raise InputError(f"label_weights weigh sets of labels, (B, C) bool; found {labels.dtype}")
+            raise InputError(f"label_weights are for sets of labels, (B, C) bool, got {labels.dtype}")
         return flat_rank_loss(pairs, self.step, sup_ap_objective)

@@ -293,7 +293,7 @@ class OutsideLoss(nn.Module):
     def __init__(self, loss: object, name: str) -> None:
         super().__init__()
         if not isinstance(loss, nn.Module):
-            raise InputError(f"loss {name!r} must be a torch.nn.Module, found {type(loss).__name__}")
+            raise InputError(f"loss {name!r} must be a torch.nn.Module, got {type(loss).__name__}")
         self.loss, self.name = loss, name
         arguments = inspect.signature(loss.forward).parameters
         self.lacks = [argument for argument in ("indices_tuple", "ref_emb", "ref_labels") if argument not in arguments]
@@ -303,7 +303,7 @@ class OutsideLoss(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         batch.refuse(self.lacks, f"loss {self.name!r} takes no such argument")
         if (batch.ref_emb is None) != (batch.ref_labels is None):
-            raise InputError("ref_emb and ref_labels go together: one was given without the other")
+            raise InputError("ref_emb and ref_labels must be given together")
         labels, beside = self._finest(batch.labels), batch.beside
         if batch.ref_labels is not None:
             beside["ref_labels"] = self._finest(batch.ref_labels)

@@ -66,7 +66,7 @@ def calibration_loss(pairs: Pairs, alpha: float = 0.9, beta: float = 0.6, reduct
         tensor(0.1200)
     """
     if not -math.inf < beta < alpha < math.inf:
-        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
+        raise InputError(f"alpha must be above beta, and both finite, got alpha {alpha} and beta {beta}")
     choose(REDUCTIONS, reduction, "reduction")
     return _hinge_loss(pairs.scores, pairs.flat, alpha, beta, reduction)
 

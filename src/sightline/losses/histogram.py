@@ -124,7 +124,7 @@ def softbin_ap_loss(
     """
     check_counts(least=2, n_bins=n_bins)
     if not -math.inf < low < high < math.inf:
-        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+        raise InputError(f"low must be below high, and both finite, got low {low} and high {high}")
     precision_in = choose(TIES, ties, "ties")
     scores, relevant = pairs.scores, pairs.relevant
     n_relevant = relevant.sum(1)
@@ -134,7 +134,7 @@ def softbin_ap_loss(
     if weights is None:
         return mean_over_queries(1 - ap, n_relevant)
     if weights.shape != n_relevant.shape or not (weights.isfinite() & (weights >= 0)).all():
-        raise InputError(f"weights: ({len(scores)},) finite numbers from 0 on are needed, found {weights}")
+        raise InputError(f"weights must be ({len(scores)},), finite and at least 0, got {weights}")
     weights = weights.to(scores) * (n_relevant > 0)
     whole = weights.sum()
     return ((1 - ap) * weights).sum() / torch.where(whole > 0, whole, 1)

@@ -26,7 +26,7 @@ def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
     outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
     if outside.any():
         found = labels[:, 0][outside].unique().tolist()
-        raise InputError(f"labels: there are {n_classes} proxies, for classes 0 to {n_classes - 1}; found {found[:10]}")
+        raise InputError(f"labels must be one of the {n_classes} proxies, 0 to {n_classes - 1}, got {found[:10]}")
     return labels
 
 
@@ -307,7 +307,7 @@ def check_csl(gamma: float, margins: Sequence[float] | None, n_levels: int) -> S
     check_range("(0, inf)", gamma=gamma)
     margins = csl_margins(n_levels) if margins is None else margins
     if len(margins) != n_levels or not all(map(math.isfinite, margins)):
-        raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
+        raise InputError(f"margins must be {n_levels} finite numbers, one for each level, got {list(margins)}")
     return margins
 
 
@@ -361,8 +361,8 @@ def csl_loss(
     n_levels = labels.shape[1]
     if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
         raise InputError(
-            f"paths: int64 {(len(proxies), n_levels)} is needed, "
-            f"found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
+            f"paths must be int64 {(len(proxies), n_levels)}, "
+            f"got {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
         )
     margins = check_csl(gamma, margins, n_levels)
     check_paths(paths, labels)
@@ -384,7 +384,7 @@ def check_paths(paths: Tensor, labels: Tensor) -> None:
     if differ.any():
         label = labels[differ][0].tolist()
         raise InputError(
-            f"labels: {int(differ.sum())} of {len(labels)} do not have the path of their class: "
+            f"labels of one class must have one path; {int(differ.sum())} of {len(labels)} do not: "
             f"class {label[0]} has {label} and, elsewhere, {paths[label[0]].tolist()}"
         )
 
@@ -436,7 +436,7 @@ class CSLLoss(nn.Module):
         check_vectors(batch.embeddings, "embeddings")
         labels = check_classes(batch.labels, len(batch.embeddings), len(self.proxies))
         if labels.shape[1] != self.paths.shape[1]:
-            raise InputError(f"labels: {self.paths.shape[1]} levels are needed, found {labels.shape[1]}")
+            raise InputError(f"labels must have {self.paths.shape[1]} levels, got {labels.shape[1]}")
         new = self.paths[labels[:, 0], 0] < 0
         paths = self.paths.clone()
         paths[labels[new, 0]] = labels[new]

@@ -22,7 +22,7 @@ def recall_objective(
 ) -> Objective:
     """The formula on the ranks; with SupRank the rank among relevant items is exact and carries no gradient."""
     if not ks or not all(isinstance(k, int) and k > 0 for k in ks):
-        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+        raise InputError(f"ks must be whole numbers of at least 1, got {list(ks)}")
     check_range("(0, inf)", rank_width=width)
     check_range("(-inf, inf)", offset=offset)
     capped = choose(NORMALISERS, normalise, "normalise")
@@ -176,7 +176,7 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
     ) -> None:
         super().__init__(ks, rank_width, tau, normalise, offset, preset=preset)
         if self.include_self and (include_query or mixup):
-            raise InputError(f"preset={preset!r} goes with neither include_query nor mixup")
+            raise InputError(f"preset {preset!r} ranks the query itself: leave out include_query and mixup")
         self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
     @on_batches

@@ -75,7 +75,7 @@ class RecentBatches(nn.Module):
             return rows[:0].detach(), labels[:0]
         if self.rows.shape[1] != rows.shape[1]:
             raise InputError(
-                f"memory holds rows of {self.rows.shape[1]} numbers, found {rows.shape[1]}; reset() empties it"
+                f"rows must be as wide as those in memory, {self.rows.shape[1]}, got {rows.shape[1]}; reset() empties it"
             )
         return self.rows.to(rows.device), self.labels.to(rows.device)
 

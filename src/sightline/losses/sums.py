@@ -100,7 +100,7 @@ class Decomposed(nn.Module):
         if decomposability == "calibration":
             self.term: CalibrationLoss | NormSoftmaxLoss = calibration
         elif n_classes is None or embedding_dim is None:
-            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
+            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim, 'calibration' neither")
         else:
             self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
 
@@ -462,7 +462,7 @@ def sum_over_levels(
     """
     if callable(losses):
         if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
-            raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
+            raise InputError("losses must have no proxies, which need a table for each level; use SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
     return torch.stack(_of_levels(losses, Batch(embeddings, labels, None, ref_emb, ref_labels))).mean()
@@ -485,7 +485,7 @@ def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: Batch) -> list[Te
 def _check_levels(labels: Tensor, n_items: int, n_levels: int, name: str) -> Tensor:
     labels = check_labels(labels, n_items, name)
     if labels.shape[1] != n_levels:
-        raise InputError(f"{name}: {n_levels} levels are needed, found {labels.shape[1]}")
+        raise InputError(f"{name} must have {n_levels} levels, got {labels.shape[1]}")
     return labels
 
 
@@ -519,7 +519,7 @@ class PathNumbers(nn.Module):
         table = torch.cat([known, met[is_new]])
         if len(table) > len(self.paths):
             raise InputError(
-                f"labels: there are places for {len(self.paths)} classes; {table[len(self.paths)].tolist()} is one too many"
+                f"labels must be of at most {len(self.paths)} classes; {table[len(self.paths)].tolist()} is one more"
             )
         if self.training:
             self.paths[: len(table)] = table
@@ -562,9 +562,9 @@ class SumOverLevels(nn.Module):
         super().__init__()
         check_counts(n_levels=n_levels)
         if n_classes is not None and (isinstance(n_classes, int) or len(n_classes) != n_levels):
-            raise InputError(f"n_classes is {n_classes}; {n_levels} counts are needed, one a level, finest first")
+            raise InputError(f"n_classes must be {n_levels} counts, one for each level, finest first; got {n_classes}")
         if paths is not None and n_classes is None:
-            raise InputError("paths: only losses with proxies, for which n_classes is given, number their classes")
+            raise InputError("paths are for losses with proxies: give n_classes too, or leave paths out")
         self.losses = nn.ModuleList(loss_factory(level) for level in range(n_levels))
         self.takes_references = n_classes is None
         self.terms: dict[str, Tensor] = {}

@@ -29,7 +29,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     check_vectors(queries, "queries")
     check_vectors(gallery, "gallery")
     if queries.shape[1] != gallery.shape[1]:
-        raise InputError(f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}")
+        raise InputError(f"queries and gallery must have one dimension, got {queries.shape[1]} and {gallery.shape[1]}")
     check_range("[1, inf)", k=k)
     k = min(k, len(gallery))
     found = [_top_k_rows(scores, k) for _, scores in score_blocks(queries, gallery, BLOCK_ELEMENTS)]

@@ -106,8 +106,7 @@ def kreciprocal_scores(
     """
     if candidates.ndim != 3 or queries.shape != (len(candidates), candidates.shape[2]):
         raise InputError(
-            "queries (Q, D) and candidates (Q, M, D) are needed, "
-            f"found {tuple(queries.shape)} and {tuple(candidates.shape)}"
+            f"queries and candidates must be (Q, D) and (Q, M, D), got {tuple(queries.shape)} and {tuple(candidates.shape)}"
         )
     check_range("[1, inf)", k_1=k_1, k_2=k_2)
     check_range("[0, 1]", original_weight=original_weight)

@@ -154,7 +154,7 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
         tensor([[1., 0.]])
     """
     if queries.shape[1] != gallery.shape[1]:
-        raise InputError(f"vectors of {queries.shape[1]} and {gallery.shape[1]} dimensions cannot be compared")
+        raise InputError(f"vectors must have one size, got {queries.shape[1]} and {gallery.shape[1]} dimensions")
     wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
         rows = unit(queries.to(wider))
