@@ -30,9 +30,6 @@ TOY, TOY_RELEVANT = double([[0.50, 0.51, 0.64]]), torch.tensor([[True, True, Fal
 near = {"rtol": 0, "atol": 1e-6}
 
 
-# The definitions, one item at a time.
-
-
 def sup_ap_of_list(yes, no, tau=0.01, rho=100.0, delta=0.05):
     total = 0.0
     for k, score in enumerate(yes):
@@ -86,9 +83,6 @@ def test_limits():
         assert_close(smooth_ap_loss(*pairs, tau=1e-6).item(), float(mean_over_lists(exact_ap_of_list, *pairs)))
 
 
-# Worked examples.
-
-
 @pytest.mark.parametrize(
     ("scores", "smooth", "sup", "gradient"),
     [
@@ -114,9 +108,6 @@ def test_toy_example():
     value, gradient = value_and_gradient(sup_ap_loss, TOY, TOY_RELEVANT)
     assert_close((value, gradient), (double(0.8723077), double([[-0.6406859, -0.4540935, 1.0947793]])), **near)
     assert value > exact
-
-
-# Gradients.
 
 
 @pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
@@ -163,9 +154,6 @@ def test_sup_ap_gradients_worked_by_hand():
         1
     ]
     assert_close(found, torch.zeros(1, 4, dtype=torch.float64), rtol=0, atol=1e-100)
-
-
-# Batches.
 
 
 def cosine_by_definition(one, other):

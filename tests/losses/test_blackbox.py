@@ -9,9 +9,7 @@ from loss_cases import double, draw, draw_pairs, gradient_of, references
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.blackbox import (
-    PENALTIES,
+from sightline.losses import (
     BlackBoxAPLoss,
     BlackBoxRecallLoss,
     DetectionAPLoss,
@@ -20,8 +18,9 @@ from sightline.losses.blackbox import (
     blackbox_ranks,
     blackbox_recall_loss,
     class_map_loss,
-    with_margin,
 )
+from sightline.losses.average_precision import one_minus_ap
+from sightline.losses.blackbox import PENALTIES, with_margin
 from sightline.losses.state import RecentBatches, identify_batch, keeps_batches, start_epoch
 from sightline.ranking.similarity import cosine_scores
 from sightline.training.batch_loss import BatchLoss
@@ -35,32 +34,24 @@ def ranks_of_list(scores, relevant, mask):
     return [columns.index(i) + 1 if mask[i] else None for i in range(len(scores))]
 
 
-def shifted(scores, relevant, margin):
-    return [
-        score + (-margin / 2 if is_relevant else margin / 2) for score, is_relevant in zip(scores, relevant, strict=True)
-    ]
-
-
-def counts_of_list(scores, relevant, mask, margin):
-    """(rank, rank among relevant items) of each relevant item of one list."""
-    ranks = ranks_of_list(shifted(scores, relevant, margin), relevant, mask)
-    hits = sorted(rank for rank, is_relevant in zip(ranks, relevant, strict=True) if rank and is_relevant)
-    return [(rank, place) for place, rank in enumerate(hits, start=1)]
-
-
 def by_query(tables, margin):
-    counts = [counts_of_list(*row, margin) for row in zip(*(table.tolist() for table in tables), strict=True)]
-    return [row for row in counts if row]
+    """(rank, rank among relevant items) of each relevant item of each list that has any."""
+    for row, relevant, mask in zip(*(table.tolist() for table in tables), strict=True):
+        moved = [score + (-margin / 2 if good else margin / 2) for score, good in zip(row, relevant, strict=True)]
+        ranks = ranks_of_list(moved, relevant, mask)
+        hits = sorted(rank for rank, good in zip(ranks, relevant, strict=True) if rank and good)
+        if hits:
+            yield [(rank, place) for place, rank in enumerate(hits, start=1)]
 
 
 def ap_loss_by_definition(tables, margin):
-    rows = by_query(tables, margin)
+    rows = list(by_query(tables, margin))
     return sum(1 - sum(place / rank for rank, place in row) / len(row) for row in rows) / len(rows)
 
 
 def recall_loss_by_definition(tables, margin, weight_of, reduction):
     """The sum over K of the weight of K and the share of relevant items with K or more irrelevant ones above."""
-    rows = by_query(tables, margin)
+    rows = list(by_query(tables, margin))
     groups = rows if reduction == "queries" else [[pair for row in rows for pair in row]]
     total = 0.0
     for k in range(1, tables[0].shape[1] + 1):
@@ -119,12 +110,6 @@ V4 = double([[0.30, 0.80, 0.10, 0.50, 0.62]])
 V4_RELEVANT = torch.tensor([[True, False, False, True, False]])
 
 
-def test_worked_ranks():
-    moved = with_margin(V4, V4_RELEVANT, 0.1)
-    assert_close(moved, double([[0.25, 0.85, 0.15, 0.45, 0.67]]))
-    assert_close(blackbox_ranks(moved, V4_RELEVANT) * 5, double([[4, 1, 5, 3, 2]]))
-
-
 @pytest.mark.parametrize(
     ("raw_strength", "gradient"),
     [
@@ -136,6 +121,7 @@ def test_worked_ranks():
     ],
 )
 def test_worked_ap_gradient(raw_strength, gradient):
+    assert_close(blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5, double([[4, 1, 5, 3, 2]]))
     loss = partial(blackbox_ap_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1)
     assert_close(loss(V4), double(0.5833333333), atol=1e-9, rtol=0)
     assert_close(gradient_of(loss, V4), double([gradient]))
@@ -195,9 +181,6 @@ def test_worked_detection(margin, by_class, across, combined):
     assert_near(DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
 
 
-# Properties of the gradient.
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_gradient_is_that_of_the_interpolation(seed):
     scores, upstream = draw(seed, 2, 6)
@@ -250,32 +233,6 @@ def test_a_factor_on_the_loss_is_one_on_the_gradient():
         assert_close(scaled, -65536 * plain)
 
 
-def test_strength_is_that_of_the_whole_detection_loss():
-    class_lists, one_list = V5.T, V5.reshape(1, -1)
-    by_class, across = V5_TARGETS.T, V5_TARGETS.reshape(1, -1)
-    terms = [(class_lists, by_class, 2 / 3), (one_list, across, 1 / 3)]
-
-    def raw(scores, relevant, share, leaf_of):  # one autograd graph, factors and all
-        moved = with_margin(leaf_of(scores), relevant, 0.15)
-        ranks = blackbox_ranks(moved, relevant, strength=0.5) * relevant.shape[1]
-        among = torch.stack([(relevant & (ranks <= ranks[:, [i]])).sum(1) for i in range(relevant.shape[1])], dim=1)
-        aps = (among / ranks * relevant).sum(1) / relevant.sum(1)
-        return share * (1 - aps).mean()
-
-    expected = gradient_of(
-        lambda leaf: (
-            raw(class_lists, by_class, terms[0][2], lambda _: leaf.T)
-            + raw(one_list, across, terms[1][2], lambda _: leaf.reshape(1, -1))
-        ),
-        V5,
-    )
-    assert expected.any()
-    assert_close(gradient_of(lambda leaf: DetectionAPLoss()(leaf, V5_TARGETS), V5), expected)
-
-
-# Edges.
-
-
 def test_equal_scores_rank_irrelevant_items_first_then_earlier_ones():
     relevant = torch.tensor([[True, False, True, False]])
     assert_close(blackbox_ranks(torch.zeros(1, 4), relevant) * 4, torch.tensor([[3.0, 1.0, 4.0, 2.0]]))
@@ -283,21 +240,26 @@ def test_equal_scores_rank_irrelevant_items_first_then_earlier_ones():
     assert blackbox_ap_loss(torch.zeros(1, 4), torch.ones(1, 4)) == 0  # no precision above 1
 
 
-# The margin's noise.
-
-
 def test_margin_noise_is_half_normal_and_seeded():
     scores, relevant = torch.zeros(200, 100).double(), torch.arange(100).expand(200, 100) % 2 == 0
-    noisy = partial(with_margin, scores, relevant, 0.5)
-    shift = noisy(torch.Generator().manual_seed(1))
+    shift = with_margin(scores, relevant, 0.5, torch.Generator().manual_seed(1))
     assert (shift[relevant] <= 0).all()
     assert (shift[~relevant] >= 0).all()
     assert_close(shift.abs().mean().item(), 0.25 * math.sqrt(2 / math.pi), atol=5e-3, rtol=0)
     assert_close(shift.square().mean().item(), 0.0625, atol=3e-3, rtol=0)
-    assert_close(noisy(torch.Generator().manual_seed(1)), shift, atol=0, rtol=0)
-    tables = draw_pairs(0)
-    drawn = [blackbox_ap_loss(*tables, margin=0.3, generator=torch.Generator().manual_seed(s)).item() for s in range(8)]
-    assert len(set(drawn)) > 1
+    assert_close(with_margin(scores, relevant, 0.5, torch.Generator().manual_seed(1)), shift, atol=0, rtol=0)
+
+
+def test_strength_is_that_of_the_whole_detection_loss():
+    def raw(leaf, relevant, share):  # one autograd graph, factors and all
+        ranks = blackbox_ranks(with_margin(leaf, relevant, 0.15), relevant, strength=0.5) * relevant.shape[1]
+        among = torch.stack([(relevant & (ranks <= ranks[:, [i]])).sum(1) for i in range(relevant.shape[1])], dim=1)
+        return share * (1 - (among / ranks * relevant).sum(1) / relevant.sum(1)).mean()
+
+    across = V5_TARGETS.reshape(1, -1)
+    expected = gradient_of(lambda leaf: raw(leaf.T, V5_TARGETS.T, 2 / 3) + raw(leaf.reshape(1, -1), across, 1 / 3), V5)
+    assert expected.any()
+    assert_close(gradient_of(lambda leaf: DetectionAPLoss()(leaf, V5_TARGETS), V5), expected)
 
 
 def draw_batch(seed, n_items=8):
@@ -427,9 +389,6 @@ def test_detection_memory_is_of_the_last_batches():
     for batch in batches[:2]:
         found, expected = shorter(*batch), fresh(*batch)
     assert_close(found, expected)
-
-
-# Errors and hooks.
 
 
 def test_what_does_not_fit_is_refused():

@@ -128,9 +128,6 @@ def test_worked_batch():
     assert_close(weights, double([1 / 6, 1 / 6, 1 / 4, 1 / 4, 1 / 6, 0]))
 
 
-# Properties.
-
-
 def test_shares_of_a_score_sum_to_one():
     scores = torch.linspace(-1.2, 1.2, 97, dtype=torch.float64)[:, None]
     for n_bins in (2, 5, 101):
@@ -189,9 +186,6 @@ def test_isolated_scores_are_within_the_bound(seed):
     # The bound is reached where the share of the upper bin is sqrt(2) - 1.
     scores = double([[0.5, 0.2 - 0.01 * (2 - math.sqrt(2))]])
     assert_close(softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201) - 0.5, double(1.5 - math.sqrt(2)))
-
-
-# Edges.
 
 
 def test_weights_are_shares_of_the_mean():

@@ -9,17 +9,17 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from sightline.errors import InputError
-from sightline.losses.proxies import (
+from sightline.losses import (
     ArcFaceLoss,
     CSLLoss,
     NormSoftmaxLoss,
     ProxyNCAPPLoss,
     arcface_loss,
     csl_loss,
-    csl_margins,
     norm_softmax_loss,
     proxy_nca_pp_loss,
 )
+from sightline.losses.proxies import csl_margins
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 4, 4, 4, 4])  # of unequal classes; class 3 is never seen
 PARENTS = torch.tensor([0, 0, 1, 1, 2])
@@ -149,9 +149,6 @@ def test_equal_to_pytorch_metric_learning(seed):
     assert_close(proxy_nca_pp_loss(embeddings, LABELS, proxies), nca(embeddings, LABELS))
 
 
-# Gradients.
-
-
 @every_name
 def test_gradient_is_the_finite_difference(name):
     embeddings, proxies = draw(3).requires_grad_(), draw(4, 5).requires_grad_()
@@ -179,9 +176,6 @@ def test_arcface_rises_with_the_angle():
     assert_close(values[0].item(), math.log1p(math.exp(-30 * math.cos(0.5))))  # on its proxy
     opposite = arcface_loss(double([[-2.0, 0.0, 0.0]]), [0], proxies)
     assert_close(opposite.item(), 30 * (1 + 0.5 * math.sin(0.5)))
-
-
-# The modules.
 
 
 @pytest.mark.parametrize(
@@ -248,9 +242,6 @@ def test_saved_and_loaded_is_never_stopped(name):
     assert set(whole.state_dict()) == ({"proxies", "paths"} if name == "csl" else {"proxies"})
 
 
-# What CSL learns of the classes.
-
-
 def test_csl_learns_paths_as_it_sees_them_in_training():
     module, evaluated = CSLLoss(5, 4, 2).double(), CSLLoss(5, 4, 2).double().eval()
     assert (module.paths == -1).all()
@@ -278,9 +269,6 @@ def test_csl_refuses_a_class_of_two_paths():
         with pytest.raises(InputError, match=r"labels: 1 of 2 .* class 1 .*\[1, [02]\].*\[1, [02]\]"):
             module(draw(0, 2), labels)
         assert_close(module.paths, before)
-
-
-# Bad input.
 
 
 @every_name

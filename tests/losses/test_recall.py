@@ -144,9 +144,6 @@ def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
         loss(draw(0), CLASSES, (CLASSES, CLASSES, CLASSES))
 
 
-# Limits and options.
-
-
 @pytest.mark.parametrize(("offset", "at_k"), [(0.0, 0.5), (0.5, 1.0)])
 def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(offset, at_k):
     relevant = torch.tensor([[True, False, True, False, False]])  # at places 1 and 3 of falling scores

@@ -35,9 +35,6 @@ MODULES = {
 every_proxy_loss = pytest.mark.parametrize("make", PROXY_LOSSES.values(), ids=list(PROXY_LOSSES))
 
 
-# Definition.
-
-
 @pytest.mark.parametrize("mining", ["all", "hard", "semi-hard"])
 def test_pair_losses_see_each_level_as_flat_classes(mining):
     loss, levels = TripletLoss(0.3, mining), (FINE, MIDDLE, COARSE)
@@ -77,9 +74,6 @@ def test_one_proxy_table_a_level(make):
     assert all((table.grad != 0).any(1).all() for table in module.parameters())
 
 
-# Numbers of paths.
-
-
 def test_numbers_stay_once_given():
     numbers = PathNumbers(4, 2)
     assert numbers(torch.tensor([[5, 1], [5, 0], [5, 1]])).tolist() == [1, 0, 1]
@@ -115,9 +109,6 @@ def test_paths_given_beforehand_fix_the_numbers(make):
         one(draw(0, 1), torch.tensor([[9, 9, 9]]))
 
 
-# What every one promises.
-
-
 @pytest.mark.parametrize("name", ["norm_softmax", "proxy_nca_pp"])
 def test_gradient_is_the_finite_difference(name):
     module = MODULES[name]().double()
@@ -141,9 +132,6 @@ def test_saved_and_loaded_is_never_stopped(make):
     assert_close(step(resumed, early), step(whole, early), rtol=0, atol=0)
     assert_close(dict(resumed.state_dict()), dict(whole.state_dict()), rtol=0, atol=0)
     assert len(whole.state_dict()) == 9
-
-
-# Bad input.
 
 
 def test_bad_batches_and_sizes_are_refused():

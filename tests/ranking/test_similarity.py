@@ -78,21 +78,16 @@ def test_unit_has_length_one_and_leaves_zero_at_zero():
     assert_close(unit(vectors.detach()).norm(dim=1), torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("queries", "gallery", "expected"),
-    [
-        (torch.float32, torch.float32, torch.float32),
-        (torch.float64, torch.float64, torch.float64),
+def test_scores_take_the_wider_type_of_the_two_and_single_precision_at_least():
+    for queries, gallery, expected in (
         (torch.float64, torch.float32, torch.float64),
         (torch.bfloat16, torch.float64, torch.float64),
         (torch.bfloat16, torch.float16, torch.float32),
-    ],
-)
-def test_scores_take_the_wider_type_of_the_two(queries, gallery, expected):
-    scores = cosine_scores(draw(0, 2).to(queries), draw(1, 3).to(gallery))
-    assert scores.dtype == expected
-    in_double = cosine_scores(draw(0, 2).to(queries).double(), draw(1, 3).to(gallery).double())
-    assert_close(scores.double(), in_double, rtol=0, atol=1e-6 if expected == torch.float32 else 1e-12)
+    ):
+        sides = draw(0, 2).to(queries), draw(1, 3).to(gallery)
+        scores, in_double = cosine_scores(*sides), cosine_scores(*(side.double() for side in sides))
+        assert scores.dtype == expected
+        assert_close(scores.double(), in_double, rtol=0, atol=1e-6 if expected == torch.float32 else 1e-12)
 
 
 def test_autocast_changes_nothing():
@@ -104,15 +99,10 @@ def test_autocast_changes_nothing():
 
 
 def test_vectors_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="5 and 4"):
-        cosine_scores(draw(0, 2), draw(0, 2, 4))
-    for vectors in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), torch.zeros(2, 3).bool()):
+    for vectors in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(2, 3).bool()):
         with pytest.raises(InputError, match=rf"queries.*\(B, D\).*{vectors.dtype} \({', '.join(map(str, vectors.shape))}"):
             check_vectors(vectors, "queries")
-    with pytest.raises(InputError, match=r"queries.*numpy\.ndarray"):
-        check_vectors(draw(0, 2).numpy(), "queries")
-    for value in (math.nan, math.inf, -math.inf):
-        vectors = draw(0, 6)
-        vectors[1, 0] = vectors[4, 3] = vectors[4, 4] = value
-        with pytest.raises(InputError, match=r"gallery.* 2 of 6 rows .* 1, 4$"):
-            check_vectors(vectors, "gallery")
+    vectors = draw(0, 16)
+    vectors[2:15, 3] = -math.inf
+    with pytest.raises(InputError, match=r"gallery.* 13 of 16 rows .* 2, 3, .* 11, \.\.\.$"):
+        check_vectors(vectors, "gallery")

@@ -107,7 +107,7 @@ def weighted_sum(
 
     Args:
         terms: for each loss its ``name``, its ``weight``, 0 or more, and its options; one of them may be a sum again.
-        n_classes: handed to each term that takes it and does not give it, like the next three.
+        n_classes: passed to each term that takes it and does not set it itself, like the next three.
         embedding_dim: D.
         n_levels: L.
         class_counts: classes of each level, finest first.
@@ -125,7 +125,7 @@ def weighted_sum(
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Names that come again with how often they have come."""
+    """The names, with a number from the second time on that one occurs."""
     counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
     return [name if count == 1 else f"{name}_{count}" for name, count in zip(names, counts, strict=True)]
 

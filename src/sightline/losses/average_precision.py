@@ -48,8 +48,8 @@ def sup_ap_loss(
         ``1 - mean over k of above(k) / (above(k) + sup(k))``
 
     Use:
-        The rank loss to begin with, wherever items are relevant or not; :class:`~sightline.losses.RoadmapLoss` adds what
-        makes small batches speak for the whole set.
+        The rank loss to start with, wherever items are relevant or not; :class:`~sightline.losses.RoadmapLoss` adds a term
+        that keeps the scores of small batches comparable.
 
     Cost:
         That of the core.
@@ -86,7 +86,7 @@ def sup_ap_loss(
 class SupAPLoss(PairLoss, of=sup_ap_loss):
     """:func:`sup_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Example:
         >>> import torch
@@ -137,9 +137,9 @@ def smooth_ap_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
 class SmoothAPLoss(PairLoss, of=smooth_ap_loss, presets=True):
     """:func:`smooth_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own list, as a
-    relevant item, and takes neighbours in the batch for a class: its value is this definition's on such a list where the
-    batch is sorted by class and has as many classes as items in each.
+    With labels in levels, only the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own
+    list, as a relevant item, and takes neighbours in the batch for a class: its value is this definition's on such a list
+    where the batch is sorted by class and has as many classes as items in each.
     """
 
 
@@ -162,8 +162,8 @@ def each_label_ap_loss(
         The mean over the query's labels c of sup_ap, k running over the items with c and n over those without
 
     Use:
-        Flat sets of labels, each of which is to be found; where sharing any one is enough, sup_ap. How near two labels
-        are it does not know.
+        Flat sets of labels, each of which is to be found; where sharing any one is enough, use sup_ap. It ignores how
+        similar two labels are.
 
     Cost:
         That of the core with one row for each label of each query, and as many rows of scores held.

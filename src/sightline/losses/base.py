@@ -1,4 +1,4 @@
-"""What every loss is made of: the ranking core, checks of options, SupRank's settings, and the module around a function.
+"""What losses are built from: the ranking core, checks of options, SupRank's settings, and the module around a function.
 
 A loss on pairs is written once, as a function on :class:`~sightline.ranking.pairs.Pairs`. :func:`on_scores` makes it
 public on ``(scores, relevance, mask)``; :class:`PairLoss` makes it a module on ``(embeddings, labels)`` with its options.
@@ -50,7 +50,7 @@ def flat_rank_loss(pairs: Pairs, step: SupStep | SigmoidStep, objective: profile
 
 @dataclass(frozen=True)
 class Preset:
-    """What a paper's formula leaves open or its code does otherwise: published runs can be repeated either way.
+    """What a paper's formula leaves open, or its code does differently: published runs can be repeated either way.
 
     Attributes:
         jump: of :class:`~sightline.ranking.ranks.SupStep`, like ``offset`` and ``strict``.
@@ -104,12 +104,12 @@ class SupRank:
 
 
 def flat_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
-    """Scores at hand, with what is relevant: all above 0."""
+    """Pairs of given scores; an item is relevant where its relevance is above 0."""
     return table_pairs(scores, relevance > 0, mask)
 
 
 def graded_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
-    """Scores at hand, with what each item is worth, whatever the type of number."""
+    """Pairs of given scores and the worth of each item, whatever the type of number."""
     return table_pairs(scores, relevance if relevance.is_floating_point() else relevance.double(), mask)
 
 
@@ -235,7 +235,7 @@ class PairLoss(nn.Module):
 
     ``class SupAPLoss(PairLoss, of=sup_ap_loss)`` has the options of that function, which checks them when the loss is made.
     With ``presets=True`` it has an option ``preset`` too, by which a query is in its own list, as in the code that was
-    released with ROADMAP. Of labels in levels the finest counts, unless the loss says otherwise.
+    released with ROADMAP. With labels in levels, only the finest counts, unless the loss says otherwise.
 
     Attributes:
         options: of the function, by name.
@@ -270,7 +270,7 @@ class PairLoss(nn.Module):
         return self.of_pairs(batch.pairs(self.include_self))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand."""
+        """The loss of given pairs."""
         return self.formula(pairs, **self.options)
 
 

@@ -266,8 +266,8 @@ def blackbox_recall_loss(
 class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
     """:func:`blackbox_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. In evaluation mode there is neither margin nor memory. An image that comes again
-    while it is in memory is an easy relevant item of its own list: let an epoch show each once.
+    With labels in levels, only the finest counts. Evaluation mode uses neither margin nor memory. An image that comes again
+    while it is in memory is an easy relevant item of its own list: let an epoch contain each image once.
 
     Args:
         strength: as in :func:`blackbox_ap_loss`, like ``margin``.
@@ -275,7 +275,7 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
         memory: how many earlier batches of the epoch lengthen the lists, without a gradient and without being queries. They
             are part of the ``state_dict``; :meth:`reset` forgets them.
         margin_noise: True to multiply each item's margin by the size of a standard normal number.
-        seed: of that noise.
+        seed: random seed of that noise.
 
     Example:
         >>> import torch

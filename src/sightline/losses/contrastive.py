@@ -28,7 +28,7 @@ def mean_of_nonzero(terms: Tensor) -> Tensor:
 def calibration_loss(pairs: Pairs, alpha: float = 0.9, beta: float = 0.6, reduction: str = "mean") -> Tensor:
     """How far relevant scores lie below ``alpha`` and irrelevant ones above ``beta``: the pair form of decomposability.
 
-    Scores that mean the same in every batch make the average precision of a batch speak for the whole set. For each query
+    If scores mean the same in every batch, a high average precision in each batch is one on the whole set. For each query
     the mean shortfall of its relevant items plus the mean excess of its irrelevant ones; an empty side is 0.
 
     Formula:
@@ -172,7 +172,7 @@ def contrastive_loss(pairs: Pairs, pos_margin: float = 0.9, neg_margin: float = 
 class ContrastiveLoss(PairLoss, of=contrastive_loss):
     """:func:`contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
     """
 
 
@@ -224,7 +224,7 @@ def xbm_contrastive_loss(pairs: Pairs, neg_margin: float = 0.5, epsilon: float =
 class XBMContrastiveLoss(PairLoss, of=xbm_contrastive_loss):
     """:func:`xbm_contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
-    The memory is the reference set; it may hold the batch. Of labels in levels the finest counts.
+    The memory is the reference set; it may contain the batch. With labels in levels, only the finest counts.
     """
 
 
@@ -339,11 +339,11 @@ class TripletLoss(PairLoss, of=triplet_loss):
     """:func:`triplet_loss` over a batch in which each item queries all the others, or a reference set.
 
     ``mining="distance-weighted"`` draws, for each item, as many triplets as its class has items: positives evenly,
-    negatives the more likely the rarer their distance is on the sphere, none from 1.4 on, those under 0.5 taken for 0.5. It
+    negatives the more likely the rarer their distance is on the sphere, none beyond 1.4, those under 0.5 as if at 0.5. It
     wraps pytorch-metric-learning's ``DistanceWeightedMiner`` and runs it in float64: in float32, one close pair in a batch
     of many dimensions leaves most other items without a negative. It draws from torch's global generator.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         margin: how much more similar relevant items should be, from 0 up.

@@ -163,7 +163,7 @@ def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
 class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
     """:func:`softbin_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_bins: as in :func:`softbin_ap_loss`, like ``low``, ``high`` and ``ties``.
@@ -242,5 +242,6 @@ def fast_ap_loss(pairs: Pairs, n_bins: int = 10) -> Tensor:
 class FastAPLoss(PairLoss, of=fast_ap_loss):
     """:func:`fast_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as many bins.
+    With labels in levels, only the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as
+    many bins.
     """

@@ -1,4 +1,4 @@
-"""Losses against one learned vector a class, its proxy: they need no other item of the class in the batch."""
+"""Losses against one learned vector a class, its proxy: a batch may hold a single item of a class."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -60,12 +60,12 @@ def uniform_proxies(n_classes: int, embedding_dim: int, seed: int) -> nn.Paramet
 
 
 class ProxyLoss(nn.Module):
-    """A function on embeddings, labels and proxies as a module with proxies of its own.
+    """A function on embeddings, labels and proxies as a module with its own proxies.
 
     Args:
         n_classes: proxies to learn; labels of the finest level run from 0 to one less.
         embedding_dim: D.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
         options: of the function, by name; it checks them when the loss is made.
     """
 
@@ -88,7 +88,7 @@ class ProxyLoss(nn.Module):
 def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 0.05) -> Tensor:
     """Cross-entropy of the cosines with one proxy a class: the proxy form of decomposability, NormSoftmax.
 
-    A proxy is the same point in every batch, so scores mean the same in all of them. Equal to pytorch-metric-learning's
+    A proxy is the same point in every batch, so scores are comparable across batches. Equal to pytorch-metric-learning's
     ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its parameter to the type of the
     batch.
 
@@ -127,15 +127,15 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
 
 class NormSoftmaxLoss(ProxyLoss):
-    """:func:`norm_softmax_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`norm_softmax_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = NormSoftmaxLoss(n_classes=3, embedding_dim=2)
@@ -188,15 +188,15 @@ def proxy_nca_pp_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
 
 class ProxyNCAPPLoss(ProxyLoss):
-    """:func:`proxy_nca_pp_loss` with proxies of its own, drawn from a normal distribution of deviation 1/8.
+    """:func:`proxy_nca_pp_loss` with its own proxies, drawn from a normal distribution of deviation 1/8.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = ProxyNCAPPLoss(n_classes=3, embedding_dim=2)
@@ -265,16 +265,16 @@ def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: fl
 
 
 class ArcFaceLoss(ProxyLoss):
-    """:func:`arcface_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`arcface_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         margin: in radians, from 0 to pi.
         scale: what cosines are multiplied by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = ArcFaceLoss(n_classes=3, embedding_dim=2)
@@ -321,7 +321,7 @@ def csl_loss(
 ) -> Tensor:
     """CSL: at each level, proxies outside the item's class of that level stay a margin less similar than its own proxy.
 
-    A level outside which no known class lies adds 0. Classes of a level are compared with everything above them, as in
+    A level that contains every known class adds 0. Classes of a level are compared with everything above them, as in
     :func:`~sightline.ranking.pairs.shared_levels`.
 
     Formula:
@@ -390,11 +390,10 @@ def check_paths(paths: Tensor, labels: Tensor) -> None:
 
 
 class CSLLoss(nn.Module):
-    """:func:`csl_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`csl_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    It learns which path each class has from the labels it is trained on, and keeps them in the buffer ``paths``; the proxy
-    of a class not seen yet does not count. A class that shows up with two paths is refused. In evaluation mode nothing is
-    kept.
+    It reads the path of each class from the labels it is trained on, and keeps them in the buffer ``paths``; the proxy
+    of a class not seen yet does not count. A class with two paths is refused. Evaluation mode stores nothing.
 
     Args:
         n_classes: proxies to learn; labels of the finest level run from 0 to one less.
@@ -402,7 +401,7 @@ class CSLLoss(nn.Module):
         n_levels: L, columns of the labels.
         gamma: what cosines are multiplied by.
         margins: L numbers, finest level first; None for :func:`csl_margins`.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = CSLLoss(n_classes=3, embedding_dim=2, n_levels=2)

@@ -59,8 +59,7 @@ def sup_recall_loss(
         ``1 - mean over K of sum over k of sigmoid((K - above(k) - sup(k)) / rank_width) / min(P, K)``
 
     Use:
-        Where recall at a few places is what is reported. Several places are needed for all relevant items to get a
-        gradient.
+        Where recall at a few places is reported. Use several places, so that all relevant items get a gradient.
 
     Cost:
         That of the core, and one sigmoid for each relevant item and place.
@@ -157,7 +156,7 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
             (SiMix); their similarities are those of the unscaled mean. Not with a reference set.
         include_query: count the query as an irrelevant item of its own list, as the authors' code does: every rank is about
             one larger.
-        seed: of the mixing weights.
+        seed: random seed of the mixing weights.
         preset: ``released-code`` counts the query as a relevant item of its own list, as the code of ROADMAP does.
     """
 

@@ -1,7 +1,7 @@
 """Sums of losses: a rank loss with a decomposability term, any losses with weights, one loss on every level of the labels.
 
 A sum keeps in ``terms`` what each term was at the last call, by name, for the log of a run: not weighted, without a graph.
-That is no state: no ``state_dict`` has it, and it is empty before the first call.
+It is not part of the ``state_dict``, and empty before the first call.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ def all_terms(names: Sequence[str], losses: Iterable[nn.Module], values: Sequenc
 
 
 def takes_references(loss: object) -> bool:
-    """Whether the loss can be called with a reference set: those with proxies alone cannot."""
+    """Whether the loss can be called with a reference set: losses on proxies cannot."""
     return bool(getattr(loss, "takes_references", True))
 
 
@@ -62,7 +62,7 @@ def call_on(loss: Callable[..., Tensor], batch: Batch) -> Tensor:
 
 
 class Decomposed(nn.Module):
-    """``(1 - weight) * rank + weight * term``: a rank loss and what makes a batch speak for the whole set.
+    """``(1 - weight) * rank + weight * term``: a rank loss and a term that keeps scores comparable across batches.
 
     Args:
         rank: the rank loss; its preset sets the reduction of ``calibration`` too.
@@ -114,7 +114,7 @@ class Decomposed(nn.Module):
         return self._sum(self.rank.of_pairs(pairs), call_on(self.term, batch))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand, with ``calibration``: of scores and relevance, see :func:`table_pairs`.
+        """The loss of given pairs, with ``calibration``; :func:`table_pairs` makes pairs of scores and relevance.
 
         Example:
             >>> import torch
@@ -140,7 +140,7 @@ class RoadmapLoss(Decomposed):
         ``decomposability="proxy"``
 
     Use:
-        The default of recipes: sup_ap alone does not tie one batch's scores to another's, and small batches need that.
+        The default of recipes. sup_ap alone does not tie one batch's scores to another's, which matters in small batches.
 
     Cost:
         The core's, and a few passes over the scores; scores are computed once for both terms.
@@ -204,7 +204,7 @@ class RODRecallLoss(Decomposed):
         sup_recall's, and the term's.
 
     Defaults:
-        The papers give no weight here; those of roadmap are taken. The released code sets none, which is 0.5 with either
+        The papers give no weight; those of roadmap are used. The released code sets none, which means 0.5 with either
         term.
 
     Limit:
@@ -305,7 +305,7 @@ class HappierFLoss(Decomposed):
         That of happier with alpha 5
 
     Use:
-        Label trees of which the finest level is what counts most.
+        Label trees where the finest level matters most.
 
     Cost:
         As happier.
@@ -394,15 +394,15 @@ class RODNDCGLoss(Decomposed):
 
 
 def _released(preset: str, given: float | None, value: float) -> float | None:
-    """What was given; where nothing was, the value of the released code if that is to be repeated."""
+    """The given value, or that of the released code where none is given and the preset is not the paper's."""
     return value if given is None and preset != "paper" else given
 
 
 class WeightedSum(nn.Module):
-    """The sum of losses, each times its weight; losses with proxies see the batch alone where there is a reference set.
+    """The sum of losses, each times its weight; losses with proxies ignore a reference set.
 
     Args:
-        losses: what is added up.
+        losses: the terms.
         weights: of each.
         names: of each, in ``terms``; None for their places, from 1.
 
@@ -490,9 +490,9 @@ def _check_levels(labels: Tensor, n_items: int, n_levels: int, name: str) -> Ten
 
 
 class PathNumbers(nn.Module):
-    """Numbers the paths of one level from 0 in the order in which they are met, and remembers them.
+    """Numbers the paths of one level from 0 in the order in which they occur, and keeps the numbers.
 
-    New paths of one call are numbered in sorted order, whatever the order of the batch. In evaluation mode nothing is kept.
+    New paths of one call are numbered in sorted order, whatever the order of the batch. Evaluation mode stores nothing.
 
     Args:
         n_classes: how many different paths there may be.
@@ -532,15 +532,15 @@ class PathNumbers(nn.Module):
 class SumOverLevels(nn.Module):
     """:func:`sum_over_levels` of one loss made for every level, each with a proxy table of its own if it has one.
 
-    A loss that numbers its proxies by label is known by ``n_classes``: it gets one number for each path from the
-    coarsest level down to its own, so names that recur below two parents have two proxies. Paths are numbered as they are
-    met in training, and kept in buffers; give ``paths`` to fix the numbers beforehand, as several processes need.
+    With ``n_classes``, for losses that number their proxies by label, each gets one number for each path from the
+    coarsest level down to its own, so names that recur below two parents have two proxies. Paths are numbered as they
+    occur in training, and kept in buffers; give ``paths`` to fix the numbers beforehand, as several processes must.
 
     Args:
         loss_factory: called with each level, 0 the finest, to make its loss.
         n_levels: L.
         n_classes: classes of each level, finest first, for losses with proxies; None for those without.
-        paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; repeated ones count once.
+        paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; duplicates count once.
 
     Attributes:
         terms: ``level_0``, ``level_1``, ... of the last call; see :mod:`sightline.losses.sums`.
@@ -645,7 +645,7 @@ def norm_softmax_over_levels(
         class_counts: classes of each level, finest first.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the finest level's first proxies; each coarser level takes the next number.
+        seed: random seed of the finest level's initial proxies; each coarser level takes the next number.
         paths: as in :class:`SumOverLevels`.
 
     Example:
@@ -684,7 +684,7 @@ def proxy_nca_pp_over_levels(
         class_counts: classes of each level, finest first.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the finest level's first proxies; each coarser level takes the next number.
+        seed: random seed of the finest level's initial proxies; each coarser level takes the next number.
         paths: as in :class:`SumOverLevels`.
 
     Example:

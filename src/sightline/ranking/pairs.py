@@ -190,7 +190,7 @@ def check_labels(labels: object, n_items: int, name: str) -> Tensor:
 
 
 def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n_levels: int | None = None) -> Pairs:
-    """Scores at hand, with the relevance of each pair.
+    """Pairs of given scores and relevance.
 
     Args:
         scores: (Q, G).

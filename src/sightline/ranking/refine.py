@@ -1,4 +1,4 @@
-"""What is done around the first ranking, on plain vectors: expand queries, augment the gallery, re-rank the first results.
+"""The steps around the first ranking, on plain vectors: expand queries, augment the gallery, re-rank the first results.
 
 The order that works: whiten (:class:`~sightline.models.heads.Whitening`), augment the gallery, expand queries against it.
 """
@@ -166,7 +166,7 @@ class Refinement:
         alpha: power of their similarity that they are weighted by; 0 weights them alike.
         rerank: how the first results are ordered again: ``kreciprocal``; None leaves them.
         depth: results that are ordered again, or as many as are asked for if that is more.
-        reciprocal: neighbours that the re-ranking looks at: about as many images as there are of one thing.
+        reciprocal: neighbours that the re-ranking compares: about as many images as a class has.
 
     Example:
         >>> Refinement(expand=10, rerank="kreciprocal")
