@@ -1,24 +1,11 @@
 import math
 from fractions import Fraction
 
+import loss_cases as cases
 import pytest
 import torch
 from hypothesis import given
-from loss_cases import (
-    E1,
-    E2,
-    E_RELEVANT,
-    LABELS,
-    double,
-    draw,
-    draw_pairs,
-    h_minus,
-    lists,
-    mean_over_lists,
-    reproducible,
-    sigmoid,
-    value_and_gradient,
-)
+from loss_cases import E1, E2, E_RELEVANT, LABELS, double, draw, draw_pairs, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.testing import assert_close
 
@@ -34,15 +21,15 @@ def sup_ap_of_list(yes, no, tau=0.01, rho=100.0, delta=0.05):
     total = 0.0
     for k, score in enumerate(yes):
         rank_plus = 1 + sum(1 for j, other in enumerate(yes) if j != k and other >= score)
-        total += rank_plus / (rank_plus + sum(h_minus(other - score, tau, rho, delta) for other in no))
+        total += rank_plus / (rank_plus + sum(cases.h_minus(other - score, tau, rho, delta) for other in no))
     return 1 - total / len(yes)
 
 
 def smooth_ap_of_list(yes, no, tau=0.01):
     total = 0.0
     for k, score in enumerate(yes):
-        rank_plus = 1 + sum(sigmoid(other - score, tau) for j, other in enumerate(yes) if j != k)
-        total += rank_plus / (rank_plus + sum(sigmoid(other - score, tau) for other in no))
+        rank_plus = 1 + sum(cases.sigmoid(other - score, tau) for j, other in enumerate(yes) if j != k)
+        total += rank_plus / (rank_plus + sum(cases.sigmoid(other - score, tau) for other in no))
     return 1 - total / len(yes)
 
 
@@ -55,20 +42,20 @@ def exact_ap_of_list(yes, no):
     return 1 - total / len(yes)
 
 
-@reproducible
-@given(lists(step=0.01, most=10))
+@cases.reproducible
+@given(cases.lists(step=0.01, most=10))
 def test_both_losses_are_their_definitions_and_sup_ap_is_never_below_one_minus_ap(pairs):
     in_single = pairs[0].float(), *pairs[1:]
     for options in ((), (0.2, 3.0, 0.15)):
-        sup = float(mean_over_lists(lambda yes, no, options=options: sup_ap_of_list(yes, no, *options), *pairs))
-        smooth = float(mean_over_lists(lambda yes, no, tau=options[:1]: smooth_ap_of_list(yes, no, *tau), *pairs))
+        sup = float(cases.mean_over_lists(lambda yes, no, options=options: sup_ap_of_list(yes, no, *options), *pairs))
+        smooth = float(cases.mean_over_lists(lambda yes, no, tau=options[:1]: smooth_ap_of_list(yes, no, *tau), *pairs))
         assert_close(sup_ap_loss(*pairs, *options).item(), sup)
         assert_close(smooth_ap_loss(*pairs, *options[:1]).item(), smooth)
         # Scores that are 0.05 apart may be a rounding more or less than delta, where the step is continuous.
         assert_close(sup_ap_loss(*in_single, *options).item(), sup, rtol=1e-4, atol=1e-5)
         assert_close(smooth_ap_loss(*in_single, *options[:1]).item(), smooth, rtol=1e-4, atol=1e-5)
     # The slack is for rounding alone: at ties the two are equal, and the float next to 8/9, for one, is 5e-17 below it.
-    exact = mean_over_lists(exact_ap_of_list, *pairs)
+    exact = cases.mean_over_lists(exact_ap_of_list, *pairs)
     assert sup_ap_loss(*pairs).item() >= exact - Fraction(1, 10**14)
     assert sup_ap_loss(*in_single).item() >= exact - Fraction(1, 10**6)
 
@@ -80,7 +67,7 @@ def test_limits():
     assert_close(smooth_ap_loss(tied, relevant).item(), 1 / 2)
     for seed in range(3):
         pairs = draw_pairs(seed, apart=True)
-        assert_close(smooth_ap_loss(*pairs, tau=1e-6).item(), float(mean_over_lists(exact_ap_of_list, *pairs)))
+        assert_close(smooth_ap_loss(*pairs, tau=1e-6).item(), float(cases.mean_over_lists(exact_ap_of_list, *pairs)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +79,7 @@ def test_limits():
     ids=["E1", "E2"],
 )
 def test_worked_examples(scores, smooth, sup, gradient):
-    assert mean_over_lists(exact_ap_of_list, scores, E_RELEVANT, torch.ones(1, 5)) == Fraction(11, 20)
+    assert cases.mean_over_lists(exact_ap_of_list, scores, E_RELEVANT, torch.ones(1, 5)) == Fraction(11, 20)
     assert_close(smooth_ap_loss(scores, E_RELEVANT).item(), smooth, **near)
     assert_close(value_and_gradient(sup_ap_loss, scores, E_RELEVANT), (double(sup), double([gradient])), **near)
 
@@ -123,8 +110,8 @@ def test_gradient_in_single_precision_is_that_in_double(loss, tau):
     assert_close(single.double(), expected, rtol=1e-3, atol=1e-5)
 
 
-@reproducible
-@given(lists(step=0.01, most=10))
+@cases.reproducible
+@given(cases.lists(step=0.01, most=10))
 def test_gradients_sum_to_zero_vanish_off_the_list_and_have_the_right_signs(pairs):
     scores, relevant, mask = pairs
     for loss in (smooth_ap_loss, sup_ap_loss):
@@ -142,7 +129,7 @@ def test_gradients_sum_to_zero_vanish_off_the_list_and_have_the_right_signs(pair
 
 def test_sup_ap_gradients_worked_by_hand():
     """rho rank+ / (P (rank+ + rank-)^2): one irrelevant item more than delta above both relevant ones."""
-    above = 100 * (0.6 - 0.05) + sigmoid(0.05) + 0.5, 100 * (0.5 - 0.05) + sigmoid(0.05) + 0.5
+    above = 100 * (0.6 - 0.05) + cases.sigmoid(0.05) + 0.5, 100 * (0.5 - 0.05) + cases.sigmoid(0.05) + 0.5
     first, second = 100 * 2 / (2 * (2 + above[0]) ** 2), 100 * 1 / (2 * (1 + above[1]) ** 2)
     found = value_and_gradient(sup_ap_loss, double([[0.1, 0.2, 0.7]]), TOY_RELEVANT)[1]
     assert_close(found, double([[-first, -second, first + second]]))
@@ -172,7 +159,7 @@ def cosine_by_definition(one, other):
 def test_modules_rank_each_item_against_the_others(module, loss_of_list):
     vectors = draw().tolist()
     scores = double([[cosine_by_definition(one, other) for other in vectors] for one in vectors])
-    expected = mean_over_lists(loss_of_list, scores, LABELS[:, None] == LABELS, ~torch.eye(10).bool())
+    expected = cases.mean_over_lists(loss_of_list, scores, LABELS[:, None] == LABELS, ~torch.eye(10).bool())
     assert_close(module(draw(), LABELS).item(), expected)
 
 

@@ -234,11 +234,3 @@ def test_the_terms_of_a_sum_are_named_one_by_one_and_not_weighted():
     weights = (0.25, 0.25, 0.9, 0.1, 2, 0, 0)
     assert_close(sum(weight * term for weight, term in zip(weights, terms.values(), strict=True)), value.detach())
     assert_close(terms["sup_ap_2"], SupAPLoss(0.1)(draw(0, 8, 6), LABELS))
-
-
-def test_saved_and_loaded_is_never_stopped():
-    terms = [{"name": "blackbox_ap", "weight": 1.0, "memory": 1}, {"name": "norm_softmax", "weight": 0.5}]
-    whole, resumed = (weighted_sum(terms, n_classes=4, embedding_dim=6) for _ in range(2))
-    whole(draw(0, 8, 6), LABELS)
-    resumed.load_state_dict(whole.state_dict())
-    assert_close(resumed(draw(1, 8, 6), LABELS), whole(draw(1, 8, 6), LABELS), rtol=0, atol=0)

@@ -15,18 +15,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sightline import losses
 from sightline.errors import InputError
-from sightline.losses import (
-    CalibrationLoss,
-    ContrastiveLoss,
-    TripletLoss,
-    XBMContrastiveLoss,
-    calibration_loss,
-    contrastive,
-    contrastive_loss,
-    triplet_loss,
-    xbm_contrastive_loss,
-)
+from sightline.losses import contrastive
 from sightline.ranking.pairs import batch_pairs
 
 MINING = ("all", "hard", "semi-hard", "distance-weighted")
@@ -80,11 +71,11 @@ def triplet_by_definition(scores, relevant, mask, margin=0.05, mining="semi-hard
 
 
 CASES = {  # the loss, its definition, and other options of both
-    "calibration": (calibration_loss, calibration_by_definition, (0.5, -0.2)),
-    "contrastive": (contrastive_loss, contrastive_by_definition, (0.5, -0.25)),
-    "xbm_contrastive": (xbm_contrastive_loss, xbm_by_definition, (0.125,)),
+    "calibration": (losses.calibration_loss, calibration_by_definition, (0.5, -0.2)),
+    "contrastive": (losses.contrastive_loss, contrastive_by_definition, (0.5, -0.25)),
+    "xbm_contrastive": (losses.xbm_contrastive_loss, xbm_by_definition, (0.125,)),
     **{
-        mining: (partial(triplet_loss, mining=mining), partial(triplet_by_definition, mining=mining), (0.125,))
+        mining: (partial(losses.triplet_loss, mining=mining), partial(triplet_by_definition, mining=mining), (0.125,))
         for mining in MINING[:3]
     },
 }
@@ -121,22 +112,22 @@ def test_gradient_is_the_finite_difference(name, seed):
 
 
 def test_worked_examples():
-    for loss, first, second in ((xbm_contrastive_loss, 2.9, 2.695), (triplet_loss, 0.0, 0.04)):
+    for loss, first, second in ((losses.xbm_contrastive_loss, 2.9, 2.695), (losses.triplet_loss, 0.0, 0.04)):
         assert_close((loss(E1, E_RELEVANT).item(), loss(E2, E_RELEVANT).item()), (first, second), rtol=0, atol=1e-9)
     # Relevant 0.8 and 0.5; the others 0.9, 0.7 and 0.6.
-    assert_close(triplet_loss(E1, E_RELEVANT, mining="hard").item(), 0.9 - 0.5 + 0.05)
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, mining="hard").item(), 0.9 - 0.5 + 0.05)
     # Against 0.8: 0.15 alone; against 0.5: 0.45, 0.25 and 0.15.
-    assert_close(triplet_loss(E1, E_RELEVANT, mining="all").item(), (0.15 + 0.45 + 0.25 + 0.15) / 4)
-    assert_close(triplet_loss(E1, E_RELEVANT, margin=0.3).item(), 0.7 - 0.8 + 0.3)
-    with pytest.raises(InputError, match=r"'distance-weighted'.*TripletLoss"):
-        triplet_loss(E1, E_RELEVANT, mining="distance-weighted")
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, mining="all").item(), (0.15 + 0.45 + 0.25 + 0.15) / 4)
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, margin=0.3).item(), 0.7 - 0.8 + 0.3)
+    with pytest.raises(InputError, match=r"'distance-weighted'.*losses.TripletLoss"):
+        losses.triplet_loss(E1, E_RELEVANT, mining="distance-weighted")
 
 
 def test_calibration_worked_by_hand():
     # Each pair beyond its mark pulls by one over the size of its side; those within pull not at all.
-    assert_close(value_and_gradient(calibration_loss, *HAND)[1], double([[0.0, -1 / 2, 1 / 3, 0.0, 1 / 3]]))
+    assert_close(value_and_gradient(losses.calibration_loss, *HAND)[1], double([[0.0, -1 / 2, 1 / 3, 0.0, 1 / 3]]))
     # Over nonzero pairs: shortfall 0.2 of one pair, excess (0.05 + 0.01) / 2; of two rows, all pairs together.
-    nonzero = partial(calibration_loss, reduction="nonzero")
+    nonzero = partial(losses.calibration_loss, reduction="nonzero")
     assert_close(nonzero(*HAND).item(), 0.23)
     two = torch.cat([HAND[0], double([[0.50, 0.90, 0.60, 0.50, 0.90]])]), HAND[1].expand(2, -1)
     assert_close(nonzero(*two).item(), (0.2 + 0.4) / 2 + (0.05 + 0.01 + 0.3) / 3)
@@ -144,10 +135,10 @@ def test_calibration_worked_by_hand():
     # Shortfall alone (0.4 + 0.1) / 2; excess alone (0 + 0.2) / 2; both 0.4 + 0.2; an empty list is not counted.
     relevant = torch.tensor([[True, True], [False, False], [True, False], [True, False]])
     mask = torch.tensor([[True, True], [True, True], [True, True], [False, False]])
-    assert_close(calibration_loss(double([[0.5, 0.8]] * 4), relevant, mask).item(), (0.25 + 0.1 + 0.6) / 3)
+    assert_close(losses.calibration_loss(double([[0.5, 0.8]] * 4), relevant, mask).item(), (0.25 + 0.1 + 0.6) / 3)
     # Two classes of one item: nothing relevant, nothing above beta; if parallel, 1 - 0.6.
-    assert CalibrationLoss()(torch.eye(2), [0, 1]).item() == 0
-    assert_close(CalibrationLoss()(torch.ones(2, 2), [0, 1]).item(), 0.4)
+    assert losses.CalibrationLoss()(torch.eye(2), [0, 1]).item() == 0
+    assert_close(losses.CalibrationLoss()(torch.ones(2, 2), [0, 1]).item(), 0.4)
 
 
 def calibration_by_autograd(scores, relevant, mask, reduction):
@@ -171,7 +162,7 @@ def test_rows_at_a_time_are_all_at_once(block, reduction, monkeypatch):
         mask[2] = False
         expected = value_and_gradient(lambda *t: 3 * calibration_by_autograd(*t, reduction), scores, relevant, mask)
         masked = scores.masked_fill(~mask, torch.nan)
-        found = value_and_gradient(lambda *t: 3 * calibration_loss(*t, reduction=reduction), masked, relevant, mask)
+        found = value_and_gradient(lambda *t: 3 * losses.calibration_loss(*t, reduction=reduction), masked, relevant, mask)
         assert_close(found, expected)
 
 
@@ -196,7 +187,7 @@ def test_no_table_of_scores_is_kept_and_one_is_made(monkeypatch):
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel() * t.element_size()) or t, lambda t: t),
         Tables() as forwards,
     ):
-        value = CalibrationLoss().of_pairs(pairs)
+        value = losses.CalibrationLoss().of_pairs(pairs)
     with Tables() as backwards:
         value.backward()
     assert sum(kept) < 3600 + 60 * 20
@@ -207,14 +198,14 @@ def test_no_table_of_scores_is_kept_and_one_is_made(monkeypatch):
 def test_equal_to_pytorch_metric_learning(against):
     cosine = {"distance": CosineSimilarity()}
     for ours, theirs in (
-        (ContrastiveLoss(0.9, 0.6), metric_learning.ContrastiveLoss(0.9, 0.6, **cosine)),
-        (TripletLoss(0.05, "all"), metric_learning.TripletMarginLoss(0.05, **cosine)),
+        (losses.ContrastiveLoss(0.9, 0.6), metric_learning.ContrastiveLoss(0.9, 0.6, **cosine)),
+        (losses.TripletLoss(0.05, "all"), metric_learning.TripletMarginLoss(0.05, **cosine)),
     ):
         found, expected = (value_and_gradient(loss, draw_near(), LABELS, **against) for loss in (ours, theirs))
         assert_close(found, expected)
     # With its miner of triplets by distance.
     torch.manual_seed(0)
-    found = value_and_gradient(TripletLoss(0.2, "distance-weighted"), draw_near(), LABELS, **against)
+    found = value_and_gradient(losses.TripletLoss(0.2, "distance-weighted"), draw_near(), LABELS, **against)
     torch.manual_seed(0)
     triplets = DistanceWeightedMiner()(draw_near(), LABELS, **against)
     assert len(triplets[0]) > 5
@@ -227,18 +218,18 @@ def test_distance_weighted_mining_of_hard_batches():
     labels, apart = torch.tensor([0, 0, 1]), torch.ones(3, 2)
     apart[2] = -1
     for case in ((apart, labels), (torch.ones(3, 2), labels, None, -torch.ones(3, 2), torch.tensor([0, 1, 1]))):
-        value, gradient = value_and_gradient(TripletLoss(mining="distance-weighted"), *case)
+        value, gradient = value_and_gradient(losses.TripletLoss(mining="distance-weighted"), *case)
         assert value.item() == 0
         assert (gradient == 0).all()
     embeddings = draw(0, 24, 512, torch.float32) + 0.3  # most cosines above 0.02
     embeddings[1] = embeddings[0]  # of two classes
     torch.manual_seed(0)
-    gradient = value_and_gradient(TripletLoss(2.0, "distance-weighted"), embeddings, torch.arange(24) % 8)[1]
+    gradient = value_and_gradient(losses.TripletLoss(2.0, "distance-weighted"), embeddings, torch.arange(24) % 8)[1]
     assert (gradient != 0).any(1).all()
 
 
 def test_distance_weighted_takes_names_below_two_parents_for_two_classes():
-    loss, values = TripletLoss(1.0, "distance-weighted"), []
+    loss, values = losses.TripletLoss(1.0, "distance-weighted"), []
     for labels in ([[0, 0], [0, 0], [0, 1], [0, 1]], [0, 0, 1, 1]):
         torch.manual_seed(0)
         values.append(loss(draw_near(0, 4), labels))
@@ -249,7 +240,7 @@ def test_distance_weighted_takes_names_below_two_parents_for_two_classes():
 def test_xbm_leaves_out_the_item_itself():
     """A memory that holds the batch: the same as a memory without it where others of the class are absent."""
     embeddings, labels = torch.eye(3), torch.arange(3)
-    assert XBMContrastiveLoss()(embeddings, labels, **references(embeddings.clone(), labels)).item() == 0
+    assert losses.XBMContrastiveLoss()(embeddings, labels, **references(embeddings.clone(), labels)).item() == 0
     near = references(torch.tensor([[1.0, 1e-3, 0.0]]), labels[:1])  # cosine 1 - 5e-7
-    assert XBMContrastiveLoss()(embeddings[:1], labels[:1], **near).item() == 0
-    assert XBMContrastiveLoss(epsilon=1e-7)(embeddings[:1], labels[:1], **near).item() > 0
+    assert losses.XBMContrastiveLoss()(embeddings[:1], labels[:1], **near).item() == 0
+    assert losses.XBMContrastiveLoss(epsilon=1e-7)(embeddings[:1], labels[:1], **near).item() > 0

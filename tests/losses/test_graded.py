@@ -7,23 +7,15 @@ import torch
 from loss_cases import E1, E2, both, draw
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
 from sightline.labels.relevance import population_relevance, sum_wap_relevance, weight_relevance
-from sightline.losses import (
-    SupHAPLoss,
-    smooth_ap_loss,
-    smooth_h_ap_loss,
-    smooth_ndcg_loss,
-    sup_ap_loss,
-    sup_h_ap_loss,
-    sup_ndcg_loss,
-)
 from sightline.losses.graded import _h_ap
 from sightline.ranking.pairs import level_counts
 from sightline.ranking.ranks import SupStep
 
 LEVELS = torch.tensor([[2, 3, 0, 1, 3]])
-LOSSES = [sup_h_ap_loss, smooth_h_ap_loss, sup_ndcg_loss, smooth_ndcg_loss]
+LOSSES = [losses.sup_h_ap_loss, losses.smooth_h_ap_loss, losses.sup_ndcg_loss, losses.smooth_ndcg_loss]
 close = {"rtol": 0, "atol": 2e-6}
 
 
@@ -37,19 +29,19 @@ def test_worked_examples(scores, h_ap, by_value, by_level, ndcg, dtype):
     scores, levels = scores.to(dtype), LEVELS.to(torch.int8)
     counts = level_counts(levels, 3)
     table = population_relevance(counts)
-    assert_close(sup_h_ap_loss(scores, LEVELS / 3).item(), h_ap, **close)
-    assert_close(sup_h_ap_loss(scores, table.gather(1, LEVELS)).item(), by_value, **close)
+    assert_close(losses.sup_h_ap_loss(scores, LEVELS / 3).item(), h_ap, **close)
+    assert_close(losses.sup_h_ap_loss(scores, table.gather(1, LEVELS)).item(), by_value, **close)
     assert_close(_h_ap(scores, levels, counts, table, SupStep()).item(), by_level, **close)
-    assert_close(sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), ndcg, **close)
+    assert_close(losses.sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), ndcg, **close)
 
 
 @pytest.mark.parametrize("scores", [E1, E2])  # in the same order: a metric tells them not apart
 def test_metrics_of_the_worked_examples(scores):
     population = population_relevance(level_counts(LEVELS.to(torch.int8), 3)).gather(1, LEVELS)
     for loss, definition, relevance, expected in (
-        (smooth_h_ap_loss, h_ap_by_definition, LEVELS / 3, 0.2166667),
-        (smooth_h_ap_loss, h_ap_by_definition, population, 0.1083333),
-        (smooth_ndcg_loss, ndcg_by_definition, 2.0**LEVELS - 1, 0.2091850),
+        (losses.smooth_h_ap_loss, h_ap_by_definition, LEVELS / 3, 0.2166667),
+        (losses.smooth_h_ap_loss, h_ap_by_definition, population, 0.1083333),
+        (losses.smooth_ndcg_loss, ndcg_by_definition, 2.0**LEVELS - 1, 0.2091850),
     ):
         assert_close(1 - definition(scores[0].tolist(), relevance[0].tolist()), expected, **close)
         assert_close(loss(scores, relevance, tau=1e-5).item(), expected, **close)
@@ -59,8 +51,8 @@ def test_metrics_of_the_worked_examples(scores):
 def test_with_two_grades_hierarchical_ap_is_ap(dtype):
     generator = torch.Generator().manual_seed(0)
     scores, relevant = torch.rand(6, 30, generator=generator).to(dtype), torch.rand(6, 30, generator=generator) < 0.5
-    assert_close(sup_h_ap_loss(scores, relevant * 0.7), sup_ap_loss(scores, relevant))
-    assert_close(smooth_h_ap_loss(scores, relevant * 0.7), smooth_ap_loss(scores, relevant))
+    assert_close(losses.sup_h_ap_loss(scores, relevant * 0.7), losses.sup_ap_loss(scores, relevant))
+    assert_close(losses.smooth_h_ap_loss(scores, relevant * 0.7), losses.smooth_ap_loss(scores, relevant))
 
 
 def counting_rank(scores, k):
@@ -81,12 +73,12 @@ def ndcg_by_definition(scores, gains):
     return found / sum(gain / math.log2(1 + place) for place, gain in enumerate(sorted(gains, reverse=True), start=1))
 
 
-@pytest.mark.parametrize("loss", [smooth_h_ap_loss, smooth_ndcg_loss])
+@pytest.mark.parametrize("loss", [losses.smooth_h_ap_loss, losses.smooth_ndcg_loss])
 def test_smooth_losses_tend_to_the_metric_as_tau_falls(loss):
     generator = torch.Generator().manual_seed(1)
     scores = torch.randperm(12, generator=generator).double()[None] / 12
     levels = torch.randint(0, 4, (1, 12), generator=generator).double()
-    definition = h_ap_by_definition if loss is smooth_h_ap_loss else ndcg_by_definition
+    definition = h_ap_by_definition if loss is losses.smooth_h_ap_loss else ndcg_by_definition
     assert_close(loss(scores, levels, tau=1e-4).item(), 1 - definition(scores[0].tolist(), levels[0].tolist()))
 
 
@@ -96,9 +88,9 @@ def test_hierarchical_ap_with_sum_wap_relevance_is_the_weighted_sum_of_the_level
     levels = torch.randint(0, 4, (1, 20), generator=generator)
     weights = (0.2, 0.3, 0.5)
     relevance = sum_wap_relevance(level_counts(levels.to(torch.int8), 3), weights).gather(1, levels)
-    by_level = [1 - smooth_ap_loss(scores, levels >= level, tau=1e-4).item() for level in (1, 2, 3)]
+    by_level = [1 - losses.smooth_ap_loss(scores, levels >= level, tau=1e-4).item() for level in (1, 2, 3)]
     expected = sum(weight * ap for weight, ap in zip(weights, by_level, strict=True))
-    assert_close(1 - smooth_h_ap_loss(scores, relevance, tau=1e-4).item(), expected)
+    assert_close(1 - losses.smooth_h_ap_loss(scores, relevance, tau=1e-4).item(), expected)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -125,13 +117,13 @@ def test_relevance_of_a_high_alpha_is_that_of_the_levels_at_hand(dtype):
     assert (population_relevance(counts, 5.0)[0, 2] / population_relevance(counts, 5.0)[0, 1]).item() == 32
     # All share the coarsest of seven levels alone: one grade, all of it relevant, so the ranking is right.
     labels = torch.cat([torch.arange(6)[:, None].expand(-1, 6), torch.zeros(6, 1, dtype=torch.int64)], 1)
-    assert_close(SupHAPLoss(alpha=50.0)(draw(0, 6, dtype=dtype), labels).item(), 0.0, rtol=0, atol=1e-6)
+    assert_close(losses.SupHAPLoss(alpha=50.0)(draw(0, 6, dtype=dtype), labels).item(), 0.0, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("relevance", ["weight", "sum_wap", "exponential"])
 def test_modules_take_any_relevance_of_levels(relevance):
     labels = torch.tensor([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 1], [3, 1]])
-    loss = SupHAPLoss(relevance)
+    loss = losses.SupHAPLoss(relevance)
     found = loss(draw(5, 8, 6), labels)
     assert 0 < loss(draw(5, 8, 6), labels, ref_emb=draw(5, 8, 6), ref_labels=labels) < found  # each finds itself first
-    assert abs(found - SupHAPLoss()(draw(5, 8, 6), labels)) > 1e-6
+    assert abs(found - losses.SupHAPLoss()(draw(5, 8, 6), labels)) > 1e-6

@@ -38,6 +38,7 @@ exactly = {"rtol": 0, "atol": 0}
 NEAR = {torch.float64: {"rtol": 1e-7, "atol": 1e-7}, torch.float32: {"rtol": 1e-3, "atol": 1e-4}}
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
 KNOWN["terms"] = [{"name": "sup_ap", "weight": 0.9}, {"name": "csl", "weight": 0.1}]
+STATEFUL = {"memory": 2, "margin_noise": True, "mixup": True}
 TREE = torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]]).repeat(3, 1)
 on_pairs = pytest.mark.parametrize("name", ON_PAIRS)
 flat = pytest.mark.parametrize("name", [name for name in ON_PAIRS if name not in GRADED])
@@ -132,10 +133,19 @@ def test_options_are_those_of_the_function_and_reach_it(name):
 
 
 @every_loss
-def test_a_copy_is_the_loss(name):
-    loss, embeddings = create_with_what_it_asks_for(name), draw(0, 12, 6, torch.float32)
-    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
-        assert_close(other(embeddings, TREE), copy.deepcopy(loss)(embeddings, TREE), **exactly)
+def test_a_copy_is_the_loss_and_a_resumed_run_one_that_was_never_stopped(name):
+    options = {key: value for key, value in STATEFUL.items() if key in loss_options(name)}
+    whole, first, second = (create_with_what_it_asks_for(name, **options) for _ in range(3))
+    batches = [(draw(seed, 12, 6), TREE.roll(seed, 0)) for seed in range(3)]
+    for other in (copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+        assert_close(other(*batches[0]), copy.deepcopy(whole)(*batches[0]), **exactly)
+    expected = [whole(*batch).item() for batch in batches]
+    for batch in batches[:2]:
+        first(*batch)
+    second(*batches[2])  # what it held is replaced
+    second.load_state_dict(first.state_dict())
+    assert second(*batches[2]).item() == expected[2]
+    assert_close(dict(second.state_dict()), dict(whole.state_dict()), **exactly)
 
 
 class Spread(nn.Module):

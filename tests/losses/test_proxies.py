@@ -8,17 +8,8 @@ from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
-from sightline.losses import (
-    ArcFaceLoss,
-    CSLLoss,
-    NormSoftmaxLoss,
-    ProxyNCAPPLoss,
-    arcface_loss,
-    csl_loss,
-    norm_softmax_loss,
-    proxy_nca_pp_loss,
-)
 from sightline.losses.proxies import csl_margins
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 4, 4, 4, 4])  # of unequal classes; class 3 is never seen
@@ -26,16 +17,16 @@ PARENTS = torch.tensor([0, 0, 1, 1, 2])
 PATHS = torch.stack([torch.arange(5), PARENTS], 1)
 LEVELS = PATHS[LABELS]  # (10, 2)
 MODULES = {
-    "norm_softmax": partial(NormSoftmaxLoss, 5, 4),
-    "proxy_nca_pp": partial(ProxyNCAPPLoss, 5, 4),
-    "arcface": partial(ArcFaceLoss, 5, 4),
-    "csl": partial(CSLLoss, 5, 4, 2),
+    "norm_softmax": partial(losses.NormSoftmaxLoss, 5, 4),
+    "proxy_nca_pp": partial(losses.ProxyNCAPPLoss, 5, 4),
+    "arcface": partial(losses.ArcFaceLoss, 5, 4),
+    "csl": partial(losses.CSLLoss, 5, 4, 2),
 }
 FUNCTIONS = {
-    "norm_softmax": norm_softmax_loss,
-    "proxy_nca_pp": proxy_nca_pp_loss,
-    "arcface": arcface_loss,
-    "csl": partial(csl_loss, paths=PATHS),
+    "norm_softmax": losses.norm_softmax_loss,
+    "proxy_nca_pp": losses.proxy_nca_pp_loss,
+    "arcface": losses.arcface_loss,
+    "csl": partial(losses.csl_loss, paths=PATHS),
 }
 every_name = pytest.mark.parametrize("name", sorted(MODULES))
 seeds = pytest.mark.parametrize("seed", range(3))
@@ -85,8 +76,8 @@ SQUARE = double([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        (norm_softmax_loss, [4.0181499, 0.0181499, 28.0181499]),
-        (proxy_nca_pp_loss, [3.6269571, 0.0269571, 25.2269571]),
+        (losses.norm_softmax_loss, [4.0181499, 0.0181499, 28.0181499]),
+        (losses.proxy_nca_pp_loss, [3.6269571, 0.0269571, 25.2269571]),
     ],
 )
 def test_worked_examples(loss, expected):
@@ -101,23 +92,27 @@ def test_csl_worked_example():
     proxies = double([[0.6, 0.8], [0.8, 0.6], [-0.6, 0.8]])
     paths = torch.tensor([[0, 0], [1, 0], [2, 1]])
     vector, label = double([[1.0, 0.0]]), torch.tensor([[0, 0]])
-    both = csl_loss(vector, label, proxies, paths).item()
+    both = losses.csl_loss(vector, label, proxies, paths).item()
     assert_close(both, 14.4000006, rtol=0, atol=1e-6)
     never = -1e4  # a margin that makes its level 0
-    assert_close(csl_loss(vector, label, proxies, paths, margins=[0.25, never]).item(), 14.4000006, rtol=0, atol=1e-6)
-    assert_close(csl_loss(vector, label, proxies, paths, margins=[never, 0.45]).item(), 3.8e-11, rtol=0.01, atol=0)
+    assert_close(
+        losses.csl_loss(vector, label, proxies, paths, margins=[0.25, never]).item(), 14.4000006, rtol=0, atol=1e-6
+    )
+    assert_close(losses.csl_loss(vector, label, proxies, paths, margins=[never, 0.45]).item(), 3.8e-11, rtol=0.01, atol=0)
 
 
 @seeds
 def test_softmax_losses_are_their_definition(seed):
     embeddings, proxies = draw(seed), draw(seed + 100, 5)
     expected = partial(softmax_by_definition, embeddings, LABELS, proxies)
-    assert_close(norm_softmax_loss(embeddings, LABELS, proxies).item(), expected(20))
-    assert_close(norm_softmax_loss(embeddings, LABELS, proxies, 0.3).item(), expected(1 / 0.3))
-    assert_close(proxy_nca_pp_loss(embeddings, LABELS, proxies).item(), expected(18))
-    assert_close(arcface_loss(embeddings, LABELS, proxies).item(), expected(30, 0.5))
-    assert_close(arcface_loss(embeddings, LABELS, proxies, 2.0, 8.0).item(), expected(8, 2.0))
-    assert_close(arcface_loss(embeddings, LABELS, proxies, 0.0, 20.0), norm_softmax_loss(embeddings, LABELS, proxies))
+    assert_close(losses.norm_softmax_loss(embeddings, LABELS, proxies).item(), expected(20))
+    assert_close(losses.norm_softmax_loss(embeddings, LABELS, proxies, 0.3).item(), expected(1 / 0.3))
+    assert_close(losses.proxy_nca_pp_loss(embeddings, LABELS, proxies).item(), expected(18))
+    assert_close(losses.arcface_loss(embeddings, LABELS, proxies).item(), expected(30, 0.5))
+    assert_close(losses.arcface_loss(embeddings, LABELS, proxies, 2.0, 8.0).item(), expected(8, 2.0))
+    assert_close(
+        losses.arcface_loss(embeddings, LABELS, proxies, 0.0, 20.0), losses.norm_softmax_loss(embeddings, LABELS, proxies)
+    )
 
 
 @seeds
@@ -127,26 +122,28 @@ def test_csl_is_its_definition(seed):
     for paths in (PATHS, unseen):
         for gamma, margins in ((32.0, [0.25, 0.45]), (3.0, [0.1, 0.7])):
             expected = csl_by_definition(embeddings, LEVELS, proxies, paths, gamma, margins)
-            assert_close(csl_loss(embeddings, LEVELS, proxies, paths, gamma, margins).item(), expected)
-    assert_close(csl_loss(embeddings, LEVELS, proxies, unseen), csl_loss(embeddings, LEVELS, proxies, unseen, 32.0))
+            assert_close(losses.csl_loss(embeddings, LEVELS, proxies, paths, gamma, margins).item(), expected)
+    assert_close(
+        losses.csl_loss(embeddings, LEVELS, proxies, unseen), losses.csl_loss(embeddings, LEVELS, proxies, unseen, 32.0)
+    )
     # Classes 0 and 1 both lie below a middle class named 0, of different parents: outside each other on that level.
     paths = torch.tensor([[0, 0, 0], [1, 0, 1]])
     expected = csl_by_definition(embeddings[:2], paths, proxies[:2], paths, 32.0, csl_margins(3))
-    assert_close(csl_loss(embeddings[:2], paths, proxies[:2], paths).item(), expected)
+    assert_close(losses.csl_loss(embeddings[:2], paths, proxies[:2], paths).item(), expected)
 
 
 @seeds
 def test_equal_to_pytorch_metric_learning(seed):
     embeddings, proxies = draw(seed), draw(seed + 100, 5)
     for theirs, ours in [
-        (metric_learning.NormalizedSoftmaxLoss(5, 4, temperature=0.05), norm_softmax_loss),
-        (metric_learning.ArcFaceLoss(5, 4, margin=math.degrees(0.5), scale=30), arcface_loss),
+        (metric_learning.NormalizedSoftmaxLoss(5, 4, temperature=0.05), losses.norm_softmax_loss),
+        (metric_learning.ArcFaceLoss(5, 4, margin=math.degrees(0.5), scale=30), losses.arcface_loss),
     ]:
         theirs.W.data = proxies.T.clone()
         assert_close(ours(embeddings, LABELS, proxies), theirs(embeddings, LABELS))
     nca = metric_learning.ProxyNCALoss(5, 4, softmax_scale=9)
     nca.proxies.data = proxies.clone()
-    assert_close(proxy_nca_pp_loss(embeddings, LABELS, proxies), nca(embeddings, LABELS))
+    assert_close(losses.proxy_nca_pp_loss(embeddings, LABELS, proxies), nca(embeddings, LABELS))
 
 
 @every_name
@@ -171,10 +168,10 @@ def test_arcface_rises_with_the_angle():
     angles = torch.linspace(0, math.pi, 200, dtype=torch.float64)
     vectors = torch.stack([angles.cos(), angles.sin(), 0 * angles], 1)
     proxies = double([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    values = torch.stack([arcface_loss(vector[None], [0], proxies) for vector in vectors])
+    values = torch.stack([losses.arcface_loss(vector[None], [0], proxies) for vector in vectors])
     assert (values.diff() > 0).all()
     assert_close(values[0].item(), math.log1p(math.exp(-30 * math.cos(0.5))))  # on its proxy
-    opposite = arcface_loss(double([[-2.0, 0.0, 0.0]]), [0], proxies)
+    opposite = losses.arcface_loss(double([[-2.0, 0.0, 0.0]]), [0], proxies)
     assert_close(opposite.item(), 30 * (1 + 0.5 * math.sin(0.5)))
 
 
@@ -217,33 +214,13 @@ def test_one_class_one_item_no_item_and_one_proxy(name):
         assert all(part.isfinite().all() for part in (*found, module.proxies.grad))
         # CSL knows one class so far: nothing lies outside it. The others need no second class in the batch.
         assert (found[0].item() > 0) == (n_items > 0 and name != "csl")
-    module = CSLLoss(1, 4, 1) if name == "csl" else type(MODULES[name]())(1, 4)
+    module = losses.CSLLoss(1, 4, 1) if name == "csl" else type(MODULES[name]())(1, 4)
     assert value_and_gradient(module, draw(), [0] * 10)[0].item() == 0
     assert module.proxies.grad.isfinite().all()
 
 
-@every_name
-def test_saved_and_loaded_is_never_stopped(name):
-    def step(module, optimizer, seed):
-        optimizer.zero_grad()
-        loss = module(draw(seed, dtype=torch.float32), LEVELS)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    whole = MODULES[name]()
-    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
-    step(whole, optimizer, 0)
-    resumed = MODULES[name](seed=8)
-    resumed.load_state_dict(whole.state_dict())
-    second = torch.optim.SGD(resumed.parameters(), lr=0.1)
-    assert_close(step(resumed, second, 1), step(whole, optimizer, 1), rtol=0, atol=0)
-    assert_close(dict(resumed.state_dict()), dict(whole.state_dict()), rtol=0, atol=0)
-    assert set(whole.state_dict()) == ({"proxies", "paths"} if name == "csl" else {"proxies"})
-
-
 def test_csl_learns_paths_as_it_sees_them_in_training():
-    module, evaluated = CSLLoss(5, 4, 2).double(), CSLLoss(5, 4, 2).double().eval()
+    module, evaluated = losses.CSLLoss(5, 4, 2).double(), losses.CSLLoss(5, 4, 2).double().eval()
     assert (module.paths == -1).all()
     module(draw(0, 2), LEVELS[:2])
     assert module.paths.tolist() == [[0, 0], [-1, -1], [-1, -1], [-1, -1], [-1, -1]]
@@ -256,14 +233,14 @@ def test_csl_learns_paths_as_it_sees_them_in_training():
         evaluated.proxies[3] = 7.0
     assert_close(evaluated(draw(), LEVELS), value)  # counts the batch, and keeps nothing
     assert (evaluated.paths == -1).all()
-    coarse = CSLLoss(2, 4, 2)  # a coarse label of -1 is a label
+    coarse = losses.CSLLoss(2, 4, 2)  # a coarse label of -1 is a label
     assert coarse(draw(0, 2), [[0, -1], [1, 3]]).item() > 0
     assert coarse.paths.tolist() == [[0, -1], [1, 3]]
 
 
 def test_csl_refuses_a_class_of_two_paths():
     for earlier, labels in ((LEVELS, [[0, 0], [1, 2]]), (LEVELS[:0], [[1, 0], [1, 2]])):
-        module = CSLLoss(5, 4, 2)
+        module = losses.CSLLoss(5, 4, 2)
         module(draw(n_items=len(earlier)), earlier)
         before = module.paths.clone()
         with pytest.raises(InputError, match=r"labels: 1 of 2 .* class 1 .*\[1, [02]\].*\[1, [02]\]"):
@@ -303,7 +280,7 @@ def test_bad_batches_and_sizes_are_refused(name):
 
 def test_csl_needs_labels_and_paths_of_its_levels():
     with pytest.raises(InputError, match=r"labels.* 2 levels.* 1"):
-        CSLLoss(5, 4, 2)(draw(), LABELS)
+        losses.CSLLoss(5, 4, 2)(draw(), LABELS)
     for paths, found in ((PATHS[:, :1], r"int64 \(5, 1\)"), (PATHS.float(), r"float32 \(5, 2\)")):
         with pytest.raises(InputError, match=rf"paths.*int64 \(5, 2\).*{found}"):
-            csl_loss(draw(), LEVELS, draw(1, 5), paths)
+            losses.csl_loss(draw(), LEVELS, draw(1, 5), paths)

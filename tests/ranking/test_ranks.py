@@ -76,18 +76,13 @@ def test_steps_follow_their_definitions():
 
 
 @reproducible
-@given(
-    st.lists(st.floats(-2, 2), min_size=1, max_size=20),
-    st.floats(1e-3, 1),
-    st.floats(1e-2, 1e4),
-    st.floats(1e-3, 1),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_h_minus_is_never_below_the_true_step(gaps, tau, rho, delta, dtype):
-    gap = torch.tensor(gaps, dtype=dtype)
-    value = SupStep(tau, rho, delta).value(gap)
-    assert (value >= (gap >= 0).to(dtype)).all()
-    assert value.isfinite().all()
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=20), st.floats(1e-3, 1), st.floats(1e-2, 1e4), st.floats(1e-3, 1))
+def test_h_minus_is_never_below_the_true_step(gaps, tau, rho, delta):
+    for dtype in (torch.float32, torch.float64):
+        gap = torch.tensor(gaps, dtype=dtype)
+        value = SupStep(tau, rho, delta).value(gap)
+        assert (value >= (gap >= 0).to(dtype)).all()
+        assert value.isfinite().all()
 
 
 def test_slopes_named_in_the_papers():
