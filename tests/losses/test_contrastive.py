@@ -119,7 +119,7 @@ def test_worked_examples():
     # Against 0.8: 0.15 alone; against 0.5: 0.45, 0.25 and 0.15.
     assert_close(losses.triplet_loss(E1, E_RELEVANT, mining="all").item(), (0.15 + 0.45 + 0.25 + 0.15) / 4)
     assert_close(losses.triplet_loss(E1, E_RELEVANT, margin=0.3).item(), 0.7 - 0.8 + 0.3)
-    with pytest.raises(InputError, match=r"'distance-weighted'.*losses.TripletLoss"):
+    with pytest.raises(InputError, match=r"'distance-weighted'.*TripletLoss"):
         losses.triplet_loss(E1, E_RELEVANT, mining="distance-weighted")
 
 
