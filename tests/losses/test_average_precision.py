@@ -97,19 +97,6 @@ def test_toy_example():
     assert value > exact
 
 
-@pytest.mark.parametrize("loss", [sup_ap_loss, smooth_ap_loss])
-@pytest.mark.parametrize("tau", [0.01, 0.1])
-def test_gradient_in_single_precision_is_that_in_double(loss, tau):
-    """Which the finite differences vouch for."""
-    scores, relevant, mask = draw_pairs(0, 6, 40, apart=True)
-    single, expected = (
-        value_and_gradient(loss, scores.to(t), relevant, mask, tau)[1] for t in (torch.float32, torch.float64)
-    )
-    assert single.dtype == torch.float32
-    assert expected.abs().max() > 1e-2
-    assert_close(single.double(), expected, rtol=1e-3, atol=1e-5)
-
-
 @cases.reproducible
 @given(cases.lists(step=0.01, most=10))
 def test_gradients_sum_to_zero_vanish_off_the_list_and_have_the_right_signs(pairs):

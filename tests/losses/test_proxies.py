@@ -68,8 +68,6 @@ def csl_by_definition(embeddings, labels, proxies, paths, gamma, margins):
     return sum(terms) / len(embeddings)
 
 
-# Definitions.
-
 SQUARE = double([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
 
 
@@ -89,16 +87,16 @@ def test_worked_examples(loss, expected):
 
 def test_csl_worked_example():
     """Proxies at cosines 0.6, 0.8 and -0.6; the fine level has both others outside, the coarse one the last alone."""
-    proxies = double([[0.6, 0.8], [0.8, 0.6], [-0.6, 0.8]])
     paths = torch.tensor([[0, 0], [1, 0], [2, 1]])
-    vector, label = double([[1.0, 0.0]]), torch.tensor([[0, 0]])
-    both = losses.csl_loss(vector, label, proxies, paths).item()
-    assert_close(both, 14.4000006, rtol=0, atol=1e-6)
-    never = -1e4  # a margin that makes its level 0
-    assert_close(
-        losses.csl_loss(vector, label, proxies, paths, margins=[0.25, never]).item(), 14.4000006, rtol=0, atol=1e-6
-    )
-    assert_close(losses.csl_loss(vector, label, proxies, paths, margins=[never, 0.45]).item(), 3.8e-11, rtol=0.01, atol=0)
+    tables = double([[1.0, 0.0]]), [[0, 0]], double([[0.6, 0.8], [0.8, 0.6], [-0.6, 0.8]]), paths
+    for margins, expected in (
+        (None, 14.4000006),
+        ([0.25, -1e4], 14.4000006),
+        ([-1e4, 0.45], 3.8e-11),
+    ):  # -1e4: no such level
+        assert_close(
+            losses.csl_loss(*tables, margins=margins).item(), expected, rtol=5e-8 if expected > 1 else 0.01, atol=0
+        )
 
 
 @seeds
@@ -267,6 +265,11 @@ def test_bad_batches_and_sizes_are_refused(name):
     ):
         with pytest.raises(InputError, match=said):
             call()
+    if name == "csl":
+        with pytest.raises(InputError, match=r"labels.* 2 levels.* 1"):
+            loss(draw(), LABELS)
+        with pytest.raises(InputError, match=r"paths.*int64 \(5, 2\).*float32 \(5, 1\)"):
+            losses.csl_loss(draw(), LEVELS, draw(1, 5), PATHS[:, :1].float())
     with torch.no_grad():
         loss.proxies[1, 1] = math.inf
     with pytest.raises(InputError, match=r"proxies.* 1 of 5 rows.* 1$"):
@@ -276,11 +279,3 @@ def test_bad_batches_and_sizes_are_refused(name):
         for value in (0, 2.0, True, None):
             with pytest.raises(InputError, match=rf"{option}.* {value}"):
                 type(loss)(**sizes | {option: value})
-
-
-def test_csl_needs_labels_and_paths_of_its_levels():
-    with pytest.raises(InputError, match=r"labels.* 2 levels.* 1"):
-        losses.CSLLoss(5, 4, 2)(draw(), LABELS)
-    for paths, found in ((PATHS[:, :1], r"int64 \(5, 1\)"), (PATHS.float(), r"float32 \(5, 2\)")):
-        with pytest.raises(InputError, match=rf"paths.*int64 \(5, 2\).*{found}"):
-            losses.csl_loss(draw(), LEVELS, draw(1, 5), paths)

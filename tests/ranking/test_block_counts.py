@@ -65,14 +65,6 @@ def test_a_row_without_targets_or_without_items_gets_no_gradient(step):
     assert gradient[[0, 2, 4]].any(1).all()
 
 
-@both_steps
-def test_items_outside_the_list_change_nothing(step):
-    scores, levels = cases.draw("spread", 0.3)
-    moved = torch.where(levels < 0, 1e6 * scores, scores)
-    for found, expected in zip(cases.run(moved, levels, step), cases.run(scores, levels, step), strict=True):
-        assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_all_levels_that_int8_holds():
     generator = torch.Generator().manual_seed(0)
     scores, levels = torch.rand(3, 300, generator=generator), torch.randint(-1, 127, (3, 300), generator=generator)

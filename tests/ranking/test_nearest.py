@@ -100,14 +100,6 @@ def test_nothing_to_search_for_or_in_gives_nothing():
         scores, places = top_k(UNITS[:n_queries].half(), UNITS[:n_items], 3)
         assert scores.shape == places.shape == shape
         assert (scores.dtype, places.dtype) == (torch.float32, torch.int64)
-
-
-def test_what_cannot_be_searched_is_refused():
-    for queries, gallery, k, said in (
-        (UNITS, UNITS[:, :3], 1, "queries .*gallery .* 4 and 3"),
-        (UNITS, UNITS, 0, "k .* 0$"),
-        (UNITS[0], UNITS, 1, r"queries .*torch.float32 \(4,\)"),
-        (UNITS, UNITS.log(), 1, "gallery.* 4 of 5 rows"),
-    ):
+    for gallery, k, said in ((UNITS[:, :3], 1, r"queries .*gallery .* 4 and 3"), (UNITS, 0, r"k .* 0$")):
         with pytest.raises(InputError, match=said):
-            top_k(queries, gallery, k)
+            top_k(UNITS, gallery, k)

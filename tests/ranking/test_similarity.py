@@ -90,14 +90,6 @@ def test_scores_take_the_wider_type_of_the_two_and_single_precision_at_least():
         assert_close(scores.double(), in_double, rtol=0, atol=1e-6 if expected == torch.float32 else 1e-12)
 
 
-def test_autocast_changes_nothing():
-    queries, gallery = draw(0, 8, 64).float(), draw(1, 9, 64).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (queries @ gallery.T).dtype == torch.bfloat16  # it is on
-        inside = cosine_scores(queries, gallery)
-    assert_close(inside, cosine_scores(queries, gallery), rtol=0, atol=0)
-
-
 def test_vectors_that_do_not_fit_are_refused():
     for vectors in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(2, 3).bool()):
         with pytest.raises(InputError, match=rf"queries.*\(B, D\).*{vectors.dtype} \({', '.join(map(str, vectors.shape))}"):
