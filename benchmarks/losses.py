@@ -62,9 +62,9 @@ def draw(n_items: int, per_class: int) -> tuple[Tensor, Tensor]:
     return F.normalize(sum(means) + torch.randn(n_items, DIM, generator=generator), dim=1), labels
 
 
-def step_of(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Tensor) -> Callable[[], None]:
+def step_of(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Tensor, **beside: Tensor) -> Callable[[], None]:
     def step() -> None:
-        loss(embeddings.detach().requires_grad_(), *rest).backward()
+        loss(embeddings.detach().requires_grad_(), *rest, **beside).backward()
 
     return step
 
@@ -128,10 +128,10 @@ def memory_rows(n_runs: int) -> list[list[str]]:
     references, ref_labels = draw(60_000, 4)
     ref_labels = torch.stack([ref_labels[:, 0], ref_labels[:, 0] // 16, ref_labels[:, 0] // 1500], 1)
     queries, labels = references[:256], ref_labels[:256]
-    step = step_of(product, queries, labels, references, ref_labels)
+    step = step_of(product, queries, labels, ref_emb=references, ref_labels=ref_labels)
     base, base_mb = fastest(step, n_runs), extra_megabytes(step)
     for name in ("sup_h_ap", "sup_ndcg"):
-        step = step_of(create_loss(name), queries, labels, references, ref_labels)
+        step = step_of(create_loss(name), queries, labels, ref_emb=references, ref_labels=ref_labels)
         seconds, memory = fastest(step, n_runs), extra_megabytes(step)
         on_top = f"{(seconds - base) / base:.2f}"
         rows.append([name, "256 x 60000", "3", f"{1e3 * seconds:.3g}", on_top, f"{max(0.0, memory - base_mb):.0f}", ""])

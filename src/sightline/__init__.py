@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sightline import torchvision_operators
+
 if TYPE_CHECKING:
     from sightline import losses, ood
     from sightline.data.embedding_table import EmbeddingTable
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from sightline.training.tune import tune
 
 __version__ = "0.1.0"
+
+torchvision_operators.install()  # for torchvision and timm, whichever is imported first
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {
