@@ -1,4 +1,4 @@
-"""Where images are noted to lie, and found again; what is served stays below the roots."""
+"""The stored paths of images, and how images are found again; what is served stays below the roots."""
 
 from pathlib import Path
 
@@ -33,15 +33,15 @@ def test_only_what_lay_beside_is_looked_for_in_the_root():
     assert image_path(folder, {}) is None
 
 
-def test_a_gallery_without_a_folder_lies_beside_nothing():
+def test_paths_of_galleries_without_a_folder_or_behind_links(tmp_path):
     assert stored_path(None, Path("/images/a.png")) == "/images/a.png"
     assert image_path(None, {"path": "/images/a.png"}) == Path("/images/a.png")
-
-
-def test_a_link_to_a_gallery_finds_the_images_beside_the_real_one(tmp_path):
     (tmp_path / "real" / "gallery").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "gallery")
     assert image_path(tmp_path / "link", {"path": "../a.png"}) == tmp_path.resolve() / "real/a.png"
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    assert image_path(tmp_path, {"path": "circle.png"}) is not None
+    assert image_path(tmp_path, {"path": "a\0b.png"}) is None  # no file can have such a name
 
 
 def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):
