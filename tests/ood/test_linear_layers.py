@@ -28,8 +28,7 @@ def by_definition(row, weights, biases, slope):  # in float64
     return row
 
 
-@pytest.mark.parametrize("slope", [0.2, 1.0])
-@pytest.mark.parametrize("widths", [(5, 7), (512, 1024, 33), (3, 1, 1025, 2)])
+@pytest.mark.parametrize(("widths", "slope"), [((5, 7), 1.0), ((512, 1024, 33), 0.2), ((3, 1, 1025, 2), 0.2)])
 def test_a_row_goes_through_layers_as_written(widths, slope, monkeypatch):
     monkeypatch.setattr(classifier, "LARGE", 0)
     row, weights, biases = drawn(widths)

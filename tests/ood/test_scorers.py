@@ -60,19 +60,16 @@ def constant(gmm):
     return len(gmm.centre) / 2 * math.log(2 * math.pi) - float(gmm.whitening.diagonal().log().sum())
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
+def test_numbers_of_the_specification_for_logits():
+    for name, options, expected in (
         ("energy", {}, [-2.40760596, -1.10194285, -10.00000061]),
         ("energy", {"temperature": 2.0}, [-3.36053934, -2.19889090, -10.00221111]),
         ("msp", {}, [-0.66524096, -0.36716540, -0.99999939]),
         ("maxlogit", {}, [-2, -0.1, -10]),
-    ],
-)
-def test_numbers_of_the_specification_for_logits(name, options, expected):
-    scorer = ood.create(name, inputs="logits", **options).fit(LOGITS)
-    assert scorer.needs == ("logits",)
-    np.testing.assert_allclose(scorer.score(LOGITS), expected, atol=1e-8)
+    ):
+        scorer = ood.create(name, inputs="logits", **options).fit(LOGITS)
+        assert scorer.needs == ("logits",)
+        np.testing.assert_allclose(scorer.score(LOGITS), expected, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +158,9 @@ def test_react_cuts_activations_off(data):
     theirs = other.ReAct(None, lambda z: z @ classifier.weight.T + classifier.bias, percentile=0.8)
     theirs.fit_feature_maps(torch.from_numpy(vectors), torch.from_numpy(labels))
     np.testing.assert_allclose(scorer.score(queries), theirs.predict_feature_maps(torch.from_numpy(queries)), rtol=1e-9)
-
-
-def test_react_clips_before_it_brings_to_length_one(data):
-    vectors, _, classifier, queries = data
-    proxies = classifier_of_proxies(classifier.weight, 8.0)
-    scorer = ood.create("react", quantile=0.8).fit(vectors, classifier=proxies)
-    clipped = unit(np.minimum(queries, np.quantile(vectors, 0.8)))
-    logits = 8 * clipped @ unit(classifier.weight.numpy()).T
-    np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
+    on_sphere = ood.create("react", quantile=0.8).fit(vectors, classifier=classifier_of_proxies(classifier.weight, 8.0))
+    logits = 8 * unit(np.minimum(queries, limit)) @ unit(classifier.weight.numpy()).T  # clipped, then normalised
+    np.testing.assert_allclose(on_sphere.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
 
 
 def test_dice_keeps_weights_that_contribute(data):
@@ -232,8 +223,7 @@ def test_gaussians_of_the_specification():
     assert_close(z.grad, torch.tensor([[-0.5709679, -1.1959679]], dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("weights", ["counts", "uniform"])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("weights", "normalise"), [("counts", True), ("uniform", False)])
 def test_gmm_by_definition(data, weights, normalise):
     vectors, labels, _, queries = data
     scorer = ood.create("gmm", weights=weights, normalise=normalise).fit(vectors, labels)
@@ -267,13 +257,13 @@ def test_gmm_draws_from_its_own_density(data):
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(vectors.T, ddof=0), atol=0.04 * np.trace(np.cov(vectors.T)))
 
 
-@pytest.mark.parametrize(("weights", "share"), [("counts", 0.9), ("uniform", 0.5)])
-def test_gmm_draws_classes_as_its_energy_weighs_them(weights, share):
+def test_gmm_draws_classes_as_its_energy_weighs_them():
     labels = np.repeat([0, 1], [90, 10])
     vectors = np.random.default_rng(0).normal(size=(100, 2)) + 100 * labels[:, None]
-    scorer = ood.create("gmm", weights=weights, normalise=False).fit(vectors, labels)
-    drawn = scorer.sample(10_000, torch.Generator().manual_seed(0)).numpy()
-    assert (drawn[:, 0] < 50).mean() == pytest.approx(share, abs=0.02)
+    for weights, share in (("counts", 0.9), ("uniform", 0.5)):
+        scorer = ood.create("gmm", weights=weights, normalise=False).fit(vectors, labels)
+        drawn = scorer.sample(10_000, torch.Generator().manual_seed(0)).numpy()
+        assert (drawn[:, 0] < 50).mean() == pytest.approx(share, abs=0.02)
 
 
 def test_single_items_share_the_mean_of_all():
@@ -430,9 +420,8 @@ def test_mixture_on_the_sphere_has_the_density_it_should():
     assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None
 
 
-@pytest.mark.parametrize("dim", [2, 5, 64])
-@pytest.mark.parametrize("k", [0.5, 20.0])
-def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give(dim, k):
-    middle = torch.eye(dim, dtype=torch.float64)[:1]
-    cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
-    assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)
+def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give():
+    for dim, k in ((2, 0.5), (5, 20.0), (64, 20.0)):
+        middle = torch.eye(dim, dtype=torch.float64)[:1]
+        cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
+        assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)
