@@ -122,7 +122,7 @@ def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
             gallery.encoder()
 
 
-def test_it_answers_queries_like_any_other(memory):
+def test_it_answers_queries_and_takes_images_like_any_other(memory, image_tree):
     with Gallery.open(memory) as gallery:
         options = QueryOptions(k=2, where="year >= 2", refinement=sl.Refinement(expand=1))
         (answer,) = query(gallery, gallery.vectors(["a"]), options, own=["a"])
@@ -130,6 +130,13 @@ def test_it_answers_queries_like_any_other(memory):
         assert answer.results[0].metadata == {"year": 2}
         (nothing,) = query(gallery, gallery.vectors(["a"]), QueryOptions(where="size == 1", explain=True))
         assert nothing.unknown == ("size",)
+    encoder = sl.Encoder.create("tiny", 8, image_size=32)
+    with Gallery.create("memory://images", encoder) as gallery:
+        assert str(gallery.add_images(image_tree / "super0", encoder=encoder)) == "24 added"
+        assert str(gallery.add_images(image_tree / "super0", encoder=encoder)) == "24 unchanged"
+        (answer,) = gallery.search_images(image_tree / "super0/class00/0.png", 1, encoder=encoder)
+        assert (answer.results[0].id, answer.results[0].labels) == ("class00/0.png", ("class00",))
+        assert "MemoryGallery" in gallery._repr_html_()
 
 
 def test_the_command_line_reads_it(memory, sightline):

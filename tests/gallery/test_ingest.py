@@ -146,9 +146,114 @@ def test_other_vectors_labels_and_splits_of_a_table(gallery, table):
     assert {row["label_1"] for row in gallery.metadata(few.ids)} == {"other"}
 
 
-def test_a_touched_file_is_compared_by_its_bytes(gallery, photos, monkeypatch):
-    gallery.add_images(photos)
-    os.utime(photos / "class00/0.png", (1, 1))
-    monkeypatch.setattr(Encoder, "encode_dataset", lambda *_: pytest.fail("embedded"))
+@pytest.fixture
+def phones(image_tree, tmp_path):
+    """Two folders whose images have the same names, and no content in common."""
+    places = (("super0/class00", "phoneA"), ("super1/class01", "phoneB"))
+    return [shutil.copytree(image_tree / source, tmp_path / name / "2023").parent for source, name in places]
+
+
+def hashes(gallery):
+    return {id_: row["file_hash"] for id_, row in zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True)}
+
+
+def test_only_what_is_new_or_changed_is_embedded(gallery, encoder, photos, monkeypatch):
+    embedded, encode = [], Encoder.encode_dataset
+    monkeypatch.setattr(
+        Encoder, "encode_dataset", lambda self, data, *rest: embedded.extend(data.images) or encode(self, data, *rest)
+    )
     (photos / "class00/bad.png").unlink()
+    gallery.add_images(photos)
+    embedded.clear()
+    os.utime(photos / "class00/0.png", (1, 1))  # compared by its bytes
     assert str(gallery.add_images(photos)) == "1 relabelled, 5 unchanged"
+    Image.new("RGB", (40, 40), "red").save(photos / "class00/1.png")
+    (photos / "class00/2.png").write_bytes(b"no image")
+    assert embedded == []
+    assert str(gallery.add_images(photos)) == "1 changed, 4 unchanged, 1 unreadable"
+    assert len(gallery) == 6  # the item whose file is broken is kept
+    assert photos / "class00/0.png" not in embedded
+    found = gallery.vectors(["class00/1.png"])
+    np.testing.assert_allclose(found, encoder.encode([photos / "class00/1.png"]), atol=1e-5)
+
+
+def test_images_of_another_folder_with_the_same_ids_are_refused_or_take_a_prefix(gallery, phones, tmp_path):
+    first, second = phones
+    gallery.add_images(first)
+    before = hashes(gallery)
+    for options in ({}, {"prune": True}, {"moved_from": first}):  # it was not moved: it is still there
+        with pytest.raises(InputError) as refused:
+            gallery.add_images(second, **options)
+        assert all(fact in str(refused.value) for fact in (str(first), str(second), "prefix"))
+        assert hashes(gallery) == before
+    assert str(gallery.add_images(second, prefix="b/")) == "6 added"
+    after = hashes(gallery)
+    assert after.items() > before.items()
+    assert sorted(after.keys() - before.keys()) == [f"b/2023/{n}.png" for n in range(6)]
+    assert str(gallery.add_images(second)) == "6 unchanged"  # with the prefix that it has
+    (second / "2023/0.png").unlink()
+    assert str(gallery.add_images(second, prune=True)) == "5 unchanged, 1 pruned"
+    assert hashes(gallery).keys() == after.keys() - {"b/2023/0.png"}
+    moved = second.rename(tmp_path / "moved")
+    assert str(gallery.add_images(moved, moved_from=str(second))) == "5 relabelled"  # with its prefix
+    assert str(gallery.add_images(moved, prefix="c")) == "5 added"
+    with pytest.raises(InputError, match="'b', 'c'"):
+        gallery.add_images(moved)
+    gallery.add(["2023/9.png"], np.eye(8)[:1])  # as a vector
+    shutil.copy(first / "2023/0.png", first / "2023/9.png")
+    with pytest.raises(InputError, match=r"'2023/9\.png'.*vector"):
+        gallery.add_images(first)
+    assert str(gallery.add_images(first, prefix="a", prune=True)) == "7 added"  # what came from elsewhere stays
+
+
+def test_images_that_moved_are_known_by_their_bytes_or_if_that_is_said(gallery, phones, tmp_path):
+    gallery.add_images(phones[0])
+    new = phones[0].rename(tmp_path / "elsewhere")
+    assert str(gallery.add_images(new)) == "6 relabelled"
+    newer = new.rename(tmp_path / "newer")
+    Image.new("RGB", (40, 40), "red").save(newer / "2023/1.png")
+    (newer / "2023/2.png").unlink()
+    with pytest.raises(InputError, match=f"--moved-from {new}"):
+        gallery.add_images(newer)
+    assert str(gallery.add_images(newer, moved_from=new, prune=True)) == "1 changed, 4 relabelled, 1 pruned"
+
+
+def test_a_gallery_that_stores_no_roots_knows_them_by_its_paths(gallery, phones, tmp_path):
+    first, second = phones
+    manifest = tmp_path / "m.csv"
+    manifest.write_text("id,path,split,label\none,phoneB/2023/0.png,test,a\ntwo,phoneB/2023/1.png,test,b\n")
+    gallery.add_images(first)
+    gallery.add_images(manifest)
+    ids = gallery.ids()
+    known = [{key: value for key, value in row.items() if key != "file_root"} for row in gallery.metadata(ids)]
+    gallery.upsert(ids, gallery.vectors(ids), known)  # as earlier versions wrote it
+    with pytest.raises(InputError, match="prefix"):
+        gallery.add_images(second)
+    assert str(gallery.add_images(first)) == "6 unchanged"
+    (first / "2023/0.png").unlink()
+    assert str(gallery.add_images(first, prune=True)) == "5 unchanged, 1 pruned"
+    manifest.write_text("id,path,split,label\none,phoneB/2023/2.png,test,a\n")
+    assert str(gallery.add_images(manifest, prune=True)).startswith("1 changed")
+
+
+def test_removed_items_stay_removed_and_pruned_ones_do_not(encoder, phones, tmp_path):
+    photos = shutil.move(phones[0], tmp_path / "all" / "photos")
+    with Gallery.create(tmp_path / "all" / "g", encoder) as gallery:
+        gallery.add_images(photos)
+        gallery.remove(["2023/0.png"])
+        done = gallery.add_images(photos, prune=True)
+        assert (done.unchanged, done.left_out, "--restore-removed" in str(done)) == (5, 1, True)
+        gallery.compact()
+    there = (tmp_path / "all").rename(tmp_path / "there")  # moved with its images
+    photos = there / "photos"
+    with Gallery.open(there / "g") as gallery:
+        assert gallery.add_images(photos).left_out == 1
+        assert str(gallery.add_images(photos, restore_removed=True)) == "1 added, 5 unchanged"
+        away = (photos / "2023/1.png").rename(tmp_path / "away.png")
+        assert str(gallery.add_images(photos, prune=True)) == "5 unchanged, 1 pruned"
+        away.rename(photos / "2023/1.png")
+        assert str(gallery.add_images(photos)) == "1 added, 5 unchanged"
+        gallery.remove(["2023/1.png"])
+        gallery.add(["2023/1.png"], np.eye(8)[:1])
+        gallery.remove(["2023/1.png"])
+        assert str(gallery.add_images(photos)) == "1 added, 5 unchanged"  # added as a vector after it was removed
