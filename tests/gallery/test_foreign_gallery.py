@@ -109,21 +109,6 @@ def test_a_table_that_lacks_rows_is_made_whole_by_the_next_write(folder):
             assert reader._snapshot.is_mapped
 
 
-def test_what_a_write_that_was_taken_back_left_in_the_table_is_written_over(folder):
-    def add_and_fail(gallery):
-        with gallery.writing():
-            gallery.add(["never"], draw(1, seed=3))
-            gallery.remove(["nobody"])
-
-    with Gallery.open(folder) as writer:
-        with pytest.raises(InputError, match="nobody"):
-            add_and_fail(writer)
-        writer.add(["new"], draw(1, seed=4))
-    with Gallery.open(folder, read_only=True) as reader:
-        assert reader.search(draw(1, seed=4), 1)[1].tolist() == [["new"]]
-        assert reader._snapshot.is_mapped
-
-
 @pytest.mark.parametrize("link", ["symbolic", "hard"])
 @pytest.mark.parametrize("name", ["vectors-0.f32", "index.lock", "index.json", "INDEX"])
 def test_no_derived_file_is_followed_to_another(sightline, folder, secret, name, link):
@@ -291,13 +276,6 @@ def test_a_database_with_another_name_is_read_and_not_written(folder, tmp_path):
     assert search(folder, read_only=True)
     with pytest.raises(InputError, match=r"gallery\.db: .*hard links"):
         Gallery.open(folder)
-
-
-def test_a_folder_in_the_place_of_the_table_is_searched_around(folder):
-    expected = search(folder)
-    (folder / "vectors-0.f32").unlink()
-    (folder / "vectors-0.f32").mkdir()
-    assert search(folder) == search(folder, read_only=True) == expected
 
 
 def test_an_item_whose_row_no_block_has_is_replaced(folder):

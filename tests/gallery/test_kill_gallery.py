@@ -200,25 +200,6 @@ def test_killed_at_fifty_random_moments_of_every_kind_for_every_index(tmp_path):
         assert all(hit[f"{index} {kind}"] >= 3 for kind in KINDS), hit
 
 
-def test_a_build_that_ends_between_its_two_files_leaves_the_index_before_it(tmp_path, monkeypatch):
-    replace = Path.replace
-
-    def killed(self, target):
-        if Path(target).name == "index.json":
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    with Gallery.create(tmp_path / "gallery", IDENTITY, index="Flat") as gallery:
-        perform(gallery, FIRST)
-        before = gallery.build_index()
-        monkeypatch.setattr(Path, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            gallery.build_index("HNSW32")
-    assert_holds(gallery.folder, apply({}, FIRST))
-    with Gallery.open(gallery.folder) as again:
-        assert read_header(again.folder) == before
-
-
 FILLING = """
 import resource, sys
 import numpy as np
@@ -271,18 +252,6 @@ def test_a_disk_that_fills_up_while_an_index_is_written_leaves_the_one_before(tm
     with Gallery.open(gallery.folder) as again, files_of_at_most(10_000):
         assert again.search(draw(3, 1))[1].shape == (3, 10)
         assert [before.file in repair and "brute force" in repair for repair in again.repairs] == [True]
-
-
-def test_a_limit_that_only_the_table_of_vectors_meets_leaves_search_exact(tmp_path):
-    folder = tmp_path / "gallery"
-    with Gallery.create(folder, IDENTITY) as gallery:
-        perform(gallery, FIRST)
-    (folder / "vectors-0.f32").unlink(missing_ok=True)
-    with files_of_at_most(40_000), Gallery.open(folder) as gallery:
-        found = gallery.search(draw(3, 1))[1].tolist()
-    (folder / "vectors-0.f32").unlink(missing_ok=True)
-    with Gallery.open(folder) as gallery:
-        assert gallery.search(draw(3, 1))[1].tolist() == found
 
 
 def test_a_build_that_was_killed_leaves_no_litter_behind_the_next(tmp_path):
