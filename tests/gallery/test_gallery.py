@@ -130,7 +130,7 @@ def test_equal_scores_come_in_the_order_they_were_added_and_nothing_in_an_empty_
     gallery.add([str(n) for n in range(40)], np.tile(draw(1), (40, 1)))
     gallery.upsert(["3"], draw(1))
     assert gallery.search(draw(1), 40)[1][0].tolist() == [*(str(n) for n in range(40) if n != 3), "3"]
-    assert gallery.search(draw(0))[0].shape == (0, 0)
+    assert gallery.search(draw(0))[0].shape == (0, 10)
     gallery.remove(gallery.ids())
     assert gallery.search(draw(2))[0].shape == (2, 0)
     gallery.compact()
