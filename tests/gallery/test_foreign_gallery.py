@@ -12,7 +12,6 @@ import pytest
 from sightline.errors import InputError
 from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.gallery.local import backup_gallery, restore_gallery
-from sightline.ood.rejector import Rejector
 
 DIM = 8
 IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")
@@ -257,18 +256,7 @@ def test_a_gallery_whose_replacement_was_killed_between_two_steps_is_put_back(fo
     saving.mkdir()
     expected = search(folder, read_only=True)
     folder.rename(saving / "old")
-    assert Gallery.is_at(folder)
-    folder.rename(saving / "old")
     assert search(folder, read_only=True) == expected
-    shutil.rmtree(saving)
-
-
-def test_a_rejector_whose_replacement_was_killed_between_two_steps_is_put_back(tmp_path):
-    (tmp_path / ".rejector.saving" / "old").mkdir(parents=True)
-    (tmp_path / ".rejector.saving" / "old" / "rejector.json").write_text("{}")
-    with pytest.raises(InputError, match="found None"):  # found, and read
-        Rejector.load(tmp_path / "rejector")
-    assert (tmp_path / "rejector").is_dir()
 
 
 def test_a_database_with_another_name_is_read_and_not_written(folder, tmp_path):

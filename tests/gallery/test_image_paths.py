@@ -2,26 +2,20 @@
 
 from pathlib import Path
 
-import pytest
-
 from sightline.gallery.gallery import image_path, stored_path
 from sightline.serve.pictures import Pictures
 
 
-@pytest.mark.parametrize(
-    ("gallery", "image", "noted"),
-    [
+def test_what_is_beside_a_gallery_is_stored_relative_to_it_and_found_again():
+    for gallery, image, stored in (
         ("/data/gallery", "/data/images/a b.png", "../images/a b.png"),
-        ("/data/gallery", "/data/a.png", "../a.png"),
         ("/data/gallery", "/data/gallery2/a.png", "../gallery2/a.png"),
         ("/data/gallery", "/data/gallery/images/a.png", "/data/gallery/images/a.png"),  # else removed as if uploaded
         ("/data/gallery", "/database/a.png", "/database/a.png"),
-        ("/gallery", "/images/a.png", "/images/a.png"),  # all lies below /
-    ],
-)
-def test_what_lies_beside_a_gallery_is_noted_from_it_and_found_again(gallery, image, noted):
-    assert stored_path(Path(gallery), Path(image)) == noted
-    assert image_path(Path(gallery), {"path": noted}) == Path(image)
+        ("/gallery", "/images/a.png", "/images/a.png"),  # everything is below /
+    ):
+        assert stored_path(Path(gallery), Path(image)) == stored
+        assert image_path(Path(gallery), {"path": stored}) == Path(image)
 
 
 def test_only_what_lay_beside_is_looked_for_in_the_root():

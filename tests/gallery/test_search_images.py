@@ -84,6 +84,7 @@ def test_bad_requests_are_refused(encoder, table, gallery):
         (lambda: search_images(encoder, table, [image], k=0), "k .* got 0"),
         (lambda: search_images(encoder, table, ["nowhere.png"]), r"nowhere\.png: no such file"),
         (lambda: search_images(encoder, [1], image), "EmbeddingTable, .* got Encoder and list"),
+        (lambda: search_images(encoder, table, 5), "got int"),
         (lambda: gallery.search_images("nowhere.png"), r"unknown ids: 'nowhere\.png'; there is no image"),
         (lambda: gallery.search_images([]), "nothing to search for"),
         (lambda: gallery.search_images(table.vectors[:2]), "got ndarray; search takes vectors"),

@@ -50,7 +50,11 @@ def test_accepts_the_stated_share_and_rejects_what_is_elsewhere():
     outside = rejector.judge(np.random.default_rng(0).normal(size=(200, 6)))
     assert np.mean([verdict.belongs for verdict in outside]) < 0.3
     assert all((v.matched, v.similarity, v.belongs) == (None, None, v.energy <= v.threshold) for v in verdicts)
-    assert [withholds(policy, next(v for v in outside if not v.belongs)) for policy in ("reject", "flag", "ignore")] == [True, False, False]
+    assert [withholds(policy, next(v for v in outside if not v.belongs)) for policy in ("reject", "flag", "ignore")] == [
+        True,
+        False,
+        False,
+    ]
     assert not withholds("reject", next(v for v in verdicts if v.belongs))
     assert fit_rejector(table(80), "ssd", seed=4).scorer.options()["seed"] == 4  # the scorer's too
     assert "seed" not in fit_rejector(table(80), "composition", seed=4, scorers=["gmm"]).scorer.options()

@@ -711,11 +711,12 @@ def _lengths(table: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _table(vectors: ArrayLike, dim: int, name: str) -> NDArray[np.float32]:
-    if hasattr(vectors, "detach"):  # a tensor: on any device, of any float type, with or without a gradient
-        vectors = vectors.detach().cpu()
-        vectors = vectors.float() if vectors.is_floating_point() else vectors
+    given: Any = vectors
+    if hasattr(given, "detach"):  # a tensor: on any device, of any float type, with or without a gradient
+        given = given.detach().cpu()
+        given = given.float() if given.is_floating_point() else given
     try:
-        table = np.asarray(vectors)
+        table = np.asarray(given)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"{name} must be numbers of shape (N, {dim}), got rows that differ in length: {error}") from error
     if table.ndim != 2 or table.dtype.kind != "f":

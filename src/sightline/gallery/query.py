@@ -253,7 +253,7 @@ def _split_queries(queries: Sequence[Query]) -> tuple[list[Path | Image.Image], 
 def search_images(
     encoder: Encoder | Path | str,
     table: EmbeddingTable | Path | str,
-    images: ImageInput | Sequence[ImageInput],
+    images: Query | Sequence[ImageInput],
     k: int = 10,
 ) -> list[list[Hit]]:
     """The k nearest images of an embedding table for each query image, best first.
@@ -275,6 +275,8 @@ def search_images(
             f"they have the fingerprint {table.fingerprint}, this one {encoder.fingerprint()}"
         )
     listed = [images] if isinstance(images, str | Path | Image.Image) else images
+    if not isinstance(listed, Sequence):
+        raise InputError(f"images must be a path, an image or a list of these, got {type(images).__name__}")
     scores, places = top_k(torch.from_numpy(encoder.encode(listed)), torch.from_numpy(table.vectors), checked_k(k))
     rows, paths = table.manifest.table, table.manifest.paths()
     return [
