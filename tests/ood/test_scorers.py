@@ -110,16 +110,14 @@ def test_kl_matching_by_definition_and_pytorch_ood(data):
 
 
 def test_kl_matching_skips_classes_that_are_never_predicted():
-    logits = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]])  # nothing is taken for the third class
+    logits, query = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]]), np.array([[1.0, 1, 4]])  # none is of the third class
     scorer = ood.create("kl_matching", inputs="logits").fit(logits)
     assert len(scorer.templates) == 2
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    means, query = [p[:2].mean(0), p[2]], np.array([1.0, 1, 4])
-    q = np.exp(query) / np.exp(query).sum()
-    expected = min(float((q * np.log(q / mean)).sum()) for mean in means)
-    assert scorer.score(query[None])[0] == pytest.approx(expected)
+    p, q = (np.exp(rows) / np.exp(rows).sum(1, keepdims=True) for rows in (logits, query))
+    expected = min(float((q[0] * np.log(q[0] / mean)).sum()) for mean in (p[:2].mean(0), p[2]))
+    assert scorer.score(query)[0] == pytest.approx(expected)
     sure = ood.create("kl_matching", inputs="logits").fit(1000 * logits)  # probabilities of 0 are smoothed
-    assert np.isfinite(sure.score(1000 * query[None])).all()
+    assert np.isfinite(sure.score(1000 * query)).all()
 
 
 def test_react_clips_activations(data):
