@@ -97,7 +97,7 @@ def test_options_of_add_reach_the_gallery(sightline, built, images, tmp_path):
     add = ["index", "add", built, images, "--workers", 0]
     sightline("index", "remove", built, "super0/class00/0.png")
     (images / "super0/class00/1.png").unlink()
-    assert "70 unchanged, 1 pruned, 1 removed before" in sightline(*add, "--prune", "--split", "train")[1]
+    assert "70 unchanged, 1 pruned, 1 left out" in sightline(*add, "--prune", "--split", "train")[1]
     assert "1 added" in sightline(*add, "--restore-removed", "--batch-size", 8)[1]
     moved = images.rename(tmp_path / "moved")
     assert "71 relabelled" in sightline("index", "add", built, moved, "--moved-from", images, "--workers", 0)[1]
@@ -158,7 +158,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
         (["search", "x.png", "--gallery", built], "'x.png'"),
         (["search", "x.png"], "--gallery"),
         (["search", "", "--gallery", built], "nothing to search for"),
-        ([*search, built / "gallery.db"], "a gallery is a folder"),
+        ([*search, built / "gallery.db"], "it is a file"),
         ([*search, built, "--html", "."], "found.html"),
         ([*search, built, "--where", "label_0 == class00"], "strings in quotes"),
         ([*search, built, "--encoder", other], "another encoder"),
@@ -169,7 +169,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
         ([*build, tmp_path / "new", "--index", "flat"], "'flat'"),
         (["index", "add", built, "nowhere"], "nowhere: no such file or folder"),
         (["index", "remove", built, "nobody", "super0/class00/2.png"], "'nobody'"),
-        (["index", "stats", images], "not a gallery"),
+        (["index", "stats", images], "gallery.db"),
     ]
     for words, message in mistakes:
         status, out, err = sightline(*words)

@@ -212,7 +212,7 @@ def test_folders_that_are_no_gallery_are_refused_and_left_alone(tmp_path, filled
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "gallery.db").write_text("this is no database " * 100)
     for call, message in (
-        (lambda: Gallery.open(tmp_path / "nowhere"), r"nowhere: not a gallery: .*gallery\.db"),
+        (lambda: Gallery.open(tmp_path / "nowhere"), "nowhere: not a gallery: no such folder"),
         (lambda: Gallery.open(tmp_path / "text"), "text: the database is damaged"),
         (lambda: Gallery.open(None), "str or Path, got NoneType"),
         (lambda: Gallery.create(filled[0].folder, IDENTITY), "exists and is not empty"),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from inspect import signature
 from json import JSONDecodeError, loads
 from pathlib import Path
+from re import sub
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,7 +100,8 @@ def scorers() -> None:
 
     for name in SCORERS:
         if SCORERS.find(name).needs == ("vectors",):  # type: ignore[attr-defined]
-            echo(f"{name} ({', '.join(SCORERS.options(name)) or 'no options'}): {SCORERS.summary(name)}")
+            summary = sub(r":\w+:`(\w+)`", r"\1", SCORERS.summary(name)).replace("``", "`")  # without reStructuredText
+            echo(f"{name} ({', '.join(SCORERS.options(name)) or 'no options'}): {summary}")
 
 
 @app.command()

@@ -78,7 +78,10 @@ class IngestSummary:
 
     def __str__(self) -> str:
         counts = {name: getattr(self, name) for name in ("added", "changed", "relabelled", "unchanged", "pruned")}
-        counts |= {"unreadable": len(self.unreadable), "removed before (--restore-removed adds them)": self.left_out}
+        counts |= {
+            "unreadable": len(self.unreadable),
+            "left out: removed before (--restore-removed adds them)": self.left_out,
+        }
         return ", ".join(f"{value} {name}" for name, value in counts.items() if value) or "nothing to do"
 
 

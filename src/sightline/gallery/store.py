@@ -203,8 +203,8 @@ class Store:
         """Open the database in a gallery's folder."""
         file = recovered_folder(folder) / DATABASE
         if not os.path.lexists(file):
-            why = "a gallery is a folder, this is a file" if folder.is_file() else f"it has no {DATABASE}"
-            raise InputError(f"{folder}: not a gallery: {why}")
+            why = f"it has no {DATABASE}" if folder.exists() else "no such folder"
+            raise InputError(f"{folder}: not a gallery: {'it is a file' if folder.is_file() else why}")
         _check_links(folder, read_only)
         with sqlite_errors(folder):
             if not read_only and not (os.access(file, os.W_OK) and os.access(folder, os.W_OK)):

@@ -23,7 +23,7 @@ ITEMS_A_CLUSTER = 50  # if k-means replaces too many classes
 
 
 class Mahalanobis(Scorer):
-    """``min_c d_c^2`` of unnormalised vectors, d_c the Mahalanobis distance to the mean of class c.
+    """Mahalanobis distance of unnormalised vectors to the nearest class mean: ``min_c d_c^2``.
 
     All classes share one covariance, ``(1/N) sum_i (z_i - mu_i)(z_i - mu_i)^T + shrinkage * trace / D * I``. A class with a
     single item has no spread: all such classes share one component, whose mean is that of all items.
@@ -59,8 +59,8 @@ class Mahalanobis(Scorer):
             raise InputError(f"scorer {self.name!r}: items must differ within their classes; their spread is 0")
         if n_items - len(means) < dim:
             warnings.warn(
-                f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) are few for {dim} dimensions; the "
-                f"others rest on shrinkage {self.shrinkage}. Fit on more items, or use shrinkage='auto'",
+                f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) are few for {dim} dimensions, "
+                f"shrinkage {self.shrinkage} fills the rest; fit on more items, or set shrinkage to 'auto'",
                 stacklevel=2,
             )
         identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
@@ -91,7 +91,7 @@ class Mahalanobis(Scorer):
 
 
 class GMM(Mahalanobis):
-    """``-log sum_c pi_c exp(-d_c^2 / 2)``, d_c the Mahalanobis distance to the mean of class c.
+    """Gaussian mixture with a component per class: ``-log sum_c pi_c exp(-d_c^2 / 2)``.
 
     Args:
         components: as for ``mahalanobis``.
@@ -154,7 +154,7 @@ def std_pooled(maps: Tensor) -> Tensor:
 
 
 class SSD(Mahalanobis):
-    """``min_c d_c^2`` of unit vectors to k-means clusters or, for SSD+, to classes.
+    """Mahalanobis distance of unit vectors to the nearest k-means cluster or, for SSD+, class: ``min_c d_c^2``.
 
     Args:
         supervised: SSD+: use labels instead of clusters.
@@ -243,7 +243,7 @@ class KNN(Neighbours):
 
 
 class SoftKNN(Neighbours):
-    """``-(1/s) log sum_j exp(s z.g_j)`` over the k nearest vectors of the fit set: a smooth :class:`KNN`.
+    """Smooth :class:`KNN`: ``-(1/s) log sum_j exp(s z.g_j)`` over the k nearest vectors of the fit set.
 
     Args:
         k: neighbours.

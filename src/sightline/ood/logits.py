@@ -91,7 +91,7 @@ class MaxLogit(LogitScorer):
 
 
 class Energy(LogitScorer):
-    """``-T log sum_c exp(f_c / T)``, EL in the papers.
+    """Energy of the logits, EL in the papers: ``-T log sum_c exp(f_c / T)``.
 
     Args:
         temperature: T.
@@ -134,7 +134,7 @@ def energy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 class KLMatching(LogitScorer):
-    """``min_c KL(p || t_c)``: p the probabilities of an item, t_c their mean over fit items predicted as c."""
+    """Divergence from the nearest mean prediction: ``min_c KL(p || t_c)``, t_c the mean over fit items predicted as c."""
 
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "templates")
     n_classes_needed = 2
@@ -204,7 +204,7 @@ class DICE(LogitScorer):
 
 
 class Residual(LogitScorer):
-    """``|R^T (z - u)|``: the distance of a vector from the principal subspace of the fit set, around ``u = -W^+ b``.
+    """Distance from the principal subspace of the fit set: ``|R^T (z - u)|``, around ``u = -W^+ b``.
 
     Args:
         n_principal: dimensions of that subspace; None for half of D, or of N if that is less, 256 at most.
@@ -252,7 +252,7 @@ class Residual(LogitScorer):
 
 
 class ViM(Residual):
-    """``alpha * residual - log sum_c exp f_c`` (virtual logit); alpha gives both terms the same scale on the fit set.
+    """Virtual logit: ``alpha * residual - log sum_c exp f_c``; alpha gives both terms the same scale on the fit set.
 
     Args:
         n_principal: all options are those of ``residual``.
