@@ -46,7 +46,7 @@ API = {
 }
 SUBPACKAGES = {
     "losses": "Every loss as a function and a module, and `create_loss`: [all of them](../losses.md).",
-    "ood": "Outlier scorers, `create` and `load`: [does this image belong here?](../ood.md).",
+    "ood": "Outlier scorers, `create` and `load`: [out-of-distribution detection](../ood.md).",
 }
 
 

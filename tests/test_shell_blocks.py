@@ -66,8 +66,8 @@ READER_HAS = {  # by page: what it says that the reader has, or what a line that
         "encoder": "run/encoder",
         "collection.csv": "images.csv",
         "test.csv": "images.csv",
-        "cats": "strangers",
-        "noise": "strangers",
+        "cats": "unrelated",
+        "noise": "unrelated",
         "photo.jpg": "photo.jpg",
         "emoji.parquet": "table.parquet",
         "logos.parquet": "table.parquet",
@@ -87,15 +87,15 @@ READER_HAS = {  # by page: what it says that the reader has, or what a line that
     "tutorials/search-service.md": {
         "runs/photos": "run",
         "photos": "photos",
-        "new-photos": "strangers",
+        "new-photos": "unrelated",
         "query.jpg": "photo.jpg",
     },
-    "tutorials/strangers.md": {
+    "tutorials/out-of-distribution.md": {
         "runs/photos": "run",
         "gallery": "gallery",
         "photo.jpg": "photo.jpg",
         "test.csv": "images.csv",
-        "strangers": "strangers",
+        "unrelated": "unrelated",
     },
 }
 NAMES = {
@@ -148,9 +148,9 @@ def kept(tmp_path_factory):
     images.write_csv(folder / "emoji" / "manifest.csv")
     shutil.copy(rows[0][0], folder / "photo.jpg")
     (folder / "notes.md").write_text("Made for a test.\n")
-    (folder / "strangers").mkdir()
+    (folder / "unrelated").mkdir()
     for number in range(6):
-        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(folder / "strangers" / f"{number}.png")
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(folder / "unrelated" / f"{number}.png")
     _write_sop(folder / "sop", images)
     shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")
     shutil.copytree(folder / "photos", folder / "catalogue")

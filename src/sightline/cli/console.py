@@ -71,14 +71,10 @@ def read_table(file: Path, split: str | None = None) -> "EmbeddingTable":
 
 
 def read_images(source: Path, split: str | None) -> "Images":
-    """A manifest or a folder of images, or a table by ``sightline embed``; one split of it, None for all."""
-    from sightline.data.embedding_table import EmbeddingTable
-    from sightline.data.manifest import read_manifest
+    """A folder of images, a manifest, or a table from ``sightline embed``; one split of it, None for all."""
+    from sightline.gallery.ingest import read_source
 
-    if EmbeddingTable.is_at(source):
-        return read_table(source, split)
-    manifest = read_manifest(source, labelled=False)
-    return manifest if split is None else manifest.split(split)
+    return read_source(source, split)
 
 
 def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
