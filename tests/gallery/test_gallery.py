@@ -99,6 +99,7 @@ def test_a_filter_leaves_the_rest_in_order(filled, where, keep):
     gallery, items = filled
     assert_finds(gallery, items, draw(4, seed=3), 10, where, keep)
     assert gallery.filter(where) == [id_ for id_, (_, metadata) in items.items() if keep(metadata)]
+    assert (gallery.count(where), gallery.count()) == (len(gallery.filter(where)), len(items))
     gallery.remove(["item 5", "item 99"])
     items = {id_: item for id_, item in items.items() if id_ not in ("item 5", "item 99")}
     assert_finds(gallery, items, draw(4, seed=3), 10, where, keep)

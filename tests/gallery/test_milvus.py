@@ -114,6 +114,7 @@ def test_filters_mean_what_they_mean_in_the_folder(both, start):
     for text in [*LEAVES, *JOINED][start : start + 8]:
         for condition in (text, f"not ({text})"):
             assert milvus.filter(condition) == folder.filter(condition), condition
+            assert milvus.count(condition) == folder.count(condition), condition
 
 
 def test_what_is_not_in_the_language_is_refused_in_the_same_words():

@@ -59,6 +59,7 @@ class Answer:
         verdict: what the rejector says of it.
         unknown: names in the condition that no item has, where nothing was found.
         generation: of the gallery that was searched.
+        candidates: items that were ranked: those that meet the condition, or all.
     """
 
     query: str
@@ -68,6 +69,7 @@ class Answer:
     verdict: Verdict | None = None
     unknown: tuple[str, ...] = ()
     generation: int = 0
+    candidates: int = 0
 
     def remarks(self) -> list[str]:
         """What is to be said of the query besides its results: nothing where all is well, or is to be ignored."""
@@ -129,11 +131,12 @@ def query(
         verdicts = rejector.judge(vectors, *best_matches(gallery, vectors, own))
     asked = filter_names(options.where) if options.explain and options.where is not None and not known else []
     unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
+    candidates = gallery.count(options.where)
     answers = []
     for name, row_scores, row_ids, verdict in zip(own, scores, ids, verdicts, strict=True):
         pairs = [] if withholds(policy, verdict) else zip(row_ids, row_scores, strict=True)
         hits = [Hit(str(id_), float(score), known[id_]) for id_, score in pairs if id_ is not None]
-        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation))
+        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation, candidates))
     return answers
 
 

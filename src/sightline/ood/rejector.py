@@ -38,6 +38,8 @@ class Verdict:
             where either is not known.
         similarity: to the best item of the gallery.
         similarity_threshold: at which the stated share of queries that have a match is recognised.
+        quantile: the share of the calibration images with a lower energy, in [0, 1]; None where it is not known, as for
+            rejectors saved by an earlier version.
     """
 
     belongs: bool
@@ -46,6 +48,7 @@ class Verdict:
     matched: bool | None
     similarity: float | None
     similarity_threshold: float | None
+    quantile: float | None
 
 
 def withholds(policy: str | None, verdict: Verdict | None) -> bool:
@@ -102,6 +105,8 @@ class Rejector:
             raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
         threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
+        known = self.scorer.quantiles(energies)
+        quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
             Verdict(
                 energy <= threshold or item,
@@ -110,8 +115,9 @@ class Rejector:
                 None if score is None or limit is None else score >= limit,
                 score,
                 limit,
+                quantile,
             )
-            for energy, score, item in zip(energies.tolist(), best, items, strict=True)
+            for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
         ]
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:

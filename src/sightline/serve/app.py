@@ -3,6 +3,7 @@
 import io
 import time
 from dataclasses import asdict
+from math import isnan
 from typing import Annotated, Any, cast
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from sightline.gallery.gallery import Item, Value, labels_of
 from sightline.gallery.query import QueryOptions
 from sightline.ood.rejector import POLICIES
 from sightline.ranking.refine import Refinement
+from sightline.serve.browse import Sort
 from sightline.serve.collection import Collection, SearchJob, is_damage, shared_levels
 from sightline.serve.guard import COOKIE, LOG, OPEN, check_scope, guarded_app
 from sightline.serve.pictures import LARGEST, read_form
@@ -27,6 +29,8 @@ from sightline.serve.schemas import (
     OF_THE_IMAGE,
     RETRY,
     AnswerBody,
+    BrowseBody,
+    BrowsedItem,
     ChangedItem,
     GalleryBody,
     Health,
@@ -124,6 +128,10 @@ def find_service(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(find_service)]
 GalleryName = Annotated[str | None, Query(max_length=200, description="The first by default.")]
 PathId = Annotated[str, Path(description="URL-encoded.", json_schema_extra=ID_SCHEMA), AfterValidator(id_in_path)]
+Condition = Annotated[
+    str | None,
+    Query(max_length=10_000, json_schema_extra={"format": "sightline-filter"}, description="Such as `year >= 2020`."),
+]
 Size = Annotated[int, Query(ge=16, le=1024, description="Longer side in pixels, at most.")]
 
 
@@ -228,6 +236,28 @@ async def add_item(request: Request, service: ServiceOf) -> Written:
     async with service.accept():
         collection = service.gallery(form.gallery)
         return (await _write(service, collection, form.id, form.metadata or {}, form.image, replace=False))[1]
+
+
+@router.get("/v1/items", tags=["items"])
+async def browse_items(
+    service: ServiceOf,
+    collection: CollectionOf,
+    where: Condition = None,
+    level: Annotated[int, Query(ge=0, le=9, description="Of the labels that are the classes; 0 is the finest.")] = 0,
+    sort: Annotated[Sort, Query(description="Least typical first, in each class or among all items.")] = "class",
+    offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 60,
+) -> BrowseBody:
+    """The items of the gallery by class, the least typical first, one page at a time."""
+    async with service.accept():
+        total, found = await service.run(lambda: collection.browse(where or None, level, sort, offset, limit))
+    items = [
+        BrowsedItem(
+            **item_body(collection, item.id, item.metadata).model_dump(), typicality=None if isnan(value) else value
+        )
+        for item, value in found
+    ]
+    return BrowseBody(gallery=collection.name, total=total, items=items)
 
 
 @router.get("/v1/items/{id}/image", tags=["items"], response_class=Response, responses=PICTURE)

@@ -8,12 +8,14 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
+from itertools import chain, takewhile
 from operator import eq
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +27,15 @@ from sightline.gallery.gallery import IMAGES, REJECTOR_FOLDER, EncoderIdentity, 
 from sightline.gallery.query import Answer, QueryOptions, query
 from sightline.gallery.store import DATABASE, DamagedError
 from sightline.ood.rejector import SETTINGS_FILE, Rejector
+from sightline.serve.browse import Listing, Sort, read_all, read_existing, read_listing
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE, RETRY, FieldBody, Problem, ValueCount
 from sightline.serve.settings import file_stamp
 
 MOST_VALUES = 200
-AT_ONCE = 5000  # items read at a time: others read in between
-FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read through for each question
+FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read in full for each request
 KINDS = {str: "text", bool: "bool", int: "number", float: "number"}
 Upload = tuple[bytes, str, NDArray[np.float32]]
+Made = TypeVar("Made")
 
 
 def shared_levels(query: list[str] | None, item: list[str]) -> int | None:
@@ -70,17 +73,23 @@ def _summarise_field(name: str, counts: Counter[tuple[type, Value]]) -> FieldBod
     return FieldBody(name=name, kind="bool" if is_bool else "text", values=values, min=None, max=None)
 
 
-def _rows(gallery: Gallery) -> Iterator[dict[str, Value]]:
-    """What is known of each item, some at a time."""
-    ids = gallery.ids()
-    for start in range(0, len(ids), AT_ONCE):
-        part = ids[start : start + AT_ONCE]
-        try:
-            found = gallery.metadata(part)
-        except InputError:  # one was removed meanwhile
-            there = set(gallery.ids())
-            found = gallery.metadata([id_ for id_ in part if id_ in there])
-        yield from found
+class Cached(Generic[Made]):
+    """What is computed from all items of a gallery: again where they changed, but not more often than every 5 seconds."""
+
+    def __init__(self, compute: Callable[[Gallery], Made]) -> None:
+        self._compute = compute
+        self._lock = threading.Lock()
+        self._kept: tuple[Made, int, float] | None = None  # with its generation, and when it was computed
+
+    def of(self, gallery: Gallery) -> Made:
+        """The value for the gallery as it is, or was some seconds ago; not for the event loop."""
+        with self._lock:
+            if self._kept is None or (
+                self._kept[1] != gallery.generation and time.monotonic() - self._kept[2] >= FRESH_SECONDS
+            ):
+                generation = gallery.generation
+                self._kept = self._compute(gallery), generation, time.monotonic()
+            return self._kept[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +127,12 @@ class Collection:
         self.name = folder.resolve().name
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._fields_lock = threading.Lock()
         self._inode = self.inode()
         self._open: dict[bool, Held] = {}  # by whether it is for writing
         self._rejector: Rejector | None = None
         self._rejector_stamp: tuple[int, int] | None = None
-        self._fields: list[FieldBody] = []
-        self._fields_stamp = -1, 0.0  # generation, and when they were read
+        self._fields = Cached(lambda gallery: summarise_fields(chain(*read_all(gallery, gallery.metadata))))
+        self._listings: dict[int, Cached[Listing]] = {}  # by label level
         with self.gallery() as gallery:
             self.writable = not read_only and gallery.capabilities.keeps_uploads
 
@@ -174,13 +182,22 @@ class Collection:
 
     def fields(self) -> list[FieldBody]:
         """The fields of its items, at most some seconds old; reads all items where they changed."""
-        with self._fields_lock, self.gallery() as gallery:
-            generation, since = self._fields_stamp
-            if generation < 0 or (generation != gallery.generation and time.monotonic() - since >= FRESH_SECONDS):
-                generation = gallery.generation
-                self._fields = summarise_fields(_rows(gallery))
-                self._fields_stamp = generation, time.monotonic()
-            return self._fields
+        with self.gallery() as gallery:
+            return self._fields.of(gallery)
+
+    def browse(
+        self, where: str | None, level: int, sort: Sort, offset: int, limit: int
+    ) -> tuple[int, list[tuple[Item, float]]]:
+        """The number of items that meet a condition, and those on one page with their typicality, NaN where undefined."""
+        check_where(where)
+        with self._named_failures(), self.gallery() as gallery:
+            with self._lock:
+                cached = self._listings.setdefault(level, Cached(partial(read_listing, level=level)))
+            listing = cached.of(gallery)
+            n_items, places = listing.page(sort, None if where is None else gallery.filter(where), offset, limit)
+            typicality = dict(zip(listing.ids[places].tolist(), listing.typicality[places].tolist(), strict=True))
+            items = read_existing(gallery, list(typicality), gallery.get)
+            return n_items, [(item, typicality[item.id]) for item in items]
 
     def rejector(self) -> Rejector | None:
         """The rejector in the gallery's folder, if there is one; read again when it changes."""
@@ -226,8 +243,7 @@ class Collection:
         return [answers[job] for job in jobs]
 
     def _answer(self, options: QueryOptions, jobs: list[SearchJob]) -> list[Answer]:
-        if options.where is not None and (hidden := sorted({*filter_names(options.where)} & {*HIDDEN})):
-            raise Problem(422, f"where: {', '.join(hidden)} cannot be asked for")
+        check_where(options.where)
         with self._named_failures(), self.gallery() as gallery:
             rejector = self.rejector()
             if rejector is not None and (options.policy or rejector.policy) == "ignore":
@@ -324,6 +340,12 @@ class Collection:
                     os.unlink(name, dir_fd=images)
             finally:
                 os.close(images)
+
+
+def check_where(where: str | None) -> None:
+    """Refuse a condition on where the files of images are."""
+    if where is not None and (hidden := sorted({*filter_names(where)} & {*HIDDEN})):
+        raise Problem(422, f"where: {', '.join(hidden)} cannot be used in a filter")
 
 
 def is_damage(error: InputError) -> bool:

@@ -254,6 +254,20 @@ class ResultBody(ItemBody):
     relation: int | None
 
 
+class BrowsedItem(ItemBody):
+    """An item, and its cosine to the mean of the other items of its class; None where there is no other."""
+
+    typicality: float | None
+
+
+class BrowseBody(BaseModel):
+    """One page of a gallery's items, and how many items there are to page through."""
+
+    gallery: str
+    total: int
+    items: list[BrowsedItem]
+
+
 class Took(BaseModel):
     """Milliseconds, waiting included."""
 
@@ -262,13 +276,14 @@ class Took(BaseModel):
 
 
 class AnswerBody(BaseModel):
-    """What was found."""
+    """What was found; ``candidates`` counts the items that were ranked, those that pass the filter."""
 
     gallery: str
     generation: int
     query: QueryBody
     verdict: VerdictBody | None
     results: list[ResultBody]
+    candidates: int
     took: Took
 
 
