@@ -307,6 +307,7 @@ def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSecti
         summary=material.options.summary,
         n_images=len(table),
         n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
+        selections=[one.selection for one in material.subjects if one.selection is not None],
         fingerprints={one.name: one.table.fingerprint for one in material.subjects},
         version=__version__,
     )

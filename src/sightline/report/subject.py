@@ -13,6 +13,7 @@ from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
 from sightline.losses import LOSSES
+from sightline.models.card import Account
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
@@ -35,12 +36,27 @@ class Subject:
         table: labelled images with their vectors.
         log: rows of the run's ``log.csv``; none where it is not known.
         recipe: of the run, where it is known.
+        card: of the run's encoder, where it is known.
+        shows_validation: whether images of the table chose the epoch.
     """
 
     name: str
     table: EmbeddingTable
     log: tuple[LogRow, ...] = ()
     recipe: Recipe | None = None
+    card: Account | None = None
+    shows_validation: bool = False
+
+    @property
+    def selection(self) -> str | None:
+        """A sentence on the validation images that chose the epoch; None where none did, or it is not known."""
+        card = self.card
+        if card is None or card.training is None or card.evaluation is None or not card.evaluation.chose:
+            return None
+        by = "" if self.recipe is None else f" by {self.recipe.validation.metric}"
+        chosen = f"epoch {card.training.epoch} of {card.training.epochs} was chosen{by} on {card.evaluation.on}"
+        optimistic = "; this page shows those images, so its numbers are optimistic" if self.shows_validation else ""
+        return f"{self.name}: {chosen}{optimistic}."
 
     @property
     def queries(self) -> NDArray[np.int64]:
@@ -91,12 +107,20 @@ def read_subject(
     recipe = run.read_recipe()
     encoder = Encoder.from_pretrained(run.encoder)
     manifest = _unseen(recipe, split) if like is None else like.manifest
+    chose = train_and_validation(read_manifest(recipe.data.manifest), recipe)[1] if like is None else None
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
         vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
         vectors.write(kept)
-    return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(run.log_file)), recipe)
+    return Subject(
+        name or source.resolve().name,
+        _labelled(vectors),
+        tuple(read_log(run.log_file)),
+        recipe,
+        encoder.card,
+        shows_validation=chose is not None and not set(chose.table["id"]).isdisjoint(vectors.ids),
+    )
 
 
 def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
