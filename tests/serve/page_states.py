@@ -1,6 +1,6 @@
 """Every state of the search page and how to reach it; what must hold of its layout at any width, light and dark."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,11 +154,11 @@ def serving_states(folder: Path) -> Iterator[str]:
         yield address
 
 
-def each_look(page, see: Callable[[str], None]) -> None:
-    """Call ``see`` with a name for every width and colour scheme, the page having taken it on."""
+def looks(page) -> Iterator[str]:
+    """The name of every width and colour scheme, each once the page has taken it on."""
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         for name, width in WIDTHS.items():
             page.set_viewport_size({"width": width, "height": 844 if name == "phone" else 900})
             page.wait_for_function(DRAWN)
-            see(f"{name}-{scheme}")
+            yield f"{name}-{scheme}"

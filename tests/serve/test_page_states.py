@@ -5,7 +5,7 @@
 
 import pytest
 from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, Watched
-from page_states import FAULTS, STATES, each_look, serving_states
+from page_states import FAULTS, STATES, looks, serving_states
 from playwright.sync_api import sync_playwright
 
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
@@ -27,9 +27,8 @@ def chromium():
 def test_a_state_fits_every_screen(chromium, address, name):
     watched = Watched(chromium, address)
     STATES[name].reach(watched.page)
-    seen = {}
-    each_look(watched.page, lambda look: seen.update({look: watched.page.evaluate(FAULTS)}))
-    assert len(seen) == 6
-    assert {look: faults for look, faults in seen.items() if faults} == {}
+    faults = {look: watched.page.evaluate(FAULTS) for look in looks(watched.page)}
+    assert faults == dict.fromkeys(faults, [])
+    assert len(faults) == 6
     watched.check()
     watched.context.close()

@@ -208,7 +208,7 @@ function drawPreview() {
   if (!asked || key === previewed) return;
   previewed = key;
   if (query.id) {
-    const picture = queryImage(imageAddress(query.id, query.gallery), "The item searched by");
+    const picture = queryImage(imageAddress(query.id, query.gallery), "Query item");
     $("#preview").replaceChildren(
       h("div", { className: "stage" }, picture),
       h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id),
@@ -240,7 +240,7 @@ function drawRecent() {
           {
             type: "button",
             title: one.title,
-            "aria-label": `Search again: ${one.title}`,
+            "aria-label": `Search again by ${one.title}`,
             onclick: () => ask(one.query, one),
           },
           h("img", { src: one.src, alt: "", width: 48, height: 48, onerror: () => one.query.image && forgetRecent(one) }),
