@@ -187,6 +187,7 @@ def take_states(folder: Path) -> None:
             state.reach(page)
             for look in looks(page):
                 page.screenshot(path=folder / f"{name}-{look}.png")
+            page.unroute_all(behavior="ignoreErrors")  # requests that the state holds back
             page.context.close()
             typer.echo(name)
 

@@ -1,7 +1,6 @@
 """Panels, maps and published tables."""
 
 import ast
-import math
 from importlib import resources
 from pathlib import Path
 
@@ -16,27 +15,15 @@ from sightline.report.figures import (
     class_map,
     map_panel,
     neighbour_purity,
-    recall_panel,
     score_panel,
     severity_panel,
-    smoothed,
     training_panels,
     unit_class_means,
 )
-from sightline.report.numbers import KNOWN, places_of, published_tables_of
-from sightline.report.style import CLASSES, MARKERS, as_svg, level_colours
+from sightline.report.numbers import places_of, published_tables_of
+from sightline.report.style import CLASSES, MARKERS, as_svg
 
 LOSSES = [(step, 0, "loss", 1 / step) for step in range(1, 6)]
-
-
-def test_the_mean_by_definition():
-    values = [3.0, -1.0, 4.0, 1.0, -5.0]
-    expected = []
-    for last in range(len(values)):
-        weights = [0.8 ** (last - place) for place in range(last + 1)]
-        expected.append(math.fsum(w * v for w, v in zip(weights, values, strict=False)) / math.fsum(weights))
-    assert_close(smoothed(values, weight=0.8), expected)
-    assert smoothed([]) == []
 
 
 def test_loss_and_metric_are_drawn_where_they_were_logged():
@@ -50,13 +37,6 @@ def test_loss_and_metric_are_drawn_where_they_were_logged():
     assert levels[0].figure.axes[0].lines[0].get_ydata() == [1.5]
     best = training_panels({"new": [(step, 0, "val/map", 1.0) for step in (1, 2)]}, "map")[0]
     assert best.figure.axes[0].get_ylim()[1] == 101
-
-
-@pytest.mark.parametrize(("n_places", "told"), [(4, ["1", "2", "4", "8"]), (8, ["1", "4", "16", "64"])])
-def test_places_of_recall_are_told(n_places, told):
-    ks = [2**power for power in range(n_places)]
-    axes = recall_panel(ks, {"new": np.ones((1, n_places))}).figure.axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == told
 
 
 def test_terms_of_a_loss_are_drawn_one_by_one():
@@ -91,12 +71,6 @@ def test_two_figures_of_a_page_share_no_id_and_follow_its_mode():
     assert "#0072b2" not in svg
     assert "<metadata" not in svg
     assert "a-b-figure_1" in svg
-
-
-@pytest.mark.parametrize("n_levels", [1, 2, 3, 7])
-def test_each_relation_has_a_colour_of_its_own(n_levels):
-    colours = level_colours(n_levels)
-    assert len(set(colours)) == n_levels + 1
 
 
 def test_class_means_by_definition(random_subject):
@@ -174,13 +148,6 @@ def test_a_published_table_can_be_asked_for():
         published_tables_of([Path("/photos")], "tpami_table01", ["recall@1"])
     with pytest.raises(InputError, match="unknown published table 'tpami_table1'"):
         published_tables_of([Path("/photos")], "tpami_table1", ["recall@1"])
-
-
-def test_every_known_set_has_its_tables():
-    for dataset, (folders, tables) in KNOWN.items():
-        found = published_tables_of([Path("/", folders[0])], None, ["recall@1", "map", "asi", "h_ap"])
-        assert [table["table"] for table in found] == list(tables)
-        assert all(table["rows"] and table["dataset"] == dataset for table in found)
 
 
 def test_every_legend_has_a_place_of_its_own():

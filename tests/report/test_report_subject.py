@@ -11,7 +11,6 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
-from sightline.training.prepare import untrained_encoder
 from sightline.training.recipe import Recipe, read_recipe
 from sightline.training.run import train
 
@@ -153,9 +152,3 @@ def test_options_that_need_another_are_refused_before_the_work(sightline):
     for option, told in (("--outliers", "--detector"), ("--against-name", "--against")):
         status, _, error = sightline("report", "nowhere.parquet", option, "x")
         assert (status, told in error) == (2, True)
-
-
-def test_an_untrained_encoder_sees_images_as_the_recipe_does():
-    recipe = read_recipe("roadmap-tpami-sop", ["data.manifest=x", "model.backbone=tiny", "model.weights=none"])
-    assert recipe.data.stretch
-    assert untrained_encoder(recipe).settings.preprocessing.stretch
