@@ -139,10 +139,8 @@ def test_a_client_that_leaves_while_it_sends_is_no_error(hasty):
     left = '"route": "/v1/search", "status": 499'
     with ExitStack() as stack:
         connected(stack, address, FORM_HEAD)
-    deadline = time.monotonic() + 60
-    while left not in "".join(log) and time.monotonic() < deadline:
+    while left not in "".join(log):
         time.sleep(0.05)
-    assert left in "".join(log)
 
 
 def test_uploads_that_are_half_there_do_not_hold_up_the_end(own_gallery):

@@ -16,30 +16,25 @@ from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery
 
 
-def test_sigterm_loses_no_accepted_request(own_gallery):
-    with process(own_gallery, seconds=0.3, SIGHTLINE_SERVE_BATCH="4") as (server, address, log):
+def test_sigterm_loses_no_accepted_request(own_gallery, tmp_path):
+    with process(own_gallery, held_until=tmp_path / "go", SIGHTLINE_SERVE_BATCH="4") as (server, address, log):
         with ThreadPoolExecutor(16) as pool:
 
             def search(seed):
-                return httpx.post(f"{address}/v1/search", files={"image": ("x", png(seed))}, timeout=60)
+                return httpx.post(f"{address}/v1/search", files={"image": ("x", png(seed))}, timeout=600)
 
             def write(number):
                 form = {"image": ("x", png(number))}
-                return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=60)
+                return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=600)
 
             asked = [pool.submit(search, seed) for seed in range(8)] + [pool.submit(write, seed) for seed in range(8)]
-            deadline = time.monotonic() + 60
-            while accepted(address) < 9 and time.monotonic() < deadline:
+            while accepted(address) < 16:
                 time.sleep(0.02)
-            n_answered = sum(one.done() for one in asked)
-            n_accepted = accepted(address)
-            assert n_accepted >= 8
             server.send_signal(signal.SIGTERM)
-            answers = [one.result() for one in asked if one.exception() is None]
-        server.wait(30)
-        # A connection that had not been read from when the signal came is closed; what had been accepted is answered.
-        assert len(answers) >= n_answered + n_accepted
-        assert {answer.status_code for answer in answers} <= {200, 201}
+            (tmp_path / "go").touch()
+            answers = [one.result() for one in asked]
+        server.wait()
+        assert [answer.status_code for answer in answers] == [200] * 8 + [201] * 8
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/v1/health")
     assert server.returncode in (0, -signal.SIGTERM)
@@ -67,8 +62,7 @@ def test_sigkill_during_writes_loses_no_acknowledged_item(own_gallery, serving):
         threads = [threading.Thread(target=write_on, args=(address, worker)) for worker in range(6)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 60
-        while len(acknowledged) < 40 and time.monotonic() < deadline:
+        while len(acknowledged) < 40 and any(thread.is_alive() for thread in threads):
             time.sleep(0.01)
         server.send_signal(signal.SIGKILL)
         for thread in threads:

@@ -104,7 +104,8 @@ def read_listing(gallery: Gallery, level: int = 0) -> Listing:
 
 def _unit_vectors(items: Sequence[Item]) -> NDArray[np.float64]:
     vectors = np.array([item.vector for item in items], np.float64)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SHORTEST)
+    unit: NDArray[np.float64] = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SHORTEST)
+    return unit
 
 
 def _class_of(item: Item, level: int) -> str:
