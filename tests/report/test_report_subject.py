@@ -143,9 +143,3 @@ def test_the_commands_of_the_page_run(run, two_subjects, tmp_path, monkeypatch, 
         assert all(name in re.findall(r"<title>(.*?)</title>", text)[0] for name in names)
         assert f"Made by: {line}" in text
     assert {file.suffix for file in Path("figures").iterdir()} == {".png", ".svg"}
-
-
-def test_options_that_need_another_are_refused_before_the_work(sightline):
-    for option, needed in (("--outliers", "--detector"), ("--against-name", "--against")):
-        status, _, error = sightline("report", "nowhere.parquet", option, "x")
-        assert (status, needed in error) == (2, True)

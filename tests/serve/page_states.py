@@ -103,6 +103,8 @@ FAULTS = """() => {
     for (const one of all) {
         const box = one.getBoundingClientRect();
         if (box.width && (box.left < -1 || box.right > innerWidth + 1)) say(`from ${box.left} to ${box.right}`, one);
+        const isTarget = one.matches("button:not(.link), select, .pick"); // for a finger
+        if (innerWidth < 400 && isTarget && box.height < 30) say(`${box.height} high`, one);
     }
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {

@@ -241,6 +241,7 @@ def test_the_page_on_settings_names_all_with_their_defaults():
         ({"galleries": ["a"], "host": "0.0.0.0"}, "--token-file"),
         ({"galleries": ["a"], "host": "example.org"}, "--token-file"),
         ({"galleries": ["a", "b/a"]}, "'a'"),
+        ({"galleries": ["a"], "image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(given, named):

@@ -168,7 +168,7 @@ async function drawBeginning(gallery) {
   }
   lane.summary.replaceChildren(
     "Drop, paste or choose an image to find similar ones, click one of these, or ",
-    h("button", { type: "button", className: "link", onclick: startBrowsing }, `browse all ${plural(gallery.items, "image")}`),
+    h("button", { type: "button", className: "link", onclick: () => browseAll(true) }, `browse all ${plural(gallery.items, "image")}`),
     ".",
   );
   drawWaiting(lane.list, SAMPLES);
@@ -276,7 +276,7 @@ function clearFilters() {
   filter({ facets: {}, where: "" });
 }
 
-const startBrowsing = () => go({ query: null, browse: plainBrowse(true) }, { step: true });
+const browseAll = (on) => go({ query: null, browse: plainBrowse(on) }, { step: true });
 
 function applyWhere() {
   if ($("#where").value.trim() !== state.where) filter({ where: $("#where").value.trim() });
@@ -351,7 +351,7 @@ function watch() {
   });
   $("#clear").addEventListener("click", clearFilters);
   $("#compare").addEventListener("click", toggleCompare);
-  $("#browse").addEventListener("click", startBrowsing);
+  $("#browse").addEventListener("click", () => browseAll(!isBrowsing(state)));
   $("#forget").addEventListener("click", () => {
     forgetToken();
     location.assign(".");
