@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,6 @@ from sightline.gallery.gallery import Gallery, Item, labels_of
 AT_ONCE = 5000  # items read at a time: others read in between
 SHORTEST = 1e-12  # length of a vector below which it has no direction
 Sort = Literal["class", "least_typical"]
-SORTS: tuple[Sort, ...] = get_args(Sort)
 Found = TypeVar("Found")
 
 
@@ -52,12 +52,17 @@ class Listing:
 
         Items that are alone in their class come after the others.
         """
-        by_typicality = np.argsort(self.typicality, kind="stable")  # NaN last
-        if sort == "least_typical":
-            return by_typicality
+        return self._by_typicality if sort == "least_typical" else self._by_class
+
+    @cached_property
+    def _by_typicality(self) -> NDArray[np.int64]:
+        return np.argsort(self.typicality, kind="stable")  # NaN last
+
+    @cached_property
+    def _by_class(self) -> NDArray[np.int64]:
         is_unlabelled = self.classes == ""
         codes = np.unique(self.classes.astype(str), return_inverse=True)[1] + is_unlabelled * (len(self.ids) + 1)
-        return by_typicality[np.argsort(codes[by_typicality], kind="stable")]
+        return self._by_typicality[np.argsort(codes[self._by_typicality], kind="stable")]
 
     def page(self, sort: Sort, among: Sequence[str] | None, offset: int, limit: int) -> tuple[int, NDArray[np.int64]]:
         """The number of items to page through, and the places of those on one page.
