@@ -241,7 +241,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
         (["search", "x.png"], "either --gallery or --table is needed"),
         (["search", "", "--gallery", built], "nothing to search for"),
         ([*search, built / "gallery.db"], "it is a file, and a gallery is a folder"),
-        ([*search, built, "--html", "."], ".: a folder; the page is one file, such as found.html"),
+        ([*search, built, "--html", "."], ".: must be a file, got a folder"),
         ([*search, built, "--where", "label_0 == class00"], "strings in quotes"),
         ([*search, built, "--where", "import os"], "filter 'import os': cannot be read"),
         ([*search, built, "--encoder", other], "another encoder"),
