@@ -19,7 +19,7 @@ LOG = (*((step, 0, "loss", 1 / step) for step in range(1, 6)), (5, 0, "val/map@r
 CARD = Account(
     training=TrainingFacts(
         loss="sup_ap", loss_options={}, weights=None, adaptation="full", epoch=3, epochs=9, batch_size=8,
-        optimizer="adamw", lr=0.1, precision="32-true", seed=0,
+        optimizer="adamw", lr=0.1, precision="32-true", seed=0, trained_share=0.5,
     ),
     evaluation=EvaluationFacts(
         on="images of x.csv (40 images, 7 classes)", chose=True, n_queries=40, n_skipped=0, level=0.95, metrics={}
@@ -113,7 +113,9 @@ def test_what_people_wrote_is_shown_and_never_obeyed(text):
 
 def test_the_header_says_how_many_validation_classes_chose_the_epoch(text, two):
     header = text[text.index("<h1>") : text.index("<section")]
-    assert all(fact in header for fact in ("new: epoch 3 of 9", "x.csv (40 images, 7 classes)", "optimistic"))
+    assert all(
+        fact in header for fact in ("new: epoch 3 of 9", "weights 0.5", "x.csv (40 images, 7 classes)", "optimistic")
+    )
     assert "old: epoch" not in header
     assert replace(two[0], card=CARD.model_copy(update={"evaluation": None})).selection is None
 

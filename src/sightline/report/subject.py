@@ -54,7 +54,9 @@ class Subject:
         if card is None or card.training is None or card.evaluation is None or not card.evaluation.chose:
             return None
         by = "" if self.recipe is None else f" by {self.recipe.validation.metric}"
-        chosen = f"epoch {card.training.epoch} of {card.training.epochs} was chosen{by} on {card.evaluation.on}"
+        share = card.training.trained_share
+        mixed = "" if share is None else f", with the weights {share:g} of the way from start to end,"
+        chosen = f"epoch {card.training.epoch} of {card.training.epochs}{mixed} was chosen{by} on {card.evaluation.on}"
         optimistic = "; this page shows those images, so its numbers are optimistic" if self.shows_validation else ""
         return f"{self.name}: {chosen}{optimistic}."
 
