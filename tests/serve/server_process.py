@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -52,3 +53,12 @@ def process(gallery, *options, held_until=None, n_files=None, **environ):
 def accepted(address):
     found = re.search(r"^sightline_accepted_requests (\S+)", httpx.get(f"{address}/metrics", timeout=30).text, re.MULTILINE)
     return float(found[1])
+
+
+def until(condition):
+    """Wait for a condition, however busy the machine is; for ten minutes at most, so that a failure ends."""
+    for _ in range(60_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within ten minutes")

@@ -5,13 +5,12 @@ import json
 import logging
 import signal
 import socket
-import time
 from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 from served_galleries import png
-from server_process import accepted, process
+from server_process import accepted, process, until
 
 from sightline.serve.guard import Arrival, Arrivals, Sparse
 from sightline.serve.schemas import Problem
@@ -139,8 +138,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_error(hasty):
     left = '"route": "/v1/search", "status": 499'
     with ExitStack() as stack:
         connected(stack, address, FORM_HEAD)
-    while left not in "".join(log):
-        time.sleep(0.05)
+    until(lambda: left in "".join(log))
 
 
 def test_uploads_that_are_half_there_do_not_hold_up_the_end(own_gallery):

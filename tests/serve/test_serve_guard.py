@@ -168,7 +168,8 @@ def test_beyond_the_queue_requests_get_429_and_those_in_it_their_answer(serving,
         running = {pool.submit(client.post, "/v1/search", files={"image": ("x", png(n))}) for n in range(12)}
         refused = []
         while len(refused) < 8:  # all but those that hold a place
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(running, timeout=600, return_when=FIRST_COMPLETED)
+            assert done
             refused += [one.result() for one in done]
         assert client.get("/v1/health").status_code == 200  # the event loop is free meanwhile
         go.set()

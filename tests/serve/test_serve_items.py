@@ -253,20 +253,6 @@ def test_fields_say_what_to_filter_by(serving, own_gallery):
     assert described["items"] == 74
 
 
-def test_what_another_process_wrote_is_found_at_the_next_search(serving, own_gallery):
-    client = serving(own_gallery)
-    data = png(9)
-    before = nearest(client, data)
-    with Gallery.open(own_gallery) as gallery:
-        vector = gallery.encoder().encode([Image.open(io.BytesIO(data))])
-        gallery.add(["elsewhere"], vector)
-    after = client.post("/v1/search", files={"image": ("x", data)}, data={"k": 1}).json()
-    assert before["id"] != "elsewhere"
-    assert after["results"][0]["id"] == "elsewhere"
-    assert after["results"][0]["image"] is None
-    assert after["generation"] == 2
-
-
 def test_a_gallery_is_backed_up_and_restored_while_it_is_served(serving, own_gallery, tmp_path):
     client = serving(own_gallery)
     add(client, "kept", png(1), {"year": 1})

@@ -2,13 +2,12 @@
 
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from served_galleries import png
-from server_process import accepted, process
+from server_process import accepted, process, until
 from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
@@ -28,8 +27,7 @@ def test_sigterm_loses_no_accepted_request(own_gallery, tmp_path):
                 return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=600)
 
             asked = [pool.submit(search, seed) for seed in range(8)] + [pool.submit(write, seed) for seed in range(8)]
-            while accepted(address) < 16:
-                time.sleep(0.02)
+            until(lambda: accepted(address) == 16)
             server.send_signal(signal.SIGTERM)
             (tmp_path / "go").touch()
             answers = [one.result() for one in asked]
@@ -62,12 +60,10 @@ def test_sigkill_during_writes_loses_no_acknowledged_item(own_gallery, serving):
         threads = [threading.Thread(target=write_on, args=(address, worker)) for worker in range(6)]
         for thread in threads:
             thread.start()
-        while len(acknowledged) < 40 and any(thread.is_alive() for thread in threads):
-            time.sleep(0.01)
+        until(lambda: len(acknowledged) >= 40)
         server.send_signal(signal.SIGKILL)
         for thread in threads:
             thread.join()
-    assert len(acknowledged) >= 40
     client = serving(own_gallery)  # restarted
     for id_ in acknowledged[-3:]:
         path = f"/v1/items/{id_.replace('/', '%2F')}"
