@@ -159,7 +159,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, encoder, images, built
         (["search", "x.png"], "--gallery"),
         (["search", "", "--gallery", built], "nothing to search for"),
         ([*search, built / "gallery.db"], "it is a file"),
-        ([*search, built, "--html", "."], "found.html"),
+        ([*search, built, "--html", "."], "folder"),
         ([*search, built, "--where", "label_0 == class00"], "strings in quotes"),
         ([*search, built, "--encoder", other], "another encoder"),
         ([*search, built, "--rerank", "x"], "'x'"),

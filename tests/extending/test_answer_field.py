@@ -15,9 +15,9 @@ from sightline.models.encoder import Encoder
 CHROMIUM = Path("/usr/bin/chromium")
 CHANGES = {
     "gallery/query.py": [
-        ("    generation: int = 0\n", "    generation: int = 0\n    searched: int = 0\n"),
+        ("    candidates: int = 0\n", "    candidates: int = 0\n    searched: int = 0\n"),
         ("        found = []\n        verdict", '        found = [f"searched {self.searched} items"]\n        verdict'),
-        ("verdict, unknown, generation))", "verdict, unknown, generation, len(gallery)))"),
+        ("generation, candidates))", "generation, candidates, len(gallery)))"),
     ],
     "serve/schemas.py": [
         ("    generation: int\n    query: QueryBody\n", "    generation: int\n    searched: int\n    query: QueryBody\n")

@@ -113,6 +113,7 @@ def test_filters_mean_what_they_mean_in_the_folder(both):
     for text in [*LEAVES, *JOINED]:
         for condition in (text, f"not ({text})"):
             assert milvus.filter(condition) == folder.filter(condition), condition
+            assert milvus.count(condition) == folder.count(condition), condition
 
 
 def test_what_is_not_in_the_language_is_refused_and_a_string_cannot_leave_its_quotes():

@@ -251,3 +251,16 @@ def test_commands(sightline, tmp_path):
         status, out, err = sightline(*wrong)
         assert (status, out, message in err) == (2, "", True), err
     assert not (tmp_path / "x").exists()
+
+
+def test_quantile_is_the_share_of_calibration_images_with_a_lower_energy(tmp_path):
+    held_out, queries = table(200, seed=1), table(40, seed=2).vectors
+    rejector = fit_rejector(table(300), "gmm", held_out=held_out)
+    below = [float(np.mean(rejector.scorer.score(held_out.vectors) < one)) for one in rejector.scorer.score(queries)]
+    loaded = Rejector.load(rejector.save(tmp_path / "new"))
+    assert [verdict.quantile for verdict in loaded.judge(queries)] == below
+    assert loaded.judge(-held_out.vectors[:1])[0].quantile == 1  # further out than all of them
+    rejector.scorer.calibrate(np.tile(held_out.vectors, (10, 1)))  # more than are kept: to 0.1 %
+    np.testing.assert_allclose([verdict.quantile for verdict in rejector.judge(queries)], below, atol=2e-3)
+    rejector.scorer.calibration = None  # as an earlier version saved it
+    assert Rejector.load(rejector.save(tmp_path / "old")).judge(queries)[0].quantile is None

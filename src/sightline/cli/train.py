@@ -124,7 +124,7 @@ def demo(
     encoder = read_encoder(train(recipe, run.path, resume=True, show_progress=True))
     table = embed_manifest(encoder, test, show_progress=True)
     table.write(out / "test.parquet")
-    trained = Subject("trained", table, tuple(read_log(run.log_file)), recipe)
+    trained = Subject("trained", table, tuple(read_log(run.log_file)), recipe, encoder.card)
     untrained = read_untrained(trained, show_progress=True)  # the pretrained backbone's features, without a projection
     summary = [
         f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for {recipe.schedule.epochs} "

@@ -433,6 +433,10 @@ class Gallery(ABC):
             where: such as ``label_1 == "Flags" and year >= 2020``; see :mod:`sightline.gallery.filters`.
         """
 
+    def count(self, where: str | None = None) -> int:
+        """The number of items for which a condition holds, or of all items; see :meth:`filter`."""
+        return len(self) if where is None else len(self.filter(where))
+
     def search(
         self,
         queries: ArrayLike,

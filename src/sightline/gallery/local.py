@@ -173,6 +173,14 @@ class LocalGallery(Gallery):
         with self._store.reading():
             return list(self._refresh().ids[self._matching(where)])
 
+    def count(self, where: str | None = None) -> int:
+        """The number of items for which a condition holds, or of all items; a condition asked before is not run again."""
+        if where is None:
+            return len(self)
+        with self._store.reading():
+            self._refresh()
+            return len(self._matching(where))
+
     def _rows_where(self, where: str) -> NDArray[np.int64]:
         """The rows of a filter in the current snapshot."""
         condition = compile_filter(where)

@@ -265,7 +265,12 @@ class MilvusGallery(Gallery):
             self._client = None
 
     def __len__(self) -> int:
-        return int(self._call("query", filter="", output_fields=["count(*)"])[0]["count(*)"])
+        return self.count()
+
+    def count(self, where: str | None = None) -> int:
+        """The number of items for which a condition holds, or of all items, counted by Milvus."""
+        condition = "" if where is None else milvus_filter(where, self.partition)
+        return int(self._call("query", filter=condition, output_fields=["count(*)"])[0]["count(*)"])
 
     def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
         """Add checked items; without ``replace``, none is added if one exists already or the server fails."""

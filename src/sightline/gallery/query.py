@@ -66,6 +66,7 @@ class Answer:
         verdict: the rejector's.
         unknown: names in the filter that no item has, if nothing was found.
         generation: of the gallery that was searched.
+        candidates: items that were ranked: those that meet the condition, or all.
     """
 
     query: str
@@ -75,6 +76,7 @@ class Answer:
     verdict: Verdict | None = None
     unknown: tuple[str, ...] = ()
     generation: int = 0
+    candidates: int = 0
 
     def __repr__(self) -> str:
         best = f", best {self.results[0].id!r} {self.results[0].score:.4f}" if self.results else ""
@@ -149,11 +151,12 @@ def query(
         verdicts = rejector.judge(vectors, *best_matches(gallery, vectors, own))
     asked = filter_names(options.where) if options.explain and options.where is not None and not known else []
     unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
+    candidates = gallery.count(options.where)
     answers = []
     for name, row_scores, row_ids, verdict in zip(own, scores, ids, verdicts, strict=True):
         pairs = [] if withholds(policy, verdict) else zip(row_ids, row_scores, strict=True)
         hits = [Hit(str(id_), float(score), known[id_]) for id_, score in pairs if id_ is not None]
-        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation))
+        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation, candidates))
     return answers
 
 

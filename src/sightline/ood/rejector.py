@@ -37,6 +37,8 @@ class Verdict:
             unknown.
         similarity: to the best item of the gallery.
         similarity_threshold: calibrated to recognise the stated share of queries that have a match.
+        quantile: the share of the calibration images with a lower energy, in [0, 1]; None if unknown, as for rejectors
+            saved by an earlier version.
     """
 
     belongs: bool
@@ -45,6 +47,7 @@ class Verdict:
     matched: bool | None
     similarity: float | None
     similarity_threshold: float | None
+    quantile: float | None
 
 
 def withholds(policy: str | None, verdict: Verdict | None) -> bool:
@@ -101,6 +104,8 @@ class Rejector:
             raise InputError(f"best_scores must have one value for each of the {len(energies)} queries, got {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
         threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
+        known = self.scorer.quantiles(energies)
+        quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
             Verdict(
                 energy <= threshold or item,
@@ -109,8 +114,9 @@ class Rejector:
                 None if score is None or limit is None else score >= limit,
                 score,
                 limit,
+                quantile,
             )
-            for energy, score, item in zip(energies.tolist(), best, items, strict=True)
+            for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
         ]
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:

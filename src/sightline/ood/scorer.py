@@ -23,6 +23,7 @@ from sightline.registry import Registry, option_parameters
 FORMAT = 1
 SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"
 BLOCK = 1024  # items scored at once
+MOST_KEPT = 1001  # energies of the calibration items that are saved: steps of 0.1 %
 Inputs = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
 # Scorers by name, or as mappings with a name and options.
 Several = Annotated[Sequence[str | Mapping[str, object]], Field(min_length=1)]
@@ -44,6 +45,8 @@ class Scorer(ABC):
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
         acceptance: the share of held-out items below the threshold.
+        calibration: energies of the held-out items in ascending order, at most 1001 of their quantiles; None before
+            :meth:`calibrate`, and in scorers saved by an earlier version.
     """
 
     name: str = "scorer"
@@ -52,6 +55,7 @@ class Scorer(ABC):
     state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting sets, all tensors
     threshold: float | None = None
     acceptance: float | None = None
+    calibration: NDArray[np.float64] | None = None
     width: int | None = None  # D of what it was fitted on
     shows_progress: bool = False
 
@@ -94,7 +98,7 @@ class Scorer(ABC):
         self.shows_progress = show_progress
         given = self._checked(inputs)
         self._fit_given(given, _codes(labels, len(next(iter(given.values())))), classifier)
-        self.threshold = self.acceptance = None
+        self.threshold = self.acceptance = self.calibration = None
         return self
 
     def score(self, inputs: Inputs) -> NDArray[np.float64]:
@@ -123,7 +127,15 @@ class Scorer(ABC):
             )
         self.threshold = float(np.quantile(energies, tpr, method=method))
         self.acceptance = tpr
+        levels = np.linspace(0, 1, MOST_KEPT)
+        self.calibration = np.sort(energies) if len(energies) <= MOST_KEPT else np.quantile(energies, levels)
         return self.threshold
+
+    def quantiles(self, energies: ArrayLike) -> NDArray[np.float64] | None:
+        """(N,) share of the calibration items with a lower energy, in [0, 1]; None where their energies are not known."""
+        if self.calibration is None:
+            return None
+        return np.searchsorted(self.calibration, np.asarray(energies)) / len(self.calibration)
 
     def is_outlier(self, inputs: Inputs) -> NDArray[np.bool_]:
         """(N,) True if the energy is above the threshold, or NaN."""
@@ -141,6 +153,8 @@ class Scorer(ABC):
     def write(self, folder: Path) -> None:
         """Write both files into an existing folder."""
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
+        if self.calibration is not None:
+            stored["calibration"] = torch.from_numpy(self.calibration)
         save_file(stored, folder / TENSORS_FILE)
         described = {
             "format": FORMAT,
@@ -327,7 +341,9 @@ def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Sc
         described = check_seal(stored, folder / SETTINGS_FILE, tensors_file)
         scorer = create(described["name"], trust=trust, **described["options"] | not_stored)
         scorer.width = described["width"]
-        scorer.restore(load_file(tensors_file))
+        tensors = load_file(tensors_file)
+        scorer.restore(tensors)
+        scorer.calibration = tensors["calibration"].numpy() if "calibration" in tensors else None
         scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{folder}: cannot be loaded as a scorer: {error}") from error
