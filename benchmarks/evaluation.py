@@ -24,14 +24,15 @@ LARGE = 30_000  # above it one run is enough
 KS = (1, 10, 100, 1000)
 USUAL = "classes"  # what scores are like, unless they are hard to sort
 INTRODUCTION = """
-Every item queries all the others; {dim} dimensions, classes of 5 below 12 coarse classes (the shape of Stanford Online Products),
-{threads} threads, minimum of {runs} runs, one run above 30,000.
+Every item queries all the others; {dim} dimensions, classes of 5 below 12 coarse classes (the shape of Stanford Online
+Products), {threads} threads, minimum of {runs} runs, one run above 30,000.
 
 - "product": the blocked matrix product alone, 128 queries at a time. The ratios divide by it.
-- "two levels": `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity; "one level": with the
-  flat metrics.
+- "two levels": `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity; "one
+  level": with the flat metrics.
 - "peak MB": peak memory of a process that imports sightline and evaluates two levels; in brackets, what `evaluate` adds.
-- "peer": pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit} items.
+- "peer": pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit}
+  items.
 - The last rows have scores that are hard to sort: two tight clusters far apart, and all scores equal.
 
 Made by `python benchmarks/evaluation.py --out docs/performance.md`.

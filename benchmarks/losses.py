@@ -40,18 +40,18 @@ PEER_LIMIT = {"smooth_ap": 512, "sup_ap": 512, "fast_ap": 2048, "contrastive": 2
 OTHERS_LIMIT = 2048
 PEER_ROUNDS = 5
 INTRODUCTION = """
-Forward and backward pass of the whole module on classes of 4 images, {dim} dimensions, {threads} threads; minimum of {runs} runs (ten
-times as many up to batch 512). With 1 level a query has 3 relevant items; with 3 levels 16 classes share a middle label and 128 a
-coarse one, which gives up to 511.
+Forward and backward pass of the whole module on classes of 4 images, {dim} dimensions, {threads} threads; minimum of
+{runs} runs (ten times as many up to batch 512). With 1 level a query has 3 relevant items; with 3 levels 16 classes share
+a middle label and 128 a coarse one, which gives up to 511.
 
 - "on top": time beyond the matrix product of the same scores, forward and backward, divided by the time of that product.
 - "extra MB": growth of the process at its peak, beyond its growth for the product.
-- The last column divides the time of the same loss in pytorch-metric-learning (for `sup_ap`: its SmoothAP) by ours, each the minimum
-  of {rounds} alternating rounds.
+- The last column divides the time of the same loss in pytorch-metric-learning (for `sup_ap`: its SmoothAP) by ours, each
+  the minimum of {rounds} alternating rounds.
 - "torch": the code path of other devices, on this CPU.
 
-The first call in a new installation compiles the kernels ({compile:.0f} s here); later runs reuse them. Made by
-`python benchmarks/losses.py --out docs/performance.md`.
+The first call in a new installation compiles the kernels ({compile:.0f} s here); later runs reuse them. Made by `python
+benchmarks/losses.py --out docs/performance.md`.
 
 ![Time against batch size]({picture})
 """
