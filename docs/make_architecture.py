@@ -26,7 +26,8 @@ def parts() -> dict[str, list[str]]:
 def promise(part: str) -> str:
     """The first sentence of a part's docstring."""
     file = SOURCE / f"{part}.py"
-    text = ast.get_docstring(ast.parse((file if file.is_file() else SOURCE / part / "__init__.py").read_text(encoding="utf-8")))
+    source = (file if file.is_file() else SOURCE / part / "__init__.py").read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source))
     sentence = (text or "").partition("\n\n")[0].replace("\n", " ").rstrip(".")
     return sentence.replace("|", "\\|")
 

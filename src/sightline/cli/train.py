@@ -48,7 +48,7 @@ def train(
         if process_number() == 0:
             echo(_how_to_resume(out), err=True)
         raise typer.Exit(130) from None
-    if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before the first validation
+    if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before validation
         echo(done)
 
 
@@ -74,14 +74,12 @@ def _minutes(text: str) -> float:
 
 def benchmark(
     suite: Annotated[Path, typer.Argument(help="A suite (.toml): rows, data, seeds and one budget.")],
-    out: Annotated[
-        Path, typer.Option(help="Folder of results; suites may share it, and finished runs are kept.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder of results; suites may share it, and finished runs are kept.")],
     data: Annotated[list[str] | None, typer.Option(help="Manifest of a data set: emoji=sets/emoji/manifest.csv.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Row to run; repeatable.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Random seed to run; repeatable.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep each run's encoder, checkpoint and log.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Write the tables of finished runs without running any.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Write the tables of finished runs; run nothing.")] = False,
     repeat: Annotated[bool, typer.Option("--repeat", help="Repeat finished runs and compare them bit for bit.")] = False,
     page: Annotated[Path | None, typer.Option(help="Markdown page whose section on this suite is rewritten.")] = None,
 ) -> None:
