@@ -75,7 +75,7 @@ def picture() -> str:
         for place, name in enumerate(names):
             x, y = 150 + place % a_row * (BOX + GAP), top + GAP + place // a_row * (HIGH + GAP)
             shapes.append(f'<rect x="{x}" y="{y}" width="{BOX}" height="{HIGH}" rx="5" fill="#fff" stroke="{LINE}"/>')
-            size = 11 if len(name) > 14 else 13
+            size = 10 if len(name) > 14 else 13
             middle = f'x="{x + BOX / 2}" y="{y + HIGH / 2 + 4.5}" text-anchor="middle" font-size="{size}"'
             shapes.append(f'<text {middle} fill="{INK}">{escape(name)}</text>')
         top += height + 22
