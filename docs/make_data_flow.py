@@ -107,6 +107,6 @@ def _legend(x: int, y: int, colour: str, text: str, corner: int) -> str:
 FILES = {"data-flow.svg": picture}
 
 if __name__ == "__main__":
-    for file, made in FILES.items():
-        (FOLDER / file).write_text(made())
+    for file, make in FILES.items():
+        (FOLDER / file).write_text(make(), encoding="utf-8")
     sys.stdout.write(", ".join(FILES) + "\n")

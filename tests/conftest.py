@@ -11,6 +11,9 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+TINY = """model.backbone=tiny model.weights=none model.embedding_dim=16 model.adaptation=full data.image_size=32
+data.crop_area=[0.6,1.0] data.n_workers=0 loss={name='roadmap'} sampler.batch_size=16 schedule.epochs=3
+schedule.warmup_epochs=1 optimizer.lr=0.01 validation.interpolate=false"""
 collect_ignore_glob = ["*conftest.py"]  # they have no doctests and share one name
 
 
@@ -59,21 +62,7 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 @pytest.fixture
 def tiny_recipe() -> list[str]:
     """Overrides that make the recipe ``images`` run in a second."""
-    return [
-        "model.backbone=tiny",
-        "model.weights=none",
-        "model.embedding_dim=16",
-        "model.adaptation=full",
-        "data.image_size=32",
-        "data.crop_area=[0.6,1.0]",
-        "data.n_workers=0",
-        "loss={name='roadmap'}",
-        "sampler.batch_size=16",
-        "schedule.epochs=3",
-        "schedule.warmup_epochs=1",
-        "optimizer.lr=0.01",
-        "validation.interpolate=false",
-    ]
+    return TINY.split()
 
 
 class LargestTensor(TorchDispatchMode):

@@ -20,6 +20,7 @@ from sightline.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+README, METRICS = (ROOT / "README.md").read_text(encoding="utf-8"), ("recall@1", "map@r", "map")
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 TEXT = {page: (DOCS / page).read_text(encoding="utf-8") for page in PAGES}
 FENCE = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]*) -->\n+)?^```python\n(?P<code>.*?)^```", flags=re.S | re.M)
@@ -108,6 +109,27 @@ def test_contributing_names_the_files_to_touch_for_each_kind():
         assert [file for file in (test, example) if not (ROOT / "tests" / file).exists()] == [], kind
         (group,) = groups[kind]
         assert f'"{group}"' in (package / row).read_text(), f"the registry of {kind} is not in {row}"
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints(sightline, tmp_path):
+    """Within 3 points: processors round differently, and training amplifies that."""
+    status, out, _ = sightline("demo", "--out", tmp_path / "demo")
+    assert status == 0
+    printed = {line.split()[0]: [*map(float, line.split()[1:3])] for line in out.splitlines() if line.startswith(METRICS)}
+    before, after = (re.search(rf"^\| {row} \|(.*)\|$", README, re.M)[1].split("|") for row in ("before", "after"))
+    shown = dict(zip(METRICS, zip(map(float, before), map(float, after), strict=True), strict=True))
+    for name, values in shown.items():
+        assert values == pytest.approx(printed[name], abs=3), f"the demo prints {printed}"
+
+
+def test_files_that_the_readme_links_to_exist():
+    linked = re.findall(r"\]\(([^)#]+)[^)]*\)", README)
+    assert len(linked) > 25
+    assert [file for file in linked if not (ROOT / file).is_file()] == []
+    assert [(words, fault) for words, whole in calls(README) for fault in faults(words, whole)] == []
+    header = re.search(r"^\| \| (.*) \|$", README, re.M)[1].lower()
+    assert header.split(" | ") == [*METRICS]
 
 
 def test_page_of_losses_has_all_and_repeats_no_sentence():

@@ -99,10 +99,10 @@ def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: object) -> None:
-        made = {
+        settings = {
             name: group(**{field.name: given.pop(field.name) for field in fields(group)}) for name, group in groups.items()
         }
-        command(**given, **made)
+        command(**given, **settings)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
