@@ -293,12 +293,13 @@ def test_the_tutorial_prints_these_numbers(tmp_path, sightline, monkeypatch):
                 terminal.run(line)
     printed = terminal.printed.splitlines()
     assert [line for line in transcript(page) if not any(agrees(line, other) for other in printed)] == []
-    text = " ".join(re.sub(r"<[^>]*>", " ", Path("report.html").read_text(encoding="utf-8")).split())
-    rows = re.findall(r"^\| (recall@1|mAP@R|mAP) \| ([\d.]+) \| ([\d.]+) \|", TEXT[page], flags=re.M)
+    report = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', Path("report.html").read_text(encoding="utf-8"), re.S)
+    measured = {re.sub(r"<[^>]*>", "", name): re.findall(r"[+-]?\d+\.\d", cells) for name, cells in report}
+    rows = re.findall(r"^\| (recall@1|mAP@R|mAP) \|(.*)\|$", TEXT[page], flags=re.M)
     assert len(rows) == 3
-    for name, *means in rows:
-        found = re.search(rf"\b{name.lower()} [^\d]*([\d.]+)[^\d]+(?:[\d.]+[^\d]+)?([\d.]+)", text)
-        assert found is not None, name
+    for name, cells in rows:  # trained, untrained, change and its interval
+        expected = [float(measured[name.lower()][place]) for place in (0, 3, 6, 7, 8)]
+        assert [*map(float, re.findall(r"[+-]?\d+\.\d", cells))] == pytest.approx(expected, abs=3), name
 
 
 def agrees(line, printed):
