@@ -142,9 +142,9 @@ def demo(
     untrained = read_untrained(trained, show_progress=True)  # the pretrained backbone's features, without a projection
     summary = [
         f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for {recipe.schedule.epochs} "
-        "epochs on characters drawn in several typefaces, then asked to find the same character in other typefaces. "
-        "No character of this page was seen in training.",
-        "Untrained: the pretrained features as they are. Repeat with: sightline demo",
+        "epochs on characters drawn in several typefaces. Each query is a character that training never saw; the other "
+        "typefaces of that character are the right answers.",
+        "Untrained: the features of the pretrained backbone. To run it again: sightline demo",
     ]
     title = "Sightline on characters it has never seen"
     options = ReportOptions(title=title, summary=summary, k=N_RESULTS, seed=recipe.seed)
