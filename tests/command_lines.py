@@ -12,7 +12,7 @@ from sightline.errors import InputError
 from sightline.losses import LOSSES
 from sightline.training.recipe import read_recipe, shipped_recipes
 
-ROOT = Path(__file__).parent.parent
+ROOT, COMMAND = Path(__file__).parent.parent, typer.main.get_command(app)
 PLACEHOLDER = re.compile(r"<[^>]*>|\.\.\.|…|^[A-Z]+$")  # stands for something of the reader's
 UNFINISHED = ("MissingParameter", "BadOptionUsage")  # no fault of a command inside a sentence
 
@@ -66,7 +66,7 @@ def _calls_of(line):
 
 def faults(words, is_whole=True):
     """What the command line would refuse in a call, and names in it that do not exist."""
-    command, name, rest = typer.main.get_command(app), "", list(words)
+    command, name, rest = COMMAND, "", list(words)
     while (inner := getattr(command, "commands", {}).get(rest[0] if rest else "")) is not None:
         command, name = inner, f"{name} {rest.pop(0)}".strip()
     is_open = any(map(PLACEHOLDER.search, rest))
