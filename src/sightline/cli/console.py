@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sightline.ranking.refine import Refinement
 
 
+Trust = Annotated[bool, typer.Option("--trust", help="Import and run the module that a wrapped encoder names.")]
+
+
 def echo(message: object, err: bool = False) -> None:
     """Print a line to standard output, or to standard error, by way of :func:`sightline.progress.printable`."""
     typer.echo(printable(str(message)), err=err)
@@ -55,11 +58,11 @@ def named_values(option: str, words: list[str]) -> dict[str, str]:
     return found
 
 
-def read_encoder(folder: Path) -> "Encoder":
+def read_encoder(folder: Path, trust: bool = False) -> "Encoder":
     """The encoder of a folder; imported here, for help and faults in options need no torch."""
     from sightline.models.encoder import Encoder
 
-    return Encoder.from_pretrained(folder)
+    return Encoder.from_pretrained(folder, trust=trust)
 
 
 def read_table(file: Path, split: str | None = None) -> "EmbeddingTable":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sightline.cli.console import echo, read_encoder, read_images
+from sightline.cli.console import Trust, echo, read_encoder, read_images
 from sightline.errors import InputError
 
 export = typer.Typer(no_args_is_help=True, help="Take an encoder elsewhere: model card, ONNX, hub.")
@@ -19,6 +19,7 @@ def embed(
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    trust: Trust = False,
 ) -> None:
     """Write a vector for every image, with its id and labels, to one file; under torchrun to one for each process."""
     from sightline.data.manifest import read_manifest
@@ -26,7 +27,7 @@ def embed(
 
     manifest = read_manifest(source, labelled=False)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
-    model = read_encoder(encoder).to(own_device())
+    model = read_encoder(encoder, trust).to(own_device())
     table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
     echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
 
@@ -39,6 +40,7 @@ def whiten(
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; all that vary if not given.")] = None,
     power: Annotated[float, typer.Option(help="0 rotates, 0.25 is square-rooted, 0.5 brings all variances to 1.")] = 0.25,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    trust: Trust = False,
 ) -> None:
     """Fit a PCA whitening on an encoder's vectors and write the encoder that applies it."""
     import torch
@@ -47,7 +49,7 @@ def whiten(
     from sightline.models.embed import embed_manifest
     from sightline.models.heads import Whitening
 
-    plain = read_encoder(encoder)
+    plain = read_encoder(encoder, trust)
     table = read_images(source, split)
     if isinstance(table, Manifest):
         table = embed_manifest(plain, table, n_workers=workers, show_progress=True)
@@ -64,11 +66,12 @@ def whiten(
 def onnx(
     encoder: EncoderFolder,
     out: Annotated[Path, typer.Option(help="File to write (.onnx).")] = Path("model.onnx"),
+    trust: Trust = False,
 ) -> None:
     """Write an encoder as one ONNX file, its preprocessing described inside."""
     from sightline.models.onnx_export import OPSET, export_onnx
 
-    loaded = read_encoder(_encoder_in(encoder))
+    loaded = read_encoder(_encoder_in(encoder), trust)
     written = export_onnx(loaded, out)
     echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, opset {OPSET}, {loaded.dim} dimensions")
 
@@ -82,6 +85,7 @@ def card(
     on: Annotated[str, typer.Option(help="With --result: which images it is of, in words.")] = "test images",
     licence: Annotated[str | None, typer.Option("--license", help="Of the weights, such as apache-2.0.")] = None,
     notes: Annotated[Path | None, typer.Option(help="Markdown file to add to the card.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Write the model card beside an encoder again, with a result, a licence or notes put into it."""
     from sightline.data.readers.source import read_text
@@ -90,7 +94,7 @@ def card(
     from sightline.training.account import evaluation_facts
 
     folder = _encoder_in(encoder)
-    described = read_encoder(folder).described(folder.resolve().name)
+    described = read_encoder(folder, trust).described(folder.resolve().name)
     changed: dict[str, object] = {
         "license": licence,
         "notes": None if notes is None else read_text(notes),
@@ -110,11 +114,12 @@ def hub(
     encoder: EncoderFolder,
     name: Annotated[str, typer.Argument(help="owner/name on the hub; made if there is none.")],
     private: Annotated[bool | None, typer.Option("--private/--public", help="Of a model that is made.")] = None,
-    revision: Annotated[str | None, typer.Option(help="A branch; main if not given.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch; default: main.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Upload an encoder with its card; HF_TOKEN says who you are."""
 
-    echo(read_encoder(_encoder_in(encoder)).push_to_hub(name, private, revision))
+    echo(read_encoder(_encoder_in(encoder), trust).push_to_hub(name, private, revision))
 
 
 def _encoder_in(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, echo, expand_settings, read_table
+from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_table
 from sightline.errors import InputError, choose
 
 
@@ -74,15 +74,24 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Written by `sightline evaluate --json`.")],
     b: Annotated[Path, typer.Argument(help="Another, of the same queries.")],
     by: Annotated[
-        str, typer.Option(help="What chance draws: queries, or classes to hold for other classes too.")
+        str, typer.Option(help="What to resample: queries, or classes to generalise to other classes; default: queries.")
     ] = "queries",
-    level: Annotated[float, typer.Option(help="Confidence, between 0 and 1.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Confidence, between 0 and 1; default: 0.95.")] = 0.95,
 ) -> None:
-    """Print both results' metrics, their difference with an interval, and which differences are real."""
+    """Compare two results query by query: both means, the difference with an interval, and whether it may be chance."""
     from sightline.evaluation.result import UNITS, Result, compare
 
     unit = choose(UNITS, by, "unit")
-    echo(compare(Result.read_json(a), Result.read_json(b), level, unit).as_text())
+    echo(compare(Result.read_json(a), Result.read_json(b), level, unit, titles=_titles(a, b)).as_text())
+
+
+def _titles(a: Path, b: Path) -> tuple[str, str]:
+    """The names of two files, with as many of their folders as it takes to tell them apart."""
+    one, other = a.with_suffix("").parts, b.with_suffix("").parts
+    for length in range(1, max(len(one), len(other)) + 1):
+        if one[-length:] != other[-length:]:
+            return "/".join(one[-length:]), "/".join(other[-length:])
+    return f"{a.stem} (1)", f"{b.stem} (2)"
 
 
 def report(
@@ -105,6 +114,7 @@ def report(
     against_name: Annotated[str | None, typer.Option(help="What to call the other one.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results of a query that galleries show.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    trust: Trust = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one offline page: metrics, curves, galleries, a map of the classes, severity of mistakes, failing classes."""
@@ -117,12 +127,13 @@ def report(
     if against_name is not None and against is None:
         raise InputError("--against-name: there is no --against to call so")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
-    shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
+    shown = read_subject(Path(subject), show_progress=True, split=split, name=name, trust=trust)
     other = None
     if against == UNTRAINED:
-        other = read_untrained(shown, show_progress=True, name=against_name)
+        other = read_untrained(shown, show_progress=True, name=against_name, trust=trust)
     elif against is not None:
-        other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
+        name, like = against_name, shown.table
+        other = read_subject(Path(against), show_progress=True, split=split, name=name, like=like, trust=trust)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
     options = ReportOptions(None, summary, figures, published, found, k, seed=seed)
     written = write_report(out, shown, other, options)

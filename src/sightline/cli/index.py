@@ -2,13 +2,14 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import echo, expand_settings, read_encoder, read_images
+from sightline.cli.console import Trust, echo, expand_settings, read_encoder, read_images
 from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
@@ -88,12 +89,13 @@ def build(
         str | None, typer.Option(help="exact, auto, or a FAISS factory string: HNSW32, IVF1024,PQ64 ...; default: auto.")
     ] = None,
     recall: Annotated[float | None, typer.Option(help="Share of the true 10 nearest to find; default: 0.95.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Embed every image that is new or has changed, and build the index; a table's vectors are taken as they are."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery, own_folder
     from sightline.ood.rejector import Rejector
 
-    model = read_encoder(encoder)
+    model = read_encoder(encoder, trust)
     given = own_folder(encoder, REJECTOR_FOLDER)
     rejector = None if given is None else Rejector.load(given, model.fingerprint())
     images = read_images(source, options.split)
@@ -116,11 +118,13 @@ def add(
     source: Source,
     options: IngestOptions,
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery's folder has its own.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Add images or a table; images that are there and have not changed are not embedded again."""
     images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        options.index(opened, None if encoder is None else read_encoder(encoder), images)
+        own = opened.encoder(trust) if trust else None
+        options.index(opened, own if encoder is None else read_encoder(encoder, trust), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)
@@ -147,6 +151,7 @@ def remove(
 def verify(
     gallery: GalleryFolder,
     repair: Annotated[bool, typer.Option("--repair", help="Make damaged indexes and tables of vectors again.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Hold all against checksums and encoder, and change nothing; status 2 if something is wrong."""
     import numpy as np
@@ -158,7 +163,7 @@ def verify(
             with suppress(InputError):
                 opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files again
         faults = opened.verify()
-        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, opened.encoder)):
+        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, partial(opened.encoder, trust))):
             try:
                 if opened.model_folder(folder) is not None:
                     load()

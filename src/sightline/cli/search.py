@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, echo, expand_settings, read_encoder, read_table
+from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_encoder, read_table
 from sightline.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def search(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all metadata.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures instead.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Print the nearest images of a gallery or a table: place, similarity, path, labels."""
     from sightline.gallery.gallery import Gallery
@@ -57,14 +58,15 @@ def search(
     if table is not None:
         if encoder is None or any((where, json, html, root)) or (refine, rejection) != (RefineOptions(), RejectOptions()):
             raise InputError("--table needs --encoder, and takes none of the options that a gallery has, but for -k")
-        hits = search_images(read_encoder(encoder), read_table(table), queries, k)
+        hits = search_images(read_encoder(encoder, trust), read_table(table), queries, k)
         found = [Answer(image, image, nearest) for image, nearest in zip(queries, hits, strict=True)]
     else:
         if not rejection.reject and rejection != RejectOptions():
             raise InputError("--policy and --rejector say how to --reject, which is not there")
         options = QueryOptions(k, where, refine.refinement(), rejection.policy, explain=True)
         with Gallery.open(str(gallery), read_only=True) as opened:
-            model = None if encoder is None else read_encoder(encoder)
+            own = opened.encoder(trust) if trust else None
+            model = own if encoder is None else read_encoder(encoder, trust)
             judge = _rejector(opened, rejection.rejector, rejection.policy) if rejection.reject else None
             found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
         for repair in opened.repairs:
@@ -113,6 +115,7 @@ def serve(
     public_read: Annotated[bool | None, typer.Option("--public-read", help="Who has no token may read.")] = None,
     read_only: Annotated[bool | None, typer.Option("--read-only", help="Nobody may write.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: 1.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""
     try:
@@ -129,6 +132,7 @@ def serve(
         "public_read": public_read,
         "read_only": read_only,
         "workers": workers,
+        "trust": trust or None,
     }
     run(read_settings(config, given), echo)
 

@@ -19,7 +19,10 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file (.toml), or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to change, such as loss.name=sup_ap.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder: encoder, checkpoint and logs.")] = Path("run"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the run folder.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the last checkpoint; with more schedule.epochs, also of a finished run."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; train and write nothing.")] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0, help="End after so long, ready to resume.")] = None,
     tune: Annotated[str | None, typer.Option(help="First search for better settings, for so long: 30m, 2h.")] = None,

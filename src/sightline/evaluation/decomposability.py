@@ -14,6 +14,7 @@ from sightline.errors import InputError
 from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.statistics import Counts, as_tensor, ranked_levels
+from sightline.evaluation.text_labels import number_text
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
 
@@ -57,7 +58,7 @@ def decomposability_gap(
 
     Args:
         vectors: (N, D), of any length; scores are cosines, equal ones count against the query.
-        labels: (N,) or (N, L) whole numbers; an item is relevant if it shares them all. -1 is shared by none.
+        labels: (N,) or (N, L) whole numbers or text; an item is relevant if it shares them all. -1 is shared by none.
         batch_size: items in a batch; the last of a partition may be smaller.
         metric: by name, such as ``map@r``; see :data:`sightline.evaluation.metrics.METRICS`.
         per_class: items of a class that stay together.
@@ -74,7 +75,8 @@ def decomposability_gap(
     """
     table = as_tensor(vectors, "vectors")
     check_vectors(table, "vectors")
-    checked = check_labels(as_tensor(labels, "labels").to(table.device), len(table), "labels")
+    numbers = number_text(labels)[0]
+    checked = check_labels(as_tensor(numbers, "labels").to(table.device), len(table), "labels")
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()
     unknown = (checked == -1).any(1).cpu().numpy()
     classes = np.unique(np.where(unknown, len(classes) + np.arange(len(classes)), classes), return_inverse=True)[1]

@@ -30,11 +30,11 @@ from sightline.evaluation.statistics import (
     ranked_levels,
     statistics,
 )
+from sightline.evaluation.text_labels import NEVER, class_names, number_text
 from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.pairs import check_labels
 
 DEFAULT_KS = (1, 2, 4, 8)
-NEVER = -1  # the label of an item that is relevant to nothing
 MOST_LEVELS = 127
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 Groups = tuple[Counts, Counts]
@@ -88,9 +88,9 @@ def evaluate(
 
     Args:
         vectors: (Q, D) of the queries, of any length; an array may be mapped from a file.
-        labels: (Q,) or (Q, L) whole numbers, finest level first: an item's level is how many it shares with the query,
-            from the coarsest on, and it is relevant if it shares them all. -1 is shared by none. Or (Q, C) bool, a set of
-            labels for each: the level is how many are in both sets, and one makes it relevant.
+        labels: (Q,) or (Q, L) whole numbers or text, finest level first: an item's level is how many it shares with the
+            query, from the coarsest on, and it is relevant if it shares them all. -1, None and "" are shared by none. Or
+            (Q, C) bool, a set of labels for each: the level is how many are in both sets, and one makes it relevant.
         gallery: (G, D) items to rank instead.
         gallery_labels: like ``labels``, given exactly when ``gallery`` is; -1 for items that are never relevant.
         ks: places for ``recall@k``.
@@ -99,7 +99,7 @@ def evaluate(
             0 in no list. Or a function that gives the rows of some queries.
         ids: of the queries; a gallery item of the same id is the query itself and left out.
         gallery_ids: given exactly when ``ids`` is and there is a gallery.
-        exclude: (Q,) group of each query: items of the same group are in no list of it. -1 is no group.
+        exclude: (Q,) group of each query, numbers or text: items of the same group are in no list of it. -1 is no group.
         gallery_exclude: (G,), given exactly when ``exclude`` is and there is a gallery.
         relevance: worth of each level for ``h_ap``.
         gain: worth of each level for ``ndcg``.
@@ -123,9 +123,9 @@ def evaluate(
         ("exclude", exclude, gallery_exclude),
     ):
         if (other is None) != (side is None or gallery is None):
-            raise InputError(f"gallery_{name} is needed with {name} and a gallery, and only then")
+            raise InputError(f"gallery_{name} must be given with {name} and a gallery, and only then")
     if (labels is None) == (judgements is None):
-        raise InputError("either labels or judgements are needed, not both")
+        raise InputError("give either labels or judgements, not both")
     queries, items = vector_tables(vectors, gallery)
     own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
     if ids is not None and gallery_ids is not None:
@@ -136,6 +136,7 @@ def evaluate(
         groups = own_group[:, 0], groups_of_items[:, 0]
     is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
     wanted = MeasureOptions(ks, metrics, relevance, gain, ties, trust)
+    labels, gallery_labels, texts = number_text(labels, gallery_labels)
     table = None if labels is None else as_table(labels, "labels")
     if table is not None and table.ndim == 2 and table.dtype in (bool, torch.bool):
         judgements = shared_sets(table, gallery_labels, queries, items)
@@ -143,7 +144,8 @@ def evaluate(
         found = _measure_judgements(queries, items, judgements, own, groups, wanted)
     else:
         tables = _label_tables(table, gallery_labels, queries, items, "labels")
-        found = replace(measure(by_labels(queries, items, *tables, own, groups), wanted), labels=classes_of(tables[0]))
+        classes = class_names(classes_of(tables[0]), tables[0], texts)
+        found = replace(measure(by_labels(queries, items, *tables, own, groups), wanted), labels=classes)
     columns = found.per_query
     if is_zero:
         columns = {name: np.nan_to_num(column) if is_total(name) else column for name, column in columns.items()}
@@ -312,6 +314,7 @@ def _label_tables(
 ) -> Groups:
     """(Q, L) and (G, L) whole numbers of both sides, where the items are the queries those of the queries."""
     tables = []
+    own, others, _ = number_text(own, others, name)
     for title, given, n in ((name, own, len(queries)), (f"gallery_{name}", others, len(items))):
         if given is not None:
             tables.append(check_labels(as_tensor(given, title), n, title).cpu().numpy())

@@ -257,7 +257,7 @@ def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[n
     return table
 
 
-def as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+def as_tensor(values: ArrayLike | Tensor | None, name: str) -> Tensor:
     """What the user gave as a tensor; a copy where it was none."""
     table = as_table(values, name)
     return table if isinstance(table, Tensor) else torch.from_numpy(np.array(table, table.dtype.newbyteorder("=")))

@@ -143,6 +143,7 @@ class ModelCard(Account):
     dim: int
     is_whitened: bool
     preprocessing: Preprocessing
+    factory: str | None = None  # import path, of a wrapped module
     version: str = __version__
 
     def as_markdown(self) -> str:

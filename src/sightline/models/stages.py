@@ -82,7 +82,9 @@ class CutBackbone:
     def __init__(self, backbone: nn.Module, n_upper: int | None, side: int) -> None:
         names = stage_names(backbone)
         if len(names) < 2:
-            raise InputError("the backbone has no list of stages or blocks, so it cannot be cut: use adaptation 'full'")
+            raise InputError(
+                "the backbone has no list of stages or blocks and cannot be cut: use adaptation 'full' or 'frozen'"
+            )
         self.n_upper = max(1, round(UPPER_SHARE * len(names))) if n_upper is None else n_upper
         if not 1 <= self.n_upper < len(names):
             raise InputError(f"upper:{n_upper}: the backbone has {len(names)} stages, so 1 to {len(names) - 1} can learn")

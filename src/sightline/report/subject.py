@@ -70,6 +70,7 @@ def read_subject(
     split: str | None = None,
     name: str | None = None,
     like: EmbeddingTable | None = None,
+    trust: bool = False,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run did not learn from.
 
@@ -82,6 +83,7 @@ def read_subject(
         split: only this one.
         name: what readers know it by; None for the name of the file or folder.
         like: embed the images of this table instead.
+        trust: import the module of a wrapped encoder.
     """
     source = Path(source)
     if not source.is_dir():
@@ -89,7 +91,7 @@ def read_subject(
         return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
     run = RunFolder(source)
     recipe = run.read_recipe()
-    encoder = Encoder.from_pretrained(run.encoder)
+    encoder = Encoder.from_pretrained(run.encoder, trust=trust)
     manifest = _unseen(recipe, split) if like is None else like.manifest
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
@@ -99,11 +101,11 @@ def read_subject(
     return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(run.log_file)), recipe)
 
 
-def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
-    """The run's pretrained backbone on the same images: pooled by a mean, without projection or training."""
+def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None, trust: bool = False) -> Subject:
+    """The run's pretrained backbone on the same images, averaged, without projection; or the encoder it started from."""
     if run.recipe is None:
         raise InputError(f"--against {UNTRAINED}: a run folder is needed, for {run.name!r} is a table without a recipe")
-    encoder = untrained_encoder(run.recipe)
+    encoder = untrained_encoder(run.recipe, trust)
     return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
 
 

@@ -37,6 +37,7 @@ class ServeSettings(BaseModel):
         token_file: written by `sightline token`; needed on any address but loopback, unless ``public_read``.
         public_read: who has no token may read.
         read_only: nobody may write.
+        trust: import and run the module that a wrapped encoder of a gallery names.
         allowed_hosts: names that requests may call the service by; empty for loopback's on loopback, any elsewhere.
         trusted_proxies: addresses whose ``X-Forwarded-For`` and ``-Proto`` are believed.
         image_roots: folders whose images are shown, besides those in a gallery's own folder.
@@ -69,6 +70,7 @@ class ServeSettings(BaseModel):
     token_file: Path | None = None
     public_read: bool = False
     read_only: bool = False
+    trust: bool = False
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     image_roots: tuple[Path, ...] = ()
