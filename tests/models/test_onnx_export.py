@@ -43,7 +43,6 @@ def moved(encoder, seed=0):
 @pytest.mark.parametrize(
     ("backbone", "side", "options"),
     [
-        ("tiny", 32, {}),
         ("resnet18", 64, {}),
         ("test_vit", 160, {"pooling": "cls", "feature_norm": "none"}),
         pytest.param("tf_efficientnet_lite0", 64, {}, marks=pytest.mark.slow),
@@ -130,15 +129,19 @@ def test_the_command_says_what_it_wrote_in_a_valid_file(sightline, tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused(sightline, tmp_path, monkeypatch):
-    folder = Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "encoder")
-    wanted = (2, "", f"sightline: {tmp_path / 'a.pt'}: a file that ends in .onnx is needed\n")
-    assert sightline("export", "onnx", folder, "--out", tmp_path / "a.pt") == wanted
+    encoder = Encoder.create("tiny", 8, image_size=32)
+    with pytest.raises(InputError, match=r"a\.pt"):
+        export_onnx(encoder, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=r"encoder.*str.*from_pretrained"):
+        export_onnx("run/encoder", tmp_path / "a.onnx")
+    monkeypatch.setattr("sightline.models.onnx_export.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="'tiny'"):
+        export_onnx(encoder, tmp_path / "a.onnx")
     status, _, err = sightline("export", "onnx", tmp_path / "none", "--out", tmp_path / "a.onnx")
-    assert (status, err) == (2, f"sightline: {tmp_path / 'none'}: not an encoder folder: it has no encoder.json\n")
-    encoder = Encoder.from_pretrained(folder)
+    assert (status, "encoder.json" in err) == (2, True)
     monkeypatch.setattr(sys, "path", [])  # nothing can be found, as where the extra is not installed
     for name in ("onnx", "onnxscript"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(InputError, match=r"^ONNX export needs onnx and onnxscript: pip install 'sightline\[onnx\]'$"):
+    with pytest.raises(InputError, match=r"onnx and onnxscript.*'sightline\[onnx\]'"):
         export_onnx(encoder, tmp_path / "a.onnx")
-    assert not (tmp_path / "a.onnx").exists()
+    assert not list(tmp_path.iterdir())

@@ -67,6 +67,8 @@ def assert_same_with_any_threads(tensors, function):
 
 def test_threads_do_not_change_a_bit():
     assert_same_with_any_threads(draw(96, 9, 9, 3)[:2], lambda x, w: F.conv2d(x, w, padding=1, groups=96))
+    *tensors, mean, variance = draw_norm(48, 9, 9)
+    assert_same_with_any_threads(tensors, lambda x, w, b: F.batch_norm(x, mean, variance, w, b))
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,6 @@ def test_a_frozen_batch_norm_has_the_result_and_gradients_of_torch(shape, memory
         found = gradients(tensors, normalise)
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
-
-
-def test_threads_do_not_change_a_bit_of_a_batch_norm():
-    *tensors, mean, variance = draw_norm(48, 9, 9)
-    assert_same_with_any_threads(tensors, lambda x, w, b: F.batch_norm(x, mean, variance, w, b))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sightline import torchvision_operators
 from sightline.torchvision_operators import UNDECLARED, declare_missing_operators
 
 
@@ -65,8 +64,3 @@ def test_nothing_is_done_where_torchvision_is_not_installed(spec, declared, monk
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert declare_missing_operators() is None
     assert declared == []
-
-
-def test_the_declarations_last_as_long_as_the_process():
-    assert torchvision_operators.DECLARED is None or isinstance(torchvision_operators.DECLARED, torch.library.Library)
-    assert torch.ops.torchvision.nms is not None

@@ -83,8 +83,8 @@ def decomposability_gap(
     whole_numbers = all(isinstance(size, int | np.integer) for size in (batch_size, per_class))
     if not whole_numbers or batch_size < 2 or per_class < 1 or not len(seeds):
         raise InputError(
-            f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; "
-            "whole numbers of at least 2, 1 and 1 are needed"
+            "batch_size, per_class and the number of seeds must be whole numbers of at least 2, 1 and 1, "
+            f"got {batch_size}, {per_class} and {len(seeds)}"
         )
     n_queries = int((np.bincount(classes)[classes] > 1).sum())
     if not n_queries:
@@ -92,7 +92,7 @@ def decomposability_gap(
     if whole is not None:
         values = np.asarray(whole, np.float64)
         if values.shape != classes.shape:
-            raise InputError(f"whole: one value for each of the {len(table)} items is needed, found {values.shape}")
+            raise InputError(f"whole must have one value for each of the {len(table)} items, got shape {values.shape}")
     elif metric == "map" and batch_size < len(table):
         values = evaluate(table, checked).per_query["map"]
     else:
@@ -251,10 +251,10 @@ def _checked_batches(*columns: ArrayLike) -> Counts:
     arrays = [np.asarray(column) for column in columns]
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1 or any(a.dtype.kind not in "iu" for a in arrays):
         found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
-        raise InputError(f"counts of batches: whole numbers, as many of each kind, are needed, found {found}")
+        raise InputError(f"counts of batches must be whole numbers, as many of each kind, got {found}")
     batches = np.stack(arrays, 1).astype(np.int64)
     if (batches < 0).any() or (batches[:, 2:] > batches[:, :2]).any():
-        raise InputError("counts of batches: none below 0, and no more high ones than there are, are needed")
+        raise InputError("counts of batches must be at least 0, and those of high scores at most those of all")
     if not batches[:, 0].any():
-        raise InputError("counts of batches: no batch has a positive, so there is no average precision")
+        raise InputError("counts of batches: no batch has a positive, so average precision is undefined")
     return batches

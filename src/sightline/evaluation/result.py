@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """Between which two numbers a mean lies."""
+    """The ends of a confidence interval."""
 
     low: float
     high: float
@@ -120,14 +120,14 @@ class Result(Mapping[str, float]):
         return int(np.isnan((columns or list(self.per_query.values()))[0]).sum())
 
     def interval(self, name: str, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Interval:
-        """Where a metric's mean lies with a confidence of ``level``, by bootstrap.
+        """The bootstrap confidence interval of a metric's mean.
 
         Args:
             name: the metric.
             level: between 0 and 1.
             by: ``queries`` asks how it would vary with other queries of these classes; ``classes``, which needs
                 ``labels``, with other classes.
-            seed: of the resampling.
+            seed: random seed of the resampling.
 
         Example:
             >>> low, high = Result({"map": np.linspace(0, 1, 101)}).interval("map")
@@ -143,7 +143,7 @@ class Result(Mapping[str, float]):
         if choose(UNITS, by, "unit") == "queries":
             return None
         if self.labels is None:
-            raise InputError("by classes: the result does not say which class each query is of")
+            raise InputError("by classes: the result has no class for each query; evaluate with labels")
         return self.labels
 
     def as_text(self, level: float | None = None, by: Unit = "queries") -> str:
@@ -321,7 +321,7 @@ def compare(
         b: one of the same queries in the same order; refused if their number, ids or classes differ.
         level: confidence, between 0 and 1.
         by: ``queries``, or ``classes`` to hold for other classes as well.
-        seed: of the resampling and the flips.
+        seed: random seed of the resampling and the sign flips.
         titles: what to call the two in tables.
 
     Example:
@@ -457,7 +457,7 @@ def bootstrap_means(
         [0.0, 0.5, 1.0]
     """
     if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed")
+        raise InputError(f"n_resamples must be at least 1, got {n_resamples}")
     sums, counts = _units(values, groups)
     if not len(sums):
         return np.full((n_resamples, sums.shape[1]), np.nan)
@@ -499,7 +499,7 @@ def bootstrap_interval(
 def interval_ends(level: float) -> list[float]:
     """The quantiles between which the middle ``level`` of resamples lies."""
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; between 0 and 1 is needed")
+        raise InputError(f"level must be between 0 and 1, got {level}")
     return [(1 - level) / 2, (1 + level) / 2]
 
 
@@ -589,13 +589,13 @@ def _units(values: ArrayLike, groups: ArrayLike | None) -> tuple[Floats, Floats]
     """(U, M) the sum of each metric over the queries of a unit, and how many define it; a unit is a query or a group."""
     table = np.asarray(values, np.float64)
     if table.ndim != 2:
-        raise InputError(f"values: one row a query and one column a metric are needed, found shape {table.shape}")
+        raise InputError(f"values must have one row a query and one column a metric, got shape {table.shape}")
     defined = ~np.isnan(table)
     sums, counts = np.where(defined, table, 0.0), defined.astype(np.float64)
     if groups is not None:
         names, group = np.unique(np.asarray(groups), return_inverse=True)
         if group.shape != table.shape[:1]:
-            raise InputError(f"groups: one for each of the {len(table)} queries is needed, found shape {group.shape}")
+            raise InputError(f"groups must have one for each of the {len(table)} queries, got shape {group.shape}")
         members = np.zeros((2, len(names), table.shape[1]))
         np.add.at(members[0], group, sums)
         np.add.at(members[1], group, counts)

@@ -66,7 +66,7 @@ def _texts(values: ArrayLike | Tensor, name: str) -> Texts | None:
     try:
         table = np.asanyarray(values)
     except ValueError as error:
-        raise InputError(f"{name}: not a table: {error}") from error
+        raise InputError(f"{name} must be a table: {error}") from error
     if table.dtype.kind in "biufc":
         return None
     cells = [_text(value) for value in table.astype(object).flat]

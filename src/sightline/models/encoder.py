@@ -104,7 +104,7 @@ class Encoder(nn.Module):
         stretch: bool = False,
         trust: bool = False,
     ) -> "Encoder":
-        """A new encoder; what no file gives is drawn from the seed.
+        """A new encoder; weights that come from no file are random, by the seed.
 
         Args:
             backbone: a timm model's name, or ``tiny``.
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
             (1, 8)
         """
         if resize is not None and resize < image_size:
-            raise InputError(f"resize is {resize}, image_size {image_size}: no such square can be cut out")
+            raise InputError(f"resize must be at least image_size, got {resize} and {image_size}")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = create_backbone(backbone, weights)
@@ -244,9 +244,9 @@ class Encoder(nn.Module):
         return self
 
     def allow_gradients(self, backbone: bool = True) -> None:
-        """Say whether the backbone learns: by its adapters alone if it has some, or by what :meth:`learn_only` named.
+        """Make the backbone trainable or freeze it: its adapters alone if it has some, else what :meth:`learn_only` named.
 
-        Batch norms that are frozen altogether never do.
+        Batch norms that are frozen altogether stay frozen.
         """
         has_adapters = bool(adapters(self.backbone))
         for name, weight in self.backbone.named_parameters():
@@ -257,18 +257,18 @@ class Encoder(nn.Module):
                 layer.requires_grad_(False)
 
     def learn_only(self, names: Collection[str], pooling: bool = True) -> None:
-        """Let the backbone learn by these of its weights alone; the head learns in any case.
+        """Train only these weights of the backbone; the head is trained in any case.
 
         Args:
             names: of weights, as the backbone has them.
-            pooling: whether the pooling learns.
+            pooling: whether to train the pooling.
         """
         self._learning = frozenset(names)
         self.pooling.requires_grad_(pooling)
         self.allow_gradients()
 
     def add_lora(self, rank: int = 8, seed: int = 0) -> None:
-        """Let the backbone learn by added weights of low rank alone; they are merged with its own when it is saved."""
+        """Train the backbone by LoRA adapters alone; they are merged into its weights when it is saved."""
         add_lora(self.backbone, rank, seed)
         self.allow_gradients()
 
@@ -279,7 +279,7 @@ class Encoder(nn.Module):
             whitening: fitted on vectors of this encoder.
         """
         if self.head.whitening is not None:
-            raise InputError("the encoder whitens its vectors already: fit on the encoder without whitening")
+            raise InputError("the encoder already whitens its vectors: fit on the encoder without whitening")
         out_dim, in_dim = whitening.weight.shape
         if in_dim != self.dim:
             raise InputError(f"whitening: fitted on {in_dim} dimensions, the encoder has {self.dim}")
@@ -326,7 +326,7 @@ class Encoder(nn.Module):
             (N, D) float32.
         """
         if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and _is_picture(images)):
-            raise InputError(f"encode takes a list of images, found a single {type(images).__name__}")
+            raise InputError(f"encode takes a list of images, got a single {type(images).__name__}")
         opened = [_as_source(image, place) for place, image in enumerate(images)]
         dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
         return self.encode_dataset(dataset, batch_size, n_workers, show_progress)
@@ -366,8 +366,8 @@ class Encoder(nn.Module):
 
         Args:
             folder: where to.
-            account: what the card tells of data, training and metrics; None for that of ``card``, if it is still about
-                this encoder by its fingerprint, or else nothing.
+            account: what the card says about data, training and metrics; None for that of ``card`` if it has the
+                fingerprint of this encoder, else nothing.
         """
         if adapters(self.backbone):
             merged = copy.deepcopy(self)
@@ -433,7 +433,7 @@ class Encoder(nn.Module):
         hub_name, folder = folder, recovered_folder(Path(folder))
         root = folder
         if revision is not None and folder.exists():
-            raise InputError(f"{folder}: a folder, which has no revision {revision!r}")
+            raise InputError(f"{folder}: revision is for a hub, and this is a folder; got revision {revision!r}")
         if is_hub_name(hub_name) and not folder.exists():
             folder = download(str(hub_name), (SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE), revision)
             root = folder.parents[1]  # whose snapshots are links to its blobs
@@ -517,7 +517,5 @@ def _as_source(image: ImageInput, place: int) -> Path | Image.Image:
         return image
     array = np.asarray(image)
     if array.dtype != np.uint8 or 0 in array.shape or not (array.ndim == 2 or _is_picture(array)):
-        raise InputError(
-            f"image {place}: uint8 (H, W), (H, W, 3) or (H, W, 4) is needed, found {array.dtype} {array.shape}"
-        )
+        raise InputError(f"image {place} must be uint8 (H, W), (H, W, 3) or (H, W, 4), got {array.dtype} {array.shape}")
     return Image.fromarray(array)

@@ -87,7 +87,9 @@ class CutBackbone:
             )
         self.n_upper = max(1, round(UPPER_SHARE * len(names))) if n_upper is None else n_upper
         if not 1 <= self.n_upper < len(names):
-            raise InputError(f"upper:{n_upper}: the backbone has {len(names)} stages, so 1 to {len(names) - 1} can learn")
+            raise InputError(
+                f"upper:{n_upper}: the backbone has {len(names)} stages, so 1 to {len(names) - 1} of them can be trained"
+            )
         self._backbone, self._side = backbone, side
         self._first = backbone.get_submodule(names[-self.n_upper])
         self._lower_stages = names[: -self.n_upper]
@@ -103,7 +105,9 @@ class CutBackbone:
                 if self._gives(features, whole):
                     break
             else:
-                raise InputError("the backbone cannot be cut: its upper stages need more than the lower ones' output")
+                raise InputError(
+                    "the backbone cannot be cut: its upper stages read more than the lower ones' output; use 'full'"
+                )
         self.upper_weights = self._reached_weights(features)
         backbone.train(was_training)
 
@@ -132,7 +136,7 @@ class CutBackbone:
                 return reached.features
         finally:
             hook.remove()
-        raise InputError("the backbone cannot be cut: its stages do not hand on one tensor, one after the other")
+        raise InputError("the backbone cannot be cut: its stages do not pass one tensor to the next; use adaptation 'full'")
 
     def upper(self, features: Tensor) -> Tensor:
         """The backbone's feature map, from what :meth:`lower` gave."""
