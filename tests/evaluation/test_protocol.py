@@ -88,20 +88,13 @@ def test_every_metric_of_labels_in_levels():
     result = evaluate(vectors, labels, metrics=names)
     assert list(result.per_query) == names
     assert_by_definition(result, vectors, vectors, levels, 3, names)
+    for relevance in ({"name": "weight", "alpha": 2.0}, {"count_self": True}, {"monotone": True}):
+        chosen = evaluate(vectors, labels, relevance=Relevance(**relevance))
+        assert_by_definition(chosen, vectors, vectors, levels, 3, ["h_ap"], **relevance)
     default = evaluate(vectors, labels, ks=KS)
     assert list(default.per_query) == metric_names(KS, 3)
     assert len(default.per_query) == 3 + 2 + 2 + 4
     assert list(evaluate(vectors, labels[:, 0], ks=[5, 1, 5]).per_query) == ["recall@5", "recall@1", "map@r", "map"]
-
-
-@pytest.mark.parametrize(
-    "relevance", [{"name": "weight", "alpha": 2.0}, {"count_self": True}, {"monotone": True}, {"alpha": 5.0}]
-)
-def test_relevance_is_chosen(relevance):
-    vectors, labels = draw(0)
-    levels = levels_by_definition(labels[:20], labels[20:])
-    result = evaluate(vectors[:20], labels[:20], vectors[20:], labels[20:], relevance=Relevance(**relevance))
-    assert_by_definition(result, vectors[:20], vectors[20:], levels, 3, ["h_ap"], **relevance)
 
 
 def test_the_specifications_vectors_among_themselves_and_against_a_gallery():
@@ -350,16 +343,6 @@ def test_two_processes_equal_one(tmp_path):
         assert sorted(found) == sorted(expected)
         for name, values in expected.items():
             assert_allclose(found[name], values, rtol=1e-9, err_msg=name)
-
-
-def test_scores_are_taken_in_full_precision_inside_autocast():
-    # 40 directions a degree apart: bfloat16 cannot tell their cosines from one another.
-    angles, labels = torch.arange(40).deg2rad(), torch.arange(40) // 2
-    vectors = torch.stack([angles.cos(), angles.sin()], 1)
-    expected = evaluate(vectors, labels)
-    assert expected["recall@1"] > 0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_same(evaluate(vectors, labels), expected.per_query)
 
 
 @pytest.mark.parametrize("judged", [np.eye(4), np.zeros((4, 4))])  # the second is refused

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from ranking_definitions import counting_metrics, metrics_of_list, ranked
-from sklearn.metrics import average_precision_score
 
 from sightline.evaluation import statistics
-from sightline.evaluation.metrics import Ranking, average_precision, read_metric_name
+from sightline.evaluation.metrics import Ranking, read_metric_name
 from sightline.evaluation.statistics import Statistics
 from sightline.kernels import counting
 from sightline.labels.relevance import Relevance
@@ -127,11 +126,3 @@ def test_large_rows_the_two_ways_agree(kind):
     one, other = (way(scores, levels, 2) for way in WAYS)
     for name in Statistics.__annotations__:
         assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-10, err_msg=name)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_counted_ties_are_those_of_scikit_learn(seed):
-    rng = np.random.default_rng(seed)
-    scores, levels = np.round(rng.normal(size=(1, 50)), 1), (rng.random((1, 50)) < 0.3).astype(int)
-    stats = counted(scores, levels, 1, by_counting=True)
-    assert_allclose(average_precision(Ranking(stats, 1)), average_precision_score(levels[0], scores[0]))

@@ -112,13 +112,6 @@ def test_metrics_are_those_of_the_lists_by_hand(name, whitened, roles, monkeypat
         np.testing.assert_allclose(result.per_query[metric], [one[metric] for one in expected], atol=1e-9, err_msg=metric)
 
 
-def test_steps_change_the_result_and_none_changes_nothing():
-    table = table_of(0)
-    plain = evaluate_table(table)
-    assert evaluate_table(table, steps=Steps()).means == plain.means
-    assert all(evaluate_table(table, steps=STEPS[name]).means != plain.means for name in STEPS if name != "none")
-
-
 def test_steps_one_by_one():
     whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors))
     steps = Steps(whitening, 3, Refinement(5, 3.0, "kreciprocal", 20, 10))

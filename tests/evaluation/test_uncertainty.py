@@ -87,12 +87,6 @@ class TestPermutation:
         differences = rng.normal(0.3, 1, 8).round(1)  # rounded: arrangements tie
         assert_allclose(permutation_p(differences[:, None]), p_by_enumeration(differences.tolist()))
 
-    @pytest.mark.parametrize("seed", range(3))
-    def test_many_queries_give_nearly_the_exact_share(self, seed):
-        differences = np.random.default_rng(seed).normal(0.3, 1, 12)
-        exact = p_by_enumeration(differences.tolist())
-        assert_allclose(permutation_p(differences[:, None], n_flips=4000), exact, atol=4 * (exact / 4000) ** 0.5 + 1e-3)
-
     def test_classes_flip_as_one(self):
         groups = np.array([0, 0, 1, 2, 2, 2, 3])
         differences = np.array([0.1, 0.3, 0.2, -0.1, 0.2, 0.1, 0.5])

@@ -85,19 +85,9 @@ def test_frozen_statistics_are_the_same_bits_after_a_step(freeze_batch_norm, bac
     pairs = list(zip(running_statistics(encoder), running_statistics(fresh), strict=True))
     assert all(torch.equal(one, other) == (freeze_batch_norm != "none") for one, other in pairs)
     assert pairs
+    learn = [layer.weight.grad is not None for layer in batch_norms(encoder)]
+    assert set(learn) == {freeze_batch_norm != "all"}
     assert not torch.equal(encoder.head.projection.weight, fresh.head.projection.weight)  # it did learn
-
-
-@pytest.mark.parametrize(("freeze_batch_norm", "learns"), [("none", True), ("stats", True), ("all", False)])
-def test_batch_norm_weights_learn_unless_all_is_frozen(freeze_batch_norm, learns):
-    encoder = trained_a_step(freeze_batch_norm)
-    layers = batch_norms(encoder)
-    assert len(layers) == 3
-    for layer in layers:
-        for parameter in (layer.weight, layer.bias):
-            assert parameter.requires_grad == learns
-            assert (parameter.grad is not None) == learns
-    assert encoder.backbone.layers[0][0].weight.grad is not None
 
 
 def test_the_backbone_can_be_kept_from_learning_and_let_go():
@@ -174,17 +164,14 @@ def test_the_fingerprint_changes_with_any_weight_or_statistic():
     encoder = tiny(freeze_batch_norm="none")
     assert encoder.eval().to(memory_format=torch.contiguous_format).fingerprint() == encoder.train().fingerprint()
     assert tiny(freeze_batch_norm="none", seed=0).fingerprint() == encoder.fingerprint() != tiny(seed=1).fingerprint()
+    for options in ({"resize": 30}, {"stretch": True}, {"pooling": "avg"}, {"embedding_dim": None}):
+        assert tiny(**options).fingerprint() != encoder.fingerprint()
     seen = {encoder.fingerprint()}
     tensors = [tensor for name, tensor in encoder.state_dict().items() if not name.endswith("num_batches_tracked")]
     for tensor in tensors:
         tensor[(-1,) * tensor.ndim] += 1e-3
         seen.add(encoder.fingerprint())
     assert len(seen) == len(tensors) + 1
-
-
-@pytest.mark.parametrize("options", [{"resize": 30}, {"stretch": True}, {"pooling": "avg"}, {"embedding_dim": None}])
-def test_the_fingerprint_changes_with_the_settings(options):
-    assert tiny(**options).fingerprint() != tiny().fingerprint()
 
 
 # Saved and loaded
@@ -355,12 +342,3 @@ def test_a_whitened_encoder_gives_what_whitening_its_vectors_gives(tmp_path, emb
     assert "head.whitening.weight" not in dict(whitened.named_parameters())
     assert "already" in complaint(whitened.whitened, whitening)
     assert "6" in complaint(tiny(embedding_dim=6).whitened, whitening)
-
-
-def test_an_encoder_written_before_there_was_whitening_is_read(tmp_path):
-    folder = tiny().save_pretrained(tmp_path / "old")
-    described = json.loads((folder / SETTINGS_FILE).read_text())
-    assert "module" not in described
-    del described["whitening_dim"]
-    (folder / SETTINGS_FILE).write_text(json.dumps(described))
-    assert Encoder.from_pretrained(folder).fingerprint() == tiny().fingerprint()

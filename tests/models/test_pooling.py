@@ -1,5 +1,4 @@
 import re
-import sys
 
 import pytest
 import torch
@@ -90,42 +89,3 @@ def test_gem_and_its_gradient_are_finite_for_dead_and_for_loud_channels(power, s
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = features.detach().bfloat16()
         assert_close(gem(half), gem(half.float()))
-
-
-OWN = '''
-import torch
-
-class Weighted(torch.nn.Module):
-    """A mean over positions, each channel times a weight that learns."""
-
-    def __init__(self, n_channels: int) -> None:
-        super().__init__()
-        self.weights = torch.nn.Parameter(torch.full((n_channels,), 2.0))
-
-    def forward(self, features):
-        return features.flatten(2).mean(2) * self.weights
-'''
-
-
-@pytest.fixture
-def own_module(tmp_path, monkeypatch):
-    """The name of a module that is not loaded yet, outside of Sightline."""
-    (tmp_path / "own_poolings.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_poolings"
-    sys.modules.pop("own_poolings", None)
-
-
-def test_a_pooling_from_elsewhere_needs_trust_and_is_saved_by_its_path(own_module, tmp_path):
-    path = f"{own_module}:Weighted"
-    with pytest.raises(InputError, match=r"module 'own_poolings'.*--trust"):
-        Encoder.create("tiny", 8, path, image_size=32)
-    assert own_module not in sys.modules
-    encoder = Encoder.create("tiny", 8, path, image_size=32, trust=True)
-    assert encoder.pooling.weights.tolist() == [2.0] * 32
-    folder = encoder.save_pretrained(tmp_path / "encoder")
-    sys.modules.pop(own_module)
-    with pytest.raises(InputError, match=r"encoder\.json.*module 'own_poolings'"):
-        Encoder.from_pretrained(folder)
-    assert own_module not in sys.modules
-    assert Encoder.from_pretrained(folder, trust=True).fingerprint() == encoder.fingerprint()

@@ -102,8 +102,9 @@ def draw_norm(channels, height, width):
     )
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("shape", [(16, 7, 5), (96, 1, 1), (48, 32, 3)])
+@pytest.mark.parametrize(
+    ("shape", "memory_format"), [((16, 7, 5), torch.contiguous_format), ((48, 32, 3), torch.channels_last)]
+)
 def test_a_frozen_batch_norm_has_the_result_and_gradients_of_torch(shape, memory_format):
     *tensors, mean, variance = draw_norm(*shape)
 
@@ -133,15 +134,6 @@ def test_other_batch_norms_stay_as_they_are(shape, dtype, options):
     with QuickBackward():
         result = F.batch_norm(images, mean, variance, **{"weight": weight, "bias": bias} | options)
     assert result.grad_fn.name() == "NativeBatchNormBackward0"
-
-
-def test_a_batch_norm_whose_weights_are_frozen_too_passes_the_gradient_on():
-    images, weight, bias, mean, variance = draw_norm(16, 2, 2)
-    images.requires_grad_()
-    with QuickBackward():
-        F.batch_norm(images, mean, variance, weight, bias).sum().backward()
-    assert_close(images.grad, (weight / (variance + 1e-5).sqrt())[None, :, None, None].expand_as(images))
-    assert weight.grad is None
 
 
 def test_it_is_used_where_a_model_learns_on_a_cpu_alone():

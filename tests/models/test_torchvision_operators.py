@@ -57,10 +57,3 @@ def test_the_operators_are_declared_where_it_does_not(installed, declared, monke
     (installed / "_C.so").touch()
     assert declare_missing_operators() is not None
     assert declared == [("torchvision", "DEF", schema) for schema in UNDECLARED]
-
-
-@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
-def test_nothing_is_done_where_torchvision_is_not_installed(spec, declared, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    assert declare_missing_operators() is None
-    assert declared == []

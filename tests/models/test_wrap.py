@@ -8,11 +8,14 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 from PIL import Image
+from starlette.testclient import TestClient
 from torch import nn
 
 import sightline as sl
 from sightline.models.stages import UpperEncoder
 from sightline.models.wrapped import as_preprocessing
+from sightline.serve.app import create_app
+from sightline.serve.settings import read_settings
 
 OWN_MODULE = """
 from torch import nn
@@ -120,7 +123,8 @@ def test_class_and_register_tokens_are_left_out_of_the_mean():
 
 
 def test_an_own_class_is_its_own_factory_and_another_process_finds_it(own_model, tmp_path, sightline, image_tree):
-    encoder = sl.Encoder.wrap(own_model.Net(), 32)
+    encoder = sl.Encoder.wrap(own_model.Net(), 32, name="<mine>")
+    assert all(fact in encoder._repr_html_() for fact in ("&lt;mine&gt; (own_model:Net)", "6 dimensions"))
     folder = encoder.save_pretrained(tmp_path / "encoder")
     assert sl.Encoder.from_pretrained(folder, trust=True).fingerprint() == encoder.fingerprint()
     sys.path.remove(str(tmp_path))  # as in a console command, which is not started from this folder's Python
@@ -142,8 +146,11 @@ def test_a_gallery_keeps_a_wrapped_encoder_and_searches_with_it(own_model, tmp_p
     status, out, err = sightline("search", image, "--gallery", gallery, "--trust", "-k", 1)
     assert status == 0, err
     assert image.name in out.splitlines()[1]
-    assert sightline("index", "verify", gallery)[0] == 2
-    assert sightline("index", "verify", gallery, "--trust")[0] == 0
+    assert [sightline("index", "verify", gallery, *more)[0] for more in ([], ["--trust"])] == [2, 0]
+    settings = read_settings(given={"galleries": [gallery], "trust": True}, environ={})
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8000") as client:
+        found = client.post("/v1/search", files={"image": ("a", image.read_bytes())}).json()
+    assert found["results"][0]["id"].endswith(image.name)
 
 
 def test_without_a_factory_it_encodes_but_is_not_saved(tmp_path):
@@ -224,9 +231,3 @@ def test_a_wrapped_module_is_cut_only_before_its_head():
     torch.testing.assert_close(frozen(frozen.resting(images)), encoder(images))
     with pytest.raises(sl.InputError, match="'full' or 'frozen'"):
         UpperEncoder(encoder, "upper")
-
-
-def test_it_shows_itself_in_a_notebook(own_model):
-    text = sl.Encoder.wrap(own_model.Net(), 32, name="<mine>")._repr_html_()
-    assert "&lt;mine&gt; (own_model:Net)" in text
-    assert "6 dimensions" in text

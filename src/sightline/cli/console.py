@@ -14,6 +14,7 @@ from sightline.progress import printable
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.gallery.gallery import Gallery
     from sightline.gallery.ingest import Images
     from sightline.models.encoder import Encoder
     from sightline.ranking.refine import Refinement
@@ -63,6 +64,13 @@ def read_encoder(folder: Path, trust: bool = False) -> "Encoder":
     from sightline.models.encoder import Encoder
 
     return Encoder.from_pretrained(folder, trust=trust)
+
+
+def encoder_for(gallery: "Gallery", folder: Path | None, trust: bool) -> "Encoder | None":
+    """The encoder of the folder given, or the gallery's own with ``trust``; None lets the gallery load its own."""
+    if folder is not None:
+        return read_encoder(folder, trust)
+    return gallery.encoder(trust) if trust else None
 
 
 def read_table(file: Path, split: str | None = None) -> "EmbeddingTable":

@@ -38,7 +38,7 @@ def whiten(
     out: Annotated[Path, typer.Option(help="Encoder folder to write, or a .safetensors file for the whitening alone.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; default: all that vary.")] = None,
-    power: Annotated[float, typer.Option(help="0 rotates, 0.5 makes all variances 1; default: 0.25.")] = 0.25,
+    power: Annotated[float, typer.Option(help="0 rotates, 0.5 makes all variances 1.")] = 0.25,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
     trust: Trust = False,
 ) -> None:
@@ -82,7 +82,7 @@ def card(
     result: Annotated[
         Path | None, typer.Option(help="Metrics to put on the card, written by `sightline evaluate --json`.")
     ] = None,
-    on: Annotated[str, typer.Option(help="With --result: describe the images; default: test images.")] = "test images",
+    on: Annotated[str, typer.Option(help="With --result: describe the images.")] = "test images",
     licence: Annotated[str | None, typer.Option("--license", help="License of the weights, such as apache-2.0.")] = None,
     notes: Annotated[Path | None, typer.Option(help="Markdown file to add to the card.")] = None,
     trust: Trust = False,

@@ -17,9 +17,7 @@ class StepOptions:
     """Steps on vectors and rankings before they are measured."""
 
     whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None
-    augment: Annotated[
-        int, typer.Option(min=0, help="Average each gallery image with this many neighbours; default: 0.")
-    ] = 0
+    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with this many neighbours.")] = 0
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each step.")] = False
 
 
@@ -39,7 +37,7 @@ def evaluate(
     interval: Annotated[float | None, typer.Option(help="Also print confidence intervals, such as 0.95.")] = None,
     by: Annotated[
         str,
-        typer.Option(help="What intervals resample: queries, or classes to generalise to other classes; default: queries."),
+        typer.Option(help="What intervals resample: queries, or classes to generalise to other classes."),
     ] = "queries",
     exclude: Annotated[
         str | None, typer.Option(help="A column, such as the camera: ignore images with the same value as the query.")
@@ -77,9 +75,9 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Written by `sightline evaluate --json`.")],
     b: Annotated[Path, typer.Argument(help="Another, of the same queries.")],
     by: Annotated[
-        str, typer.Option(help="What to resample: queries, or classes to generalise to other classes; default: queries.")
+        str, typer.Option(help="What to resample: queries, or classes to generalise to other classes.")
     ] = "queries",
-    level: Annotated[float, typer.Option(help="Confidence, between 0 and 1; default: 0.95.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Confidence, between 0 and 1.")] = 0.95,
 ) -> None:
     """Compare two results query by query: both means, the difference with an interval, and whether it may be chance."""
     from sightline.evaluation.result import UNITS, Result, compare
@@ -97,8 +95,20 @@ def _titles(a: Path, b: Path) -> tuple[str, str]:
     return f"{a.stem} (1)", f"{b.stem} (2)"
 
 
+@dataclass(frozen=True)
+class PageOptions:
+    """What the report calls the models, and how much it shows."""
+
+    name: Annotated[str | None, typer.Option(help="Name of the model in the report; default: that of its file.")] = None
+    against_name: Annotated[str | None, typer.Option(help="Name of the other one.")] = None
+    k: Annotated[int, typer.Option("-k", min=1, help="Results shown for each query.")] = 10
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+
+
+@expand_settings
 def report(
     subject: Annotated[str, typer.Argument(help="A run folder or an embedding table.")],
+    page: PageOptions,
     against: Annotated[
         str | None, typer.Option(help="Another run or table of the same images, or `untrained`: the run's own backbone.")
     ] = None,
@@ -113,12 +123,8 @@ def report(
         Path | None, typer.Option(help="With --detector: a table of out-of-distribution images, of the same encoder.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split of an embedding table.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model in the report; default: that of its file.")] = None,
-    against_name: Annotated[str | None, typer.Option(help="Name of the other one.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Results shown for each query; default: 10.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     trust: Trust = False,
-    out: Annotated[Path, typer.Option(help="The page to write; default: report.html.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML report: metrics, curves, example rankings, a map of the classes, the worst mistakes."""
     from sightline.report.page import ReportOptions, write_report
@@ -127,18 +133,18 @@ def report(
     detector = detector or held_rejector(Path(subject))
     if outliers is not None and detector is None:
         raise InputError("--outliers needs a --detector to score them")
-    if against_name is not None and against is None:
+    if page.against_name is not None and against is None:
         raise InputError("--against-name needs --against")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
-    shown = read_subject(Path(subject), show_progress=True, split=split, name=name, trust=trust)
+    shown = read_subject(Path(subject), show_progress=True, split=split, name=page.name, trust=trust)
     other = None
     if against == UNTRAINED:
-        other = read_untrained(shown, show_progress=True, name=against_name, trust=trust)
+        other = read_untrained(shown, show_progress=True, name=page.against_name, trust=trust)
     elif against is not None:
-        name, like = against_name, shown.table
+        name, like = page.against_name, shown.table
         other = read_subject(Path(against), show_progress=True, split=split, name=name, like=like, trust=trust)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
-    options = ReportOptions(None, summary, figures, published, found, k, seed=seed)
+    options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed)
     written = write_report(out, shown, other, options)
     missing = f"; {written.n_missing} images shown cannot be read" if written.n_missing else ""
     drawn = f"; {len(written.figures)} figures in {figures}" if figures else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import Trust, echo, expand_settings, read_encoder, read_images
+from sightline.cli.console import Trust, echo, encoder_for, expand_settings, read_encoder, read_images
 from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def add(
     """Add images or a table; images that are there and have not changed are not embedded again."""
     images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        own = opened.encoder(trust) if trust else None
-        options.index(opened, own if encoder is None else read_encoder(encoder, trust), images)
+        options.index(opened, encoder_for(opened, encoder, trust), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)

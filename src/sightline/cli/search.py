@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_encoder, read_table
+from sightline.cli.console import RefineOptions, Trust, echo, encoder_for, expand_settings, read_encoder, read_table
 from sightline.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def search(
             raise InputError("--policy and --rejector say how to --reject, which is not there")
         options = QueryOptions(k, where, refine.refinement(), rejection.policy, explain=True)
         with Gallery.open(str(gallery), read_only=True) as opened:
-            own = opened.encoder(trust) if trust else None
-            model = own if encoder is None else read_encoder(encoder, trust)
+            model = encoder_for(opened, encoder, trust)
             judge = _rejector(opened, rejection.rejector, rejection.policy) if rejection.reject else None
             found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
         for repair in opened.repairs:
