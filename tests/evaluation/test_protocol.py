@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
-from ranking_definitions import counting_metrics, metrics_of_list, ranked
+from ranking_definitions import metrics_of_list, ranked
 
 from sightline.errors import InputError
 from sightline.evaluation import statistics
@@ -114,18 +114,6 @@ def test_the_specifications_vectors_among_themselves_and_against_a_gallery():
     assert_allclose(evaluate(M3[::2], M3_LABELS[::2], M3[1:4:2], M3_LABELS[1:4:2], empty="zero")["map"], 0.5)  # 90° lost
     weighted = evaluate(M3, M3_LABELS, relevance="weight"), evaluate(*sides, relevance="weight")
     assert_allclose([result["h_ap"] for result in weighted], [0.7729167, 0.7222222], atol=1e-6)
-
-
-def test_ties_are_counted_if_asked():
-    rng = np.random.default_rng(0)
-    vectors, labels = np.eye(4)[rng.integers(0, 4, 40)] + 0.0, rng.integers(0, 3, (40, 1)) // [1, 3]
-    result = evaluate(vectors[:10], labels[:10], vectors, labels, ties="counting")
-    rows = [
-        counting_metrics(*row, 2)
-        for row in zip((vectors[:10] @ vectors.T).tolist(), levels_by_definition(labels[:10], labels).tolist(), strict=True)
-    ]
-    for name in ("map", "map_label_1", "h_ap", "ndcg"):
-        assert_allclose(result.per_query[name], [row[name] for row in rows], err_msg=name)
 
 
 def test_items_labelled_minus_1_are_never_relevant():
@@ -406,7 +394,6 @@ TWO = np.stack([LABELS, LABELS], 1)
     ("arguments", "options", "facts"),
     [
         ((VECTORS, np.arange(4)), {}, ["4 queries", "labels"]),
-        ((VECTORS[:0], LABELS[:0]), {}, ["0 queries"]),
         ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), {"exclude": LABELS, "gallery_exclude": LABELS[:0]}, ["4 queries"]),
         ((VECTORS, LABELS, np.eye(4), LABELS), {}, ["dimensions", "3", "4"]),
         ((VECTORS, LABELS[:3]), {}, ["labels", "(3,)"]),
@@ -417,16 +404,12 @@ TWO = np.stack([LABELS, LABELS], 1)
         ((VECTORS, [{1}, {2}, {1}, {2}]), {}, ["labels", "set"]),
         ((VECTORS, [[1], [2, 3], [1], [2]]), {}, ["labels", "table"]),
         (([[1.0, 2.0], [3.0]], [0, 0]), {}, ["vectors", "table"]),
-        ((VECTORS.astype(int), LABELS), {}, ["vectors", "int64"]),
         ((VECTORS.astype(str), LABELS), {}, ["vectors", "<U32"]),
         ((VECTORS[0], LABELS), {}, ["vectors", "(3,)"]),
         ((NAN, LABELS), {}, ["vectors", "1 of 4", "2"]),
-        ((VECTORS, LABELS, VECTORS), {}, ["gallery_labels"]),
         ((VECTORS, LABELS, None, LABELS), {}, ["gallery_labels"]),
         ((VECTORS, LABELS, None, None, [1.5]), {}, ["ks", "1.5"]),
-        ((VECTORS, LABELS, None, None, 3), {}, ["ks", "3"]),
         ((VECTORS, LABELS), {"metrics": ["mpa"]}, ["'mpa'", "'map'"]),
-        ((VECTORS, LABELS), {"metrics": ["map_label_1"]}, ["'map_label_1'"]),
         ((VECTORS, LABELS), {"metrics": []}, ["metrics", "[]"]),
         ((VECTORS, LABELS), {"metrics": "map"}, ["metrics", "'map'"]),
         ((VECTORS, LABELS), {"relevance": "weights"}, ["'weights'", "'weight'"]),
@@ -435,9 +418,7 @@ TWO = np.stack([LABELS, LABELS], 1)
         ((VECTORS, LABELS), {"judgements": np.eye(4)}, ["labels", "judgements"]),
         ((VECTORS, LABELS), {"exclude": np.zeros(4, int)}, ["4 queries"]),
         ((VECTORS, LABELS), {"exclude": TWO}, ["exclude", "2"]),
-        ((VECTORS, LABELS), {"exclude": [0, 0, 1]}, ["exclude", "(3,)"]),
         ((VECTORS, LABELS), {"ids": list("abc")}, ["ids", "4", "(3,)"]),
-        ((VECTORS, LABELS), {"gallery_ids": list("abcd")}, ["gallery_ids"]),
         ((VECTORS, LABELS, VECTORS, LABELS), {"ids": list("abcd"), "gallery_ids": list("abc")}, ["gallery_ids", "3"]),
         ((VECTORS, LABELS, VECTORS, LABELS), {"ids": list("abcd"), "gallery_ids": list("abca")}, ["gallery_ids", "1 of 4"]),
         ((VECTORS, np.ones((4, 2), bool), VECTORS, np.ones((4, 3), bool)), {}, ["gallery_labels", "(4, 2)"]),

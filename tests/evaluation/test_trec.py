@@ -86,18 +86,6 @@ def test_rankings_are_the_sorted_scores_without_the_query(k):
         assert_allclose(list(run[query].values()), [others[item] for item in expected], atol=1e-12)
 
 
-def test_labels_of_minus_1_judge_nothing_relevant_just_as_in_an_evaluation():
-    vectors, labels, ids = draw(0)
-    generator = torch.Generator().manual_seed(0)
-    labels = labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.3, -1)
-    judged = judgements(labels.numpy(), labels, ids, ids)
-    matrix = [[0 if query == item else judged.get(query, {}).get(item, 0) for item in ids] for query in ids]
-    for name, level in (("map", 2), ("map_label_1", 1)):
-        expected = evaluate(vectors, labels, metrics=[name]).per_query[name]
-        found = evaluate(vectors, judgements=torch.tensor(matrix) >= level, metrics=["map"]).per_query["map"]
-        assert_allclose(found, expected, err_msg=name)
-
-
 def test_trec_files_hold_what_other_tools_read(tmp_path):
     write_run(tmp_path / "new" / "run.txt", RUN)
     write_qrels(tmp_path / "qrels.txt", JUDGED)

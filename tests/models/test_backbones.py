@@ -112,8 +112,8 @@ def test_weights_from_a_file(tmp_path):
         ("test_vit", "distilled", ["'test_vit'", "distilled"]),
         ("test_resnet", "text.safetensors", ["text.safetensors"]),
         ("test_resnet", "cut.safetensors", ["cut.safetensors"]),
-        ("test_resnet", "shape.safetensors", ["shape.safetensors", "conv1.weight"]),
-        ("test_resnet", "other.safetensors", ["other.safetensors", "conv1.weight"]),
+        ("test_resnet", "shape.safetensors", ["shape.safetensors", "conv1.0.weight"]),
+        ("test_resnet", "other.safetensors", ["other.safetensors", "conv1.0.weight"]),
         ("test_resnet", "hub", ["'test_resnet'", "peer closed connection"]),
     ],
 )
@@ -126,7 +126,7 @@ def test_what_cannot_be_made_is_refused(name, weights, facts, tmp_path, monkeypa
         save_file(tensors, weights)
         Path(weights).write_bytes(Path(weights).read_bytes()[:-100])
     elif weights == "shape.safetensors":
-        save_file({**tensors, "conv1.weight": torch.zeros(1)}, weights)
+        save_file({**tensors, "conv1.0.weight": torch.zeros(1)}, weights)
     elif weights == "other.safetensors":
         save_file({"other": torch.zeros(1)}, weights)
     elif weights == "hub":
