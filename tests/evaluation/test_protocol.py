@@ -142,8 +142,8 @@ def test_text_labels_and_groups_are_the_numbers_they_stand_for():
     below_two = evaluate(VECTORS, [("a", "x"), (b"a", "y"), ("a", "x"), ("a", "y")])
     assert below_two.labels.tolist() == ["a < x", "a < y"] * 2
     assert evaluate(VECTORS, [7, "x", 7, "x"])["map"] == evaluate(VECTORS, [0, 1, 0, 1])["map"]
-    series = pl.Series(["a", "b", "a", "b"])
-    assert evaluate(VECTORS, series).means == evaluate(VECTORS, [0, 1, 0, 1]).means
+    for names in (pl.Series(["a", "b", "a", "b"]), np.array([b"a", b"b", b"a", b"b"])):
+        assert evaluate(VECTORS, names).means == evaluate(VECTORS, [0, 1, 0, 1]).means
 
 
 @pytest.mark.parametrize("by_levels", [False, True])
@@ -410,6 +410,7 @@ TWO = np.stack([LABELS, LABELS], 1)
         ((VECTORS, LABELS, None, LABELS), {}, ["gallery_labels"]),
         ((VECTORS, LABELS, None, None, [1.5]), {}, ["ks", "1.5"]),
         ((VECTORS, LABELS), {"metrics": ["mpa"]}, ["'mpa'", "'map'"]),
+        ((VECTORS, LABELS), {"metrics": ["recall@0"]}, ["'recall@0'"]),
         ((VECTORS, LABELS), {"metrics": []}, ["metrics", "[]"]),
         ((VECTORS, LABELS), {"metrics": "map"}, ["metrics", "'map'"]),
         ((VECTORS, LABELS), {"relevance": "weights"}, ["'weights'", "'weight'"]),
