@@ -25,7 +25,14 @@ API_HEAD = """\
 
 """
 API = {
-    "Images in, vectors out": ["Encoder", "EmbeddingTable", "embed_manifest", "Manifest", "read_manifest"],
+    "Images in, vectors out": [
+        "Encoder",
+        "Preprocessing",
+        "EmbeddingTable",
+        "embed_manifest",
+        "Manifest",
+        "read_manifest",
+    ],
     "Training": ["train", "tune", "Recipe", "read_recipe", "create_loss", "list_losses"],
     "Evaluation": [
         "evaluate",

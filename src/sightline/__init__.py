@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from sightline import losses, ood
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import Manifest, read_manifest
+    from sightline.data.transforms import Preprocessing
     from sightline.errors import InputError
     from sightline.evaluation.decomposability import decomposability_gap
     from sightline.evaluation.metrics import Metric, list_metrics
@@ -54,6 +55,7 @@ _MODULES = {
     "Item": "gallery.gallery",
     "Manifest": "data.manifest",
     "Metric": "evaluation.metrics",
+    "Preprocessing": "data.transforms",
     "Recipe": "training.recipe",
     "Refinement": "ranking.refine",
     "Relevance": "labels.relevance",
@@ -108,6 +110,7 @@ __all__ = [
     "Item",
     "Manifest",
     "Metric",
+    "Preprocessing",
     "Recipe",
     "Refinement",
     "Relevance",

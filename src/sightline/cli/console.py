@@ -14,9 +14,13 @@ from sightline.progress import printable
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.gallery.gallery import Gallery
     from sightline.gallery.ingest import Images
     from sightline.models.encoder import Encoder
     from sightline.ranking.refine import Refinement
+
+
+Trust = Annotated[bool, typer.Option("--trust", help="Import and run the module that a wrapped encoder names.")]
 
 
 def echo(message: object, err: bool = False) -> None:
@@ -55,11 +59,18 @@ def named_values(option: str, words: list[str]) -> dict[str, str]:
     return found
 
 
-def read_encoder(folder: Path) -> "Encoder":
+def read_encoder(folder: Path, trust: bool = False) -> "Encoder":
     """The encoder of a folder. Imports torch here, so that help and faulty options answer without it."""
     from sightline.models.encoder import Encoder
 
-    return Encoder.from_pretrained(folder)
+    return Encoder.from_pretrained(folder, trust=trust)
+
+
+def encoder_for(gallery: "Gallery", folder: Path | None, trust: bool) -> "Encoder | None":
+    """The encoder of the folder given, or the gallery's own with ``trust``; None lets the gallery load its own."""
+    if folder is not None:
+        return read_encoder(folder, trust)
+    return gallery.encoder(trust) if trust else None
 
 
 def read_table(file: Path, split: str | None = None) -> "EmbeddingTable":

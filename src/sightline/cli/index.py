@@ -2,13 +2,14 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import echo, expand_settings, read_encoder, read_images
+from sightline.cli.console import Trust, echo, encoder_for, expand_settings, read_encoder, read_images
 from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
@@ -83,12 +84,13 @@ def build(
     recall: Annotated[
         float | None, typer.Option(help="Share of the true 10 nearest items that the index must find; default: 0.95.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Embed all new and changed images, and build the search index; the vectors of a table are added as they are."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery, own_folder
     from sightline.ood.rejector import Rejector
 
-    model = read_encoder(encoder)
+    model = read_encoder(encoder, trust)
     given = own_folder(encoder, REJECTOR_FOLDER)
     rejector = None if given is None else Rejector.load(given, model.fingerprint())
     images = read_images(source, options.split)
@@ -111,11 +113,12 @@ def add(
     source: Source,
     options: IngestOptions,
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; default: the one in the gallery's folder.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Add images or a table; unchanged images are not embedded again."""
     images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        options.add_images(opened, None if encoder is None else read_encoder(encoder), images)
+        options.add_images(opened, encoder_for(opened, encoder, trust), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)
@@ -144,6 +147,7 @@ def remove(
 def verify(
     gallery: GalleryFolder,
     repair: Annotated[bool, typer.Option("--repair", help="Rebuild damaged indexes and vector tables.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Check everything against its checksum, and change nothing; exit status 2 if there is a fault."""
     import numpy as np
@@ -155,7 +159,7 @@ def verify(
             with suppress(InputError):
                 opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # rebuilds derived files
         faults = opened.verify()
-        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, opened.encoder)):
+        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, partial(opened.encoder, trust))):
             try:
                 if opened.model_folder(folder) is not None:
                     load()

@@ -260,8 +260,8 @@ class Gallery(ABC):
         """The folder of the encoder or rejector inside the gallery; None if there is none. Raises on a link."""
         return None if self.folder is None else own_folder(self.folder, name)
 
-    def encoder(self) -> "Encoder":
-        """The encoder saved in the gallery."""
+    def encoder(self, trust: bool = False) -> "Encoder":
+        """The encoder saved in the gallery; ``trust`` imports the module of a wrapped one."""
         folder = self.model_folder(ENCODER_FOLDER)
         if folder is None:
             raise InputError(
@@ -269,7 +269,7 @@ class Gallery(ABC):
             )
         from sightline.models.encoder import Encoder
 
-        encoder = Encoder.from_pretrained(folder)
+        encoder = Encoder.from_pretrained(folder, trust=trust)
         self.check_encoder(encoder)
         return encoder
 

@@ -1,5 +1,6 @@
 """The label tree: levels, parents, common ancestors, distances, label columns."""
 
+import html
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from sightline.files import write_text
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
 Numbers = NDArray[np.int64]
+SHOWN_NODES = 500  # in a notebook
 NOTHING = -1  # the parent of a root, and the common ancestor of two nodes that share none
 
 
@@ -47,6 +49,25 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"Tree({self.source!r}: {len(self)} nodes, {' > '.join(map(str, self.level_sizes()))} by level)"
+
+    def _repr_html_(self) -> str:
+        """The nodes as nested lists to open and close, the first 500 of them."""
+        shown = set(np.argsort(self.depths, kind="stable")[:SHOWN_NODES].tolist())
+
+        def lines(node: int) -> str:
+            inner = "".join(lines(child) for child in self.children(node) if child in shown)
+            name = html.escape(self.names[node])
+            return (
+                f"<li>{name}</li>"
+                if not inner
+                else f"<li><details><summary>{name}</summary><ul>{inner}</ul></details></li>"
+            )
+
+        roots = "".join(lines(node) for node in self.children(NOTHING) if node in shown)
+        return f"<p>{html.escape(repr(self))}</p><ul>{roots}</ul>"
 
     @classmethod
     def from_edges(cls, edges: Iterable[tuple[str, str | None]], source: object = "edges") -> "Tree":

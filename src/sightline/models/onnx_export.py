@@ -12,7 +12,7 @@ import torch
 from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.models.backbones import adapters, merge_adapters
-from sightline.models.encoder import Encoder
+from sightline.models.encoder import Encoder, check_encoder
 
 OPSET = 18
 MAX_BYTES = 1 << 31  # of a protobuf, which the file is
@@ -32,9 +32,10 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
     Returns:
         The file.
     """
+    check_encoder(encoder)
     file = Path(file)
     if file.suffix != ".onnx":
-        raise InputError(f"{file}: a file that ends in .onnx is needed")
+        raise InputError(f"{file}: the file must end in .onnx")
     if missing := [package for package in ("onnx", "onnxscript") if find_spec(package) is None]:
         raise InputError(f"ONNX export needs {' and '.join(missing)}: pip install 'sightline[onnx]'")
     plain = copy.deepcopy(encoder).cpu().eval()

@@ -88,6 +88,7 @@ def read_subject(
     split: str | None = None,
     name: str | None = None,
     like: EmbeddingTable | None = None,
+    trust: bool = False,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run was not trained on.
 
@@ -99,6 +100,7 @@ def read_subject(
         split: use only this split.
         name: shown to readers; None for the name of the file or folder.
         like: embed the images of this table instead.
+        trust: import the module of a wrapped encoder.
     """
     source = Path(source)
     if not source.is_dir():
@@ -106,7 +108,7 @@ def read_subject(
         return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
     run = RunFolder(source)
     recipe = run.read_recipe()
-    encoder = Encoder.from_pretrained(run.encoder)
+    encoder = Encoder.from_pretrained(run.encoder, trust=trust)
     manifest = _unseen(recipe, split) if like is None else like.manifest
     chose = train_and_validation(read_manifest(recipe.data.manifest), recipe)[1] if like is None else None
     kept = source / EMBEDDED
@@ -124,11 +126,11 @@ def read_subject(
     )
 
 
-def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
-    """The run's pretrained backbone on the same images: mean-pooled, without projection or training."""
+def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None, trust: bool = False) -> Subject:
+    """The run's pretrained backbone on the same images, mean-pooled, without projection; or the encoder it started from."""
     if run.recipe is None:
         raise InputError(f"--against {UNTRAINED} requires a run folder; {run.name!r} is a table without a recipe")
-    encoder = untrained_encoder(run.recipe)
+    encoder = untrained_encoder(run.recipe, trust)
     return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
 
 

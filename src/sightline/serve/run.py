@@ -76,7 +76,7 @@ def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> 
     with _bind(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
         for gallery in settings.galleries:  # report a fault once, not from every worker
             with Gallery.open(gallery, read_only=True) as opened:
-                opened.encoder()
+                opened.encoder(settings.trust)
         logging.config.dictConfig(LOGGING)
         os.environ.update({WORKER_SETTINGS: settings.model_dump_json(), MULTIPROCESS: folder})
         config = uvicorn_config(settings, "sightline.serve.run:create_worker_app")

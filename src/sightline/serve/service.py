@@ -165,7 +165,7 @@ class Service(Gate):
             fingerprint = gallery.identity.fingerprint
             if fingerprint not in self._encodings:
                 self._encodings[fingerprint] = Encoding(
-                    gallery.encoder(), self.settings, self.metrics["batch_images"].observe
+                    gallery.encoder(self.settings.trust), self.settings, self.metrics["batch_images"].observe
                 )
             return self._encodings[fingerprint]
 

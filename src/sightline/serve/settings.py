@@ -37,6 +37,7 @@ class ServeSettings(BaseModel):
         token_file: written by `sightline token`; required on any address but loopback, unless ``public_read``.
         public_read: allow reading without a token.
         read_only: refuse all writes.
+        trust: import and run the module that a wrapped encoder of a gallery names.
         allowed_hosts: host names that requests may use; empty allows the loopback names on loopback and any name elsewhere.
         trusted_proxies: addresses of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted.
         image_roots: folders whose images are shown, besides those in a gallery's own folder.
@@ -69,6 +70,7 @@ class ServeSettings(BaseModel):
     token_file: Path | None = None
     public_read: bool = False
     read_only: bool = False
+    trust: bool = False
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     image_roots: tuple[Path, ...] = ()

@@ -4,6 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +25,10 @@ from sightline.data.transforms import eval_transform
 from sightline.errors import SHOWN_FAULTS, InputError, names, nearest
 from sightline.evaluation.metrics import metric_names
 from sightline.evaluation.tables import has_role
+from sightline.files import read_json_object
 from sightline.losses import create_loss, loss_options
 from sightline.models.card import DataFacts
-from sightline.models.encoder import Encoder
+from sightline.models.encoder import SETTINGS_FILE, Encoder, EncoderSettings
 from sightline.models.stages import UpperEncoder
 from sightline.training.batch_loss import BatchLoss, add_memory
 from sightline.training.distributed import gathered_objects, n_processes, process_number, shard
@@ -127,6 +129,8 @@ def select_images(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifes
 
 def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     model, data = recipe.model, recipe.data
+    if model.start is not None:
+        return _start_encoder(recipe, model.start, trust)
     if model.adaptation == "frozen" and model.embedding_dim is None:
         raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
     encoder = Encoder.create(
@@ -147,6 +151,45 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     return encoder
 
 
+def _start_encoder(recipe: Recipe, start: Path, trust: bool) -> Encoder:
+    """The encoder that ``model.start`` names, as the recipe lets it learn."""
+    encoder, model = Encoder.from_pretrained(start, trust=trust), recipe.model
+    if encoder.head.whitening is not None:
+        raise InputError(
+            f"model.start: {start} whitens its vectors; start from the encoder that `sightline whiten` was given"
+        )
+    if model.adaptation == "frozen" and encoder.settings.embedding_dim is None:
+        raise InputError(f"model.adaptation 'frozen' leaves nothing to learn: the encoder of {start} has no projection")
+    encoder.card = None  # it is about the encoder before this run
+    encoder.settings = encoder.settings.model_copy(update={"freeze_batch_norm": model.freeze_batch_norm})
+    encoder.allow_gradients()
+    if model.adaptation == "lora":
+        encoder.add_lora(model.lora_rank, recipe.seed)
+    return encoder
+
+
+def with_start(recipe: Recipe) -> Recipe:
+    """The recipe with what ``model.start`` decides filled in, so that a run's files name the encoder that it trains."""
+    if recipe.model.start is None:
+        return recipe
+    file = recipe.model.start / SETTINGS_FILE
+    if not file.is_file():
+        raise InputError(f"model.start: {recipe.model.start}: not an encoder folder: it has no {SETTINGS_FILE}")
+    stored = read_json_object(file)
+    stored = {key: value for key, value in stored.items() if key in EncoderSettings.model_fields}
+    try:
+        settings = EncoderSettings.model_validate(stored)
+        shape = settings.model_dump(include={"backbone", "pooling", "embedding_dim", "feature_norm"})
+        seen = settings.preprocessing
+        size = {"image_size": seen.crop, "resize": seen.resize, "stretch": seen.stretch}
+        values = recipe.model_dump(mode="json")
+        values["model"] |= shape | {"weights": None, "projection": "random"}
+        values["data"] |= size
+        return Recipe.model_validate(values)
+    except ValueError as error:
+        raise InputError(f"{file}: not an encoder's settings: {error}") from error
+
+
 def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
     """Refuse a warm-up in which nothing can learn."""
     besides = [*encoder.pooling.parameters(), *encoder.head.parameters(), *loss.parameters()]
@@ -157,9 +200,11 @@ def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
         )
 
 
-def untrained_encoder(recipe: Recipe) -> Encoder:
-    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+def untrained_encoder(recipe: Recipe, trust: bool = False) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection; or its start."""
     model, data = recipe.model, recipe.data
+    if model.start is not None:
+        return Encoder.from_pretrained(model.start, trust=trust)
     return Encoder.create(
         model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
     )
@@ -286,6 +331,7 @@ def _rows(manifest: Manifest, places: NDArray[np.int64]) -> Manifest:
 
 def plan_run(recipe: Recipe, trust: bool = False) -> str:
     """What training by the recipe would do, checked as it would check it, one ``name: value`` a line; writes nothing."""
+    recipe = with_start(recipe)
     device = create_fabric(recipe).device
     encoder, learner, loss, train_part, _, sampler, val_part, skipped = prepare_run(recipe, trust=trust)
     n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
