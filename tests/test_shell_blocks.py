@@ -81,7 +81,8 @@ READER_HAS = {  # by page: what its reader has, by its words or from a line that
     "tutorials/own-folder.md": "data/emoji=emoji",
     "tutorials/reproduce-a-paper.md": "Downloads/sop=sop benchmarks=benchmarks data/icons=emoji",
     "tutorials/search-service.md": "runs/photos=run photos=photos new-photos=outliers query.jpg=photo.jpg",
-    "tutorials/out-of-distribution.md": "runs/photos=run gallery=gallery photo.jpg=photo.jpg test.csv=images.csv unrelated=outliers",
+    "tutorials/out-of-distribution.md": "runs/photos=run gallery=gallery photo.jpg=photo.jpg test.csv=images.csv "
+    "unrelated=outliers",
 }
 WITH_OUTPUT = [page for page in TEXT if page != "collections.md" and "```console" in TEXT[page]]
 NAMES = {

@@ -18,7 +18,8 @@ from sightline.torchvision_operators import UNDECLARED, BeforeTorchvision, decla
     ],
 )
 def test_timm_and_sightline_can_be_imported_in_any_order(code):
-    code += "\nimport torch; from torchvision.transforms import v2\nprint(tuple(v2.Resize(4)(torch.zeros(3, 8, 8)).shape), timm)"
+    code += "\nimport torch; from torchvision.transforms import v2"
+    code += "\nprint(tuple(v2.Resize(4)(torch.zeros(3, 8, 8)).shape), timm)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("(3, 4, 4)"), done.stderr
 

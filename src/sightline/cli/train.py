@@ -21,7 +21,8 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="Values to override, such as loss.name=sup_ap.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder: encoder, checkpoint and logs.")] = Path("run"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint; more schedule.epochs extend a finished run.")
+        bool,
+        typer.Option("--resume", help="Continue from the last checkpoint; more schedule.epochs extend a finished run."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training or writing.")] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0, help="Stop after this time with a checkpoint.")] = None,

@@ -110,7 +110,7 @@ def read_subject(
     recipe = run.read_recipe()
     encoder = Encoder.from_pretrained(run.encoder, trust=trust)
     manifest = _unseen(recipe, split) if like is None else like.manifest
-    chose = train_and_validation(read_manifest(recipe.data.manifest), recipe)[1] if like is None else None
+    chose = train_and_validation(recipe_images(recipe)[0], recipe)[1] if like is None else None
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
