@@ -134,11 +134,11 @@ def test_searches_by_id_that_do_not_fit(client, body, status, detail):
         ({"vector": [1.0] * 15}, "16 numbers are needed, not all 0, found 15"),
         ({"vector": [0.0] * 16}, "not all 0"),
         ({"vector": [1e300] * 16}, "vector"),
-        ({"vector": [1.0] * 16, "where": "__import__('os')"}, "not in the language"),
+        ({"vector": [1.0] * 16, "where": "__import__('os')"}, "__import__"),
         ({"vector": [1.0] * 16, "where": "path >= 'a'"}, "path cannot be asked for"),
         ({"vector": [1.0] * 16, "where": "metadata['path'] >= 'a'"}, "path cannot be asked for"),
         ({"vector": [1.0] * 16, "where": "x == '\\ud800'"}, "is not UTF-8"),
-        ({"vector": [1.0] * 16, "where": " or ".join(["x == 1"] * 900)}, "900 comparisons"),
+        ({"vector": [1.0] * 16, "where": " or ".join(["x == 1"] * 900)}, "900"),
     ],
 )
 def test_searches_by_vector_that_do_not_fit(client, body, detail):
