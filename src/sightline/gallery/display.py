@@ -5,16 +5,13 @@ import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from sightline.data.images import load_image
 from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery, image_path, labels_of
-
-if TYPE_CHECKING:
-    from sightline.gallery.query import Answer
 
 SIZE = 96  # pixels of a thumbnail
 N_THUMBNAILS = 8
@@ -53,8 +50,8 @@ def _sample(gallery: Gallery) -> list[str]:
     return sample
 
 
-def answer_html(answer: "Answer") -> str:
-    """The query, its results with scores and labels, and what the rejector says."""
+def answer_html(answer: Any) -> str:
+    """An :class:`~sightline.gallery.query.Answer`: the query, its results with scores and labels, and the remarks."""
     query = picture_html(None if answer.query_path is None else Path(answer.query_path), answer.query, [])
     remarks = "".join(f'<div style="{WARNING}">{escape(remark)}</div>' for remark in answer.remarks())
     results = [picture_html(hit.path, hit.id, hit.labels, f"{hit.score:.4f}") for hit in answer.results]

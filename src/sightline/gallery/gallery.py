@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, cast
@@ -22,8 +23,8 @@ from sightline.files import recovered_folder
 from sightline.registry import Registry
 
 if TYPE_CHECKING:
-    from sightline.gallery.ingest import ImageSource, IngestSummary
-    from sightline.gallery.query import Answer, Queries
+    from sightline.data.embedding_table import EmbeddingTable
+    from sightline.data.manifest import Manifest
     from sightline.models.encoder import Encoder
     from sightline.ood.rejector import Rejector
     from sightline.ranking.refine import Refinement
@@ -242,9 +243,7 @@ class Gallery(ABC):
         return f"{type(self).__name__}({self.address!r}, {n_items}, {encoder})"
 
     def _repr_html_(self) -> str:
-        from sightline.gallery.display import gallery_html
-
-        return gallery_html(self)
+        return str(_function_above("display", "gallery_html")(self))
 
     @property
     def generation(self) -> int:
@@ -315,7 +314,7 @@ class Gallery(ABC):
 
     def add_images(
         self,
-        images: "ImageSource",
+        images: "str | Path | Sequence[str | Path] | Manifest | EmbeddingTable",
         *,
         encoder: "Encoder | None" = None,
         split: str | None = None,
@@ -326,7 +325,7 @@ class Gallery(ABC):
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
-    ) -> "IngestSummary":
+    ) -> Any:
         """Embed images and add them with their metadata, as ``sightline index build`` and ``index add`` do.
 
         New images are added, changed ones embedded again, unchanged ones left alone, and unreadable ones skipped and
@@ -346,13 +345,15 @@ class Gallery(ABC):
             batch_size: images in one pass through the model.
             n_workers: processes that read images.
             show_progress: draw a progress bar.
-        """
-        from sightline.gallery.ingest import index_images, read_source
 
-        return index_images(
+        Returns:
+            An :class:`~sightline.gallery.ingest.IngestSummary`: how many were added, changed, relabelled and unchanged,
+            and a sentence for each unreadable one.
+        """
+        return _function_above("ingest", "index_images")(
             self,
             encoder,
-            read_source(images, split),
+            _function_above("ingest", "read_source")(images, split),
             prune=prune,
             prefix=prefix,
             moved_from=None if moved_from is None else Path(moved_from),
@@ -464,14 +465,14 @@ class Gallery(ABC):
 
     def search_images(
         self,
-        queries: "Queries",
+        queries: Any,
         k: int = 10,
         *,
         where: str | None = None,
         encoder: "Encoder | None" = None,
         reject: bool = False,
         refinement: "Refinement | None" = None,
-    ) -> "list[Answer]":
+    ) -> list[Any]:
         """An :class:`~sightline.gallery.query.Answer` for each query image, with scores, metadata and paths.
 
         Args:
@@ -483,7 +484,6 @@ class Gallery(ABC):
             reject: let the gallery's rejector judge whether each query is out-of-distribution.
             refinement: query expansion and re-ranking.
         """
-        from sightline.gallery.query import QueryOptions, ask
         from sightline.ranking.refine import NOTHING
 
         rejector = self.rejector() if reject else None
@@ -492,8 +492,8 @@ class Gallery(ABC):
                 f"{self.address}: no rejector is saved in this gallery; fit one with "
                 f"`sightline ood fit --gallery {self.address}`"
             )
-        options = QueryOptions(checked_k(k), where, refinement or NOTHING)
-        return ask(self, queries, options, encoder=encoder, rejector=rejector)
+        options = _function_above("query", "QueryOptions")(checked_k(k), where, refinement or NOTHING)
+        return list(_function_above("query", "ask")(self, queries, options, encoder=encoder, rejector=rejector))
 
     @abstractmethod
     def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
@@ -538,6 +538,11 @@ class Gallery(ABC):
     def details(self) -> dict[str, Any]:
         """The statistics that only this kind of gallery has; ``index`` is the kind of index."""
         return {"index": "exact"}
+
+
+def _function_above(module: str, name: str) -> Any:
+    """A function of a module that builds on this one, found by name as the kinds of gallery below are."""
+    return getattr(import_module(f"sightline.gallery.{module}"), name)
 
 
 LOCAL, MILVUS = "sightline.gallery.local:LocalGallery", "sightline.gallery.milvus:MilvusGallery"
