@@ -8,16 +8,9 @@ from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
-from sightline.losses.histogram import (
-    TIES,
-    FastAPLoss,
-    SoftBinAPLoss,
-    class_balanced_weights,
-    fast_ap_loss,
-    soft_histogram,
-    softbin_ap_loss,
-)
+from sightline.losses.histogram import TIES, class_balanced_weights, soft_histogram
 from sightline.ranking.similarity import cosine_scores
 
 # Oracles: one item, one bin at a time.
@@ -64,8 +57,8 @@ def test_loss_is_its_definition(n_bins, low, high, ties):
     def loss_of_list(yes, no):
         return 1 - ap_of_list([(score, True) for score in yes] + [(score, False) for score in no], n_bins, low, high, ties)
 
-    assert_close(softbin_ap_loss(*pairs, n_bins, low, high, ties).item(), mean_over_lists(loss_of_list, *pairs))
-    assert_close(fast_ap_loss(*pairs, n_bins), softbin_ap_loss(*pairs, n_bins + 1), atol=0, rtol=0)
+    assert_close(losses.softbin_ap_loss(*pairs, n_bins, low, high, ties).item(), mean_over_lists(loss_of_list, *pairs))
+    assert_close(losses.fast_ap_loss(*pairs, n_bins), losses.softbin_ap_loss(*pairs, n_bins + 1), atol=0, rtol=0)
 
 
 # Worked cases.
@@ -83,7 +76,9 @@ def test_worked_example():
         "integral": {20: 0.6408814757, 201: 0.6051586592},
     }.items():  # fmt: skip
         for n_bins, ap in values.items():
-            assert_close(1 - softbin_ap_loss(V1, V_RELEVANT, n_bins=n_bins, ties=ties), double(ap), atol=1e-9, rtol=0)
+            assert_close(
+                1 - losses.softbin_ap_loss(V1, V_RELEVANT, n_bins=n_bins, ties=ties), double(ap), atol=1e-9, rtol=0
+            )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +89,7 @@ def test_worked_example():
     ],
 )
 def test_worked_gradient(n_bins, ap, gradient):
-    loss = partial(softbin_ap_loss, relevance=V_RELEVANT, n_bins=n_bins)
+    loss = partial(losses.softbin_ap_loss, relevance=V_RELEVANT, n_bins=n_bins)
     assert_close(1 - loss(V2), double(ap), atol=1e-9, rtol=0)
     assert_close(-gradient_of(loss, V2), double([gradient]), atol=1e-8, rtol=0)
 
@@ -106,13 +101,13 @@ V3_LABELS = torch.tensor([0, 0, 1, 1, 0, 2])
 
 def test_worked_batch():
     assert_near = partial(assert_close, atol=1e-9, rtol=0)
-    assert_near(1 - SoftBinAPLoss()(V3, V3_LABELS), double(0.5017571815))
-    assert_near(1 - SoftBinAPLoss(class_balanced=True)(V3, V3_LABELS), double(0.4911936768))
-    assert_near(FastAPLoss()(V3, V3_LABELS), double(0.5143780296))
-    assert_near(FastAPLoss()(V3 * 7, V3_LABELS), double(0.5143780296))
-    kept = softbin_ap_loss(cosine_scores(V3, V3), V3_LABELS[:, None] == V3_LABELS)  # each query in its own list
+    assert_near(1 - losses.SoftBinAPLoss()(V3, V3_LABELS), double(0.5017571815))
+    assert_near(1 - losses.SoftBinAPLoss(class_balanced=True)(V3, V3_LABELS), double(0.4911936768))
+    assert_near(losses.FastAPLoss()(V3, V3_LABELS), double(0.5143780296))
+    assert_near(losses.FastAPLoss()(V3 * 7, V3_LABELS), double(0.5143780296))
+    kept = losses.softbin_ap_loss(cosine_scores(V3, V3), V3_LABELS[:, None] == V3_LABELS)  # each query in its own list
     assert_near(1 - kept, double(0.7782330087))
-    assert_near(1 - SoftBinAPLoss(include_self=True)(V3, V3_LABELS), double(0.7782330087))
+    assert_near(1 - losses.SoftBinAPLoss(include_self=True)(V3, V3_LABELS), double(0.7782330087))
     weights = class_balanced_weights(V3_LABELS, torch.tensor([True] * 5 + [False]))
     assert_close(weights, double([1 / 6, 1 / 6, 1 / 4, 1 / 4, 1 / 6, 0]))
 
@@ -132,22 +127,22 @@ def test_gradient_is_the_finite_difference(ties):
     generator = torch.Generator().manual_seed(0)
     inside = torch.rand(3, 7, generator=generator).double() * 0.08 + 0.01  # centres are multiples of 0.1
     scores = (torch.randint(-10, 10, (3, 7), generator=generator) / 10 + inside).requires_grad_()
-    assert gradcheck(lambda leaf: softbin_ap_loss(leaf, relevant, mask, 21, ties=ties), scores, atol=1e-7, rtol=1e-5)
+    assert gradcheck(lambda leaf: losses.softbin_ap_loss(leaf, relevant, mask, 21, ties=ties), scores, atol=1e-7, rtol=1e-5)
     # On a centre and outside the range it is 0.
     scores = double([[1.0, 0.5, 0.0, -0.5, -1.0, 1.7, -3.0, 0.3]])
     relevant = torch.tensor([[False, True, False, True, True, False, True, True]])
-    gradient = gradient_of(lambda leaf: softbin_ap_loss(leaf, relevant, n_bins=5), scores)
+    gradient = gradient_of(lambda leaf: losses.softbin_ap_loss(leaf, relevant, n_bins=5), scores)
     assert (gradient[0, :7] == 0).all()
     assert gradient[0, 7] < 0
     # A bin of next to nothing: negative distances of which all but nothing leaks out of the first bin.
     scores, relevant = torch.tensor([[-0.9999999, -1e-38, -1e-38]]), torch.tensor([[True, True, False]])
-    assert gradient_of(lambda leaf: softbin_ap_loss(leaf, relevant, None, 5, -1.0, 0.0), scores).isfinite().all()
+    assert gradient_of(lambda leaf: losses.softbin_ap_loss(leaf, relevant, None, 5, -1.0, 0.0), scores).isfinite().all()
 
 
 @pytest.mark.parametrize("n_bins", [5, 10])
 def test_fast_ap_agrees_with_pytorch_metric_learning(n_bins):
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4])
-    ours, theirs = FastAPLoss(n_bins), metric_learning.FastAPLoss(num_bins=n_bins)
+    ours, theirs = losses.FastAPLoss(n_bins), metric_learning.FastAPLoss(num_bins=n_bins)
     assert_close(*(value_and_gradient(loss, draw(n_bins, 12, 5), labels) for loss in (ours, theirs)))
 
 
@@ -157,7 +152,7 @@ def test_one_item_on_each_centre_gives_exact_ap(seed, ties):
     scores = (torch.randperm(21, generator=torch.Generator().manual_seed(seed))[None, :9] / 10 - 1).double()
     relevant = torch.arange(9)[None] < 4
     expected = 1 - exact_ap(list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True)))
-    assert_close(softbin_ap_loss(scores, relevant, n_bins=21, ties=ties).item(), expected, atol=1e-6, rtol=0)
+    assert_close(losses.softbin_ap_loss(scores, relevant, n_bins=21, ties=ties).item(), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -166,7 +161,7 @@ def test_isolated_scores_are_within_the_bound(seed):
     places = torch.randperm(60, generator=generator)[None, :8] / 30 - 1 + torch.rand(1, 8, generator=generator) * 0.01
     scores, relevant = places.double(), torch.arange(8)[None] < 3  # at least 0.023 apart
     items = list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True))
-    gap = softbin_ap_loss(scores, relevant, n_bins=200).item() - (1 - exact_ap(items))
+    gap = losses.softbin_ap_loss(scores, relevant, n_bins=200).item() - (1 - exact_ap(items))
     assert -1e-12 <= gap <= 1.5 - math.sqrt(2)
     expected = 0.0  # the loss by 2.6 of the specification
     for score, is_relevant in items:
@@ -177,15 +172,17 @@ def test_isolated_scores_are_within_the_bound(seed):
     assert_close(gap, expected)
     # The bound is reached where the share of the upper bin is sqrt(2) - 1.
     scores = double([[0.5, 0.2 - 0.01 * (2 - math.sqrt(2))]])
-    assert_close(softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201) - 0.5, double(1.5 - math.sqrt(2)))
+    assert_close(
+        losses.softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201) - 0.5, double(1.5 - math.sqrt(2))
+    )
 
 
 def test_weights_are_shares_of_the_mean():
     scores, relevant, mask = draw_pairs(0, 3)
     relevant[0, 0] = mask[0, 0] = relevant[1, 0] = mask[1, 0] = True
     relevant[2] = False
-    first, second = (softbin_ap_loss(scores[[row]], relevant[[row]], mask[[row]]) for row in (0, 1))
-    weighted = partial(softbin_ap_loss, scores, relevant, mask)
+    first, second = (losses.softbin_ap_loss(scores[[row]], relevant[[row]], mask[[row]]) for row in (0, 1))
+    weighted = partial(losses.softbin_ap_loss, scores, relevant, mask)
     assert_close(weighted(weights=torch.tensor([1.0, 3.0, 50.0])), 0.25 * first + 0.75 * second)
     assert_close(weighted(weights=torch.tensor([0, 2, 9])), second)
     assert weighted(weights=torch.zeros(3)) == 0
@@ -200,13 +197,15 @@ def test_class_balance_is_the_mean_over_classes():
     labels = torch.tensor([[0, 0], [0, 0], [0, 1], [0, 1], [0, 1], [0, 1], [2, 1], [2, 1], [3, 1]])  # a 0 below two parents
     levels = torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 3])
     scores, relevant, others = cosine_scores(embeddings, embeddings), levels[:, None] == levels, ~torch.eye(9).bool()
-    means = [softbin_ap_loss(*(t[levels == c] for t in (scores, relevant, others))) for c in range(3)]
-    assert_close(SoftBinAPLoss(class_balanced=True)(embeddings, labels), torch.stack(means).mean())
-    apart = SoftBinAPLoss(class_balanced=True)(embeddings[:3], labels[:3], **references(embeddings[3:], labels[3:]))
-    assert_close(apart, softbin_ap_loss(scores[2:3, 3:], relevant[2:3, 3:]))  # only the third has relevant references
+    means = [losses.softbin_ap_loss(*(t[levels == c] for t in (scores, relevant, others))) for c in range(3)]
+    assert_close(losses.SoftBinAPLoss(class_balanced=True)(embeddings, labels), torch.stack(means).mean())
+    apart = losses.SoftBinAPLoss(class_balanced=True)(embeddings[:3], labels[:3], **references(embeddings[3:], labels[3:]))
+    assert_close(
+        apart, losses.softbin_ap_loss(scores[2:3, 3:], relevant[2:3, 3:])
+    )  # only the third has relevant references
 
 
 def test_no_tensor_of_queries_by_items_by_bins(largest_tensor):
     with largest_tensor as largest:
-        gradient_of(lambda leaf: softbin_ap_loss(leaf, leaf > 0.5, n_bins=20), torch.rand(10, 100))
+        gradient_of(lambda leaf: losses.softbin_ap_loss(leaf, leaf > 0.5, n_bins=20), torch.rand(10, 100))
     assert largest.n_elements == 1000

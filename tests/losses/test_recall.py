@@ -6,16 +6,10 @@ from loss_cases import E1, E2, E_RELEVANT, both, double, draw, references
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
-from sightline.losses import create_loss
 from sightline.losses.base import flat_rank_loss
-from sightline.losses.recall import (
-    SmoothRecallLoss,
-    mixed_pairs,
-    recall_objective,
-    smooth_recall_loss,
-    sup_recall_loss,
-)
+from sightline.losses.recall import mixed_pairs, recall_objective
 from sightline.ranking.pairs import Pairs, batch_pairs
 from sightline.ranking.ranks import SigmoidStep
 
@@ -26,10 +20,10 @@ close = {"rtol": 0, "atol": 2e-6}
 @pytest.mark.parametrize(
     ("loss", "scores", "expected", "mean"),
     [
-        (sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490), 0.9938964),
-        (sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232), 0.7763495),
-        (smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263), (0.7130716 + 0.7262860 + 0.4251263) / 3),
-        (smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516), (0.7732130 + 0.7674269 + 0.4448516) / 3),
+        (losses.sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490), 0.9938964),
+        (losses.sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232), 0.7763495),
+        (losses.smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263), (0.7130716 + 0.7262860 + 0.4251263) / 3),
+        (losses.smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516), (0.7732130 + 0.7674269 + 0.4448516) / 3),
     ],
 )
 def test_recall_of_the_worked_examples(loss, scores, expected, mean, dtype):
@@ -40,7 +34,7 @@ def test_recall_of_the_worked_examples(loss, scores, expected, mean, dtype):
 
 
 def test_sup_recall_is_no_upper_bound():
-    loss = sup_recall_loss(double([[0.50, 0.51, 0.52]]), torch.tensor([[True, False, False]]), ks=[1])
+    loss = losses.sup_recall_loss(double([[0.50, 0.51, 0.52]]), torch.tensor([[True, False, False]]), ks=[1])
     assert_close(loss.item(), 0.9316207, **close)  # the true loss is 1
 
 
@@ -55,7 +49,8 @@ KS = [1, 2, 4]
 def test_worked_batch(dtype):
     pairs = batch_pairs(BATCH.to(dtype), CLASSES)
     of_queries = [
-        smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS) for i in range(6)
+        losses.smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS)
+        for i in range(6)
     ]
     recall = torch.tensor([0.43878910, 0.32539647, 0.26512447, 0.26512440, 0.32541013, 0.43878910], dtype=dtype)
     assert_close(1 - torch.stack(of_queries), recall, **close)
@@ -64,7 +59,9 @@ def test_worked_batch(dtype):
         ({"normalise": "positives"}, 0.6913482721),
         ({"include_query": True}, 0.8043485164),
     ):
-        assert_close(create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close)
+        assert_close(
+            losses.create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close
+        )
 
 
 def mixed_loss(embeddings, weights, levels=None, include_query=False):
@@ -80,7 +77,7 @@ def mixed_loss(embeddings, weights, levels=None, include_query=False):
 def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
     assert_close(mixed_loss(BATCH.to(dtype), torch.full((6,), 0.25), include_query=include_query).item(), expected, **close)
     monkeypatch.setattr(torch, "rand", lambda n, generator: torch.full((n,), 0.25))
-    module = SmoothRecallLoss(KS, mixup=True, include_query=include_query)
+    module = losses.SmoothRecallLoss(KS, mixup=True, include_query=include_query)
     assert_close(module(BATCH.to(dtype), CLASSES).item(), expected, **close)
 
 
@@ -113,15 +110,15 @@ def test_gradient_reaches_items_through_their_points():
 
 
 def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
-    loss, resumed = (create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
+    loss, resumed = (losses.create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
     first = loss(draw(0, 6), CLASSES)
     resumed.load_state_dict(loss.state_dict())
     second = loss(draw(0, 6), CLASSES)
     assert abs(first - second) > 1e-4
     assert_close(resumed(draw(0, 6), CLASSES), second, rtol=0, atol=0)
-    assert_close(create_loss("smooth_recall", mixup=True, seed=3)(draw(0, 6), CLASSES), first, rtol=0, atol=0)
-    assert abs(create_loss("smooth_recall", mixup=True, seed=4)(draw(0, 6), CLASSES) - first) > 1e-4
-    plain = create_loss("smooth_recall")
+    assert_close(losses.create_loss("smooth_recall", mixup=True, seed=3)(draw(0, 6), CLASSES), first, rtol=0, atol=0)
+    assert abs(losses.create_loss("smooth_recall", mixup=True, seed=4)(draw(0, 6), CLASSES) - first) > 1e-4
+    plain = losses.create_loss("smooth_recall")
     assert_close(loss.eval()(draw(0, 6), CLASSES), plain(draw(0, 6), CLASSES), rtol=0, atol=0)
     loss.train()
     assert loss(draw(0, 6).bfloat16(), CLASSES).dtype == torch.float32
@@ -136,5 +133,5 @@ def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
 def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(offset, at_k):
     relevant = torch.tensor([[True, False, True, False, False]])  # at places 1 and 3 of falling scores
     for k, found, divisor in ((1, at_k, 1), (2, 1, 2), (3, 1 + at_k, 2), (4, 2, 2)):
-        loss = smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
+        loss = losses.smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
         assert_close(loss, 1 - found / divisor, rtol=0, atol=1e-6)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import Batch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
+from sightline.losses.base import LossBatch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
 from sightline.ranking.pairs import Pairs, as_tensor, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
@@ -257,7 +257,7 @@ class EachLabelAPLoss(nn.Module):
         self.step, self.label_weights = SupStep(tau, rho, delta), _check_weights(label_weights)
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         pairs, labels = batch.pairs(), batch.labels
         if labels.dtype == torch.bool:
             sets = labels if batch.ref_labels is None else batch.ref_labels

@@ -145,7 +145,7 @@ def on_graded_scores(function: Callable[Concatenate[Pairs, P], Tensor]) -> OnSco
     return on_scores(function, graded_pairs)
 
 
-class Batch(NamedTuple):
+class LossBatch(NamedTuple):
     """What a loss is called on, in pytorch-metric-learning's order.
 
     Attributes:
@@ -173,7 +173,7 @@ class Batch(NamedTuple):
         if found := [name for name in names if name in self.beside]:
             raise InputError(f"{', '.join(found)}: {why}")
 
-    def in_full_precision(self) -> "Batch":
+    def in_full_precision(self) -> "LossBatch":
         """With embeddings in float32 at least: the gradients of the terms of a sum meet before they are rounded."""
         embeddings, ref_emb = both_in_full_precision(self.embeddings, self.ref_emb)
         return self._replace(embeddings=embeddings, ref_emb=ref_emb)
@@ -184,7 +184,7 @@ class Batch(NamedTuple):
         if self.indices_tuple is None:
             return found
         if include_self:
-            raise InputError("indices_tuple: a preset that keeps a query in its own list takes no chosen pairs")
+            raise InputError("indices_tuple cannot be used with a preset that keeps a query in its own list")
         return only_chosen(found, self.indices_tuple)
 
 
@@ -203,8 +203,8 @@ class OnBatches(Protocol):
     ) -> Tensor: ...
 
 
-def on_batches(of_batch: Callable[[Any, Batch], Tensor]) -> OnBatches:
-    """A method on a :class:`Batch` as a ``forward`` that is called as those of pytorch-metric-learning are.
+def on_batches(of_batch: Callable[[Any, LossBatch], Tensor]) -> OnBatches:
+    """A method on a :class:`LossBatch` as a ``forward`` that is called as those of pytorch-metric-learning are.
 
     Labels may be tensors, numpy arrays or lists; anything else is refused here.
     """
@@ -222,7 +222,7 @@ def on_batches(of_batch: Callable[[Any, Batch], Tensor]) -> OnBatches:
             check_tensor(ref_emb, "ref_emb")
         own = as_tensor(labels, "labels", embeddings.device)
         others = None if ref_labels is None else as_tensor(ref_labels, "ref_labels", embeddings.device)
-        return of_batch(self, Batch(embeddings, own, indices_tuple, ref_emb, others))
+        return of_batch(self, LossBatch(embeddings, own, indices_tuple, ref_emb, others))
 
     return forward
 
@@ -266,7 +266,7 @@ class PairLoss(nn.Module):
         self.formula(NO_PAIRS, **self.options)  # refuses an option that does not fit
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         return self.of_pairs(batch.pairs(self.include_self))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
@@ -300,7 +300,7 @@ class OutsideLoss(nn.Module):
         self.takes_references = not {"ref_emb", "ref_labels"} & set(self.lacks)
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         batch.refuse(self.lacks, f"loss {self.name!r} takes no such argument")
         if (batch.ref_emb is None) != (batch.ref_labels is None):
             raise InputError("ref_emb and ref_labels must be given together")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.base import Batch, PairLoss, on_batches, on_scores
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores
 from sightline.losses.state import RecentBatches, SeededDraws, pairs_with_memory
 from sightline.ranking.pairs import Pairs, as_tensor
 from sightline.ranking.profile import mean_over_queries, with_gradient
@@ -295,7 +295,7 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
         self.recent.reset()
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         pairs = pairs_with_memory(self.recent, batch)
         if not self.training:
             return self.formula(pairs, **self.options | {"margin": 0.0})
@@ -330,7 +330,7 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
         self.recent.reset()
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         pairs = pairs_with_memory(self.recent, batch)
         return self.formula(pairs, **self.options | ({} if self.training else {"margin": 0.0}))
 

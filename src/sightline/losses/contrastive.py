@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError, choose
 from sightline.kernels.blocks import packed
-from sightline.losses.base import Batch, PairLoss, on_batches, on_scores, uncompiled
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores, uncompiled
 from sightline.ranking.pairs import Pairs, check_indices, check_labels
 from sightline.ranking.ranks import check_range, smooth_counts
 
@@ -360,7 +360,7 @@ class TripletLoss(PairLoss, of=triplet_loss):
         self.is_drawn = mining == DISTANCE_WEIGHTED
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         pairs = batch.pairs()
         if batch.indices_tuple is not None and len(batch.indices_tuple) == 3:
             anchors, positives, negatives = check_indices(batch.indices_tuple, *pairs.scores.shape)
@@ -373,7 +373,7 @@ class TripletLoss(PairLoss, of=triplet_loss):
         return mean_of_nonzero((gap + self.options["margin"]).relu())
 
 
-def _draw_triplets(pairs: Pairs, batch: Batch) -> tuple[Tensor, ...]:
+def _draw_triplets(pairs: Pairs, batch: LossBatch) -> tuple[Tensor, ...]:
     """Anchors, positives and negatives, (T,) int64 each, drawn by distance."""
     # Here, as it loads scipy.stats, which takes a second.
     from pytorch_metric_learning.miners import DistanceWeightedMiner

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import Batch, PairLoss, on_batches, on_scores
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_counts
@@ -195,7 +195,7 @@ class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
         self.class_balanced, self.include_self = class_balanced, include_self or self.include_self
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         pairs = batch.pairs(self.include_self)
         weights = class_balanced_weights(batch.labels, pairs.relevant.any(1)) if self.class_balanced else None
         return self.formula(pairs, **self.options | {"weights": weights})

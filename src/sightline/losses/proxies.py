@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import Batch, on_batches, shared_levels
+from sightline.losses.base import LossBatch, on_batches, shared_levels
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.ranks import check_counts, check_range
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
-def check_alone(batch: Batch) -> None:
+def check_alone(batch: LossBatch) -> None:
     """Refuse a reference set and chosen pairs: a proxy loss compares with its proxies alone."""
-    batch.refuse(Batch._fields, "a proxy loss compares each item with its proxies, not with other items")
+    batch.refuse(LossBatch._fields, "a proxy loss compares each item with its proxies, not with other items")
 
 
 def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
@@ -80,7 +80,7 @@ class ProxyLoss(nn.Module):
             self.formula(self.proxies[:0], torch.zeros(0, dtype=torch.int64), self.proxies, **options)
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         check_alone(batch)
         return self.formula(batch.embeddings, batch.labels, self.proxies, **self.options)
 
@@ -430,7 +430,7 @@ class CSLLoss(nn.Module):
         self.paths = nn.Buffer(torch.full((n_classes, n_levels), -1))
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         check_alone(batch)
         check_vectors(batch.embeddings, "embeddings")
         labels = check_classes(batch.labels, len(batch.embeddings), len(self.proxies))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import Batch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
+from sightline.losses.base import LossBatch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
 from sightline.losses.state import SeededDraws
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import Objective, RankProfile
@@ -179,7 +179,7 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
         self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         if self.include_query or self.mixup:
             batch.refuse(["indices_tuple"], "include_query and mixup rank all pairs of a batch; set both to False")
         pairs = batch.pairs(self.include_self)

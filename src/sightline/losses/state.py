@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import Batch, batch_pairs
+from sightline.losses.base import LossBatch, batch_pairs
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import check_counts
 
@@ -100,7 +100,7 @@ def fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: objec
             setattr(module, name, torch.zeros(kept.shape, dtype=kept.dtype, device=buffer.device))
 
 
-def pairs_with_memory(recent: RecentBatches, batch: Batch) -> Pairs:
+def pairs_with_memory(recent: RecentBatches, batch: LossBatch) -> Pairs:
     """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
 
     The batch is kept afterwards; items kept have no gradient, are never queries and not in the lists of later copies of

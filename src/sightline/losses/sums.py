@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss
-from sightline.losses.base import PRESETS, Batch, PairLoss, on_batches
+from sightline.losses.base import PRESETS, LossBatch, PairLoss, on_batches
 from sightline.losses.contrastive import CalibrationLoss, TripletLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_alone
@@ -56,7 +56,7 @@ def takes_references(loss: object) -> bool:
     return bool(getattr(loss, "takes_references", True))
 
 
-def call_on(loss: Callable[..., Tensor], batch: Batch) -> Tensor:
+def call_on(loss: Callable[..., Tensor], batch: LossBatch) -> Tensor:
     """The loss of a batch; a loss with proxies gets neither references nor chosen pairs."""
     return loss(batch.embeddings, batch.labels, **(batch.beside if takes_references(loss) else {}))
 
@@ -105,7 +105,7 @@ class Decomposed(nn.Module):
             self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         batch = batch.in_full_precision()
         pairs = batch.pairs(self.rank.include_self)
         if isinstance(self.term, CalibrationLoss) and not self.rank.include_self:
@@ -423,7 +423,7 @@ class WeightedSum(nn.Module):
         self.takes_references = any(map(takes_references, losses))
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         if not self.takes_references:
             check_alone(batch)
         batch = batch.in_full_precision()
@@ -465,10 +465,10 @@ def sum_over_levels(
             raise InputError("losses must have no proxies, which need a table for each level; use SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
-    return torch.stack(_of_levels(losses, Batch(embeddings, labels, None, ref_emb, ref_labels))).mean()
+    return torch.stack(_of_levels(losses, LossBatch(embeddings, labels, None, ref_emb, ref_labels))).mean()
 
 
-def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: Batch) -> list[Tensor]:
+def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: LossBatch) -> list[Tensor]:
     """The loss of each level, finest first."""
     batch.refuse(["indices_tuple"], "a sum over levels takes no chosen pairs: those of one level are not another's")
     embeddings, labels, _, ref_emb, ref_labels = batch.in_full_precision()
@@ -476,7 +476,7 @@ def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: Batch) -> list[Te
     if ref_emb is not None and ref_labels is not None:  # one without the other is refused by the losses
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
     above = [
-        Batch(embeddings, labels[:, level:], None, ref_emb, None if ref_labels is None else ref_labels[..., level:])
+        LossBatch(embeddings, labels[:, level:], None, ref_emb, None if ref_labels is None else ref_labels[..., level:])
         for level in range(len(losses))
     ]
     return [loss(part.embeddings, part.labels, **part.beside) for loss, part in zip(losses, above, strict=True)]
@@ -576,7 +576,7 @@ class SumOverLevels(nn.Module):
                 numbers(paths[:, level:])
 
     @on_batches
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: LossBatch) -> Tensor:
         called: Sequence[Callable[..., Tensor]] = list(self.losses)
         if self.numbers:
             check_alone(batch)
