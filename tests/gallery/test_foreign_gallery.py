@@ -163,6 +163,18 @@ def test_links_and_pipes_are_neither_backed_up_nor_restored(folder, tmp_path, ma
     assert not (tmp_path / "restored").exists()
 
 
+def test_backups_inside_the_gallery_are_neither_made_nor_lost(folder):
+    inside = folder / "backups" / "monday"
+    with pytest.raises(InputError, match="monday"):
+        backup_gallery(folder, inside)
+    assert not inside.parent.exists()
+    with Gallery.open(folder, read_only=True) as gallery:
+        gallery.backup(inside)
+    with pytest.raises(InputError, match="monday"):
+        restore_gallery(inside, folder)
+    assert (inside / "gallery.db").is_file()
+
+
 def checksum(key, value):
     return zlib.crc32(f"{key}\0{value}".encode())
 
