@@ -24,14 +24,18 @@ LARGE = 30_000  # above it one run is enough
 KS = (1, 10, 100, 1000)
 USUAL = "classes"  # what scores are like, unless they are hard to sort
 INTRODUCTION = """
-Every item queries the others, {dim} dimensions, classes of 5 below 12 coarse ones (the shape of Stanford Online Products),
-{threads} threads, smallest of {runs} runs, one run above 30,000. "product" is the blocked matrix product alone, 128 queries
-at a time; "two levels" is `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity,
-"one level" with the flat metrics; each is followed by its ratio to the product. "peak MB" is the most that a process of
-its own holds, which imports sightline alone and evaluates two levels, all queries, libraries and vectors included; in
-brackets what `evaluate` adds. The peer is pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of
-the fine level, up to {limit} items; "peer MB" is what it adds. The last rows have scores that are hard to sort: two far,
-tight clusters, and all equal. Made by `python benchmarks/evaluation.py --out docs/performance.md`.
+Every item queries all the others; {dim} dimensions, classes of 5 below 12 coarse classes (the shape of Stanford Online
+Products), {threads} threads, minimum of {runs} runs, one run above 30,000.
+
+- "product": the blocked matrix product alone, 128 queries at a time. The ratios divide by it.
+- "two levels": `evaluate` with recall@1, 10, 100, 1000, mAP@R, mAP of each level, H-AP, NDCG, ASI and severity; "one
+  level": with the flat metrics.
+- "peak MB": peak memory of a process that imports sightline and evaluates two levels; in brackets, what `evaluate` adds.
+- "peer": pytorch-metric-learning's AccuracyCalculator with precision@1, mAP and mAP@R of the fine level, up to {limit}
+  items.
+- The last rows have scores that are hard to sort: two tight clusters far apart, and all scores equal.
+
+Made by `python benchmarks/evaluation.py --out docs/performance.md`.
 """
 
 

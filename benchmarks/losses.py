@@ -40,14 +40,18 @@ PEER_LIMIT = {"smooth_ap": 512, "sup_ap": 512, "fast_ap": 2048, "contrastive": 2
 OTHERS_LIMIT = 2048
 PEER_ROUNDS = 5
 INTRODUCTION = """
-Classes of 4, {dim} dimensions, {threads} threads, forward and backward of the whole module, smallest of {runs} runs (ten
-times as many up to 512 items). With 3 levels 16 classes share the middle label, 128 the coarse one: a query has up to 511
-relevant items, with 1 level 3. "On top" is the time beyond the matrix product of the same scores, forward and backward,
-divided by that product; "extra MB" what the process grew by at its peak, beyond what it grew by for the product; the last
-column the time of the same loss in pytorch-metric-learning (for `sup_ap` its SmoothAP) divided by ours, each the smallest
-of {rounds} rounds in which the two take turns. "torch" is the path of other devices, on this CPU. The first call in a new
-installation compiles the kernels: {compile:.0f} s here, kept for later runs. Made by
-`python benchmarks/losses.py --out docs/performance.md`.
+Forward and backward pass of the whole module on classes of 4 images, {dim} dimensions, {threads} threads; minimum of
+{runs} runs (ten times as many up to batch 512). With 1 level a query has 3 relevant items; with 3 levels 16 classes share
+a middle label and 128 a coarse one, which gives up to 511.
+
+- "on top": time beyond the matrix product of the same scores, forward and backward, divided by the time of that product.
+- "extra MB": growth of the process at its peak, beyond its growth for the product.
+- The last column divides the time of the same loss in pytorch-metric-learning (for `sup_ap`: its SmoothAP) by ours, each
+  the minimum of {rounds} alternating rounds.
+- "torch": the code path of other devices, on this CPU.
+
+The first call in a new installation compiles the kernels ({compile:.0f} s here); later runs reuse them. Made by `python
+benchmarks/losses.py --out docs/performance.md`.
 
 ![Time against batch size]({picture})
 """
@@ -62,9 +66,9 @@ def draw(n_items: int, per_class: int) -> tuple[Tensor, Tensor]:
     return F.normalize(sum(means) + torch.randn(n_items, DIM, generator=generator), dim=1), labels
 
 
-def step_of(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Tensor) -> Callable[[], None]:
+def step_of(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Tensor, **beside: Tensor) -> Callable[[], None]:
     def step() -> None:
-        loss(embeddings.detach().requires_grad_(), *rest).backward()
+        loss(embeddings.detach().requires_grad_(), *rest, **beside).backward()
 
     return step
 
@@ -128,10 +132,10 @@ def memory_rows(n_runs: int) -> list[list[str]]:
     references, ref_labels = draw(60_000, 4)
     ref_labels = torch.stack([ref_labels[:, 0], ref_labels[:, 0] // 16, ref_labels[:, 0] // 1500], 1)
     queries, labels = references[:256], ref_labels[:256]
-    step = step_of(product, queries, labels, references, ref_labels)
+    step = step_of(product, queries, labels, ref_emb=references, ref_labels=ref_labels)
     base, base_mb = fastest(step, n_runs), extra_megabytes(step)
     for name in ("sup_h_ap", "sup_ndcg"):
-        step = step_of(create_loss(name), queries, labels, references, ref_labels)
+        step = step_of(create_loss(name), queries, labels, ref_emb=references, ref_labels=ref_labels)
         seconds, memory = fastest(step, n_runs), extra_megabytes(step)
         on_top = f"{(seconds - base) / base:.2f}"
         rows.append([name, "256 x 60000", "3", f"{1e3 * seconds:.3g}", on_top, f"{max(0.0, memory - base_mb):.0f}", ""])

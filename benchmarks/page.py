@@ -120,15 +120,15 @@ def measured(gallery: Path, files: list[Path], given: argparse.Namespace) -> str
             told(pictures < 1000 * MOST_SECONDS, f"{MOST_SECONDS:g} s"),
         ],
         ["of which the search", f"{search:.0f} ms", ""],
-        ["the encoder, taken off above", f"{encode:.0f} ms", ""],
+        ["the encoder, excluded above", f"{encode:.0f} ms", ""],
         ["with the encoder: results, pictures", f"{first:.0f} ms, {full:.0f} ms", ""],
     ]
     return (
         f"`python benchmarks/page.py --items {given.items} --runs {given.runs} --backbone {given.backbone} --write`, "
         f"{os.cpu_count()} cores, load average {load:.1f} at the start. From dropping a JPEG file of 640 x 480 on "
-        f"the page to results, in Chromium at 1280 x 800 on this machine; {given.items:,} items, medians of {given.runs} "
-        "images, each on a page opened anew. Vectors are random, and all images drawn, those of items 160 x 120. Taken "
-        "off is `took.encode_ms` of the answer, in which decoding the dropped image is too.\n\n"
+        f"the page to results, in Chromium at 1280 x 800 on this machine; {given.items:,} items, median of {given.runs} "
+        "images, each on a freshly loaded page. Vectors are random and all images are drawn, those of items at 160 x 120. "
+        "The times exclude `took.encode_ms` of the answer (decoding and encoding the dropped image).\n\n"
         + table(["", "measured", "bar"], rows)
     )
 

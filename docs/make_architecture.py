@@ -1,4 +1,4 @@
-"""Keep ``architecture.md`` and ``bands.svg`` true to the code: ``python docs/make_architecture.py``."""
+"""Update ``architecture.md`` and ``bands.svg`` from the code: ``python docs/make_architecture.py``."""
 
 import ast
 import re
@@ -17,16 +17,17 @@ WIDTH, BOX, HIGH, GAP = 860, 118, 34, 10
 
 
 def parts() -> dict[str, list[str]]:
-    """The parts of each band that are there, highest band first."""
+    """The parts of each band, highest band first."""
     there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     found = {band: [part for part in names if part in there and part != "__main__"] for band, names in BANDS.items()}
     return dict(reversed(found.items()))
 
 
 def promise(part: str) -> str:
-    """The first sentence that a part says of itself."""
+    """The first sentence of a part's docstring."""
     file = SOURCE / f"{part}.py"
-    text = ast.get_docstring(ast.parse((file if file.is_file() else SOURCE / part / "__init__.py").read_text()))
+    source = (file if file.is_file() else SOURCE / part / "__init__.py").read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source))
     sentence = (text or "").partition("\n\n")[0].replace("\n", " ").rstrip(".")
     return sentence.replace("|", "\\|")
 
@@ -45,10 +46,10 @@ def uses() -> dict[str, set[str]]:
 
 
 def table() -> str:
-    """A row for each part: its band, what it promises, which parts it uses."""
+    """A row for each part: band, purpose, and the parts it imports."""
     imported, known = uses(), parts()
-    always = set(known["foundations"]) - {"kernels"}  # of which every part uses some
-    lines = ["| band | part | promises | uses |", "|---|---|---|---|"]
+    always = set(known["foundations"]) - {"kernels"}  # nearly every part imports some of these
+    lines = ["| band | part | purpose | imports |", "|---|---|---|---|"]
     for band, names in known.items():
         for part in names:
             others = sorted(imported.get(part, set()) - always)
@@ -57,13 +58,13 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with its table of parts as the code has it."""
+    """The page with an up-to-date table of parts."""
     text = PAGE.read_text(encoding="utf-8")
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}\n\n{table()}\n\n{END}", text, flags=re.S)
 
 
 def picture() -> str:
-    """Three bands of parts, one above the other; imports go downwards."""
+    """The bands one above the other, with their parts; imports go downwards."""
     shapes, top = [], 14
     for (band, names), colour in zip(parts().items(), reversed(COLOURS), strict=True):
         a_row = (WIDTH - 150) // (BOX + GAP)
@@ -74,7 +75,7 @@ def picture() -> str:
         for place, name in enumerate(names):
             x, y = 150 + place % a_row * (BOX + GAP), top + GAP + place // a_row * (HIGH + GAP)
             shapes.append(f'<rect x="{x}" y="{y}" width="{BOX}" height="{HIGH}" rx="5" fill="#fff" stroke="{LINE}"/>')
-            size = 11 if len(name) > 14 else 13
+            size = 10 if len(name) > 14 else 13
             middle = f'x="{x + BOX / 2}" y="{y + HIGH / 2 + 4.5}" text-anchor="middle" font-size="{size}"'
             shapes.append(f'<text {middle} fill="{INK}">{escape(name)}</text>')
         top += height + 22

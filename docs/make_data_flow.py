@@ -14,8 +14,8 @@ BOXES = {
     "images": (0, 0, "images", "folder, CSV, Parquet", True),
     "data": (1, 0, "data", "checks, reads, samples", False),
     "manifest": (2, 0, "manifest", "path, split, labels", True),
-    "hierarchy": (3, 0, "hierarchy", "levels above labels", False),
-    "recipe": (0, 1, "recipe.toml", "a whole run as data", True),
+    "hierarchy": (3, 0, "hierarchy", "coarser labels", False),
+    "recipe": (0, 1, "recipe.toml", "all settings of a run", True),
     "training": (1, 1, "training", "batches and losses", False),
     "run": (2, 1, "run folder", "checkpoint and logs", True),
     "encoder": (3, 1, "encoder", "weights and fingerprint", True),
@@ -23,11 +23,11 @@ BOXES = {
     "table": (2, 2, "table.parquet", "ids, vectors, labels", True),
     "evaluation": (1, 2, "evaluation", "metrics, intervals, tests", False),
     "report": (0, 2, "report.html", "one page, offline", True),
-    "ood": (1, 3, "ood", "does a query belong?", False),
+    "ood": (1, 3, "ood", "out-of-distribution", False),
     "search": (3, 3, "gallery", "exact, FAISS, Milvus", False),
     "gallery": (2, 3, "gallery folder", "items, index, rejector", True),
     "serve": (2, 4, "serve", "HTTP API and a page", False),
-    "answers": (3, 4, "answers", "with a verdict", True),
+    "answers": (3, 4, "answers", "results and verdict", True),
 }
 ARROWS = [
     ("images", "data"),
@@ -107,6 +107,6 @@ def _legend(x: int, y: int, colour: str, text: str, corner: int) -> str:
 FILES = {"data-flow.svg": picture}
 
 if __name__ == "__main__":
-    for file, made in FILES.items():
-        (FOLDER / file).write_text(made())
+    for file, make in FILES.items():
+        (FOLDER / file).write_text(make(), encoding="utf-8")
     sys.stdout.write(", ".join(FILES) + "\n")

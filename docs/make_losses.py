@@ -38,33 +38,60 @@ references, ref_labels = torch.randn(500, 128), torch.arange(500) % 8
 loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)  # ranks these instead of the batch
 ```
 
-In a recipe it is `[loss]` with `name = "sup_ap"` and the options as further keys. Every loss on pairs is also a function on
-`(scores, relevance, mask)`: `sl.losses.sup_ap_loss`. A loss with a decomposability term is a module alone;
-`loss.of_pairs(...)` takes scores.
+Labels may be tensors, numpy arrays or lists; embeddings are tensors. In a recipe the loss is `[loss]` with
+`name = "sup_ap"` and the options as further keys. Every loss on pairs is also a function on `(scores, relevance, mask)`:
+`sl.losses.sup_ap_loss`. A loss with a decomposability term is a module only; `loss.of_pairs(...)` takes scores.
 
 ## What labels do you have?
 
 | labels | given as | losses |
 |---|---|---|
-| classes | integers `(B,)` | `roadmap`; `sup_recall`, `rod_recall` where recall is reported; any other to compare |
+| classes | integers `(B,)` | `roadmap`; `sup_recall`, `rod_recall` if you report recall; any other to compare |
 | classes, few images of each | integers `(B,)` | `norm_softmax`, `arcface`; `roadmap` with `decomposability="proxy"` |
 | levels of a tree | integers `(B, L)`, finest first | `happier`, `sup_h_ap`, `sup_ndcg`, `rod_ndcg`; to compare `csl` |
 | sets of labels | bool `(B, C)` | `each_label_ap`; `sup_h_ap`, `sup_ndcg` by the share of labels; `sup_ap` by any shared |
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 
-`sl.losses.sum_over_levels(loss, embeddings, labels)` takes any loss on pairs for each level of a tree, with equal weights;
-`sl.losses.SumOverLevels` is its module, with a proxy table a level for losses that have proxies.
+`sl.losses.sum_over_levels(loss, embeddings, labels)` applies any loss on pairs to each level of a tree, with equal
+weights; `sl.losses.SumOverLevels` is its module, with a proxy table for each level where the loss has proxies.
 
-Losses on pairs and ranks take all of the first five. Losses with proxies, sums over levels, `class_balanced` and
-distance-weighted mining need classes.
+Losses on pairs and ranks take the first five kinds. Losses with proxies, sums over levels, `class_balanced` and
+distance-weighted mining need integer labels.
+
+## With pytorch-metric-learning
+
+A loss is called as pytorch-metric-learning's are: `loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)`, the
+last three optional. `indices_tuple` is what a miner returns, pairs or triplets; it needs classes, labels of shape `(B,)`.
+
+| loss | with an `indices_tuple` |
+|---|---|
+| on pairs and ranks | a query's list holds the chosen items: positives are relevant, negatives not; a pair counts once |
+| `triplet` | triplets are taken as they are, in place of its own mining; pairs limit the lists |
+| `roadmap`, `happier` and the like with proxies | it limits the rank term; proxies see the whole batch |
+| on proxies, over levels, with a `memory`, mixup, `include_query` or a preset of released code | refused: `InputError` |
+
+Its wrappers accept its own classes only. `MetricLearningLoss` and `MetricLearningMemory` are such classes, and
+`DistributedLossWrapper` takes both, `efficient` or not:
+
+```python
+from pytorch_metric_learning.miners import PairMarginMiner
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+
+from sightline.losses.metric_learning import MetricLearningLoss, MetricLearningMemory
+
+loss(embeddings, labels, PairMarginMiner()(embeddings, labels))
+memory = MetricLearningMemory(MetricLearningLoss(loss), embedding_size=128, memory_size=1024)  # a CrossBatchMemory
+memory(embeddings, labels)
+distributed = DistributedLossWrapper(MetricLearningLoss(loss))
+```
 
 A loss of another package is named by its import path: `sl.create_loss("pytorch_metric_learning.losses:MultiSimilarityLoss",
-trust=True)`. It gets the finest labels, `(B,)`, unless it has an attribute `takes_levels = True`, and a reference set where
-its `forward` has `ref_emb` and `ref_labels`. A package adds names of its own by entry points of the group
-`sightline.losses`. A loss, or a part of it, with a method `start_epoch()` is called before each epoch. Those of
+trust=True)`. It gets the finest labels, `(B,)`, unless it has an attribute `takes_levels = True`, and `indices_tuple` and a
+reference set where its `forward` has these arguments. A package adds names of its own by entry points of the group
+`sightline.losses`. Training calls a method `start_epoch()` of a loss, or of a part of it, before each epoch. The losses of
 pytorch-metric-learning compute scores in half precision under autocast, and the gradient of its ArcFace is NaN on a proxy;
-ours equal them elsewhere.
+elsewhere ours equal them.
 
 ## What the core promises
 
@@ -75,18 +102,18 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
   In float64: every pair of a relevant item and another, in blocks of 8 MB. [performance.md](performance.md) has the times.
 - **Accuracy.** Against every pair evaluated in float64, ranks are within 1e-4 of their value and gradients within 1e-3 of
   their norm, for tau from 0.001 to 0.1 and scores spread over [-1, 1], concentrated in [0.5, 0.6], tied, constant or of
-  standard deviation 3; a gap of `delta` but for the last bit included. `tests/ranking/test_profile.py` holds the compiled
-  way to that, `tests/ranking/test_block_counts.py` that of other devices.
+  standard deviation 3, including gaps that equal `delta` up to the last bit. `tests/ranking/test_profile.py` checks the
+  compiled code, `tests/ranking/test_block_counts.py` that of other devices.
 - **Bounds.** With the preset `paper`, `sup_ap`, `sup_h_ap` and `sup_ndcg` are upper bounds of one minus their metric as
   `sl.evaluate(..., ties="counting")` gives it for label trees and relevance matrices (`judgements=`); of sets of labels it
   measures another worth. Its stricter default breaks ties one by one, and then equal scores can break the bound.
-  `sup_recall` is none.
+  `sup_recall` is not a bound.
 - **Gradients** are of the first order: a second derivative through the compiled core is refused.
 - **Precision.** Half precision is widened before scores are computed, inside autocast too: losses are float32, or float64
   for float64 embeddings.
 - **`torch.compile`** leaves the core as it is: the graph breaks around it (`fullgraph=True` fails), and value and gradient
   are those of the plain call.
-- **Presets.** `released-code` and `released-code-inaturalist` repeat what the authors' code does otherwise than their
+- **Presets.** `released-code` and `released-code-inaturalist` repeat where the authors' code differs from their
   papers: the query ranks itself, a tie counts one half, the step breaks at delta, and `calibration` counts non-zero pairs.
 - **Never NaN.** A query without relevant items is left out; a batch without any gives 0 with a gradient of 0. A gradient
   too large for float16 embeddings becomes infinite, which is what a gradient scaler looks for.

@@ -1,12 +1,17 @@
-"""Take the pictures of the search page in ``serve/``: ``python docs/make_page_pictures.py emoji/manifest.csv``.
+"""Take pictures of the search page in Debian's Chromium.
 
-The manifest is what ``sightline data prepare emoji`` wrote. 600 emoji, drawn by Google and by Twitter, are put into two
-galleries, under the bundled encoder at 128 and at 64 pixels, and served; Debian's Chromium goes through the page. It takes
-some minutes.
+``python docs/make_page_pictures.py emoji/manifest.csv`` takes those in ``docs/serve/``; ``sightline data prepare emoji``
+writes the manifest. 600 emoji by Google and by Twitter go into two galleries, embedded by the bundled encoder at 128 and at
+64 pixels. It takes some minutes.
+
+``python docs/make_page_pictures.py --states FOLDER`` takes every state of the page (empty, results, rejected, filtered to
+nothing, error, slow, offline and others) on a phone, a tablet and a desktop, in light and dark, for a person to look at.
+``tests/serve/test_page_states.py`` checks the same states.
 """
 
 import argparse
 import dataclasses
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +39,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 VENDORS = ("google", "twitter")  # whose drawings may be shown: Apache-2.0 and CC-BY-4.0
 N_HELD, N_CALIBRATED = 600, 150
 SHOWN = "hammer"
-MATCH = 0.5  # similarity from which on there is a match
+MATCH = 0.5  # similarity threshold for a match
 DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
 PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
@@ -46,7 +51,7 @@ PHONE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """What the pictures are taken of: an item's id, a drawing without a match, one of two things, no image, a plot."""
+    """Queries: an item's id, a drawing without a match, an image of two things, a file that is not an image, a plot."""
 
     id: str
     far: Path
@@ -57,15 +62,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Shot:
-    """A picture: how to come to what it shows, by colour scheme and size of the window."""
+    """A picture: the flow that leads to it, the colour scheme and the window."""
 
     flow: Callable[[Page, Scene], None]
     scheme: str = "light"
     options: dict[str, Any] = field(default_factory=lambda: DESKTOP)
 
 
-def drawn(page: Page) -> None:
-    """Wait until all pictures in view are there."""
+def wait_for_images(page: Page) -> None:
+    """Wait until all images in view are loaded."""
     page.wait_for_function(
         """() => [...document.querySelectorAll("img")]
             .filter((one) => one.checkVisibility() && one.getBoundingClientRect().top < innerHeight)
@@ -107,6 +112,11 @@ def begun(page: Page, scene: Scene) -> None:
     page.locator(".card img").first.wait_for()
 
 
+def browsed(page: Page, scene: Scene) -> None:
+    page.goto("/?browse&level=1")
+    page.locator(".class-head").first.wait_for()
+
+
 def sent(page: Page, file: Path, awaited: str) -> None:
     page.goto("/")
     page.set_input_files("#file", file)
@@ -126,6 +136,7 @@ def cropped(page: Page, scene: Scene) -> None:
 
 SHOTS = {
     "begun-light": Shot(begun),
+    "browse-light": Shot(browsed),
     "results-light": Shot(alike),
     "compare-light": Shot(compared),
     "results-dark": Shot(filtered, "dark"),
@@ -141,10 +152,15 @@ SHOTS = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("manifest", type=Path, help="of the collection emoji")
+    arguments.add_argument("manifest", type=Path, nargs="?", help="of the data set emoji")
     arguments.add_argument("--out", type=Path, default=DOCS / "serve", help="folder for the pictures")
     arguments.add_argument("--only", choices=SHOTS, nargs="+", default=list(SHOTS), help="pictures to take")
+    arguments.add_argument("--states", type=Path, metavar="FOLDER", help="take every state of the page instead")
     given = arguments.parse_args()
+    if given.states is not None:
+        return take_states(given.states)
+    if given.manifest is None:
+        arguments.error("a manifest is required, unless --states is given")
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         galleries, scene = made(Path(folder), read_manifest(given.manifest))
@@ -152,6 +168,31 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             for name in given.only:
                 take(browser, address, SHOTS[name], scene, given.out / f"{name}.png")
+    if "results-light" in given.only:
+        shutil.copyfile(given.out / "results-light.png", given.out.parent / "search-page.png")  # in the tutorials
+
+
+def take_states(folder: Path) -> None:
+    """A picture of every state, width and colour scheme, of the galleries that the tests use."""
+    sys.path.insert(0, str(DOCS.parent / "tests" / "serve"))
+    from page_server import Watched
+    from page_states import STATES, looks, serving_states
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        serving_states(Path(scratch) / "galleries") as address,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for name, state in STATES.items():
+            page = Watched(browser, address).page
+            state.reach(page)
+            for look in looks(page):
+                page.screenshot(path=folder / f"{name}-{look}.png")
+            page.unroute_all(behavior="ignoreErrors")  # requests that the state holds back
+            page.context.close()
+            typer.echo(name)
 
 
 def made(folder: Path, manifest: Manifest) -> tuple[list[Path], Scene]:
@@ -184,10 +225,10 @@ def made(folder: Path, manifest: Manifest) -> tuple[list[Path], Scene]:
     return galleries, Scene(shown, far, *uploads(folder, part(order[:2]).paths()))
 
 
-def without_match(encoder: Encoder, folder: Path, rejector: Rejector, strangers: Manifest) -> Path:
-    """The drawing, among those that the gallery lacks, which belongs and is least like any item."""
+def without_match(encoder: Encoder, folder: Path, rejector: Rejector, others: Manifest) -> Path:
+    """Of drawings that the gallery lacks, the one that belongs and is least similar to any item."""
     with Gallery.open(folder, read_only=True) as gallery:
-        vectors = encoder.encode(strangers.paths())
+        vectors = encoder.encode(others.paths())
         best = gallery.search(vectors, 1)[0][:, 0]
     verdicts = rejector.judge(vectors, best)
     fits = [place for place, verdict in enumerate(verdicts) if verdict.belongs and not verdict.matched]
@@ -195,11 +236,11 @@ def without_match(encoder: Encoder, folder: Path, rejector: Rejector, strangers:
         f"of {len(verdicts)} drawings that the galleries lack, {sum(verdict.belongs for verdict in verdicts)} belong, "
         f"{len(fits)} of them without a match"
     )
-    return strangers.paths()[min(fits, key=lambda place: best[place])]
+    return others.paths()[min(fits, key=lambda place: best[place])]
 
 
 def uploads(folder: Path, drawings: list[Path]) -> tuple[Path, Path]:
-    """An image of two things side by side, and a file that is none."""
+    """An image of two things side by side, and a file that is not an image."""
     both = Image.new("RGB", (420, 210), "white")
     for place, file in enumerate(drawings[:2]):
         with Image.open(file) as image:
@@ -212,7 +253,7 @@ def uploads(folder: Path, drawings: list[Path]) -> tuple[Path, Path]:
 
 @contextmanager
 def served(galleries: list[Path], images: Path) -> Iterator[str]:
-    """The address of the service over these galleries, which shows images of a folder."""
+    """The address of the service over these galleries, with images from a folder."""
     command = [sys.executable, "-m", "sightline", "serve", *map(str, galleries), "--images", str(images), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
@@ -223,7 +264,7 @@ def served(galleries: list[Path], images: Path) -> Iterator[str]:
 
 
 def take(browser: Browser, address: str, shot: Shot, scene: Scene, file: Path) -> None:
-    """Open the page, come to what is to be shown, and save it with few colours: most of it is one."""
+    """Open the page, run the flow, and save the picture with few colours, to keep the file small."""
     options: dict[str, Any] = {"base_url": address, "color_scheme": shot.scheme, "reduced_motion": "reduce", **shot.options}
     context = browser.new_context(**options)
     page = context.new_page()
@@ -231,7 +272,7 @@ def take(browser: Browser, address: str, shot: Shot, scene: Scene, file: Path) -
     shot.flow(page, scene)
     page.wait_for_load_state("networkidle")
     page.evaluate("scrollTo(0, 0)")
-    drawn(page)
+    wait_for_images(page)
     page.screenshot(path=file)
     context.close()
     with Image.open(file) as image:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from pytorch_metric_learning.samplers import MPerClassSampler
 from pytorch_metric_learning.utils import common_functions
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import sightline as sl
-from sightline.data.dataset import ImageDataset
-from sightline.data.transforms import train_transform
 
 # %% [markdown]
 # ## Data
@@ -34,14 +33,17 @@ class Labelled(Dataset[tuple[Tensor, Tensor]]):
     """The images of a manifest, augmented for training, with their labels: one a level, finest first."""
 
     def __init__(self, manifest: sl.Manifest, encoder: sl.Encoder) -> None:
-        self.images = ImageDataset.of(manifest, train_transform(encoder.settings.preprocessing))
+        self.paths, self.preprocessing = manifest.paths(), encoder.settings.preprocessing
         self.labels = torch.from_numpy(manifest.labels())
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index], self.labels[index]
+        side, margin = self.preprocessing.crop, self.preprocessing.crop // 4
+        image = Image.open(self.paths[index]).convert("RGB").resize((side + margin, side + margin))
+        left, top = torch.randint(margin + 1, (2,)).tolist()
+        return self.preprocessing.to_tensor(image.crop((left, top, left + side, top + side))), self.labels[index]
 
 
 def sampler_of(data: Labelled, batch_size: int) -> MPerClassSampler:

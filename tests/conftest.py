@@ -1,4 +1,4 @@
-"""Small image sets that tests share."""
+"""What tests share: small image sets, the console command, a recipe that trains in a second."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +11,10 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and all have one name
+TINY = """model.backbone=tiny model.weights=none model.embedding_dim=16 model.adaptation=full data.image_size=32
+data.crop_area=[0.6,1.0] data.n_workers=0 loss={name='roadmap'} sampler.batch_size=16 schedule.epochs=3
+schedule.warmup_epochs=1 optimizer.lr=0.01 validation.interpolate=false"""
+collect_ignore_glob = ["*conftest.py"]  # they have no doctests and share one name
 
 
 def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: int = 3, seed: int = 0) -> Path:
@@ -29,7 +32,7 @@ def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: in
 
 @pytest.fixture(scope="session", autouse=True)
 def feature_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cached features of these tests alone, also for the commands that they start."""
+    """Keep cached features out of the user's own folder, also in commands that tests start."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -37,7 +40,7 @@ def feature_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 classes of 6 images below 3 parents; read it, do not write to it."""
+    """12 classes of 6 images below 3 parents; for reading only."""
     return write_tree(tmp_path_factory.mktemp("images") / "tree")
 
 
@@ -45,6 +48,8 @@ def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the console command here; returns status, standard output and standard error."""
     from sightline.cli.main import run
+
+    monkeypatch.setattr("sightline.kernels.say", lambda line: None)  # what is compiled depends on the caches of the machine
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sightline", *map(str, words)])
@@ -56,32 +61,10 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Features that runs cache do not go to the user's own folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def tiny_recipe() -> list[str]:
     """Overrides that make the recipe ``images`` run in a second."""
-    return [
-        "model.backbone=tiny",
-        "model.weights=none",
-        "model.embedding_dim=16",
-        "model.adaptation=full",
-        "data.image_size=32",
-        "data.crop_area=[0.6,1.0]",
-        "data.n_workers=0",
-        "loss={name='roadmap'}",
-        "sampler.batch_size=16",
-        "schedule.epochs=3",
-        "schedule.warmup_epochs=1",
-        "optimizer.lr=0.01",
-        "validation.interpolate=false",
-    ]
+    return TINY.split()
 
 
 class LargestTensor(TorchDispatchMode):
@@ -100,5 +83,5 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.fixture
 def largest_tensor() -> LargestTensor:
-    """A context that watches the tensors made in it."""
+    """A context that notes the largest tensor created in it."""
     return LargestTensor()

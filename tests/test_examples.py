@@ -1,17 +1,30 @@
-"""The examples run, small, on characters drawn from fonts."""
+"""The examples run, small, on characters drawn from fonts; they use public names only."""
 
-import json
+import ast
 import runpy
 from pathlib import Path
 
-import numpy as np
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-from sightline import Encoder, Gallery, embed_manifest, evaluate_table, read_card, read_manifest
+import sightline as sl
 from sightline.data.readers.glyphs import draw_glyph
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TYPEFACES = ("dejavu-sans", "dejavu-sans-bold", "dejavu-serif", "dejavu-serif-bold", "dejavu-mono", "stix")
+SMALL = [
+    "model.backbone=tiny",
+    "model.weights=none",
+    "model.embedding_dim=16",
+    "model.adaptation=upper:2",
+    "data.image_size=32",
+    "data.n_workers=0",
+    "sampler.batch_size=16",
+    "schedule.epochs=2",
+    "schedule.name=constant",
+    "optimizer.lr=0.01",
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,42 +40,78 @@ def characters(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
-def test_an_example_is_a_notebook_of_cells(file):
-    text = file.read_text()
-    assert text.startswith("# %% [markdown]\n# # ")
-    assert text.count("\n# %%\n") >= 4
-    compile(text, str(file), "exec")
+@pytest.fixture
+def run_notebook(characters, tmp_path, monkeypatch):
+    """Execute a notebook in a folder that has ``photos``; what each code cell shows, as text, and as HTML."""
+    (tmp_path / "photos").symlink_to(characters)
+    for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "jupyter"))
+
+    def run(name, **changes):
+        book = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+        for old, new in changes.items():
+            (cell,) = [cell for cell in book.cells if cell.source.count(f"{old} = []") == 1]
+            cell.source = cell.source.replace(f"{old} = []", f"{old} = {new!r}")
+        NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+        shown = [output.data for output in outputs if output.output_type == "execute_result"]
+        return shown, "".join(output.text for output in outputs if output.output_type == "stream")
+
+    return run
 
 
-def test_train_on_your_folder(characters, tmp_path, capsys):
-    main = runpy.run_path(str(EXAMPLES / "train_on_your_folder.py"))["main"]
-    small = ["model.backbone=tiny", "model.weights=none", "model.embedding_dim=16", "data.image_size=32"]
-    small += [
-        "model.adaptation=upper:2",
-        "data.n_workers=0",
-        "sampler.batch_size=16",
-        "schedule.epochs=2",
-        "optimizer.lr=0.01",
-    ]
-    result, found = main(characters, tmp_path, small)
-    out = capsys.readouterr().out
-    images = read_manifest(tmp_path / "images.csv")
-    test, training = images.split("test"), images.split("train")
+def sources(file):
+    """The Python of an example, without the magic of notebooks."""
+    if file.suffix == ".py":
+        return [file.read_text()]
+    book = nbformat.read(file, as_version=4)
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells), "outputs of some machine"
+    return [cell.source for cell in book.cells if cell.cell_type == "code" and not cell.source.startswith("%%")]
+
+
+def test_examples_use_public_names_only():
+    files = sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")])
+    assert len(files) == 4
+    for file in files:
+        for node in [node for source in sources(file) for node in ast.walk(ast.parse(source))]:
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("sightline"), file
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sl":
+                assert node.attr in sl.__all__, file
+
+
+def test_evaluate_own_vectors(run_notebook):
+    shown, _ = run_notebook("evaluate_own_vectors")
+    assert shown[0]["text/plain"].splitlines()[-1] == "100 queries"
+    assert "<td>recall@1</td>" in shown[0]["text/html"]
+    assert "<td>h_ap</td>" in shown[2]["text/html"]
+    assert "noisy - mine" in shown[3]["text/plain"]
+
+
+def test_wrap_own_model(run_notebook, tmp_path):
+    shown, streams = run_notebook("wrap_own_model")
+    assert "my model (my_model:make_model)" in shown[0]["text/html"]
+    assert "90 queries" in shown[1]["text/plain"]
+    assert "1.0" in shown[2]["text/plain"].splitlines()[0], "an image is most like itself"
+    assert "16 dimensions" in shown[3]["text/html"]
+    assert "Embedding: 100%" in streams
+    with sl.Gallery.open(tmp_path / "gallery") as gallery:
+        assert len(gallery) == 90
+        with pytest.raises(sl.InputError, match=r"my_model.*trust"):
+            gallery.encoder()
+
+
+def test_train_on_your_folder(run_notebook, tmp_path):
+    shown, streams = run_notebook("train_on_your_folder", settings=SMALL)
+    test = sl.read_manifest(tmp_path / "images.csv").split("test")
+    training = sl.read_manifest(tmp_path / "images.csv").split("train")
     assert (len(test), len(training)) == (18, 72)
     assert not set(test.table["label_0"]) & set(training.table["label_0"])
-    encoder = Encoder.from_pretrained(tmp_path / "run/encoder")
-    wanted = evaluate_table(embed_manifest(encoder, test))
-    np.testing.assert_allclose(result["map@r"], wanted["map@r"])
-    assert json.loads((tmp_path / "result.json").read_text())["fingerprint"] == encoder.fingerprint()
-    assert found[0] == test.table["id"][0], "an image is most like itself"
-    with Gallery.open(tmp_path / "gallery") as gallery:
-        assert len(gallery) == 90
-    assert "90 added" in out
-    assert read_card(tmp_path / "run/encoder").as_markdown() in out
-    again, _ = main(characters, tmp_path, small)  # nothing is done twice
-    assert again.means == result.means
-    assert "90 unchanged" in capsys.readouterr().out
+    assert "<td>optimizer.lr</td><td>0.01</td>" in shown[1]["text/html"]
+    assert "18 queries" in shown[3]["text/plain"]
+    assert "Epoch 3/3: 100%" in streams
+    encoder = sl.Encoder.from_pretrained(tmp_path / "runs/photos/encoder")
+    assert shown[-1]["text/plain"] == repr(sl.evaluate_table(sl.embed_manifest(encoder, test)))
 
 
 def test_bring_your_own_loop_learns_each_way(characters, capsys):

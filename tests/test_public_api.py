@@ -43,6 +43,47 @@ def test_each_public_name_is_that_of_its_module(name):
     assert getattr(sl, name) is (module if name == sl._MODULES[name] else getattr(module, name))
 
 
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda: sl.train({}, "runs/nb"), ["recipe", "dict"]),
+        (lambda: sl.train("nowhere.toml", "runs/nb"), ["nowhere.toml"]),
+        (lambda: sl.tune(None, "runs/nb", 1), ["recipe", "NoneType"]),
+        (lambda: sl.read_recipe(3), ["recipe", "int"]),
+        (lambda: sl.read_recipe("images", "loss.name=sup_ap"), ["overrides", "loss.name=sup_ap"]),
+        (lambda: sl.embed_manifest("encoder", "levels.csv"), ["Encoder", "str"]),
+        (lambda: sl.embed_manifest(sl.Encoder.create("tiny", 8, image_size=32), "levels.csv"), ["levels.csv"]),
+        (lambda: sl.evaluate("abc", [1, 2, 3]), ["vectors"]),
+        (lambda: sl.evaluate_table([[1.0]]), ["table", "list"]),
+        (lambda: sl.evaluate_table("none.parquet"), ["none.parquet"]),
+        (lambda: sl.compare("a.json", "b.json"), ["str", "read_json"]),
+        (lambda: sl.decomposability_gap([[1.0], [2.0]], ["a", None], 2), ["2 items"]),
+        (lambda: sl.export_onnx(torch.nn.Flatten(), "a.onnx"), ["Encoder.wrap", "Flatten"]),
+        (lambda: sl.read_card("nowhere"), ["nowhere"]),
+        (lambda: sl.read_manifest("nowhere"), ["nowhere"]),
+        (lambda: sl.Whitening.fit([["a", "b"]]), ["vectors"]),
+        (lambda: sl.Whitening.load("nowhere"), ["nowhere"]),
+    ],
+)
+def test_what_does_not_fit_is_an_input_error_at_the_door(call, facts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sl.InputError) as refused:
+        call()
+    assert all(fact in str(refused.value) for fact in facts), str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_and_a_recipe_show_themselves():
+    tree = sl.Tree.from_edges([("cat", "mammal"), ("<dog>", "mammal"), ("eagle", "bird")])
+    assert "5 nodes, 2 > 3" in repr(tree)
+    assert "<summary>mammal</summary><ul><li>cat</li><li>&lt;dog&gt;</li></ul>" in tree._repr_html_()
+    recipe = sl.read_recipe("images", ["data.manifest=photos", "optimizer.lr=0.5", "seed=3"])
+    shown = recipe._repr_html_()
+    assert "<td>optimizer.lr</td><td>0.5</td>" in shown
+    assert "<td>seed</td><td>3</td>" in shown
+    assert "optimizer.momentum" not in shown
+
+
 def test_star_import_brings_every_name():
     brought = {}
     exec("from sightline import *", brought)

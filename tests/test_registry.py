@@ -30,14 +30,6 @@ THINGS = Registry(
 )
 
 
-def test_names_makers_options_and_summaries_come_from_the_table():
-    assert THINGS.names() == list(THINGS) == ["lazy", "margin"]
-    assert THINGS.find("margin") is Margin
-    assert THINGS.find("lazy") is nn.Identity
-    assert list(THINGS.options("margin")) == ["margin", "ks", "mode", "n_classes"]
-    assert THINGS.summary("margin") == "A loss with a margin."
-
-
 def test_known_values_are_handed_on_where_they_are_taken_and_not_given():
     made = THINGS.create("margin", {"margin": np.float64(0.2)}, n_classes=7, embedding_dim=3)
     assert (made.margin, made.n_classes) == (0.2, 7)
@@ -103,8 +95,3 @@ def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
     assert registry.find("margin") is Margin
     with pytest.raises(InputError, match="others:Nothing"):
         registry.find("broken")
-
-
-def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(InputError, match="unknown loss 'margn': did you mean 'margin'"):
-        THINGS.find("margn")

@@ -3,10 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sightline import torchvision_operators
+
 if TYPE_CHECKING:
     from sightline import losses, ood
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.data.manifest import Manifest, read_manifest
+    from sightline.data.transforms import Preprocessing
     from sightline.errors import InputError
     from sightline.evaluation.decomposability import decomposability_gap
     from sightline.evaluation.metrics import Metric, list_metrics
@@ -32,11 +35,14 @@ if TYPE_CHECKING:
     from sightline.models.heads import Whitening
     from sightline.models.onnx_export import export_onnx
     from sightline.ranking.refine import Refinement
+    from sightline.training.data_check import check_data
     from sightline.training.recipe import Recipe, read_recipe
     from sightline.training.run import train
     from sightline.training.tune import tune
 
 __version__ = "0.1.0"
+
+torchvision_operators.install()  # for torchvision and timm, whichever is imported first
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {
@@ -49,6 +55,7 @@ _MODULES = {
     "Item": "gallery.gallery",
     "Manifest": "data.manifest",
     "Metric": "evaluation.metrics",
+    "Preprocessing": "data.transforms",
     "Recipe": "training.recipe",
     "Refinement": "ranking.refine",
     "Relevance": "labels.relevance",
@@ -56,6 +63,7 @@ _MODULES = {
     "RetrievalSet": "evaluation.protocol",
     "Whitening": "models.heads",
     "Tree": "labels.tree",
+    "check_data": "training.data_check",
     "compare": "evaluation.result",
     "create_loss": "losses",
     "decomposability_gap": "evaluation.decomposability",
@@ -102,6 +110,7 @@ __all__ = [
     "Item",
     "Manifest",
     "Metric",
+    "Preprocessing",
     "Recipe",
     "Refinement",
     "Relevance",
@@ -110,6 +119,7 @@ __all__ = [
     "Tree",
     "Whitening",
     "__version__",
+    "check_data",
     "compare",
     "create_loss",
     "decomposability_gap",

@@ -25,6 +25,16 @@ def names(words: Iterable[object]) -> str:
     return ", ".join(repr(str(word)) for word in words)
 
 
+def counted(n: int, one: str, several: str | None = None) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> counted(1, "image"), counted(2, "image"), counted(0, "class", "classes")
+        ('1 image', '2 images', '0 classes')
+    """
+    return f"{n} {one if n == 1 else several or one + 's'}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A closing clause for a message about an unknown name: the nearest known one, or all of them, cut after 30.
 
@@ -47,7 +57,7 @@ def choose(table: Mapping[str, T], name: str, what: str) -> T:
 
     Args:
         table: the choices by name.
-        name: the one asked for.
+        name: the one to find.
         what: the kind of thing, for the message.
 
     Example:
@@ -66,8 +76,7 @@ def raise_faults(where: object, faults: list[str]) -> None:
     """Raise one error that lists the faults found in ``where``; do nothing if there are none."""
     if faults:
         more = [f"... and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
-        noun = "fault" if len(faults) == 1 else "faults"
-        raise InputError(f"{where}: {len(faults)} {noun}\n  " + "\n  ".join(faults[:SHOWN_FAULTS] + more))
+        raise InputError(f"{where}: {counted(len(faults), 'fault')}\n  " + "\n  ".join(faults[:SHOWN_FAULTS] + more))
 
 
 @contextmanager

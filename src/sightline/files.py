@@ -1,7 +1,7 @@
 """Files and folders that are there complete or not at all, survive a power cut, and are never reached through links.
 
-Everything Sightline keeps is written by :func:`replaced` or :func:`replaced_folder`. What it reads of an artefact that may
-come from somebody else goes through :func:`regular_file`: links that leave the artefact, pipes and devices are refused.
+Everything Sightline keeps is written by :func:`replaced` or :func:`replaced_folder`. What it reads of an artefact of
+unknown origin goes through :func:`regular_file`: links that leave the artefact, pipes and devices are refused.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ def replaced(file: Path) -> Iterator[Path]:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    scratch.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody left there
+    scratch.unlink(missing_ok=True)  # of a process that was killed, or a link left there
     try:
         with named_failures(file):
             yield scratch
@@ -204,7 +204,7 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
     """True inside a block that no other process is in; the lock ends with the process, however that ends.
 
     Args:
-        file: made if it is not there, with its folder, and never changed; a link is refused.
+        file: made if missing, with its folder, and never changed; a link is refused.
         wait: for a process that holds it; otherwise the block is given False.
     """
     with ExitStack() as opened:
@@ -215,7 +215,7 @@ def _lock(file: Path, wait: bool, opened: ExitStack) -> bool:
     """Lock a file until what is opened here is closed; False if another process has it and is not to be waited for."""
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # it was removed meanwhile, by who held it before, or its folder was
+        with suppress(FileNotFoundError):  # its last holder removed it, or its folder, at this moment
             descriptor = open_own(file)
             opened.callback(os.close, descriptor)
             try:
@@ -227,7 +227,7 @@ def _lock(file: Path, wait: bool, opened: ExitStack) -> bool:
 
 
 def open_own(file: Path) -> int:
-    """A descriptor of a regular file for reading and writing, made if it is not there; nothing is followed or changed."""
+    """A descriptor of a regular file for reading and writing, made if missing; nothing is followed or changed."""
     try:
         descriptor = open_unfollowed(file, os.O_RDWR | os.O_CREAT)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -349,7 +349,7 @@ def file_hash(file: Path) -> str:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files of a folder and of those below it take; files that go meanwhile do not count."""
+    """What the files of a folder and of those below it take; files deleted while it counts are left out."""
     n_bytes = 0
     for file in folder.rglob("*"):
         with suppress(FileNotFoundError):

@@ -1,8 +1,11 @@
-"""What goes to a terminal: a progress bar on standard error, and text that cannot command the terminal."""
+"""What goes to a terminal or a notebook: progress bars, HTML tables, and text that cannot command a terminal."""
 
+import html
 import re
-from collections.abc import Iterable
-from typing import TypeVar
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -14,8 +17,25 @@ COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def tracked(items: Iterable[T], title: str, total: int, shown: bool) -> Iterable[T]:
-    """The items, with a bar that fills as they are taken if it is to be shown."""
+    """The items, with a progress bar on standard error, or in the notebook's cell, if it is to be shown."""
+    if shown and in_notebook():
+        return notebook_bar(items, title, total)  # type: ignore[no-any-return]
     return track(items, title, total, console=Console(stderr=True), disable=not shown)
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, where bars that move the cursor do not work."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def notebook_bar(items: Iterable[Any] | None, title: str, total: int | None) -> Any:
+    """A bar of tqdm: a widget where ipywidgets is installed, otherwise text."""
+    if find_spec("ipywidgets") is None:
+        from tqdm import tqdm
+    else:
+        from tqdm.notebook import tqdm
+    return tqdm(items, desc=title, total=total)
 
 
 def say(line: str) -> None:
@@ -31,3 +51,17 @@ def printable(text: str) -> str:
         'a\\\\u001b[2Jb'
     """
     return COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def html_table(rows: Sequence[Sequence[object]], note: str = "") -> str:
+    """A header and rows for a notebook, and a line below them; everything is escaped.
+
+    Example:
+        >>> html_table([["metric", "mean"], ["map", "50.0"]])
+        '<table><tr><th>metric</th><th>mean</th></tr><tr><td>map</td><td>50.0</td></tr></table>'
+    """
+    lines = [
+        "<tr>" + "".join(f"<{cell}>{html.escape(str(word))}</{cell}>" for word in row) + "</tr>"
+        for row, cell in zip(rows, ["th", *["td"] * len(rows)], strict=False)
+    ]
+    return f"<table>{''.join(lines)}</table>" + (f"<p>{html.escape(note)}</p>" if note else "")

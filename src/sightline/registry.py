@@ -7,11 +7,13 @@ anything importable as ``package.module:Name``, which is imported only where tha
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import numpy as np
@@ -29,7 +31,7 @@ class Registry(Generic[T]):
 
     Attributes:
         kind: what such a thing is called in messages, such as ``loss``.
-        table: makers by name; an import path in place of one is loaded when it is first asked for.
+        table: makers by name; an import path in place of one is loaded on first use.
         group: the group of entry points by which other packages add names; a name of the table wins.
         accepts: whether something imported from elsewhere can be a maker of this kind.
         wanted: what that would be, for the message.
@@ -81,6 +83,8 @@ class Registry(Generic[T]):
                     f"{self.kind} {name!r} would import and run the module {name.partition(':')[0]!r}; "
                     "give --trust (in Python trust=True) if you trust it"
                 )
+            if (here := str(Path.cwd())) not in sys.path:
+                sys.path.append(here)  # a console command does not look for modules beside the user's files
         point = self._added.get(name) or EntryPoint(name, own or name, self.group)
         try:
             found: Any = point.load()

@@ -1,16 +1,19 @@
-"""Lets torchvision (and timm, which needs it) be imported where its compiled operators cannot be loaded.
+"""Makes ``import torchvision`` (and timm, which imports it) work beside a torch that its compiled library does not fit.
 
 The default package index has torchvision built for CUDA only. Beside a CPU build of torch its library does not load, and
-``import torchvision`` stops at operators that nobody declared. Sightline uses the transforms alone, which are plain
-torch, so declaring those operators without an implementation is enough. Where the library loads, nothing is done.
+``import torchvision`` fails with "operator torchvision::nms does not exist". Sightline uses the transforms alone, which are
+plain torch, so it is enough to declare these operators without an implementation. Where the library loads, nothing is done.
 
-Import this module before torchvision or timm.
+``import sightline`` installs :class:`BeforeTorchvision`, which costs nothing until torchvision is imported; torch itself is
+not imported before that.
 """
 
-import importlib.util
-from pathlib import Path
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 UNDECLARED = (  # what torchvision registers shape functions for, whether or not its library was loaded
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -18,13 +21,17 @@ UNDECLARED = (  # what torchvision registers shape functions for, whether or not
 )
 
 
-def declare_missing_operators() -> torch.library.Library | None:
+def declare_missing_operators() -> "torch.library.Library | None":
     """Declare torchvision's operators if its compiled library cannot be loaded.
 
     Returns:
         The declarations, which last as long as this object; None where the library loads.
     """
-    spec = importlib.util.find_spec("torchvision")
+    from pathlib import Path
+
+    import torch
+
+    spec = PathFinder.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return None  # the import itself will say what is missing
     try:
@@ -38,4 +45,23 @@ def declare_missing_operators() -> torch.library.Library | None:
     return None
 
 
-DECLARED = declare_missing_operators()
+class BeforeTorchvision:
+    """Finds no module, but declares the missing operators when torchvision is first imported.
+
+    Attributes:
+        declared: of :func:`declare_missing_operators`, kept for as long as the process lives.
+    """
+
+    declared: "torch.library.Library | None" = None
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """None: the next finder finds the module."""
+        if name == "torchvision" and self.declared is None:
+            self.declared = declare_missing_operators()
+        return None
+
+
+def install() -> None:
+    """Put a :class:`BeforeTorchvision` before the other finders, once."""
+    if not any(isinstance(finder, BeforeTorchvision) for finder in sys.meta_path):
+        sys.meta_path.insert(0, BeforeTorchvision())

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_one_message(sightline, encoder, image_tree, tmp_pa
     other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
     status, _, err = sightline("whiten", other, table, "--out", tmp_path / "out")
     assert status == 2
-    assert "its vectors are of another encoder" in err
+    assert "must be of this encoder" in err
     assert not (tmp_path / "out").exists()
     status, _, err = sightline("whiten", encoder, table, "--out", tmp_path / "out", "--split", "val")
     assert status == 2

@@ -1,12 +1,10 @@
-import os
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from sightline.data.dataset import ImageDataset, consecutive, derived_seed, load_batches
+from sightline.data.dataset import ImageDataset, consecutive, load_batches
 from sightline.data.manifest import read_manifest
 from sightline.data.transforms import Preprocessing, eval_transform, train_transform
 from sightline.errors import InputError
@@ -42,12 +40,6 @@ def assert_same_images(one: dict[int, torch.Tensor], other: dict[int, torch.Tens
 # One by one
 
 
-def test_items_are_the_transformed_images(paths):
-    dataset = ImageDataset(paths, eval_transform(SMALL))
-    assert len(dataset) == 7
-    assert_close(dataset[3], eval_transform(SMALL)(Image.open(paths[3])))
-
-
 def test_of_a_manifest(paths, tmp_path):
     (tmp_path / "m.csv").write_text(
         f"path,split,label,x_1,y_1,x_2,y_2\n{paths[1]},train,x,0,0,9,9\n{paths[0]},train,x,,,,\n"
@@ -69,14 +61,6 @@ def test_pixels_follow_from_seed_and_place_whatever_the_order_and_workers(paths,
         assert_same_images(everything(ImageDataset(paths, train_transform(SMALL), seed=3), batches, n_workers), expected)
 
 
-def test_another_seed_and_another_place_draw_otherwise(paths):
-    same = [paths[0]] * 3
-    three, four = (ImageDataset(same, train_transform(SMALL), seed=seed) for seed in (3, 4))
-    views = [three[0], three[1], three[2], four[0], four[1]]
-    for place, view in enumerate(views):
-        assert not any(torch.equal(view, other) for other in views[:place])
-
-
 @pytest.mark.parametrize("n_workers", WORKERS)
 def test_an_image_that_comes_again_is_another_view_of_it(paths, n_workers):
     dataset = ImageDataset(paths, train_transform(SMALL), seed=3)
@@ -90,15 +74,6 @@ def test_an_image_that_comes_again_is_another_view_of_it(paths, n_workers):
     assert_close(again, loaded[3:], rtol=0, atol=0)
 
 
-def test_without_a_seed_the_global_generator_decides(paths):
-    dataset = ImageDataset(paths, train_transform(SMALL))
-    torch.manual_seed(0)
-    first = dataset[0]
-    assert not torch.equal(first, dataset[0])
-    torch.manual_seed(0)
-    assert torch.equal(first, dataset[0])
-
-
 @pytest.mark.parametrize("n_workers", WORKERS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_the_global_generator_is_left_as_it_was(paths, n_workers, seed):
@@ -107,14 +82,6 @@ def test_the_global_generator_is_left_as_it_was(paths, n_workers, seed):
     before = torch.get_rng_state()
     everything(ImageDataset(paths, transform, seed=seed), consecutive(7, 2), n_workers)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_derived_seeds_differ_for_close_numbers():
-    seeds = [derived_seed(*parts) for parts in [(0,), (1,), *((a, b) for a in range(20) for b in range(20) if b)]]
-    assert len(set(seeds)) == len(seeds)
-    assert derived_seed(5, 6) == derived_seed(5, 6)
-    assert all(0 <= seed < 2**64 for seed in seeds)
-    assert max(seeds) > 2**62  # all 64 bits are used
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -172,19 +139,6 @@ def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_work
     channels = dataset.loaded(4).double() / 255
     by_hand = [(channels[..., c] - SMALL.mean[c]) / SMALL.std[c] for c in range(3)]
     assert_close(batch.images[4].double(), torch.stack(by_hand), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("n_workers", WORKERS)
-def test_worker_processes_read_the_images(paths, n_workers):
-    dataset = ImageDataset(paths, lambda image: torch.tensor([os.getpid()]))
-    readers = {int(images[0]) for images, _ in load_batches(dataset, consecutive(7, 1), n_workers)}
-    assert len(readers) == max(n_workers, 1)
-    assert (os.getpid() in readers) == (n_workers == 0)
-
-
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_no_batches_are_no_error(paths, n_workers):
-    assert list(load_batches(ImageDataset(paths, eval_transform(SMALL)), [], n_workers)) == []
 
 
 @pytest.fixture

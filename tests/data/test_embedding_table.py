@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 from polars.testing import assert_frame_equal
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, read_manifest
+from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 
 CSV = """path,split,label_0,label_1,is_query,is_gallery,x_1,y_1,x_2,y_2,id,note
@@ -45,16 +45,6 @@ def test_what_is_written_is_read(table, tmp_path):
     assert again.manifest.table["is_query"].to_list() == [True, False, None]
     assert again.manifest.table["label_0"].to_list() == ["001", "001", "2"]  # no number made of a name
     assert_array_equal(again.manifest.labels(), table.manifest.labels())
-
-
-def test_images_are_found_from_another_folder(table, tmp_path, monkeypatch):
-    # The images' folder is stored whole: relative to where `embed` ran it would mean nothing elsewhere.
-    monkeypatch.chdir(tmp_path)
-    relative = EmbeddingTable(read_manifest(Path("set.csv")), table.vectors, "f")
-    assert relative.manifest.paths()[0] == Path("a.png")
-    file = relative.write(Path("table.parquet")).resolve()
-    monkeypatch.chdir("/")
-    assert EmbeddingTable.read(file).manifest.paths()[0] == tmp_path / "a.png"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -95,21 +85,6 @@ def test_other_content_under_the_same_checksum_is_refused(change, table, tmp_pat
     assert_array_equal(EmbeddingTable.read(file).vectors, vectors)
 
 
-def test_images_without_labels(tmp_path):
-    (tmp_path / "set.csv").write_text("path,split\na.png,test\n")
-    manifest = read_manifest(tmp_path / "set.csv", labelled=False)
-    file = EmbeddingTable(manifest, np.ones((1, 2), np.float32), "f").write(tmp_path / "table.parquet")
-    assert EmbeddingTable.read(file).manifest.n_levels == 0
-
-
-@pytest.mark.parametrize("view", [np.s_[::-1], np.s_[::2], np.s_[:0]])
-def test_any_layout_of_the_vectors_is_written(view, table, tmp_path):
-    wide = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)[view]
-    rows = table.manifest.table[[0] * len(wide)]
-    kept = EmbeddingTable(Manifest(tmp_path, tmp_path, rows, 2), wide, "f")
-    assert_array_equal(EmbeddingTable.read(kept.write(tmp_path / "table.parquet")).vectors, wide)
-
-
 @pytest.mark.parametrize(
     ("condition", "kept"),
     [
@@ -129,23 +104,8 @@ def test_where_keeps_rows_and_vectors_together(table, condition, kept):
 
 @pytest.mark.parametrize("shape", [(2, 5), (4, 5), (0, 5), (3,), (3, 5, 1)])
 def test_vectors_that_do_not_fit_the_images_are_refused(shape, manifest):
-    with pytest.raises(InputError, match=rf"vectors of shape \({', '.join(map(str, shape))},?\) for 3 images"):
+    with pytest.raises(InputError, match=rf"vectors .*3 images.*\({', '.join(map(str, shape))},?\)"):
         EmbeddingTable(manifest, np.zeros(shape, np.float32), "f")
-
-
-def test_a_failed_write_leaves_the_old_table(table, tmp_path, monkeypatch):
-    file = table.write(tmp_path / "tables" / "table.parquet")
-    before = file.read_bytes()
-
-    def broken(self, target, **options):
-        Path(target).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", broken)
-    with pytest.raises(OSError, match="disk full"):
-        table.where(pl.lit(False)).write(file)
-    assert file.read_bytes() == before
-    assert [path.name for path in file.parent.iterdir()] == ["table.parquet"]  # nothing left lying about
 
 
 def test_a_file_that_is_no_table_is_refused(table, tmp_path):
@@ -172,16 +132,14 @@ def forge(table, folder, changed, described):
         ({}, {"n_levels": "1000000000"}, "1000000000"),
         ({"path": pl.lit(None, pl.String)}, {}, "path"),
         ({"label_0": pl.lit([1, 2])}, {}, "table"),
+        ({"vector": pl.lit(1.5)}, {}, "float64"),
+        ({"vector": pl.col("vector").cast(pl.Array(pl.Float64, 5))}, {}, "float64"),
+        ({}, {"n_levels": "two"}, "two"),
     ],
 )
 def test_a_forged_table_is_refused(changed, described, fact, table, tmp_path):
     with pytest.raises(InputError, match=rf"(?s)table\.parquet: .*{fact}"):
         EmbeddingTable.read(forge(table, tmp_path, changed, described))
-
-
-def test_labels_that_are_numbers_are_read_as_words(table, tmp_path):
-    file = forge(table, tmp_path, {"label_0": pl.lit(7)}, {})
-    assert EmbeddingTable.read(file).manifest.table["label_0"].to_list() == ["7"] * 3
 
 
 def test_a_pipe_is_no_table_and_is_not_waited_for(tmp_path):
@@ -192,10 +150,20 @@ def test_a_pipe_is_no_table_and_is_not_waited_for(tmp_path):
 def test_another_parquet_file_or_format_is_refused(table, tmp_path, monkeypatch):
     file = tmp_path / "table.parquet"
     table.manifest.table.write_parquet(file)
-    with pytest.raises(InputError, match=r"table\.parquet: an embedding table of format 1 is needed, found None"):
+    with pytest.raises(InputError, match=r"table\.parquet: .*format 1, found None"):
         EmbeddingTable.read(file)
     monkeypatch.setattr("sightline.data.embedding_table.FORMAT", "2")
     table.write(file)
     monkeypatch.undo()
-    with pytest.raises(InputError, match="of format 1 is needed, found 2"):
+    with pytest.raises(InputError, match="format 1, found 2"):
         EmbeddingTable.read(file)
+
+
+def test_images_are_found_from_another_folder(table, tmp_path, monkeypatch):
+    # The images' folder is stored whole: relative to where `embed` ran it would mean nothing elsewhere.
+    monkeypatch.chdir(tmp_path)
+    relative = EmbeddingTable(read_manifest(Path("set.csv")), table.vectors, "f")
+    assert relative.manifest.paths()[0] == Path("a.png")
+    file = relative.write(Path("table.parquet")).resolve()
+    monkeypatch.chdir("/")
+    assert EmbeddingTable.read(file).manifest.paths()[0] == tmp_path / "a.png"

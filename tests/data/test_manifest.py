@@ -10,6 +10,7 @@ from sightline.data.manifest import (
     IMAGE_SUFFIXES,
     Manifest,
     hold_out_classes,
+    image_files,
     label_columns,
     read_manifest,
     typed_table,
@@ -143,13 +144,6 @@ def test_a_table_of_open_metric_learning_reads_as_it_is(tmp_path):
     assert manifest.labels().tolist() == [[0], [0], [1], [1]]
 
 
-def test_a_table_without_labels_if_they_are_not_needed(tmp_path):
-    file = write(tmp_path, "path,split\na,train\nb,test\n")
-    manifest = read_manifest(file, labelled=False)
-    assert (manifest.n_levels, manifest.labels().shape, manifest.boxes()) == (0, (2, 0), [None, None])
-    assert "no column 'label'" in complaint(file)
-
-
 # Its faults
 
 
@@ -191,7 +185,7 @@ BOXED = "path,split,label,x_1,y_1,x_2,y_2"
         *((BOXED, f"a,test,x,{value},2,3,4", f"x_1 '{value}'") for value in ("one", "2.5", "-1")),
         *((BOXED, f"a,test,x,1,2,{value},4", f"x_2 '{value}'") for value in ("inf", "nan", "1e30")),
         *((BOXED, f"a,test,x,{box}", "box 'a' empty side") for box in ("1,2,,4", ",,,4")),
-        *((BOXED, f"a,test,x,{box}", "box 'a' x_1 < x_2") for box in ("3,2,1,4", "1,4,3,2", "1,2,1,4", "1,2,3,2")),
+        *((BOXED, f"a,test,x,{box}", "box 'a' x_1 below x_2") for box in ("3,2,1,4", "1,4,3,2", "1,2,1,4", "1,2,3,2")),
     ],
 )
 def test_each_fault_of_a_row_with_its_line(tmp_path, header, row, facts):
@@ -208,26 +202,11 @@ def test_all_faults_of_a_file_come_in_one_message_in_the_order_of_lines(tmp_path
     first, *faults = complaint_about(tmp_path, text).split("\n  ")
     assert first == "9 faults"
     assert [fault.partition(":")[0] for fault in faults] == ["line 2", *["line 3"] * 7, "line 4"]
-    assert [fault for fault in faults if "id 'k'" in fault] == [f"line {n}: id 'k' is there more than once" for n in (2, 3)]
+    assert [fault for fault in faults if "id 'k'" in fault] == [f"line {n}: id 'k' occurs more than once" for n in (2, 3)]
     twice = complaint_about(tmp_path, "path,split,label\na,train,x\na,test,x\n")
     assert all(fact in twice for fact in ("2 faults", "line 2: path 'a'", "line 3: path 'a'", "'id'"))
     many = complaint_about(tmp_path, "path,split,label\n" + "".join(f"{n},trian,x\n" for n in range(25)))
     assert (many.count("\n"), many.splitlines()[-1].strip()) == (21, "... and 5 more")
-
-
-def test_lines_are_those_an_editor_shows(tmp_path):
-    text = 'path,split,label,note\na,train,x,"two\nlines"\n\nb,trian,x,\n'
-    assert complaint_about(tmp_path, text).startswith("1 fault\n  line 5: split is 'trian'")
-
-
-def test_a_column_of_any_name_disturbs_nothing(tmp_path):
-    message = complaint_about(tmp_path, "path,split,label,row number,found,literal\na,bad,x,3,4,5\n")
-    assert message.startswith("1 fault\n  line 2: split is 'bad'")
-
-
-@pytest.mark.parametrize("text", ["path,split,label\n", "path,split,label\n\n,,\n"])
-def test_a_table_without_rows(tmp_path, text):
-    assert complaint_about(tmp_path, text) == "the table has no row"
 
 
 @pytest.mark.parametrize(
@@ -250,20 +229,10 @@ def test_a_file_that_is_no_table(tmp_path, name, content):
 
 def test_a_source_that_is_not_there_or_of_another_kind(tmp_path):
     assert complaint(tmp_path / "m.csv") == "no such file or folder"
-    assert complaint(write(tmp_path, "", "m.txt")) == "a .csv or .parquet file or a folder is needed"
+    assert complaint(write(tmp_path, "", "m.txt")) == "must be a .csv or .parquet file or a folder"
 
 
 # A tree
-
-
-def test_folders_are_labels(tmp_path):
-    manifest = read_manifest(tree(tmp_path, "dog/b.png", "cat/a.png", "cat/c d.png"))
-    paths = ["cat/a.png", "cat/c d.png", "dog/b.png"]
-    assert rows(manifest, "id", "path", "split", "label_0") == [
-        (path, path, "train", path.partition("/")[0]) for path in paths
-    ]
-    assert manifest.paths() == [tmp_path / path for path in paths]
-    assert manifest.n_levels == 1
 
 
 def test_first_folders_named_after_splits_are_the_splits(tmp_path):
@@ -280,32 +249,10 @@ def test_first_folders_named_after_splits_are_the_splits(tmp_path):
     assert rows(one, "split", "label_0") == [("train", "bus"), ("train", "train")]
 
 
-def test_uneven_depth_is_a_fault_of_each_image_off_the_common_one(tmp_path):
-    tree(tmp_path, "pet/cat/a.png", "pet/cat/b.png", "pet/c.png", "d.png", "pet/cat/old/e.png")
-    first, *faults = complaint(tmp_path).split("\n  ")
-    assert first == "3 faults"
-    assert [fault.split(" folders")[0] for fault in faults] == [
-        *("d.png: lies 0", "pet/c.png: lies 1", "pet/cat/old/e.png: lies 3")
-    ]
-    assert read_manifest(tmp_path, labelled=False).n_levels == 0
-
-
-@pytest.mark.parametrize("names", [("a.png", "b.png"), ("train/a.png", "test/b.png")])
-def test_images_in_no_folder_have_no_label(tmp_path, names):
-    tree(tmp_path, *names)
-    assert complaint(tmp_path).splitlines() == [
-        "2 faults",
-        *(f"  {name}: lies in no folder that could be its label" for name in sorted(names)),
-    ]
-    manifest = read_manifest(tmp_path, labelled=False)
-    assert manifest.n_levels == 0
-    assert manifest.table["path"].to_list() == sorted(names)
-
-
 @pytest.mark.parametrize("names", [(), ("cat/readme.txt", "cat/.a.png"), (".git/cat/a.png",), (".png",)])
 def test_a_folder_without_images_names_the_endings_it_knows(tmp_path, names):
     message = complaint(tree(tmp_path, *names))
-    assert message.startswith("no image below this folder; known endings: '.bmp', '.gif', ")
+    assert message.startswith("no image below this folder; ")
     assert all(repr(suffix) in message for suffix in IMAGE_SUFFIXES)
 
 
@@ -340,8 +287,9 @@ def test_a_folder_that_may_not_be_read_is_an_error_unless_it_is_hidden(tmp_path,
 
     monkeypatch.setattr(os, "scandir", refuse)
     if is_error:
-        with pytest.raises(InputError, match=r"dog: cannot be read: Permission denied$"):
-            read_manifest(tmp_path)
+        for read in (read_manifest, lambda folder: list(image_files(folder))):
+            with pytest.raises(InputError, match=r"dog: cannot be read: Permission denied$"):
+                read(tmp_path)
     else:
         assert len(read_manifest(tmp_path)) == 1
 
@@ -352,7 +300,7 @@ def test_a_file_name_in_another_encoding_is_named(tmp_path):
         Path(os.fsdecode(bytes(tmp_path / "cat") + b"/caf\xe9.png")).touch()
     except OSError:
         pytest.skip("this file system has UTF-8 names alone")
-    assert complaint(tmp_path) == "1 fault\n  'cat/caf\\udce9.png': the name is not UTF-8"
+    assert complaint(tmp_path) == "1 fault\n  'cat/caf\\udce9.png': the name is not UTF-8; rename it"
 
 
 # Parts of it
@@ -361,15 +309,6 @@ def test_a_file_name_in_another_encoding_is_named(tmp_path):
 def mixed(folder: Path) -> Manifest:
     text = "path,split,label\na,train,x\nb,val,y\nc,train,z\nd,val,x\ne,train,x\n"
     return read_manifest(write(folder, text))
-
-
-def test_where_takes_a_condition_or_a_mask_and_changes_no_argument(tmp_path):
-    manifest = mixed(tmp_path)
-    assert manifest.where(pl.col("label_0") == "x").table["path"].to_list() == ["a", "d", "e"]
-    mask = pl.lit(pl.Series([False, True, False, None, True]))
-    assert manifest.where(mask).table["path"].to_list() == ["b", "e"]
-    assert len(manifest) == 5
-    assert len(manifest.where(pl.col("label_0") == "no")) == 0
 
 
 def test_rows_know_their_lines_after_they_were_picked(tmp_path):
@@ -399,24 +338,6 @@ def test_two_images_share_a_class_where_they_share_its_whole_path(labels):
                 assert (its_code == other_code) == (one[level:] == other[level:])
 
 
-@settings(deadline=None)
-@given(label_rows, st.randoms(use_true_random=False))
-def test_class_numbers_do_not_depend_on_the_order_of_rows(labels, random):
-    order = list(range(len(labels)))
-    random.shuffle(order)
-    shuffled = of_labels(*(labels[place] for place in order))
-    assert shuffled.labels().tolist() == of_labels(*labels).labels()[order].tolist()
-    assert shuffled.class_names() == of_labels(*labels).class_names()
-
-
-@settings(deadline=None)
-@given(label_rows)
-def test_class_names_are_in_the_order_of_class_numbers(labels):
-    manifest = of_labels(*labels)
-    called = manifest.class_names()
-    assert [called[code] for code in manifest.labels()[:, 0]] == [row[0] for row in labels]
-
-
 # Classes held out
 
 
@@ -433,16 +354,8 @@ def test_classes_held_out_share_none_with_the_rest():
     assert len(held_out) == 12
 
 
-def test_the_seed_alone_decides_which_classes_are_held_out():
-    manifest = of_labels(*[(f"class {n:02}",) for n in range(30)])
-    chosen = [frozenset(held_out_names(manifest, 0.2, seed)) for seed in range(5)]
-    assert chosen == [frozenset(held_out_names(manifest, 0.2, seed)) for seed in range(5)]
-    assert len(set(chosen)) == 5
-
-
 @pytest.mark.parametrize(
-    ("n_classes", "fraction", "n_held_out"),
-    [(6, 0.0, 2), (6, 0.5, 3), (6, 1.0, 4), (4, 0.2, 2), (3, 0.9, 2), (2, 0.2, 1)],
+    ("n_classes", "fraction", "n_held_out"), [(6, 0.0, 2), (6, 0.5, 3), (6, 1.0, 4), (4, 0.2, 2), (3, 0.9, 2), (2, 0.2, 1)]
 )
 def test_each_part_has_two_classes_where_there_are_four(n_classes, fraction, n_held_out):
     manifest = of_labels(*[(f"class {n}",) for n in range(n_classes)])
@@ -457,7 +370,7 @@ def test_several_boxes_of_one_picture_are_several_items(tmp_path):
     file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]) + "\n")
     assert read_manifest(file).table["id"].to_list() == ["x.jpg 0 0 5 5", "x.jpg 5.0 0 9 5", "y.jpg"]
     file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows, rows[0]]) + "\n")
-    with pytest.raises(InputError, match=r"path 'x\.jpg 0 0 5 5' is there more than once"):
+    with pytest.raises(InputError, match=r"path 'x\.jpg 0 0 5 5' occurs more than once"):
         read_manifest(file)
 
 
@@ -471,7 +384,7 @@ def test_a_header_of_more_columns_than_anybody_has_is_refused(tmp_path):
 @pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
 def test_a_column_of_lists_or_structures_is_refused(tmp_path, value):
     pl.DataFrame({"path": ["a"], "split": ["train"], "label_0": [value]}).write_parquet(tmp_path / "m.parquet")
-    assert "'label_0': text or numbers are needed, found" in complaint(tmp_path / "m.parquet")
+    assert "'label_0' must be text or numbers, found" in complaint(tmp_path / "m.parquet")
 
 
 def test_damaged_bytes_of_a_table_are_one_message_even_where_its_reader_panics(tmp_path, monkeypatch):
@@ -481,3 +394,13 @@ def test_damaged_bytes_of_a_table_are_one_message_even_where_its_reader_panics(t
     pl.DataFrame({"path": ["a"], "split": ["train"], "label": ["x"]}).write_parquet(tmp_path / "m.parquet")
     monkeypatch.setattr(pl, "read_parquet", panic)
     assert "cannot be read as a table: called" in complaint(tmp_path / "m.parquet")
+
+
+def test_lines_are_those_an_editor_shows(tmp_path):
+    text = 'path,split,label,note\na,train,x,"two\nlines"\n\nb,trian,x,\n'
+    assert complaint_about(tmp_path, text).startswith("1 fault\n  line 5: split is 'trian'")
+
+
+@pytest.mark.parametrize("text", ["path,split,label\n", "path,split,label\n\n,,\n"])
+def test_a_table_without_rows(tmp_path, text):
+    assert complaint_about(tmp_path, text) == "the table has no row"

@@ -22,17 +22,6 @@ def drawn(transform, image: Image.Image, seed: int) -> torch.Tensor:
         return transform(image)
 
 
-SIZES = [(1, 1), (2, 300), (300, 2), (31, 33), (500, 499), (8, 8), (32, 1000)]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("make", [eval_transform, train_transform])
-def test_any_image_becomes_a_square(make, size):
-    tensor = make(Preprocessing(crop=24, resize=27))(Image.new("RGB", size))
-    assert tensor.shape == (3, 24, 24)
-    assert tensor.dtype == torch.float32
-
-
 @pytest.mark.parametrize("make", [eval_transform, train_transform])
 def test_colours_are_scaled_then_normalised(make):
     tensor = make(Preprocessing(crop=8, resize=9))(Image.new("RGB", (20, 30), (255, 0, 51)))

@@ -1,5 +1,12 @@
+"""Who ranks what: every metric of every protocol against its definition, and what is refused."""
+
 import math
+import re
+import subprocess
+import sys
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,70 +16,62 @@ from numpy.testing import assert_allclose
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
-from sklearn.metrics import average_precision_score
-from torch.testing import assert_close
+from ranking_definitions import metrics_of_list, ranked
 
-from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.evaluation import statistics
-from sightline.evaluation.metrics import list_metric, metric_names
-from sightline.evaluation.protocol import evaluate
-from sightline.evaluation.tables import evaluate_table
+from sightline.evaluation.metrics import metric_names
+from sightline.evaluation.protocol import evaluate, judged_levels
+from sightline.labels.relevance import Relevance
 
-KS = (1, 2, 5)
+KS = (1, 3, 20)
+NAMES = [
+    *(f"{name}@{k}" for name in ("recall", "true_recall", "classical_recall", "precision", "map", "ndcg") for k in KS),
+    *(f"{name}@{k}" for name in ("cmc", "severity", "distance", "h_recall", "h_precision") for k in KS),
+    "map", "map@r", "r_precision", "set_precision", "h_ap", "weighted_ap", "ndcg", "asi",
+]  # fmt: skip
 # spec/metrics.md, section 9: unit vectors at these angles, no ties.
 M3 = np.stack([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in (0, 5, 12, 30, 33, 90)])
 M3_LABELS = np.array([[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1]])
+VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
 
 
-def draw(seed, n_items=40, n_classes=7, dim=6):
-    """Vectors that lean to their class, in classes of unequal size; the last class has a single item."""
+def draw(seed, n_items=60, dim=5, copies=0.2):
+    """Vectors that lean to their class; 9 classes below 4 below 2, some of them small, a share of the vectors copies."""
     rng = np.random.default_rng(seed)
-    shares = np.arange(1, n_classes) / np.arange(1, n_classes).sum()
-    labels = np.append(rng.choice(n_classes - 1, n_items - 1, p=shares), n_classes - 1)
-    labels[: n_classes - 1] = range(n_classes - 1)
-    return rng.normal(size=(n_classes, dim))[labels] + 1.5 * rng.normal(size=(n_items, dim)), labels
+    fine = rng.choice(9, n_items, p=np.arange(1, 10) / 45)
+    labels = np.stack([fine, fine // 2 + 10, fine // 4 + 20], 1)
+    means = [rng.normal(size=(30, dim))[column] for column in labels.T]
+    vectors = sum(means) + rng.normal(size=(n_items, dim))
+    vectors[rng.random(n_items) < copies] = vectors[0]
+    return vectors, labels
 
 
-def copies(seed, n_items=30, n_distinct=5, dim=24):
-    """Vectors of which many are the same one, so that most scores are ties, and labels that know nothing of it."""
-    rng = np.random.default_rng(seed)
-    which = rng.integers(0, n_distinct, n_items)
-    return rng.normal(size=(n_distinct, dim)).astype(np.float32), which, rng.integers(0, 3, n_items)
+def level(path, other):
+    """How many levels two label paths share, from the coarsest on; -1 is shared by none."""
+    shared = 0
+    for one, two in zip(path[::-1], other[::-1], strict=True):
+        if one != two or one == -1:
+            break
+        shared += 1
+    return shared
 
 
-def metrics_by_definition(scores, relevant, own=None):
-    """One query's metrics: the items sorted one by one, of equal scores the irrelevant ones first."""
-    places = sorted((i for i in range(len(scores)) if i != own), key=lambda i: (-scores[i], relevant[i]))
-    ranked = [relevant[i] for i in places]
-    n_relevant = sum(ranked)
-    if not n_relevant:
-        return dict.fromkeys(metric_names(KS), math.nan)
-    precisions = [sum(ranked[:place]) / place if ranked[place - 1] else 0 for place in range(1, len(ranked) + 1)]
-    recalls = {f"recall@{k}": float(any(ranked[:k])) for k in KS}
-    return {**recalls, "map@r": sum(precisions[:n_relevant]) / n_relevant, "map": sum(precisions) / n_relevant}
+def levels_by_definition(labels, item_labels):
+    return np.array([[level(path, other) for other in item_labels.tolist()] for path in labels.tolist()])
 
 
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def cosine(a, b):
-    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
-
-
-def evaluation_by_definition(vectors, labels, gallery=None, gallery_labels=None):
-    items, item_labels = (vectors, labels) if gallery is None else (gallery, gallery_labels)
+def assert_by_definition(result, vectors, items, levels, n_levels, names=NAMES, relevant_level=None, **relevance):
+    # The scores of copies are equal for certain: distinct vectors are compared once.
+    distinct, which = np.unique(np.concatenate([vectors, items]), axis=0, return_inverse=True)
+    unit = distinct / np.linalg.norm(distinct, axis=1, keepdims=True)
+    scores = (unit @ unit.T)[which[: len(vectors)]][:, which[len(vectors) :]]
     rows = [
-        metrics_by_definition(
-            [cosine(vector, item) for item in items],
-            [bool(label == other) for other in item_labels],
-            own=query if gallery is None else None,
-        )
-        for query, (vector, label) in enumerate(zip(vectors, labels, strict=True))
+        metrics_of_list(ranked(*row), n_levels, KS, relevant_level, **relevance)
+        for row in zip(scores.tolist(), levels.tolist(), strict=True)
     ]
-    return {name: np.array([row[name] for row in rows]) for name in metric_names(KS)}
+    for name in names:
+        assert_allclose(result.per_query[name], [row[name] for row in rows], rtol=1e-9, err_msg=name)
 
 
 def assert_same(result, expected):
@@ -81,137 +80,199 @@ def assert_same(result, expected):
         assert_allclose(result.per_query[name], values, rtol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_item_queries_the_others_by_definition(seed):
-    vectors, labels = draw(seed)
-    result = evaluate(vectors, labels, ks=KS)
-    expected = evaluation_by_definition(vectors.tolist(), labels.tolist())
-    assert_same(result, expected)
-    n_skipped = int((np.bincount(labels)[labels] == 1).sum())
-    assert (result.n_queries, result.n_skipped) == (40, n_skipped)
-    assert n_skipped >= 1
-    assert_close(result["map"], float(np.nanmean(expected["map"])))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_queries_against_a_gallery_by_definition(seed):
-    vectors, labels = draw(seed)
-    sides = vectors[:15], labels[:15], vectors[15:], labels[15:]
-    assert_same(evaluate(*sides, ks=KS), evaluation_by_definition(*(side.tolist() for side in sides)))
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("n_queries", [1, 3, 30])
-def test_of_copies_the_irrelevant_come_first(seed, n_queries):
-    # The scores of the oracle come from a table of the distinct vectors, so those of copies are equal for certain.
-    distinct, which, labels = copies(seed)
-    table = [[cosine(a, b) for b in distinct.tolist()] for a in distinct.tolist()]
-    rows = [
-        metrics_by_definition([table[which[q]][i] for i in which], (labels == labels[q]).tolist()) for q in range(n_queries)
-    ]
-    result = evaluate(distinct[which[:n_queries]], labels[:n_queries], distinct[which], labels, ks=KS)
-    assert_same(result, {name: [row[name] for row in rows] for name in metric_names(KS)})
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("seed", range(3))
-def test_of_two_galleries_alike_each_place_is_shared(seed, dtype):
-    # Each irrelevant item is a copy of a relevant one, and before it: at the n-th relevant item precision is n / 2n.
-    rng = np.random.default_rng(seed)
-    base, order = rng.normal(size=(1500, 384)).astype(dtype), rng.permutation(3000)
-    gallery, labels = np.concatenate([base, base])[order], np.repeat([0, 1], 1500)[order]
-    result = evaluate(rng.normal(size=(8, 384)).astype(dtype), [0] * 8, gallery, labels, metrics=["map"])
-    assert_close(result.per_query["map"], np.full(8, 0.5), rtol=0, atol=1e-14)
-
-
-def test_numbers_of_another_byte_order_are_the_same_numbers():
+def test_every_metric_of_labels_in_levels():
     vectors, labels = draw(0)
-    swapped = evaluate(vectors.astype(">f8"), labels.astype(">i4"))
-    assert swapped.means == evaluate(vectors, labels).means
+    levels = levels_by_definition(labels, labels)
+    np.fill_diagonal(levels, -1)
+    names = [*NAMES, "map_label_1", "map_label_2", "recall@3_label_1", "map@r_label_2", "set_precision_label_1"]
+    result = evaluate(vectors, labels, metrics=names)
+    assert list(result.per_query) == names
+    assert_by_definition(result, vectors, vectors, levels, 3, names)
+    for relevance in ({"name": "weight", "alpha": 2.0}, {"count_self": True}, {"monotone": True}):
+        chosen = evaluate(vectors, labels, relevance=Relevance(**relevance))
+        assert_by_definition(chosen, vectors, vectors, levels, 3, ["h_ap"], **relevance)
+    default = evaluate(vectors, labels, ks=KS)
+    assert list(default.per_query) == metric_names(KS, 3)
+    assert len(default.per_query) == 3 + 2 + 2 + 4
+    assert list(evaluate(vectors, labels[:, 0], ks=[5, 1, 5]).per_query) == ["recall@5", "recall@1", "map@r", "map"]
 
 
-def test_the_specifications_vectors_among_themselves():
-    result = evaluate(M3, M3_LABELS[:, 0])
-    expected = {"recall@1": 0.5, "recall@2": 0.6666667, "map": 0.6722222, "map@r": 0.5}
-    assert_close({name: result[name] for name in expected}, expected, rtol=0, atol=1e-6)
-    assert_close(evaluate(M3, M3_LABELS[:, 1])["map"], 0.8064815, rtol=0, atol=1e-6)
+def test_the_specifications_vectors_among_themselves_and_against_a_gallery():
+    expected = {
+        "recall@1": (0.5, 0.3333333), "recall@2": (0.6666667, 0.6666667), "true_recall@2": (0.6666667, 0.6666667),
+        "precision@2": (0.3333333, 0.3333333), "map": (0.6722222, 0.6111111), "map_label_1": (0.8064815, 0.7777778),
+        "map@r": (0.5, 0.3333333), "map@2": (0.5833333, 0.5), "h_ap": (0.7393519, 0.7222222),
+        "weighted_ap": (0.7393519, 0.6944444), "ndcg": (0.8047118, 0.7655692), "asi": (0.6481481, 0.5),
+        "severity@1": (1.6666667, 1.5),
+    }  # fmt: skip
+    sides = M3[::2], M3_LABELS[::2], M3[1::2], M3_LABELS[1::2]
+    results = evaluate(M3, M3_LABELS, metrics=list(expected)), evaluate(*sides, metrics=list(expected))
+    for name, values in expected.items():
+        assert_allclose([result[name] for result in results], values, atol=1e-6, err_msg=name)
+    n_mistakes = [int(np.isfinite(result.per_query["severity@1"]).sum()) for result in results]
+    assert n_mistakes == [3, 2]
+    assert_allclose(evaluate(M3[::2], M3_LABELS[::2], M3[1:4:2], M3_LABELS[1:4:2], empty="zero")["map"], 0.5)  # 90° lost
+    weighted = evaluate(M3, M3_LABELS, relevance="weight"), evaluate(*sides, relevance="weight")
+    assert_allclose([result["h_ap"] for result in weighted], [0.7729167, 0.7222222], atol=1e-6)
 
 
-def test_the_specifications_vectors_against_a_gallery():
-    result = evaluate(M3[::2], M3_LABELS[::2, 0], M3[1::2], M3_LABELS[1::2, 0])
-    expected = {"recall@1": 0.3333333, "recall@2": 0.6666667, "map": 0.6111111, "map@r": 0.3333333}
-    assert_close({name: result[name] for name in expected}, expected, rtol=0, atol=1e-6)
-    coarse = evaluate(M3[::2], M3_LABELS[::2, 1], M3[1::2], M3_LABELS[1::2, 1])
-    assert_close(coarse["map"], 0.7777778, rtol=0, atol=1e-6)
+def test_items_labelled_minus_1_are_never_relevant():
+    vectors, labels = draw(1)
+    labels = np.where(np.random.default_rng(1).random((60, 1)) < 0.3, -1, labels)
+    levels = levels_by_definition(labels[:20], labels[20:])
+    result = evaluate(vectors[:20], labels[:20], vectors[20:], labels[20:], metrics=NAMES)
+    assert_by_definition(result, vectors[:20], vectors[20:], levels, 3)
+    half_known = np.where(np.arange(3) == 0, np.where(labels[:, :1] % 2 == 0, -1, labels), labels)
+    among = levels_by_definition(half_known, half_known)
+    np.fill_diagonal(among, -1)
+    assert_by_definition(evaluate(vectors, half_known, metrics=NAMES), vectors, vectors, among, 3)
 
 
-@pytest.mark.parametrize("seed", range(3))
+def test_text_labels_and_groups_are_the_numbers_they_stand_for():
+    vectors, labels = draw(2)
+    labels = np.where(np.random.default_rng(2).random((60, 1)) < 0.1, -1, labels)
+    texts = np.array([[None if one == -1 else f"name {one}" for one in row] for row in labels], object)
+    groups = np.arange(60) % 3
+    expected = evaluate(vectors, labels, exclude=groups)
+    found = evaluate(vectors, texts, exclude=[f"camera {one}" for one in groups])
+    assert_same(found, expected.per_query)
+    assert found.labels.tolist() == ["" if one == -1 else f"name {one}" for one in labels[:, 0]]
+    sides = evaluate(vectors[:20], texts[:20, 0].tolist(), vectors[20:], [text or "" for text in texts[20:, 0]])
+    assert_same(sides, evaluate(vectors[:20], labels[:20, 0], vectors[20:], labels[20:, 0]).per_query)
+    below_two = evaluate(VECTORS, [("a", "x"), (b"a", "y"), ("a", "x"), ("a", "y")])
+    assert below_two.labels.tolist() == ["a < x", "a < y"] * 2
+    assert evaluate(VECTORS, [7, "x", 7, "x"])["map"] == evaluate(VECTORS, [0, 1, 0, 1])["map"]
+    for names in (pl.Series(["a", "b", "a", "b"]), np.array([b"a", b"b", b"a", b"b"])):
+        assert evaluate(VECTORS, names).means == evaluate(VECTORS, [0, 1, 0, 1]).means
+
+
+@pytest.mark.parametrize("by_levels", [False, True])
+def test_items_of_the_same_group_never_count(by_levels):
+    vectors, labels = draw(0)
+    groups = np.random.default_rng(0).integers(-1, 8, 60)
+    same = (groups[:, None] == groups) & (groups[:, None] != -1)
+    np.fill_diagonal(same, True)
+    levels = np.where(same, -1, levels_by_definition(labels, labels))
+    if by_levels:
+        result = evaluate(vectors, judgements=np.maximum(levels, 0), exclude=groups, metrics=NAMES)
+        assert_by_definition(result, vectors, vectors, levels, 3, ["map", "ndcg", "h_ap"], relevant_level=1)
+    else:
+        assert_by_definition(evaluate(vectors, labels, exclude=groups, metrics=NAMES), vectors, vectors, levels, 3)
+    sides = vectors[:20], labels[:20], vectors[20:], labels[20:]
+    split = evaluate(*sides, exclude=groups[:20], gallery_exclude=groups[20:], metrics=NAMES)
+    levels = np.where(same[:20, 20:], -1, levels_by_definition(labels[:20], labels[20:]))
+    assert_by_definition(split, vectors[:20], vectors[20:], levels, 3)
+
+
+def test_a_gallery_that_holds_the_queries_leaves_each_out_by_its_id():
+    vectors, labels = draw(0)
+    ids = [f"image {place}" for place in range(60)]
+    order = np.random.default_rng(0).permutation(60)
+    gallery_ids = [ids[i] for i in order]
+    result = evaluate(vectors[:20], labels[:20], vectors[order], labels[order], ids=ids[:20], gallery_ids=gallery_ids)
+    among = evaluate(vectors, labels)
+    assert_same(result, {name: values[:20] for name, values in among.per_query.items()})
+    assert result.ids == ids[:20]
+    for given in ({"judgements": np.ones((4, 4))}, {"labels": np.ones((4, 2), bool)}, {"labels": LABELS}):
+        assert evaluate(VECTORS, **given, ids=[3, "b", "c", "d"]).ids == ["3", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("kind", ["matrix", "function", "torch"])
+def test_judged_levels_and_junk(kind):
+    vectors, _ = draw(0)
+    judged = np.random.default_rng(0).integers(-1, 4, (15, 60)).astype(np.int16)
+    judged[4] = np.minimum(judged[4], 0)
+    given = {"matrix": judged, "function": lambda rows: judged[rows], "torch": torch.from_numpy(judged)}[kind]
+    result = evaluate(vectors[:15], gallery=vectors, judgements=given, metrics=NAMES)
+    assert_by_definition(result, vectors[:15], vectors, judged, 3, relevant_level=1)
+    assert result.n_skipped == 1
+
+
+def test_sets_of_labels_share_as_many_as_are_in_both():
+    vectors, _ = draw(2)
+    sets = np.random.default_rng(2).random((60, 6)) < 0.3
+    shared = (sets[:, None] & sets).sum(2)
+    np.fill_diagonal(shared, -1)
+    n_levels = shared.max()
+    result = evaluate(vectors, sets, metrics=["map", "recall@1", "ndcg", "asi"])
+    assert_by_definition(result, vectors, vectors, shared, n_levels, list(result.per_query), relevant_level=1)
+    split = evaluate(vectors[:9], torch.from_numpy(sets[:9]), vectors[9:], sets[9:], metrics=["map"])
+    assert_by_definition(split, vectors[:9], vectors[9:], (sets[:9, None] & sets[9:]).sum(2), 6, ["map"], relevant_level=1)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint64, np.int8, np.int64, np.float32])
+def test_levels_judged_in_any_type(dtype):
+    table = np.array([[0, 1, 2, 100, -100]]) if np.dtype(dtype).kind in "if" else np.array([[0, 1, 2, 100, 0]])
+    rows, values, _ = judged_levels((table * (10 if dtype == np.int64 else 1)).clip(max=100).astype(dtype), 1, 5)
+    levels = [int(level) for level in rows(np.arange(1))[0]]
+    worth = [-1 if level < 0 else (0, *values)[level] for level in levels]
+    expected = {bool: [0, 1, 1, 1, 0], np.int64: [0, 10, 20, 100, -1], np.uint64: [0, 1, 2, 100, 0]}
+    assert worth == expected.get(dtype, [0, 1, 2, 100, -1])
+
+
 @pytest.mark.parametrize("split", [False, True])
-def test_equal_to_pytorch_metric_learning(seed, split):
-    vectors, labels = draw(seed)
+def test_equal_to_pytorch_metric_learning(split):
+    vectors, labels = draw(0, copies=0)
+    labels = labels[:, 0]
     sides = (vectors[:15], labels[:15], vectors[15:], labels[15:]) if split else (vectors, labels)
+    names = {
+        "precision_at_1": "recall@1", "mean_average_precision": "map",
+        "mean_average_precision_at_r": "map@r", "r_precision": "r_precision",
+    }  # fmt: skip
     calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision", "mean_average_precision_at_r", "r_precision"),
-        device=torch.device("cpu"),
-        knn_func=CustomKNN(CosineSimilarity()),
-        kmeans_func=len,  # never called
+        include=tuple(names), device=torch.device("cpu"), knn_func=CustomKNN(CosineSimilarity()), kmeans_func=len
     )
     theirs = calculator.get_accuracy(*sides)
-    result = evaluate(*sides, metrics=["recall@1", "map", "map@r", "r_precision"])
-    assert_close(result["recall@1"], theirs["precision_at_1"])
-    assert_close(result["r_precision"], theirs["r_precision"])
-    assert_close(result["map"], theirs["mean_average_precision"])
-    assert_close(result["map@r"], theirs["mean_average_precision_at_r"])
+    result = evaluate(*sides, metrics=list(names.values()))
+    for name, ours in names.items():
+        assert_allclose(result[ours], theirs[name], err_msg=name)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_average_precision_is_scikit_learns_where_nothing_ties(seed):
-    rng = np.random.default_rng(seed)
-    scores, relevant = rng.normal(size=(5, 20)), rng.random((5, 20)) < 0.3
-    relevant[:, 0] = True
-    ranked = statistics.ranked_levels(torch.from_numpy(scores), torch.from_numpy(relevant.astype(np.int8)))
-    expected = [average_precision_score(*row) for row in zip(relevant, scores, strict=True)]
-    assert_close(list_metric("map", ranked), torch.tensor(expected, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rotating_stretching_and_renaming_change_nothing(seed):
-    vectors, labels = draw(seed)
+def test_what_changes_no_ranking_changes_nothing():
+    rng = np.random.default_rng(3)
+    vectors, labels = draw(3, copies=0)
     expected = evaluate(vectors, labels).per_query
-    rng = np.random.default_rng(seed)
-    rotation = np.linalg.qr(rng.normal(size=(6, 6))).Q
-    assert_same(evaluate(vectors @ rotation, labels), expected)
-    assert_same(evaluate(vectors * rng.uniform(0.1, 9, (40, 1)), labels), expected)
+    assert_same(
+        evaluate(vectors @ np.linalg.qr(rng.normal(size=(5, 5))).Q * rng.uniform(0.1, 9, (60, 1)), labels), expected
+    )
+    vectors, labels = draw(3)
+    expected = evaluate(vectors, labels).per_query
     assert_same(evaluate(vectors, 10**12 - labels), expected)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_the_items_changes_nothing(seed):
-    distinct, which, labels = copies(seed)
-    order = np.random.default_rng(seed).permutation(len(which))
-    vectors = distinct[which]
-    straight, shuffled = evaluate(vectors, labels).per_query, evaluate(vectors[order], labels[order])
-    assert_same(shuffled, {name: values[order] for name, values in straight.items()})
+    order = rng.permutation(60)
+    shuffled = {name: values[order] for name, values in expected.items()}
+    assert_same(evaluate(vectors[order], labels[order]), shuffled)
     gallery = evaluate(vectors[:8], labels[:8], vectors, labels).per_query
     assert_same(evaluate(vectors[:8], labels[:8], vectors[order], labels[order]), gallery)
 
 
-def test_a_class_apart_is_retrieved_perfectly():
-    result = evaluate([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.05, 0.95]], [5, 5, 2, 2, 2])
-    assert set(result.means.values()) == {1.0}
-    assert result.n_skipped == 0
+def test_any_kind_of_table_and_labels_is_taken(tmp_path):
+    vectors, labels = draw(4)
+    expected = evaluate(vectors, labels).per_query
+    np.save(tmp_path / "vectors.npy", vectors)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    frozen = labels.copy()
+    frozen.flags.writeable = False
+    kinds = [
+        (vectors.tolist(), labels.tolist()),
+        (torch.from_numpy(vectors).requires_grad_(), torch.from_numpy(labels)),
+        (mapped, frozen),
+        (vectors.astype(">f8"), labels.astype(">i4")),
+        (np.asfortranarray(vectors), labels.astype(np.uint8)),
+    ]
+    for kind in kinds:
+        assert_same(evaluate(*kind), expected)
+    sides = evaluate(vectors[:9], labels[:9], vectors, labels).per_query
+    assert_same(evaluate(vectors[:9].astype(np.float32).astype(float), labels[:9], vectors.tolist(), labels), sides)
 
 
 @pytest.mark.parametrize(
     "setting", [{"QUERY_ROWS": 3}, {"TILE_ELEMENTS": 10 * 2560, "SLICE_COLUMNS": 512}, {"KEPT_BYTES": 0}]
 )
 def test_blocks_equal_the_whole(setting, monkeypatch):
-    vectors, labels = draw(0, n_items=2500)
-    labels = np.stack([labels, labels // 2], 1)
-    exclude, levels = np.arange(2500) // 3, (labels[:40, :1] == labels[:, 0]).astype(np.int8) - (labels[:, 1] == 2)
+    vectors, labels = draw(0, n_items=1300, copies=0)
+    exclude, levels = np.arange(1300) // 3, (labels[:40, :1] == labels[:, 0]).astype(np.int8) - (labels[:, 1] == 12)
     calls = [
-        lambda: evaluate(vectors, labels, exclude=exclude),
-        lambda: evaluate(vectors[:40], labels[:40], vectors[15:], labels[15:]),
+        lambda: evaluate(vectors[:300], labels[:300], vectors, labels, exclude=exclude[:300], gallery_exclude=exclude),
         lambda: evaluate(vectors[:40], gallery=vectors, judgements=levels),
     ]
     for call in calls:
@@ -222,41 +283,54 @@ def test_blocks_equal_the_whole(setting, monkeypatch):
         assert_same(call(), whole)
 
 
-def test_any_kind_of_table_and_labels_is_taken(tmp_path):
-    vectors, labels = draw(0)
-    expected = evaluate(vectors, labels).per_query
-    np.save(tmp_path / "vectors.npy", vectors)
-    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    frozen = labels.copy()
-    frozen.flags.writeable = False
-    kinds = [
-        (vectors.tolist(), labels.tolist()),
-        (torch.from_numpy(vectors), torch.from_numpy(labels)),
-        (torch.from_numpy(vectors).requires_grad_(), labels.astype(np.uint8)),
-        (mapped, frozen),
-        (vectors.astype(np.float32), labels.astype(np.int16)),
-        (np.asfortranarray(vectors), labels[:, None]),
+def test_sorting_whole_rows_gives_the_same(monkeypatch):  # the way of other devices
+    vectors, labels = draw(5)
+    groups, judged = np.arange(60) // 2, np.random.default_rng(0).integers(-1, 3, (60, 60))
+    calls = [
+        lambda: evaluate(vectors, labels, exclude=groups, metrics=NAMES),
+        lambda: evaluate(vectors, labels, metrics=["map", "h_ap", "ndcg"], ties="counting"),
+        lambda: evaluate(vectors, judgements=judged, metrics=NAMES),
     ]
-    for kind in kinds:
-        assert_same(evaluate(*kind), expected)
-    backwards = evaluate(vectors[::-1], labels[::-1])
-    assert_same(backwards, {name: values[::-1] for name, values in expected.items()})
+    for call in calls:
+        monkeypatch.undo()
+        expected = call().per_query
+        sorting = {name: replace(rule, kernel=None) for name, rule in statistics.TIES.table.items()}
+        monkeypatch.setattr(statistics, "TIES", replace(statistics.TIES, table=sorting))
+        monkeypatch.setattr(statistics, "SORT_ELEMENTS", 300)
+        assert_same(call(), expected)
 
 
-def test_the_two_sides_may_differ_in_precision():
-    vectors, labels = draw(0)
-    expected = evaluate(vectors[:9], labels[:9], vectors, labels).per_query
-    assert_same(evaluate(vectors[:9].astype(np.float32), labels[:9], vectors.tolist(), labels), expected)
+def test_no_tensor_is_as_large_as_all_scores(largest_tensor):
+    rng = np.random.default_rng(0)
+    vectors, labels = torch.from_numpy(rng.normal(size=(6000, 4))), rng.integers(0, 50, 6000)
+    with largest_tensor:
+        evaluate(vectors, labels)
+    assert largest_tensor.n_elements <= statistics.QUERY_ROWS * 6144
 
 
-def test_scores_are_taken_in_full_precision_inside_autocast():
-    # 40 directions a degree apart: bfloat16 cannot tell their cosines from one another.
-    angles, labels = torch.arange(40).deg2rad(), torch.arange(40) // 2
-    vectors = torch.stack([angles.cos(), angles.sin()], 1)
-    expected = evaluate(vectors, labels)
-    assert expected["recall@1"] > 0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_same(evaluate(vectors, labels), expected.per_query)
+PROCESS = """
+import sys, numpy as np, torch.distributed as dist
+from sightline import evaluate
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+data = np.load(f"{folder}/data.npz")
+result = evaluate(data["vectors"], data["labels"])
+np.savez(f"{folder}/result{rank}.npz", **result.per_query)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_equal_one(tmp_path):
+    vectors, labels = draw(6)
+    np.savez(tmp_path / "data.npz", vectors=vectors, labels=labels)
+    running = [subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(tmp_path)]) for rank in (0, 1)]
+    assert [process.wait() for process in running] == [0, 0]
+    expected = evaluate(vectors, labels).per_query
+    for rank in (0, 1):
+        found = np.load(tmp_path / f"result{rank}.npz")
+        assert sorted(found) == sorted(expected)
+        for name, values in expected.items():
+            assert_allclose(found[name], values, rtol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("judged", [np.eye(4), np.zeros((4, 4))])  # the second is refused
@@ -270,7 +344,7 @@ def test_products_are_in_full_precision_and_what_was_allowed_is_so_again(judged)
     before, n_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     torch.set_float32_matmul_precision("medium")
     try:
-        with nullcontext() if judged.any() else pytest.raises(InputError, match="none of the 4 queries"):
+        with nullcontext() if judged.any() else pytest.raises(InputError, match="4 queries"):
             evaluate(VECTORS, judgements=judgements)
         assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == ("medium", n_threads)
     finally:
@@ -282,131 +356,91 @@ def test_a_fine_label_below_two_parents_is_two_classes():
     vectors = [[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]]
     assert evaluate(vectors, [[7, 0], [7, 1], [7, 0]])["recall@1"] == 0
     assert evaluate(vectors, [7, 7, 7])["recall@1"] == 1
+    assert evaluate(VECTORS, np.array([[7, 0], [7, 1], [7, 0], [7, 1]])).labels.tolist() == [0, 1, 0, 1]
+    assert evaluate(VECTORS, np.array([[7, 0], [8, 0], [7, 0], [8, 0]])).labels.tolist() == [7, 8, 7, 8]
 
 
-def test_a_place_asked_for_twice_is_given_once():
-    vectors, labels = draw(0)
-    result = evaluate(vectors, labels, ks=[5, 1, 5])
-    assert list(result.per_query) == ["recall@5", "recall@1", "map@r", "map"]
-    assert {len(values) for values in result.per_query.values()} == {40}
+def test_a_finer_level_that_is_worth_less_is_noted():
+    vectors = np.random.default_rng(0).normal(size=(6, 4))
+    labels = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [1, 0], [2, 1]])
+    # Of the first query: three items of level 2, worth 1 / 3 each, and one of level 1, worth 1 / 2.
+    result = evaluate(vectors, labels)
+    (note,) = result.notes
+    assert "h_ap" in note
+    assert "4 of 6" in note
+    assert result.as_text().endswith(note)
+    assert evaluate(vectors, labels, relevance=Relevance(monotone=True)).notes == ()
+    assert evaluate(vectors, labels, metrics=["map"]).notes == ()
 
 
-VECTORS, LABELS = np.eye(4, 3), np.array([0, 0, 1, 1])
+@pytest.mark.parametrize("as_judgements", [False, True])
+def test_queries_without_a_relevant_item_count_as_zero_if_asked(as_judgements):
+    vectors, labels = np.random.default_rng(0).normal(size=(5, 4)), np.array([0, 0, 1, 1, 2])
+    given = {"judgements": labels[:, None] == labels} if as_judgements else {"labels": labels}
+    usual, zeros = evaluate(vectors, **given), evaluate(vectors, **given, empty="zero")
+    assert usual.n_skipped == 1
+    assert zeros.n_skipped == 0
+    assert zeros["map"] == pytest.approx(usual["map"] * 4 / 5)
+    if not as_judgements:
+        right = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [1.0, 1.0]])  # no first hit is wrong
+        assert np.isnan(evaluate(right, labels, metrics=["map", "severity@1"], empty="zero")["severity@1"])
+
+
+NAN = np.where(np.arange(4)[:, None] == 2, np.nan, VECTORS)
+TWO = np.stack([LABELS, LABELS], 1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "options", "facts"),
     [
-        ((VECTORS, np.arange(4)), "none of the 4 queries has a relevant item: no two labels agree$"),
-        ((VECTORS, LABELS, VECTORS, LABELS + 9), "none of the 4 queries has a relevant item"),
-        ((VECTORS[:0], LABELS[:0]), "none of the 0 queries"),
-        ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), "none of the 4 queries"),
-        ((VECTORS, LABELS, np.eye(4), LABELS), "vectors have 3 dimensions, the gallery 4"),
-        ((VECTORS, LABELS[:3]), r"labels: \(4,\) or \(4, L\) is needed, found \(3,\)"),
-        ((VECTORS, LABELS, VECTORS, LABELS[:2]), r"gallery_labels: \(4,\) or \(4, L\) is needed, found \(2,\)"),
-        ((VECTORS, LABELS, VECTORS, np.stack([LABELS, LABELS], 1)), "labels of 1 and 2 levels cannot be compared"),
-        ((VECTORS, LABELS.astype(float)), "labels: whole numbers are needed, found torch.float64"),
-        ((VECTORS, ["a", "a", "b", "b"]), "labels: not a table of numbers: <U1"),
-        (([[1.0, 2.0], [3.0]], [0, 0]), "vectors: not a table of numbers"),
-        ((VECTORS.astype(int), LABELS), "vectors: .* floating point table is needed, found int64"),
-        ((VECTORS[0], LABELS), r"vectors: .* is needed, found float64 \(3,\)"),
-        ((VECTORS, LABELS, VECTORS), "gallery_labels"),
-        ((VECTORS, LABELS, None, LABELS), "gallery_labels"),
-        ((VECTORS, LABELS, None, None, []), r"ks are \[\]; places from 1 on are needed"),
-        ((VECTORS, LABELS, None, None, [1, 0]), r"ks are \[1, 0\]; places from 1 on are needed"),
-        ((VECTORS, LABELS, None, None, 5), "ks are 5; places from 1 on are needed"),
-        ((VECTORS, LABELS, None, None, [1.5]), r"ks are \[1.5\]; places from 1 on are needed"),
+        ((VECTORS, np.arange(4)), {}, ["4 queries", "labels"]),
+        ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), {"exclude": LABELS, "gallery_exclude": LABELS[:0]}, ["4 queries"]),
+        ((VECTORS, LABELS, np.eye(4), LABELS), {}, ["dimensions", "3", "4"]),
+        ((VECTORS, LABELS[:3]), {}, ["labels", "(3,)"]),
+        ((VECTORS, LABELS, VECTORS, TWO), {}, ["labels", "levels", "1 and 2"]),
+        ((VECTORS, LABELS.astype(float)), {}, ["labels", "float64"]),
+        ((VECTORS, list("aabb"), VECTORS, LABELS), {}, ["gallery_labels", "text", "whole numbers"]),
+        ((VECTORS, list("aabb"), VECTORS, [("a", "b")] * 4), {}, ["gallery_labels", "1 and 2"]),
+        ((VECTORS, [{1}, {2}, {1}, {2}]), {}, ["labels", "set"]),
+        ((VECTORS, [[1], [2, 3], [1], [2]]), {}, ["labels", "table"]),
+        (([[1.0, 2.0], [3.0]], [0, 0]), {}, ["vectors", "table"]),
+        ((VECTORS.astype(str), LABELS), {}, ["vectors", "<U32"]),
+        ((VECTORS[0], LABELS), {}, ["vectors", "(3,)"]),
+        ((NAN, LABELS), {}, ["vectors", "1 of 4", "2"]),
+        ((VECTORS, LABELS, None, LABELS), {}, ["gallery_labels"]),
+        ((VECTORS, LABELS, None, None, [1.5]), {}, ["ks", "1.5"]),
+        ((VECTORS, LABELS), {"metrics": ["mpa"]}, ["'mpa'", "'map'"]),
+        ((VECTORS, LABELS), {"metrics": ["recall@0"]}, ["'recall@0'"]),
+        ((VECTORS, LABELS), {"metrics": []}, ["metrics", "[]"]),
+        ((VECTORS, LABELS), {"metrics": "map"}, ["metrics", "'map'"]),
+        ((VECTORS, LABELS), {"relevance": "weights"}, ["'weights'", "'weight'"]),
+        ((VECTORS, LABELS), {"ties": "best"}, ["'best'"]),
+        ((VECTORS, LABELS), {"empty": "none"}, ["'none'"]),
+        ((VECTORS, LABELS), {"judgements": np.eye(4)}, ["labels", "judgements"]),
+        ((VECTORS, LABELS), {"exclude": np.zeros(4, int)}, ["4 queries"]),
+        ((VECTORS, LABELS), {"exclude": TWO}, ["exclude", "2"]),
+        ((VECTORS, LABELS), {"ids": list("abc")}, ["ids", "4", "(3,)"]),
+        ((VECTORS, LABELS, VECTORS, LABELS), {"ids": list("abcd"), "gallery_ids": list("abc")}, ["gallery_ids", "3"]),
+        ((VECTORS, LABELS, VECTORS, LABELS), {"ids": list("abcd"), "gallery_ids": list("abca")}, ["gallery_ids", "1 of 4"]),
+        ((VECTORS, np.ones((4, 2), bool), VECTORS, np.ones((4, 3), bool)), {}, ["gallery_labels", "(4, 2)"]),
+        ((VECTORS,), {"judgements": np.eye(3)}, ["judgements", "(4, 4)", "(3, 3)"]),
+        ((VECTORS,), {"judgements": np.full((4, 4), np.nan)}, ["judgements", "0 to 3"]),
+        ((VECTORS,), {"judgements": np.full((4, 4), 200)}, ["judgements", "127"]),
+        ((VECTORS,), {"judgements": lambda rows: np.zeros((1, 4))}, ["judgements", "(4, 4)", "(1, 4)"]),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(*arguments)
+def test_what_does_not_fit_is_refused(arguments, options, facts):
+    with pytest.raises(InputError) as refused:
+        evaluate(*arguments, **options)
+    assert all(fact in str(refused.value) for fact in facts), str(refused.value)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_no_numbers_are_named(value):
-    spoilt = VECTORS.copy()
-    spoilt[1, 0] = spoilt[3, 2] = value
-    with pytest.raises(InputError, match=r"vectors: 2 of 4 rows hold NaN or infinity: 1, 3$"):
-        evaluate(spoilt, LABELS)
-    with pytest.raises(InputError, match=r"gallery: 2 of 4 rows hold NaN or infinity: 1, 3$"):
-        evaluate(VECTORS, LABELS, spoilt, LABELS)
-
-
-def table_of(vectors, labels, **columns):
-    names = [str(place) for place in range(len(vectors))]
-    rows = {"id": names, "path": names, "split": ["test"] * len(names)}
-    for level, column in enumerate(labels):
-        rows[f"label_{level}"] = [str(label) for label in column]
-    manifest = Manifest("set.parquet", "images", pl.DataFrame({**rows, **columns}), len(labels))
-    return EmbeddingTable(manifest, np.asarray(vectors, np.float32), "fingerprint")
-
-
-def test_a_table_without_roles_has_every_image_query_the_others():
-    vectors, labels = draw(0)
-    vectors = vectors.astype(np.float32)
-    assert_same(evaluate_table(table_of(vectors, [labels]), ks=KS), evaluate(vectors, labels, ks=KS).per_query)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("roles", [("is_query",), ("is_gallery",), ("is_query", "is_gallery")])
-def test_queries_rank_the_gallery_and_never_themselves(seed, roles):
-    vectors, labels = draw(seed)
-    vectors = vectors.astype(np.float32)
-    rng = np.random.default_rng(seed)
-    flags = {role: (rng.random(len(vectors)) < 0.6).tolist() for role in roles}
-    queries, gallery = (
-        [i for i, wanted in enumerate(flags.get(role, [True] * len(vectors))) if wanted]
-        for role in ("is_query", "is_gallery")
-    )
-    assert not flags.keys() >= {"is_query", "is_gallery"} or 0 < len(set(queries) & set(gallery)) < len(queries)
-    rows = [
-        metrics_by_definition(
-            [cosine(vectors[query].tolist(), vectors[item].tolist()) for item in gallery],
-            [bool(labels[query] == labels[item]) for item in gallery],
-            own=gallery.index(query) if query in gallery else None,
-        )
-        for query in queries
-    ]
-    result = evaluate_table(table_of(vectors, [labels], **flags), ks=KS)
-    assert_same(result, {name: [row[name] for row in rows] for name in metric_names(KS)})
-
-
-def test_an_image_without_a_role_is_query_and_gallery():
-    vectors, labels = draw(0)
-    empty = pl.Series([None] * len(vectors), dtype=pl.Boolean)
-    result = evaluate_table(table_of(vectors, [labels], is_query=empty, is_gallery=empty))
-    assert_same(result, evaluate(vectors.astype(np.float32), labels).per_query)
-
-
-def test_where_others_have_a_role_an_image_without_one_is_left_out():
-    vectors, labels = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], ["abab"]
-    roles = {"is_query": [True, None, None, True], "is_gallery": [False, True, True, None]}
-    result = evaluate_table(table_of(vectors, labels, **roles))
-    assert (result.n_queries, result["recall@1"]) == (2, 0.0)
-    assert result.per_query["recall@2"].tolist() == [1.0, 1.0]
-
-
-def test_a_table_may_hold_a_view_that_cannot_be_written():
-    vectors, labels = draw(0)
-    view = vectors.astype(np.float32)[::-1]
-    view.flags.writeable = False
-    table = table_of(vectors, [labels[::-1]])
-    table = EmbeddingTable(table.manifest, view, "fingerprint")
-    assert_same(evaluate_table(table), evaluate(view.copy(), labels[::-1].copy()).per_query)
-
-
-def test_a_tables_coarser_levels_part_classes_of_one_name():
-    table = table_of([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]], ["aaa", "xyx"])
-    assert evaluate_table(table)["recall@1"] == 0
-
-
-def test_a_table_that_cannot_be_evaluated_is_refused():
-    with pytest.raises(InputError, match=r"set\.parquet: its images have no labels"):
-        evaluate_table(table_of(VECTORS, []))
-    with pytest.raises(InputError, match=r"set\.parquet: 1 of 4 rows hold NaN or infinity: 2$"):
-        evaluate_table(table_of(np.where(np.arange(4)[:, None] == 2, np.nan, VECTORS), [LABELS]))
-    with pytest.raises(InputError, match="none of the 0 queries"):
-        evaluate_table(table_of(VECTORS, [LABELS], is_query=[False] * 4))
-    with pytest.raises(InputError, match=r"ks are \[0\]; places from 1 on"):
-        evaluate_table(table_of(VECTORS, [LABELS]), ks=[0])
+def test_the_code_of_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the last block writes files
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/metrics.md").read_text(), flags=re.S)
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 3
+    assert 0 < names["result"]["h_ap"] < 1
+    assert names["low"] < names["a"]["map"] < names["high"]

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -47,10 +46,13 @@ print(json.dumps(found))
 """
 
 
-def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path):
+def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path, monkeypatch):
     vectors, labels, ids = draw(0)
     run = rankings(vectors, vectors, ids, ids)
     binary, graded = (judgements(columns, columns, ids, ids) for columns in (labels[:, 0], labels))
+    assert graded["image0"] == {f"image{i}": 2 if i % 6 == 0 else 1 for i in range(2, 30, 2)}
+    monkeypatch.setattr(trec, "BLOCK_ELEMENTS", 70)
+    assert judgements(labels, labels, ids, ids) == graded
     assert len(binary) == 29  # the lonely query is not judged
     run = {query: run[query] for query in binary}
     files = write_run(tmp_path / "run.trec", run), write_qrels(tmp_path / "qrels.trec", binary)
@@ -72,46 +74,16 @@ def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path):
     assert_allclose(found["graded"], sum(expected) / len(expected))
 
 
-@pytest.mark.parametrize("k", [None, 1, 7, 100])
-@pytest.mark.parametrize("seed", range(3))
-def test_rankings_are_the_sorted_scores_without_the_query(seed, k):
-    vectors, _, ids = draw(seed)
-    run = rankings(vectors[:10], vectors, ids[:10], ids, k)
+@pytest.mark.parametrize("k", [None, 1, 100])
+def test_rankings_are_the_sorted_scores_without_the_query(k):
+    vectors, _, ids = draw(1)
+    run = rankings(vectors[:10].numpy(), vectors, ids[:10], ids, k)
     unit = vectors / vectors.norm(dim=1, keepdim=True)
     for place, query in enumerate(ids[:10]):
         others = {item: float(unit[place] @ unit[other]) for other, item in enumerate(ids) if item != query}
         expected = sorted(others, key=lambda item: -others[item])[:k]
         assert list(run[query]) == expected
         assert_allclose(list(run[query].values()), [others[item] for item in expected], atol=1e-12)
-
-
-def test_judgements_are_the_shared_levels_in_blocks_as_in_one(monkeypatch):
-    _, labels, ids = draw(0)
-    whole = judgements(labels, labels, ids, ids)
-    assert whole["image0"] == {f"image{i}": 2 if i % 6 == 0 else 1 for i in range(2, 30, 2)}
-    assert "image29" not in whole
-    monkeypatch.setattr(trec, "BLOCK_ELEMENTS", 70)
-    assert judgements(labels, labels, ids, ids) == whole
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_labels_of_minus_1_judge_nothing_relevant_just_as_in_an_evaluation(seed):
-    vectors, labels, ids = draw(seed)
-    generator = torch.Generator().manual_seed(seed)
-    labels = labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.3, -1)
-    judged = judgements(labels, labels, ids, ids)
-    matrix = [[0 if query == item else judged.get(query, {}).get(item, 0) for item in ids] for query in ids]
-    for name, level in (("map", 2), ("map_label_1", 1)):
-        expected = evaluate(vectors, labels, metrics=[name]).per_query[name]
-        found = evaluate(vectors, judgements=torch.tensor(matrix) >= level, metrics=["map"]).per_query["map"]
-        assert_allclose(found, expected, err_msg=name)
-
-
-def test_arrays_are_taken_as_tensors_are():
-    vectors, labels = np.eye(3, dtype=np.float32), np.array([[0, 0], [1, 0], [0, 0]])
-    ids = ["a", "b", "c"]
-    assert rankings(vectors, vectors, ids, ids) == rankings(*map(torch.from_numpy, (vectors, vectors)), ids, ids)
-    assert judgements(labels, labels, ids, ids) == {"a": {"b": 1, "c": 2}, "b": {"a": 1, "c": 1}, "c": {"a": 2, "b": 1}}
 
 
 def test_trec_files_hold_what_other_tools_read(tmp_path):
@@ -141,24 +113,20 @@ def test_the_command_writes_both_files(tmp_path, sightline):
     assert len(qrels) == sum(map(len, judgements(labels, labels, ids, ids).values()))
 
 
-def test_names_that_a_trec_file_cannot_hold_are_refused(tmp_path):
-    for broken in ("two words", "", "tab\t", "line\nbreak"):
-        with pytest.raises(
-            InputError, match=r"run\.txt: TREC files take no empty names and no white space in them, found "
-        ):
-            write_run(tmp_path / "run.txt", {"q": {broken: 1.0}})
-        with pytest.raises(InputError, match=r"qrels\.txt: TREC files take no empty names"):
-            write_qrels(tmp_path / "qrels.txt", {broken: {"x": 1}})
-    with pytest.raises(InputError, match=r"found 'my run'"):
-        write_run(tmp_path / "run.txt", RUN, name="my run")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_ids_that_do_not_fit_are_refused():
+def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     vectors, labels, ids = draw(0)
-    with pytest.raises(InputError, match=r"query_ids: one for each of 30 is needed, found 29"):
+    for broken in ("two words", "", "line\nbreak"):
+        for call in (
+            lambda broken=broken: write_run(tmp_path / "out.txt", {"q": {broken: 1.0}}),
+            lambda broken=broken: write_qrels(tmp_path / "out.txt", {broken: {"x": 1}}),
+            lambda broken=broken: write_run(tmp_path / "out.txt", RUN, name=broken),
+        ):
+            with pytest.raises(InputError, match=r"out\.txt"):
+                call()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"query_ids.*30.*29"):
         rankings(vectors, vectors, ids[1:], ids)
-    with pytest.raises(InputError, match=r"gallery_ids: 1 occur more than once, such as 'image1'"):
+    with pytest.raises(InputError, match=r"gallery_ids.*'image1'"):
         judgements(labels, labels, ids, ["image1", *ids[1:]])
-    with pytest.raises(InputError, match=r"k is 0; at least 1 is needed, or None for all"):
+    with pytest.raises(InputError, match=r"k must.*0"):
         rankings(vectors, vectors, ids, ids, k=0)

@@ -31,36 +31,13 @@ def holm_by_definition(p):  # reject the smallest while it is below alpha / thos
 
 
 class TestBootstrap:
-    @pytest.mark.parametrize("seed", range(3))
-    @pytest.mark.parametrize("level", [0.8, 0.95])
+    @pytest.mark.parametrize(("seed", "level"), [(0, 0.8), (1, 0.95)])
     def test_interval_over_queries_is_that_of_scipy(self, seed, level):
         values = draw(seed)
         options = {"confidence_level": level, "n_resamples": 20000, "method": "percentile", "rng": 1}
         expected = stats.bootstrap((values,), np.mean, **options).confidence_interval
         found = bootstrap_interval(values[:, None], level=level, n_resamples=20000)[:, 0]
         assert_allclose(found, expected, atol=0.03 * (expected[1] - expected[0]))
-
-    @pytest.mark.parametrize("seed", range(3))
-    def test_interval_over_classes_is_that_of_scipy_on_class_sums(self, seed):
-        groups = np.random.default_rng(seed).integers(25, size=120)
-        values = draw(seed, 120) * draw(seed + 100, 25)[groups]
-        sums, counts = np.bincount(groups, values, 25), np.bincount(groups, minlength=25)
-        expected = stats.bootstrap(
-            (sums, counts),
-            lambda s, c, axis: s.sum(axis) / c.sum(axis),
-            paired=True,
-            n_resamples=20000,
-            method="percentile",
-            rng=1,
-        ).confidence_interval
-        found = bootstrap_interval(values[:, None], groups, n_resamples=20000)[:, 0]
-        assert_allclose(found, expected, atol=0.03 * (expected[1] - expected[0]))
-
-    def test_95_percent_intervals_hold_the_truth_about_95_times_in_100(self):
-        n_held = sum(
-            low <= 2 / 2.7 <= high for low, high in (bootstrap_interval(draw(seed)[:, None])[:, 0] for seed in range(300))
-        )
-        assert 0.90 * 300 < n_held < 0.98 * 300
 
     def test_of_queries_alike_in_a_class_only_intervals_over_classes_hold_the_truth(self):
         held = {"queries": 0, "classes": 0}
@@ -80,22 +57,6 @@ class TestBootstrap:
         groups = np.arange(47) // 5
         assert_array_equal(bootstrap_means(np.concatenate([values, missing]), groups), bootstrap_means(values, groups[:40]))
 
-    def test_a_metric_defined_for_some_queries_only_has_their_mean(self):
-        values = np.stack([draw(0), np.where(np.arange(40) < 30, draw(1), np.nan)], 1)
-        means = bootstrap_means(values)
-        assert_allclose(means[:, 0], bootstrap_means(values[:, :1])[:, 0], rtol=1e-14)
-        assert_allclose(means[:, 1].mean(), values[:30, 1].mean(), atol=0.01)
-        assert_allclose(means[:, 1].std(), values[:30, 1].std() / 30**0.5, rtol=0.1)
-
-    def test_a_metric_defined_for_no_query_has_no_interval(self):
-        assert np.isnan(bootstrap_interval(np.full((3, 1), np.nan))).all()
-        ends = bootstrap_interval(np.stack([draw(0), np.full(40, np.nan)], 1))
-        assert_array_equal(np.isnan(ends), [[False, True], [False, True]])
-
-    def test_one_query_and_equal_values_give_a_point(self):
-        assert_array_equal(bootstrap_interval([[0.25]])[:, 0], [0.25, 0.25])
-        assert_allclose(bootstrap_interval(np.full((9, 1), 0.5))[:, 0], [0.5, 0.5])
-
     def test_the_seed_decides_and_blocks_do_not(self, monkeypatch):
         values = draw(0)[:, None]
         whole = bootstrap_means(values)
@@ -104,19 +65,19 @@ class TestBootstrap:
         monkeypatch.setattr(uncertainty, "BLOCK_ELEMENTS", 130)
         assert_allclose(bootstrap_means(values), whole, rtol=1e-14)
 
-    def test_groups_may_be_names(self):
+    def test_edges(self):
+        assert np.isnan(bootstrap_interval(np.full((3, 1), np.nan))).all()
+        assert_array_equal(bootstrap_interval([[0.25]])[:, 0], [0.25, 0.25])
         values, numbers = draw(0)[:, None], np.arange(40) % 7
         assert_array_equal(bootstrap_means(values, [f"class{n}" for n in numbers]), bootstrap_means(values, numbers))
-
-    def test_what_does_not_fit_is_refused(self):
-        with pytest.raises(InputError, match=r"level is 95; between 0 and 1 is needed"):
-            bootstrap_interval([[1.0]], level=95)
-        with pytest.raises(InputError, match=r"n_resamples is 0; at least 1"):
-            bootstrap_means([[1.0]], n_resamples=0)
-        with pytest.raises(InputError, match=r"groups: one for each of the 2 queries is needed, found shape \(3,\)"):
-            bootstrap_means([[1.0], [0.0]], [1, 2, 3])
-        with pytest.raises(InputError, match=r"one column a metric are needed, found shape \(2,\)"):
-            bootstrap_means([1.0, 0.0])
+        for call, facts in (
+            (lambda: bootstrap_interval([[1.0]], level=95), r"level.*95"),
+            (lambda: bootstrap_means([[1.0]], n_resamples=0), r"n_resamples.*0"),
+            (lambda: bootstrap_means([[1.0], [0.0]], [1, 2, 3]), r"groups.*2.*\(3,\)"),
+            (lambda: bootstrap_means([1.0, 0.0]), r"values.*\(2,\)"),
+        ):
+            with pytest.raises(InputError, match=facts):
+                call()
 
 
 class TestPermutation:
@@ -126,17 +87,6 @@ class TestPermutation:
         differences = rng.normal(0.3, 1, 8).round(1)  # rounded: arrangements tie
         assert_allclose(permutation_p(differences[:, None]), p_by_enumeration(differences.tolist()))
 
-    @pytest.mark.parametrize("seed", range(3))
-    def test_many_queries_give_nearly_the_exact_share(self, seed):
-        differences = np.random.default_rng(seed).normal(0.3, 1, 12)
-        exact = p_by_enumeration(differences.tolist())
-        assert_allclose(permutation_p(differences[:, None], n_flips=4000), exact, atol=4 * (exact / 4000) ** 0.5 + 1e-3)
-
-    def test_scipy_agrees(self):
-        differences = np.random.default_rng(3).normal(0.2, 1, 60)
-        expected = stats.permutation_test((differences,), np.mean, permutation_type="samples", rng=0).pvalue
-        assert_allclose(permutation_p(differences[:, None]), expected, atol=0.015)
-
     def test_classes_flip_as_one(self):
         groups = np.array([0, 0, 1, 2, 2, 2, 3])
         differences = np.array([0.1, 0.3, 0.2, -0.1, 0.2, 0.1, 0.5])
@@ -144,12 +94,10 @@ class TestPermutation:
         assert expected == 2 / 16
         assert_allclose(permutation_p(differences[:, None], groups), expected)
 
-    def test_where_nothing_differs_p_is_1(self):
+    def test_the_smallest_p_is_not_0_and_without_a_difference_it_is_1(self):
+        assert_allclose(permutation_p(np.full((200, 1), 0.1)), 1 / 10000)
         p = permutation_p([[0.0, np.nan, 0.1], [0.0, np.nan, 0.0], [0.0, np.nan, 0.1]])
         assert_array_equal(p, [1, 1, 0.5])
-
-    def test_the_smallest_p_is_not_0(self):
-        assert_allclose(permutation_p(np.full((200, 1), 0.1)), 1 / 10000)
 
     def test_under_no_difference_p_is_below_a_tenth_one_time_in_ten(self):
         p = permutation_p(np.random.default_rng(0).normal(size=(50, 400)), n_flips=999)
@@ -164,9 +112,8 @@ class TestPermutation:
 
 
 class TestT:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_is_that_of_scipy(self, seed):
-        first, second = draw(seed), draw(seed + 50)
+    def test_is_that_of_scipy(self):
+        first, second = draw(0), draw(50)
         difference = second - first
         expected = stats.ttest_rel(second, first).pvalue
         assert_allclose(t_test_p(np.append(difference, np.nan)[:, None]), expected)
@@ -180,12 +127,8 @@ class TestT:
 
 
 class TestHolm:
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_is_the_step_down_procedure(self, seed):
         p = np.random.default_rng(seed).random(6) ** 3
         assert_allclose(holm(p), holm_by_definition(p.tolist()))
-
-    def test_one_test_stays_and_what_was_not_tested_does_not_count(self):
-        assert_array_equal(holm([0.02]), [0.02])
         assert_array_equal(holm([0.02, np.nan, 0.5]), [0.04, np.nan, 0.5])
-        assert holm([]).shape == (0,)

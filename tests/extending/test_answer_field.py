@@ -1,4 +1,4 @@
-"""A field of the search answer, met on the command line, in the API and on the page: how many items were searched."""
+"""A new field of the search answer, on the command line, in the API and on the page: how many items were searched."""
 
 import os
 import subprocess
@@ -9,17 +9,15 @@ import pytest
 from changed_packages import run_python
 from playwright.sync_api import expect, sync_playwright
 
-from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.ingest import index_images
 from sightline.models.encoder import Encoder
 
 CHROMIUM = Path("/usr/bin/chromium")
 CHANGES = {
     "gallery/query.py": [
-        ("    generation: int = 0\n", "    generation: int = 0\n    searched: int = 0\n"),
-        ("        found = []\n        said", '        found = [f"searched {self.searched} items"]\n        said'),
-        ("verdict, unknown, generation))", "verdict, unknown, generation, len(gallery)))"),
+        ("    candidates: int = 0\n", "    candidates: int = 0\n    searched: int = 0\n"),
+        ("        found = []\n        verdict", '        found = [f"searched {self.searched} items"]\n        verdict'),
+        ("generation, candidates))", "generation, candidates, len(gallery)))"),
     ],
     "serve/schemas.py": [
         ("    generation: int\n    query: QueryBody\n", "    generation: int\n    searched: int\n    query: QueryBody\n")
@@ -34,7 +32,7 @@ CHANGES = {
 def gallery(tmp_path, image_tree):
     encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=0)
     with Gallery.create(tmp_path / "gallery", encoder) as made:
-        index_images(made, encoder, read_manifest(image_tree))
+        made.add_images(image_tree)
         return tmp_path / "gallery", len(made)
 
 

@@ -1,4 +1,4 @@
-"""An option of ``evaluate``, met in Python and on the command line: leave out queries with few relevant items."""
+"""An option of ``evaluate``, in Python and on the command line: leave out queries with few relevant items."""
 
 import numpy as np
 import polars as pl

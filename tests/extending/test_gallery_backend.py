@@ -102,27 +102,26 @@ def memory(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     GALLERIES.__dict__.pop("_added", None)  # entry points are read once
-    identity = sl.EncoderIdentity("00ff", 2, "by hand")
-    with Gallery.create("memory://shapes", identity) as gallery:
+    with Gallery.create("memory://shapes", sl.EncoderIdentity("00ff", 2, "by hand")) as gallery:
         gallery.add(["a", "b", "c"], np.array([[1.0, 0], [0.8, 0.6], [0, 2.0]]), [{"year": year} for year in (1, 2, 3)])
     yield "memory://shapes"
     GALLERIES.__dict__.pop("_added", None)
 
 
 def test_it_is_found_by_its_scheme_and_says_what_it_lacks(memory):
-    assert Gallery.is_at(memory)
-    assert not Gallery.is_at("memory://others")
+    assert (Gallery.is_at(memory), Gallery.is_at("memory://others")) == (True, False)
     with Gallery.open(memory, read_only=True) as gallery:
-        assert isinstance(gallery, sl.Gallery)
         assert not any(vars(gallery.capabilities).values())
         assert (gallery.folder, gallery.rejector(), gallery.removed()) == (None, None, {})
-        with pytest.raises(sl.InputError, match="HNSW32"):
-            gallery.build_index("HNSW32")
-        with pytest.raises(sl.InputError, match="memory://shapes: no encoder"):
-            gallery.encoder()
+        calls = ((lambda: gallery.build_index("HNSW32"), "HNSW32"), (gallery.encoder, "memory://shapes: no encoder"))
+        for call, message in (*calls, (gallery.compact, "compact"), (gallery.writing, "transactions")):
+            with pytest.raises(sl.InputError, match=message):
+                call()
+    with pytest.raises(sl.InputError, match="unknown gallery 'memry'"):
+        Gallery.open("memry://shapes")
 
 
-def test_it_answers_queries_like_any_other(memory):
+def test_it_answers_queries_and_takes_images_like_any_other(memory, image_tree):
     with Gallery.open(memory) as gallery:
         options = QueryOptions(k=2, where="year >= 2", refinement=sl.Refinement(expand=1))
         (answer,) = query(gallery, gallery.vectors(["a"]), options, own=["a"])
@@ -130,6 +129,13 @@ def test_it_answers_queries_like_any_other(memory):
         assert answer.results[0].metadata == {"year": 2}
         (nothing,) = query(gallery, gallery.vectors(["a"]), QueryOptions(where="size == 1", explain=True))
         assert nothing.unknown == ("size",)
+    encoder = sl.Encoder.create("tiny", 8, image_size=32)
+    with Gallery.create("memory://images", encoder) as gallery:
+        assert str(gallery.add_images(image_tree / "super0", encoder=encoder)) == "24 added"
+        assert str(gallery.add_images(image_tree / "super0", encoder=encoder)) == "24 unchanged"
+        (answer,) = gallery.search_images(image_tree / "super0/class00/0.png", 1, encoder=encoder)
+        assert (answer.results[0].id, answer.results[0].labels) == ("class00/0.png", ("class00",))
+        assert "MemoryGallery" in gallery._repr_html_()
 
 
 def test_the_command_line_reads_it(memory, sightline):
@@ -143,8 +149,3 @@ def test_the_command_line_reads_it(memory, sightline):
     assert (status, "1 removed, 2 left" in out, "does not remember" in err) == (0, True, True)
     assert sightline("index", "verify", memory)[0] == 0
     assert sightline("search", "nobody", "--gallery", memory)[0] == 2
-
-
-def test_a_scheme_that_nobody_has_is_refused_by_name():
-    with pytest.raises(sl.InputError, match="unknown gallery 'memry'"):
-        Gallery.open("memry://shapes")

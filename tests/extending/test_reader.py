@@ -1,4 +1,4 @@
-"""A data set from another package, met in `sightline data list` and `sightline data prepare`."""
+"""A data set from another package, in `sightline data list` and `sightline data prepare`."""
 
 from sightline.data.manifest import read_manifest
 
@@ -24,16 +24,10 @@ def test_a_data_set_of_another_package_is_listed_and_prepared(other_package, tmp
     python = other_package(CODE, "sightline.readers", "squares", "write_squares")
     listed = python("-m", "sightline", "data", "list")
     assert any(line.split()[:1] == ["squares"] and "Coloured squares" in line for line in listed.stdout.splitlines())
-    made = python("-m", "sightline", "data", "prepare", "squares", "--out", tmp_path / "squares")
-    assert made.returncode == 0, made.stderr
-    manifest = read_manifest(tmp_path / "squares" / "manifest.csv")
-    assert sorted(manifest.table["label_0"]) == ["blue", "green", "red"]
-
-
-def test_a_path_is_followed_with_trust_alone(other_package, tmp_path):
-    python = other_package(CODE, "sightline.readers", "squares", "write_squares")
     words = ["-m", "sightline", "data", "prepare", "others:write_squares", "--out", tmp_path / "squares"]
     refused = python(*words)
     assert (refused.returncode, "--trust" in refused.stderr, "'others'" in refused.stderr) == (2, True, True)
     assert not (tmp_path / "squares").exists()
     assert python(*words, "--trust").returncode == 0
+    manifest = read_manifest(tmp_path / "squares" / "manifest.csv")
+    assert sorted(manifest.table["label_0"]) == ["blue", "green", "red"]

@@ -1,4 +1,4 @@
-"""A tie rule from another package, met in Python by its name and by its path."""
+"""A tie rule from another package, in Python, by its name and by its path."""
 
 CODE = '''
 import torch

@@ -1,4 +1,4 @@
-"""A tracker from another package, met in a recipe's ``loggers``."""
+"""A tracker from another package, in a recipe's ``loggers``."""
 
 CODE = '''
 class Lines:
@@ -22,13 +22,3 @@ def test_a_tracker_of_another_package_gets_the_numbers_of_a_run(other_package, i
     assert trained.returncode == 0, trained.stderr
     lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
     assert any("loss" in line for line in lines)
-
-
-def test_a_tracker_that_nobody_has_is_refused_before_the_run(other_package, image_tree, tiny_recipe, tmp_path):
-    python = other_package(CODE, "sightline.trackers", "lines", "Lines")
-    recipe = [f"data.manifest={image_tree}", *tiny_recipe, 'loggers=["linse"]']
-    refused = python("-m", "sightline", "train", "images", *recipe, "--out", tmp_path / "run")
-    assert refused.returncode == 2
-    assert "linse" in refused.stderr
-    assert "lines" in refused.stderr
-    assert not (tmp_path / "run").exists()

@@ -77,18 +77,15 @@ def test_by_hand():
     assert holding(" x == None ") == [0, len(ITEMS) - 2, len(ITEMS) - 1]
 
 
-ODD_NAMES = ["class", "product type", "a.b", "x[0]", "it's", "ﬁ", "ü/~1", "metadata", "1 OR 1=1"]
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_any_name_can_be_asked_for_in_brackets(name):
-    items = [{name: 1}, {name: "1"}, {"x": 1}, {"fi": 1, "a": {"b": 1}}]
-    spelt = f"metadata[{name!r}]"
-    assert holding(f"{spelt} == 1", items) == [0]
-    assert holding(f"1 <= {spelt} < 2 or {spelt} in ['1']", items) == [0, 1]
-    assert holding(f"not {spelt} != None", items) == [2, 3]
-    assert filter_names(f"{spelt} == 1 and x == 2") == sorted([name, "x"])
-    assert name not in compile_filter(f"{spelt} == 1").sql or name == "metadata"
+def test_any_name_can_be_asked_for_in_brackets():
+    for name in ("class", "product type", "a.b", "x[0]", "it's", "ﬁ", "ü/~1", "metadata", "1 OR 1=1"):
+        items = [{name: 1}, {name: "1"}, {"x": 1}, {"fi": 1, "a": {"b": 1}}]
+        spelt = f"metadata[{name!r}]"
+        assert holding(f"{spelt} == 1", items) == [0]
+        assert holding(f"1 <= {spelt} < 2 or {spelt} in ['1']", items) == [0, 1]
+        assert holding(f"not {spelt} != None", items) == [2, 3]
+        assert filter_names(f"{spelt} == 1 and x == 2") == sorted([name, "x"])
+        assert name not in compile_filter(f"{spelt} == 1").sql or name == "metadata"
     assert holding('metadata["id"] == "id 2"', items) == [2]
 
 
@@ -100,43 +97,25 @@ def test_values_are_never_part_of_the_statement():
     assert "label" not in compile_filter("label == 1").sql
 
 
-FOREIGN = ["", "x", "True", "x ==", "x = 1", "x == y", "1 == 1", "x is None", "x == f'{y}'", "x == 1 + 1", "x == -'a'"]
-FOREIGN += [
-    "x == not 1",
-    "x == [1]",
-    "x == b'a'",
-    "x == 1j",
-    "x == ...",
-    "x in 'abc'",
-    "'a' in x",
-    "x in [y]",
-    "x in [[1]]",
-]
-FOREIGN += ["x.y == 1", "x[0] == 1", "x['y'] == 1", "metadata[0] == 1", "metadata[x] == 1", "metadata['x']['y'] == 1"]
-FOREIGN += ["metadata['x':'y'] == 1", "metadata[''] == 1", "metadata['\"'] == 1", "metadata['\\\\'] == 1"]
-FOREIGN += [
-    "metadata['a\\nb'] == 1",
-    "metadata['\\ud800'] == 1",
-    "metadata['x'] == metadata['y']",
-    "x() == 1",
-    "len(x) == 1",
-]
-FOREIGN += ["lambda: 1", "[x for x in y]", "x if y else z", "x := 1", "x < None", "x == 99999999999999999999"]
-FOREIGN += ["x < 1e999", "import os", "__import__('os').system('true')", "x == 1; DROP TABLE items", "x == 1 -- y"]
-FOREIGN += [
-    "x == '\0'\n\0",
-    "(" * 5000 + "x" + ")" * 5000,
-    "not " * 3000 + "x == 1",
-    "x == '" + "a" * 20_000 + "'",
-    "x == '\\ud800'",
-]
-FOREIGN += ["x in ['a', '\\udfff']", " or ".join(["x == 1"] * 501), "not " * 30 + "x == 1", {"x": 1}]
+FOREIGN = r"""
+x | True | x == | x = 1 | x == y | 1 == 1 | x is None | x == f'{y}' | x == 1 + 1 | x == -'a' | x == not 1 | x == [1]
+x == b'a' | x == 1j | x == ... | x in 'abc' | 'a' in x | x in [y] | x in [[1]] | x.y == 1 | x[0] == 1 | x['y'] == 1
+metadata[0] == 1 | metadata[x] == 1 | metadata['x']['y'] == 1 | metadata['x':'y'] == 1 | metadata[''] == 1
+metadata['"'] == 1 | metadata['\\'] == 1 | metadata['a\nb'] == 1 | metadata['\ud800'] == 1 | metadata['x'] == metadata['y']
+x() == 1 | len(x) == 1 | lambda: 1 | [x for x in y] | x if y else z | x := 1 | x < None | x == 99999999999999999999
+x < 1e999 | import os | __import__('os').system('true') | x == 1; DROP TABLE items | x == 1 -- y | x == '\ud800'
+x in ['a', '\udfff']
+"""
+FOREIGN = [text.strip() for line in FOREIGN.strip().splitlines() for text in line.split(" | ")]
+FOREIGN += ["", "x == '\0'\n\0", "(" * 5000 + "x" + ")" * 5000, "not " * 3000 + "x == 1", "x == '" + "a" * 20_000 + "'"]
+FOREIGN += [" or ".join(["x == 1"] * 501), "not " * 30 + "x == 1", {"x": 1}]
 
 
-@pytest.mark.parametrize("text", FOREIGN)
-def test_what_is_not_in_the_language_is_refused(text):
-    with pytest.raises(InputError, match="filter"):
-        compile_filter(text)
+def test_what_is_not_in_the_language_is_refused():
+    assert len(FOREIGN) == 55
+    for text in FOREIGN:
+        with pytest.raises(InputError, match="filter"):
+            compile_filter(text)
 
 
 def test_the_largest_filters_that_are_read_are_answered():

@@ -1,27 +1,21 @@
-"""Where images are noted to lie, and found again; what is served stays below the roots."""
+"""The stored paths of images, and how images are found again; what is served stays below the roots."""
 
 from pathlib import Path
-
-import pytest
 
 from sightline.gallery.gallery import image_path, stored_path
 from sightline.serve.pictures import Pictures
 
 
-@pytest.mark.parametrize(
-    ("gallery", "image", "noted"),
-    [
+def test_what_is_beside_a_gallery_is_stored_relative_to_it_and_found_again():
+    for gallery, image, stored in (
         ("/data/gallery", "/data/images/a b.png", "../images/a b.png"),
-        ("/data/gallery", "/data/a.png", "../a.png"),
         ("/data/gallery", "/data/gallery2/a.png", "../gallery2/a.png"),
         ("/data/gallery", "/data/gallery/images/a.png", "/data/gallery/images/a.png"),  # else removed as if uploaded
         ("/data/gallery", "/database/a.png", "/database/a.png"),
-        ("/gallery", "/images/a.png", "/images/a.png"),  # all lies below /
-    ],
-)
-def test_what_lies_beside_a_gallery_is_noted_from_it_and_found_again(gallery, image, noted):
-    assert stored_path(Path(gallery), Path(image)) == noted
-    assert image_path(Path(gallery), {"path": noted}) == Path(image)
+        ("/gallery", "/images/a.png", "/images/a.png"),  # everything is below /
+    ):
+        assert stored_path(Path(gallery), Path(image)) == stored
+        assert image_path(Path(gallery), {"path": stored}) == Path(image)
 
 
 def test_only_what_lay_beside_is_looked_for_in_the_root():
@@ -33,15 +27,15 @@ def test_only_what_lay_beside_is_looked_for_in_the_root():
     assert image_path(folder, {}) is None
 
 
-def test_a_gallery_without_a_folder_lies_beside_nothing():
+def test_paths_of_galleries_without_a_folder_or_behind_links(tmp_path):
     assert stored_path(None, Path("/images/a.png")) == "/images/a.png"
     assert image_path(None, {"path": "/images/a.png"}) == Path("/images/a.png")
-
-
-def test_a_link_to_a_gallery_finds_the_images_beside_the_real_one(tmp_path):
     (tmp_path / "real" / "gallery").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "gallery")
     assert image_path(tmp_path / "link", {"path": "../a.png"}) == tmp_path.resolve() / "real/a.png"
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    assert image_path(tmp_path, {"path": "circle.png"}) is not None
+    assert image_path(tmp_path, {"path": "a\0b.png"}) is None  # no file can have such a name
 
 
 def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):

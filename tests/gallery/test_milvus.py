@@ -1,4 +1,4 @@
-"""The gallery on Milvus, by a Milvus Lite file, against the gallery in a folder, which does the same otherwise."""
+"""The gallery on Milvus, in a Milvus Lite file, compared with a gallery in a folder."""
 
 import importlib.util
 import socket
@@ -60,39 +60,39 @@ def assert_same_results(milvus, folder, **options):
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"k": 1}, {}, {"k": 100}, {"k": 8, "where": 'label == "a" and year >= 2007'}])
-def test_it_finds_what_the_folder_finds(both, options):
-    assert_same_results(*both, **options)
+def test_it_finds_what_the_folder_finds(both):
+    for options in ({"k": 1}, {"k": 100}, {"k": 8, "where": 'label == "a" and year >= 2007'}):
+        assert_same_results(*both, **options)
+    refinement = Refinement(expand=3, rerank="kreciprocal", depth=15, reciprocal=5)
+    found, expected = (refined_search(one, draw(4, 5), 6, refinement, where="year > 2003") for one in both)
+    assert found[1].tolist() == expected[1].tolist()
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
 
 
 def test_it_holds_what_the_folder_holds_after_any_writes(both, tmp_path):
     milvus, folder = both
     rng = np.random.default_rng(0)
-    for step in range(6):
+    for step in range(4):
         known = folder.ids()
         gone = rng.choice(known, 4, replace=False).tolist()
-        fresh = [f"new {step} {n}" for n in range(5)]
         replaced = [*rng.choice([one for one in known if one not in gone], 3, replace=False).tolist(), f"put {step}"]
         for gallery in both:
             gallery.remove(gone)
-            gallery.add(fresh, draw(step + 10, 5), [{"step": step}] * 5)
+            gallery.add([f"new {step} {n}" for n in range(5)], draw(step + 10, 5), [{"step": step}] * 5)
             gallery.upsert(replaced, draw(step + 20, 4), [{"again": True}] * 4)
-    assert len(milvus) == len(folder) == len(milvus.ids())
+    assert len(milvus) == len(folder)
     assert milvus.ids() == folder.ids()
     assert_same_results(milvus, folder, k=12)
-    for one, other in zip(milvus.get(milvus.ids()), folder.get(folder.ids()), strict=True):
+    some = folder.ids()[::-3]
+    for one, other in zip(milvus.get(some), folder.get(some), strict=True):
         assert (one.id, one.metadata) == (other.id, other.metadata)
         np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
-    some = folder.ids()[::-3]
-    assert milvus.metadata(some) == folder.metadata(some)
-    np.testing.assert_allclose(milvus.vectors(some), folder.vectors(some), atol=1e-6)
     milvus.compact()
     assert milvus.verify() == []
     milvus.close()
     milvus.close()
     with Gallery.open(uri_of(tmp_path)) as again:
-        assert isinstance(again, MilvusGallery)
-        assert (again.identity, again.metric) == (IDENTITY, "cosine")
+        assert (type(again), again.identity, again.metric) == (MilvusGallery, IDENTITY, "cosine")
         assert again.ids() == folder.ids()
         assert_same_results(again, folder, k=12)
 
@@ -108,24 +108,21 @@ JOINED += ["not not x == 'a'", "not (1 <= x < 3)", "x == 1 or x == 'a' or not id
 JOINED += ["not (x in [1, None] and year != 2001)"]
 
 
-@pytest.mark.parametrize("start", range(0, len(LEAVES) + len(JOINED), 8))
-def test_filters_mean_what_they_mean_in_the_folder(both, start):
+def test_filters_mean_what_they_mean_in_the_folder(both):
     milvus, folder = both
-    for text in [*LEAVES, *JOINED][start : start + 8]:
+    for text in [*LEAVES, *JOINED]:
         for condition in (text, f"not ({text})"):
             assert milvus.filter(condition) == folder.filter(condition), condition
+            assert milvus.count(condition) == folder.count(condition), condition
 
 
-def test_what_is_not_in_the_language_is_refused_in_the_same_words():
+def test_what_is_not_in_the_language_is_refused_and_a_string_cannot_leave_its_quotes():
     for text in ("__import__('os')", "x < None", "x < 1e999", 7):
         with pytest.raises(InputError) as expected:
             compile_filter(text)
         with pytest.raises(InputError) as found:
             milvus_filter(text)
         assert str(found.value) == str(expected.value)
-
-
-def test_a_string_cannot_leave_its_quotes():
     text = milvus_filter(f"x == {'a' + chr(34) + ' or id != ' + chr(34)!r}")
     assert text == 'metadata["x"] == "a\\" or id != \\""'
 
@@ -147,19 +144,16 @@ def test_partitions_change_where_items_are_and_not_what_is_found(both, tmp_path,
         assert again.partition == partition
 
 
-def test_a_filter_that_fixes_the_partition_says_so():
+def test_only_a_filter_that_fixes_the_partition_names_it():
     assert milvus_filter("label == 'a' and year > 1", "label").startswith('partition == "a" and ')
-    assert "partition" not in milvus_filter("label == 'a' or year > 1", "label")
-    assert "partition" not in milvus_filter("not label == 'a'", "label")
-    assert "partition" not in milvus_filter("label == 1", "label")
+    for text in ("label == 'a' or year > 1", "not label == 'a'", "label == 1"):
+        assert "partition" not in milvus_filter(text, "label")
     assert "partition" not in milvus_filter("label == 'a'")
 
 
-@pytest.mark.parametrize("index", ["auto", "HNSW16", "IVF4,Flat", "IVF4,SQ8", "IVF4,PQ3"])
-@pytest.mark.parametrize("metric", ["cosine", "dot"])
+@pytest.mark.parametrize(("index", "metric"), [("auto", "dot"), ("HNSW16", "cosine"), ("IVF4,PQ3", "cosine")])
 def test_every_index_and_metric(tmp_path, index, metric):
     with Gallery.create(uri_of(tmp_path), IDENTITY, index=index, metric=metric) as gallery:
-        assert isinstance(gallery, MilvusGallery)
         assert gallery.stats()["index"] == index_type(index)[0]
         ids, vectors, metadata = items(300)
         gallery.add(ids, vectors, metadata)
@@ -171,13 +165,6 @@ def test_every_index_and_metric(tmp_path, index, metric):
         else:
             np.testing.assert_allclose(gallery.vectors(ids[:3]), vectors[:3], atol=1e-6)
         assert gallery.verify() == []
-
-
-def test_steps_after_the_first_ranking(both):
-    refinement = Refinement(expand=3, rerank="kreciprocal", depth=15, reciprocal=5)
-    found, expected = (refined_search(one, draw(4, 5), 6, refinement, where="year > 2003") for one in both)
-    assert found[1].tolist() == expected[1].tolist()
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
 
 
 def test_many_queries_and_items_go_in_parts(both, monkeypatch, tmp_path):
@@ -212,50 +199,41 @@ def test_an_add_that_fails_half_way_is_taken_back(both, monkeypatch):
     assert milvus.ids() == folder.ids()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda g: g.add(["n", "item 3"], draw(0, 2)), "gallery.db/birds: 1 ids are there already: 'item 3'"),
-        (lambda g: g.add(["n" * 1025], draw(0, 1)), "more than 1024 bytes: 'nnn"),
-        (lambda g: g.add(["n"], draw(0, 1), encoder="11ee"), "its vectors are of another encoder: 'by hand' .* 11ee"),
-        (lambda g: g.remove(["item 3", "zebra"]), "1 unknown ids: 'zebra'"),
-        (lambda g: g.get(["zebra"]), "1 unknown ids: 'zebra'"),
-        (lambda g: g.search(draw(0, 1), k=20_000), "k is 20000; Milvus takes"),
-        (lambda g: g.search(draw(0, 1), where="drop table"), "filter 'drop table': cannot be read"),
-        (lambda g: g.encoder(), "no encoder is saved"),
-    ],
-)
-def test_bad_input_is_refused_and_nothing_is_lost(both, call, message):
+def test_bad_input_is_refused_and_nothing_is_lost(both, tmp_path):
     milvus, folder = both
-    with pytest.raises(InputError, match=message):
-        call(milvus)
+    milvus._client.create_collection("foreign", dimension=4)
+    refused = [
+        (lambda: milvus.add(["n", "item 3"], draw(0, 2)), "gallery.db/birds: 1 .*'item 3'"),
+        (lambda: milvus.add(["n" * 1025], draw(0, 1)), "1024 bytes: 'nnn"),
+        (lambda: milvus.add(["n"], draw(0, 1), encoder="11ee"), "'by hand' .* 11ee"),
+        (lambda: milvus.remove(["item 3", "zebra"]), "1 unknown ids: 'zebra'"),
+        (lambda: milvus.get(["zebra"]), "1 unknown ids: 'zebra'"),
+        (lambda: milvus.search(draw(0, 1), k=20_000), "16384 .* got 20000"),
+        (lambda: milvus.search(draw(0, 1), where="drop table"), "filter 'drop table'"),
+        (lambda: milvus.encoder(), "no encoder is saved"),
+        (lambda: MilvusGallery.make(uri_of(tmp_path), IDENTITY), r"gallery\.db/birds: .* exists"),
+        (lambda: MilvusGallery.connect(uri_of(tmp_path, "fish")), r"gallery\.db/fish: .*'birds'"),
+        (lambda: MilvusGallery.connect(uri_of(tmp_path, "foreign")), "foreign: .*Sightline"),
+        (lambda: MilvusGallery.connect(f"milvus+file:{tmp_path}/none.db"), r"none\.db: no such file"),
+        (lambda: MilvusGallery.make(f"milvus+file:{tmp_path}/none/x.db", IDENTITY), "no such parent folder"),
+        (lambda: index_type("LSH"), "'LSH'"),
+    ]
+    for call, message in refused:
+        with pytest.raises(InputError, match=message):
+            call()
     assert milvus.ids() == folder.ids()
+    assert not (tmp_path / "none.db").exists()
 
 
-def test_a_gallery_to_be_read_alone(both, tmp_path):
+def test_a_gallery_to_be_read_only_and_then_closed(both, tmp_path):
     both[0].close()
     with MilvusGallery.connect(uri_of(tmp_path), read_only=True) as gallery:
         for write in (lambda: gallery.add(["n"], draw(0, 1)), lambda: gallery.remove(["item 1"]), gallery.compact):
-            with pytest.raises(InputError, match="opened to be read only"):
+            with pytest.raises(InputError, match="read_only"):
                 write()
         assert len(gallery) == 40
-    with pytest.raises(InputError, match="the gallery was closed"):
+    with pytest.raises(InputError, match="closed"):
         len(gallery)
-
-
-def test_what_is_not_a_gallery_is_refused(both, tmp_path):
-    with pytest.raises(InputError, match=r"gallery\.db/birds: is there already; it is left as it is"):
-        MilvusGallery.make(uri_of(tmp_path), IDENTITY)
-    with pytest.raises(InputError, match=r"gallery\.db/fish: no such collection; there are 'birds'"):
-        MilvusGallery.connect(uri_of(tmp_path, "fish"))
-    both[0]._client.create_collection("foreign", dimension=4)
-    with pytest.raises(InputError, match="foreign: a collection that Sightline has not made"):
-        MilvusGallery.connect(uri_of(tmp_path, "foreign"))
-    with pytest.raises(InputError, match=r"none\.db: no such file"):
-        MilvusGallery.connect(f"milvus+file:{tmp_path}/none.db")
-    with pytest.raises(InputError, match=r"no such folder to put it in"):
-        MilvusGallery.make(f"milvus+file:{tmp_path}/none/x.db", IDENTITY)
-    assert not (tmp_path / "none.db").exists()
 
 
 def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
@@ -268,30 +246,17 @@ def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "uri", "collection", "token"),
-    [
-        ("milvus+http://host:19530/birds", "http://host:19530", "birds", ""),
+def test_addresses():
+    for text, uri, collection, token in (
         ("milvus+https://me:secret@host/birds", "https://host", "birds", "me:secret"),
         ("milvus+http://key@host:1", "http://host:1", "sightline", "key"),
         ("milvus+file:some/where.db/birds", "some/where.db", "birds", ""),
         ("milvus+file:///some/where.db", "/some/where.db", "sightline", ""),
         ("where.db", "where.db", "sightline", ""),
-    ],
-)
-def test_addresses(text, uri, collection, token):
-    address = Address.read(text)
-    assert (address.uri, address.collection, address.token) == (uri, collection, token)
-    assert "secret" not in address.shown
-
-
-@pytest.mark.parametrize("text", ["http://host/x", "milvus+ftp://host/x", "milvus+http://host/a b", "milvus+file:x.db/1a"])
-def test_addresses_that_do_not_fit(text):
-    with pytest.raises(InputError, match=r"not an address of Milvus|a collection's name is of letters"):
-        Address.read(text)
-
-
-def test_an_index_that_milvus_does_not_have():
-    assert index_type("HNSW32") == ("HNSW", {"M": 32, "efConstruction": 200})
-    with pytest.raises(InputError, match="index 'LSH' is not one of Milvus: auto, exact, HNSW32"):
-        index_type("LSH")
+    ):
+        address = Address.read(text)
+        assert (address.uri, address.collection, address.token) == (uri, collection, token)
+        assert "secret" not in address.shown
+    for text in ("http://host/x", "milvus+ftp://host/x", "milvus+http://host/a b", "milvus+file:x.db/1a"):
+        with pytest.raises(InputError, match=r"Milvus address|collection's name"):
+            Address.read(text)

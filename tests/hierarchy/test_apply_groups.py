@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sightline.data.manifest import Manifest, read_manifest
+from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.hierarchy.apply import apply_groups, class_sizes, label_groups, report_text, with_groups
 from sightline.hierarchy.collect import write_step
@@ -36,8 +36,8 @@ def test_labels_get_the_groups_of_their_text(made):
     folder, state, manifest, _ = made
     groups = label_groups(folder, state)
     assert groups.rows() == [("a", "feline", "animal"), ("b", "canine", "animal"), ("c", "feline", "animal")]
-    found, homeless = with_groups(manifest, groups)
-    assert homeless == ["d", "e"]
+    found, unplaced = with_groups(manifest, groups)
+    assert unplaced == ["d", "e"]
     assert found.table.columns == ["id", "path", "split", "label_0", "label_1", "label_2", "extra"]
     assert found.table.group_by("label_0", "label_1", "label_2", maintain_order=True).len().rows() == [
         ("a", "feline", "animal", 4),
@@ -48,8 +48,8 @@ def test_labels_get_the_groups_of_their_text(made):
 
 def test_labels_without_a_group_can_stand_alone(made):
     folder, state, manifest, _ = made
-    found, homeless = with_groups(manifest, label_groups(folder, state), "alone")
-    assert (len(found), homeless) == (len(manifest), ["d", "e"])
+    found, unplaced = with_groups(manifest, label_groups(folder, state), "alone")
+    assert (len(found), unplaced) == (len(manifest), ["d", "e"])
     assert found.table.filter(pl.col("label_0") == "e").select("label_1", "label_2").row(0) == ("e", "e")
     with pytest.raises(InputError, match="unknown rule for labels without a group 'guess'"):
         with_groups(manifest, label_groups(folder, state), "guess")
@@ -80,46 +80,20 @@ def test_the_report_says_how_even_the_levels_are(made):
     assert fine.split()[:2] + fine.split()[3:] == ["label_0", "3", "1", "2", "4", f"{4 / (7 / 3):.1f}"]
     assert middle.split()[2] == f"{np.exp(-sum(shares * np.log(shares))):.1f}"
     assert top.split() == ["label_2", "1", "1.0", "7", "7", "7", "1.0"]
-    assert named == [
-        "label_1: feline (5), canine (2)",
-        "label_1 in animal: feline (5), canine (2)",
-        "label_2: animal (7)",
-    ]
-
-
-def test_the_report_names_the_seven_largest_groups_of_each_root(tmp_path):
-    rows = [
-        f"{root}{group}-{n}.png,train,{root}{group},{root}{group},{root}"
-        for root, n_groups in (("wild", 9), ("tame", 2))
-        for group in range(1, n_groups + 1)
-        for n in range(group)
-    ]
-    (tmp_path / "m.csv").write_text("path,split,label_0,label_1,label_2\n" + "\n".join(rows) + "\n")
-    lines = report_text(class_sizes(read_manifest(tmp_path / "m.csv"))).splitlines()
-    assert "label_1 in wild: " + ", ".join(f"wild{n} ({n})" for n in range(9, 2, -1)) in lines
-    assert "label_1 in tame: tame2 (2), tame1 (1)" in lines
+    assert named == ["label_1: feline (5), canine (2)", "label_1 in animal: feline (5), canine (2)", "label_2: animal (7)"]
 
 
 def test_what_does_not_fit_is_told(made):
     folder, state, manifest, root = made
     with pytest.raises(InputError, match=r"new\.txt: .*'\.parquet', '\.csv'"):
         apply_groups(folder, state, manifest, root / "new.txt")
-    with pytest.raises(InputError, match="none of its labels has a group"):
+    with pytest.raises(InputError, match="in the tree"):
         with_groups(manifest, label_groups(folder, state).with_columns(label=pl.lit("x")))
     with pytest.raises(InputError, match="the tree has one level"):
         with_groups(manifest, pl.DataFrame({"label": ["a"]}))
     twice = pl.DataFrame({"label": ["a", "a", "b", "z", "z"], "group_1": list("pqrst")})
     with pytest.raises(InputError, match=r"1 fault\n  'a' has 2 places in the tree: p; q"):
         with_groups(manifest, twice)
-
-
-def test_columns_of_the_manifest_do_not_stand_for_groups(made):
-    folder, state, manifest, _ = made
-    table = manifest.table.with_columns(group_1=pl.lit("mine"))
-    own = Manifest(manifest.source, manifest.root, table, manifest.n_levels)
-    found = with_groups(own, label_groups(folder, state))[0].table
-    assert {*found["label_1"]} == {"feline", "canine"}
-    assert {*found["group_1"]} == {"mine"}
 
 
 def test_a_label_alone_does_not_join_a_group_of_its_name(made):

@@ -88,9 +88,9 @@ def test_other_rules():
     assert choose_texts(given, CleanRules(text="name", meta=["b"]))[1]["label"].to_list() == ["b"]
     with pytest.raises(InputError, match="unknown text 'nmae': did you mean 'name'"):
         CleanRules(text="nmae")
-    with pytest.raises(InputError, match=r"meta: '\(' is no pattern"):
+    with pytest.raises(InputError, match=r"meta: '\(' is not a valid pattern"):
         CleanRules(meta=["("])
-    with pytest.raises(InputError, match=r"meta: '\(\?!x\)y' is no pattern: .*look-around"):
+    with pytest.raises(InputError, match=r"meta: '\(\?!x\)y' .*look-around"):
         CleanRules(meta=["(?!x)y"])
 
 
@@ -101,6 +101,6 @@ def test_steps_are_files_in_order(tmp_path):
     assert clean_labels(tmp_path, CleanRules())[0] == 1
     assert read_step(tmp_path, "clean.csv", ["label", "text"])["text"].to_list() == ["x"]
     assert read_step(tmp_path, "dropped.csv", ["reason"])["reason"].to_list() == ["no category"]
-    with pytest.raises(InputError, match=r"no label is left \(2 no description\); another --text"):
+    with pytest.raises(InputError, match=r"no label is left \(2 no description\); .*--text"):
         clean_labels(tmp_path, CleanRules(text="description"))
     assert read_step(tmp_path, "clean.csv", [])["text"].to_list() == ["x"]

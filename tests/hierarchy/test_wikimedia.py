@@ -92,12 +92,6 @@ def test_instance_of_titles_and_items(server, tmp_path):
     assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
 
 
-def test_titles_are_asked_for_as_the_site_writes_them(server, tmp_path):
-    labels = ["eiffel_Tower", " notre-Dame", "Notre-Dame|Eiffel Tower"]
-    assert client(server, tmp_path).instance_of(labels) == [FOUND[0], ["cathedral"], []]
-    assert server.asked[0][2]["titles"] == "Eiffel Tower|Notre-Dame"
-
-
 def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):
     client(server, tmp_path).instance_of(LABELS)
     n_asked = len(server.asked)
@@ -150,15 +144,8 @@ def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_requests_keep_their_distance(server, tmp_path):
-    client(server, tmp_path, per_second=10.0).instance_of([f"Page {number}" for number in range(150)])
-    times = [moment for moment, _, _ in server.asked]
-    assert len(times) == 3
-    assert times[-1] - times[0] >= 0.15
-
-
 def test_whoever_asks_must_say_who_it_is(tmp_path):
-    with pytest.raises(InputError, match="contact: a mail address or page is needed"):
+    with pytest.raises(InputError, match="contact"):
         Wikimedia(tmp_path, " ")
-    with pytest.raises(InputError, match="api: 'ftp://x' is no http address"):
+    with pytest.raises(InputError, match=r"api.*ftp://x"):
         Wikimedia(tmp_path, "me", api="ftp://x")

@@ -8,20 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-RECIPE = [
-    "model.backbone=tiny",
-    "model.adaptation=full",
-    "loss={name='roadmap'}",
-    "schedule.warmup_epochs=1",
-    "model.weights=none",
-    "model.embedding_dim=8",
-    "data.image_size=32",
-    "data.n_workers=0",
-    "sampler.batch_size=8",
-    "optimizer.lr=0.01",
-    "schedule.epochs=3",
-    "checkpoint_every=1",
-]
+RECIPE = ["model.backbone=tiny", "model.adaptation=full", "model.weights=none", "model.embedding_dim=8"]
+RECIPE += ["loss={name='roadmap'}", "sampler.batch_size=8", "optimizer.lr=0.01", "data.image_size=32", "data.n_workers=0"]
+RECIPE += ["schedule.warmup_epochs=1", "schedule.epochs=3", "checkpoint_every=1"]
 
 
 def write_images(folder: Path, n_classes: int = 8, per_class: int = 4, seed: int = 0) -> Path:

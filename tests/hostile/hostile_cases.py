@@ -132,16 +132,6 @@ def manifest_commands(base, artefact, out):
     yield "command", "train", "images", f"data.manifest={artefact}", *train_words(base, out)[3:-2], "--dry-run"
 
 
-SOURCES = {
-    "encoder": "encoder",
-    "gallery": "gallery",
-    "backup": "backup",
-    "table": "table.parquet",
-    "rejector": "rejector",
-    "run": "run",
-    "manifest": "manifest.csv",
-    "images": "images",
-}
 COMMANDS = {
     "encoder": encoder_commands,
     "gallery": gallery_commands,
@@ -152,6 +142,7 @@ COMMANDS = {
     "manifest": manifest_commands,
     "images": manifest_commands,
 }
+SOURCES = {kind: kind for kind in COMMANDS} | {"table": "table.parquet", "manifest": "manifest.csv"}
 ENCODER_FILES = ("encoder.json", "model.safetensors", "README.md")
 REJECTOR_FILES = ("rejector.json", "scorer.json", "scorer.safetensors")
 PLACES = {
@@ -173,28 +164,19 @@ PLACES = {
     "manifest": ("",),
     "images": ("0-0.png",),
 }
-FOLDERS = {
-    "gallery": ("encoder", "rejector", "images"),
-    "backup": ("encoder", "rejector", "images"),
-    "run": ("tensorboard",),
-}
+FOLDERS = dict.fromkeys(("gallery", "backup"), ("encoder", "rejector", "images")) | {"run": ("tensorboard",)}
 MORE = [
+    *(
+        (kind, place, how.ANY_WEIGHTS)
+        for kind, place in (("encoder", "model.safetensors"), ("rejector", "scorer.safetensors"))
+    ),
+    *(("rejector", place, how.ANY_JSON) for place in ("rejector.json", "scorer.json")),
+    *(("run", place, how.ANY_JSON) for place in ("recipe.json", "images.json", "environment.json")),
+    *((kind, "gallery.db", how.LOGS) for kind in ("gallery", "backup")),
     ("encoder", "encoder.json", how.ANY_JSON),
-    ("encoder", "model.safetensors", how.ANY_WEIGHTS),
     ("gallery", "index.json", how.ANY_JSON),
-    ("gallery", "gallery.db", how.ANY_DATABASE),
-    ("gallery", "gallery.db", how.LOGS),
-    ("backup", "gallery.db", how.ANY_DATABASE),
-    ("backup", "gallery.db", how.LOGS),
-    ("rejector", "rejector.json", how.ANY_JSON),
-    ("rejector", "scorer.json", how.ANY_JSON),
-    ("rejector", "scorer.safetensors", how.ANY_WEIGHTS),
     ("run", "last.pt", how.ANY_CHECKPOINT),
-    ("run", "recipe.json", how.ANY_JSON),
-    ("run", "images.json", how.ANY_JSON),
-    ("run", "environment.json", how.ANY_JSON),
     ("run", "log.csv", how.ANY_LOG),
-    ("table", "", how.ANY_TABLE),
     ("manifest", "", how.ANY_MANIFEST),
     ("images", "0-0.png", how.ANY_IMAGE),
     ("images", "", how.ANY_IMAGE_FOLDER),

@@ -6,25 +6,13 @@ import pytest
 
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
-from sightline.labels.codes import normal_codes, tree_of_codes
+from sightline.labels.codes import normal_codes
 from sightline.labels.tree import read_edges, read_taxonomy, read_tree, tree_of_folders, tree_of_manifest
 
 
 def written(file, text):
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def test_label_columns_of_a_manifest(tmp_path):
-    text = "path,split,label_0,label_1\na.png,train,cat,animal\nb.png,train,cat,animal\nc.png,test,oak,plant\n"
-    tree = tree_of_manifest(read_manifest(written(tmp_path / "m.csv", text)))
-    assert tree.columns().rows() == [("cat", "animal"), ("oak", "plant")]
-
-
-def test_folders(image_tree):
-    tree = tree_of_folders(image_tree)
-    assert tree.level_sizes() == [3, 12]
-    assert tree.path(tree.find("class04")) == ["super1", "class04"]
 
 
 @pytest.mark.parametrize(
@@ -73,32 +61,12 @@ def test_a_taxonomy_with_tabs_or_capitals_in_its_header(tmp_path, name, text):
     assert read_tree(written(tmp_path / name, text)).columns().rows() == [("Morus alba", "Plantae")]
 
 
-def test_a_rank_that_few_records_have_counts(tmp_path):
-    records = [{"kingdom": "Plantae", "genus": None, "name": f"s{n}"} for n in range(150)]
-    records.append({"kingdom": "Plantae", "genus": "Morus", "name": "Morus alba", "phylum": "Tracheophyta"})
-    tree = read_taxonomy(written(tmp_path / "c.json", json.dumps(records)), fill=True)
-    assert tree.path(tree.find("Morus alba")) == ["Plantae", "Tracheophyta", "Morus", "Morus alba"]
-    assert tree.level_sizes() == [1, 2, 2, 151]
-
-
 def test_categories_of_inaturalist(tmp_path):
     records = [{"id": 3, "name": "Morus alba", "genus": "Morus", "kingdom": "Plantae", "supercategory": "Plants"}]
     file = written(tmp_path / "train2018.json", json.dumps({"categories": records}))
     assert read_taxonomy(file).columns().rows() == [("Morus alba", "Morus", "Plantae")]
     with pytest.raises(InputError, match="a list of records"):
         read_taxonomy(written(tmp_path / "other.json", "{}"))
-
-
-def test_codes_make_a_tree_of_their_beginnings():
-    tree = tree_of_codes(["26.01.15", "26.1.3", "3.9", "26.1.15"])
-    assert {*tree.names} == {"26", "26.1", "26.1.15", "26.1.3", "3", "3.9"}
-    assert int(tree.shared_levels(tree.find("26.1.15"), tree.find("26.1.3"))) == 2
-    assert tree.levelled().columns().sort("label_0").rows()[-1] == ("3.9", "3.9", "3")
-
-
-def test_wrong_codes_are_told_at_once():
-    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
-        normal_codes(["1.1", "26..1", "x"], "logos")
 
 
 def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
@@ -112,3 +80,20 @@ def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
         read_tree(ranks, several_parents="first")
     with pytest.raises(InputError, match="unknown kind of tree 'edge': did you mean 'edges'"):
         read_tree(edges, kind="edge")
+
+
+def test_label_columns_of_a_manifest(tmp_path):
+    text = "path,split,label_0,label_1\na.png,train,cat,animal\nb.png,train,cat,animal\nc.png,test,oak,plant\n"
+    tree = tree_of_manifest(read_manifest(written(tmp_path / "m.csv", text)))
+    assert tree.columns().rows() == [("cat", "animal"), ("oak", "plant")]
+
+
+def test_folders(image_tree):
+    tree = tree_of_folders(image_tree)
+    assert tree.level_sizes() == [3, 12]
+    assert tree.path(tree.find("class04")) == ["super1", "class04"]
+
+
+def test_wrong_codes_are_told_at_once():
+    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
+        normal_codes(["1.1", "26..1", "x"], "logos")

@@ -5,52 +5,16 @@ from itertools import permutations
 
 import pytest
 import torch
+from loss_cases import double, draw, draw_pairs, gradient_of, references, value_and_gradient
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.blackbox import (
-    PENALTIES,
-    BlackBoxAPLoss,
-    BlackBoxRecallLoss,
-    DetectionAPLoss,
-    all_classes_ap_loss,
-    blackbox_ap_loss,
-    blackbox_ranks,
-    blackbox_recall_loss,
-    class_map_loss,
-    with_margin,
-)
+from sightline.losses.blackbox import PENALTIES, with_margin
 from sightline.losses.state import RecentBatches, identify_batch, keeps_batches, start_epoch
 from sightline.ranking.similarity import cosine_scores
 from sightline.training.batch_loss import BatchLoss
-
-
-def double(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw(seed, n_queries=5, n_items=9):
-    """Scores in steps of 0.05, so that many are equal; a third relevant; a sixth masked."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randint(-8, 9, (n_queries, n_items), generator=generator).double() / 20
-    relevant = torch.rand(n_queries, n_items, generator=generator) < 0.33
-    return scores, relevant, torch.rand(n_queries, n_items, generator=generator) < 0.83
-
-
-def draw_apart(seed, n_queries=4, n_items=8):
-    """As draw, with scores that are all different."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.stack([torch.randperm(40, generator=generator)[:n_items] for _ in range(n_queries)]).double() / 40
-    relevant = torch.rand(n_queries, n_items, generator=generator) < 0.4
-    return scores, relevant, torch.rand(n_queries, n_items, generator=generator) < 0.83
-
-
-def gradient_of(loss, scores):
-    leaf = scores.detach().clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
-    return gradient
-
 
 # Oracles: one item at a time.
 
@@ -61,32 +25,24 @@ def ranks_of_list(scores, relevant, mask):
     return [columns.index(i) + 1 if mask[i] else None for i in range(len(scores))]
 
 
-def shifted(scores, relevant, margin):
-    return [
-        score + (-margin / 2 if is_relevant else margin / 2) for score, is_relevant in zip(scores, relevant, strict=True)
-    ]
-
-
-def counts_of_list(scores, relevant, mask, margin):
-    """(rank, rank among relevant items) of each relevant item of one list."""
-    ranks = ranks_of_list(shifted(scores, relevant, margin), relevant, mask)
-    hits = sorted(rank for rank, is_relevant in zip(ranks, relevant, strict=True) if rank and is_relevant)
-    return [(rank, place) for place, rank in enumerate(hits, start=1)]
-
-
 def by_query(tables, margin):
-    counts = [counts_of_list(*row, margin) for row in zip(*(table.tolist() for table in tables), strict=True)]
-    return [row for row in counts if row]
+    """(rank, rank among relevant items) of each relevant item of each list that has any."""
+    for row, relevant, mask in zip(*(table.tolist() for table in tables), strict=True):
+        moved = [score + (-margin / 2 if good else margin / 2) for score, good in zip(row, relevant, strict=True)]
+        ranks = ranks_of_list(moved, relevant, mask)
+        hits = sorted(rank for rank, good in zip(ranks, relevant, strict=True) if rank and good)
+        if hits:
+            yield [(rank, place) for place, rank in enumerate(hits, start=1)]
 
 
 def ap_loss_by_definition(tables, margin):
-    rows = by_query(tables, margin)
+    rows = list(by_query(tables, margin))
     return sum(1 - sum(place / rank for rank, place in row) / len(row) for row in rows) / len(rows)
 
 
 def recall_loss_by_definition(tables, margin, weight_of, reduction):
     """The sum over K of the weight of K and the share of relevant items with K or more irrelevant ones above."""
-    rows = by_query(tables, margin)
+    rows = list(by_query(tables, margin))
     groups = rows if reduction == "queries" else [[pair for row in rows for pair in row]]
     total = 0.0
     for k in range(1, tables[0].shape[1] + 1):
@@ -105,10 +61,10 @@ def gradient_by_definition(scores, relevant, mask, upstream, strength):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_and_their_gradient_are_their_definition(seed):
-    scores, relevant, mask = draw(seed)
+    scores, relevant, mask = draw_pairs(seed)
     upstream = torch.randn(5, 9, generator=torch.Generator().manual_seed(seed)).double()
-    ranks = blackbox_ranks(scores, relevant, mask, 0.3)
-    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, relevant, mask, 0.3) * upstream).sum(), scores)
+    ranks = losses.blackbox_ranks(scores, relevant, mask, 0.3)
+    gradient = gradient_of(lambda leaf: (losses.blackbox_ranks(leaf, relevant, mask, 0.3) * upstream).sum(), scores)
     for row in range(5):
         one = [table[row].tolist() for table in (scores, relevant, mask)]
         expected = [rank / sum(one[2]) if rank else 0.0 for rank in ranks_of_list(*one)]
@@ -116,11 +72,11 @@ def test_ranks_and_their_gradient_are_their_definition(seed):
         assert_close(gradient[row], double(gradient_by_definition(*one, upstream[row].tolist(), 0.3)))
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.07])
 @pytest.mark.parametrize("seed", range(4))
-def test_ap_loss_is_its_definition(seed, margin):
-    tables = draw(seed)
-    assert_close(blackbox_ap_loss(*tables, margin=margin).item(), ap_loss_by_definition(tables, margin))
+def test_ap_loss_is_its_definition(seed):
+    tables = draw_pairs(seed)
+    for margin in (0.0, 0.07):
+        assert_close(losses.blackbox_ap_loss(*tables, margin=margin).item(), ap_loss_by_definition(tables, margin))
 
 
 WEIGHTS = {
@@ -130,29 +86,19 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("reduction", ["queries", "pairs"])
-@pytest.mark.parametrize("weights", ["log", "loglog", (0.5, 0.0, 2.0), (1.0,), tuple(1 / k for k in range(1, 20))])
-@pytest.mark.parametrize("seed", range(2))
-def test_recall_loss_is_its_definition(seed, weights, reduction):
-    tables = draw(seed)
+@pytest.mark.parametrize("weights", [*WEIGHTS, (0.5, 0.0, 2.0), tuple(1 / k for k in range(1, 20))])
+def test_recall_loss_is_its_definition(weights, reduction):
+    assert PENALTIES.keys() == WEIGHTS.keys()
+    tables = draw_pairs(1)
     weight_of = WEIGHTS[weights] if isinstance(weights, str) else dict(enumerate(weights, start=1)).get
     expected = recall_loss_by_definition(tables, 0.07, lambda k: weight_of(k) or 0.0, reduction)
-    assert_close(blackbox_recall_loss(*tables, margin=0.07, weights=weights, reduction=reduction).item(), expected)
-
-
-def test_every_penalty_is_seen():
-    assert PENALTIES.keys() == WEIGHTS.keys()
+    assert_close(losses.blackbox_recall_loss(*tables, margin=0.07, weights=weights, reduction=reduction).item(), expected)
 
 
 # Worked cases.
 
 V4 = double([[0.30, 0.80, 0.10, 0.50, 0.62]])
 V4_RELEVANT = torch.tensor([[True, False, False, True, False]])
-
-
-def test_worked_ranks():
-    moved = with_margin(V4, V4_RELEVANT, 0.1)
-    assert_close(moved, double([[0.25, 0.85, 0.15, 0.45, 0.67]]))
-    assert_close(blackbox_ranks(moved, V4_RELEVANT) * 5, double([[4, 1, 5, 3, 2]]))
 
 
 @pytest.mark.parametrize(
@@ -166,24 +112,15 @@ def test_worked_ranks():
     ],
 )
 def test_worked_ap_gradient(raw_strength, gradient):
-    loss = partial(blackbox_ap_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1)
+    assert_close(losses.blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5, double([[4, 1, 5, 3, 2]]))
+    loss = partial(losses.blackbox_ap_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1)
     assert_close(loss(V4), double(0.5833333333), atol=1e-9, rtol=0)
     assert_close(gradient_of(loss, V4), double([gradient]))
-    ranks = blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5
+    ranks = losses.blackbox_ranks(with_margin(V4, V4_RELEVANT, 0.1), V4_RELEVANT) * 5
     among = double([[2, 0, 0, 1, 0]])
     assert_close(one_minus_ap(among, ranks, V4_RELEVANT), double(0.5833333333), atol=1e-9, rtol=0)
     slopes = gradient_of(lambda leaf: one_minus_ap(among, leaf, V4_RELEVANT), ranks)
     assert_close(slopes, double([[0.0625, 0, 0, 0.0555555556, 0]]), atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("weights", "value", "slope"), [("log", 1.0986122887, 0.1666666667), ("loglog", 0.7412763114, 0.0794175597)]
-)
-def test_worked_recall(weights, value, slope):
-    assert_close(blackbox_recall_loss(V4, V4_RELEVANT, margin=0.1, weights=weights), double(value), atol=1e-9, rtol=0)
-    n_above = torch.tensor([2.0, 2.0], dtype=torch.float64)
-    gradient = gradient_of(lambda leaf: PENALTIES[weights](leaf).mean(), n_above)
-    assert_close(gradient, double([slope] * 2), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +134,15 @@ def test_worked_recall(weights, value, slope):
         ((5.0, 5.0), 4, [0, 0, 0, 0, 0]),
     ],
 )
-def test_worked_recall_gradient(weights, raw_strength, gradient):
-    loss = partial(blackbox_recall_loss, relevance=V4_RELEVANT, strength=raw_strength / 5, margin=0.1, weights=weights)
+def test_worked_recall(weights, raw_strength, gradient):
+    options = {"margin": 0.1, "weights": weights, "strength": raw_strength / 5}
+    loss = partial(losses.blackbox_recall_loss, relevance=V4_RELEVANT, **options)
     assert_close(gradient_of(loss, V4), double([gradient]))
+    if isinstance(weights, str):
+        value, slope = {"log": (1.0986122887, 0.1666666667), "loglog": (0.7412763114, 0.0794175597)}[weights]
+        assert_close(loss(V4), double(value), atol=1e-9, rtol=0)
+        found = gradient_of(lambda leaf: PENALTIES[weights](leaf).mean(), double([2.0, 2.0]))
+        assert_close(found, double([slope] * 2), atol=1e-9, rtol=0)
 
 
 V5 = double([[0.9, 0.2, 0.4], [0.3, 0.7, 0.6], [0.5, 0.1, 0.8], [0.2, 0.65, 0.35]])
@@ -219,59 +162,35 @@ def test_worked_detection(margin, by_class, across, combined):
     assert_near = partial(assert_close, atol=1e-9, rtol=0)
     for number, expected in enumerate(by_class):
         column = slice(number, number + 1)
-        assert_near(class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
-    assert_near(class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
-    assert_near(all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
-    assert_near(DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
+        assert_near(losses.class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
+    assert_near(losses.class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
+    assert_near(losses.all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
+    assert_near(losses.DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
 
 
-# Properties of the gradient.
-
-
-@pytest.mark.parametrize("strength", [1e-9, 0.01, 0.1, 1.0, 20.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_gradient_of_ranks(seed, strength):
-    scores, relevant, mask = draw_apart(seed)
-    upstream = torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed)).double() * mask
-    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, relevant, mask, strength) * upstream).sum(), scores)
-    assert_close(gradient.sum(1), torch.zeros(4).double())
-    assert (gradient[~mask] == 0).all()
-    assert ((gradient * upstream).sum(1) <= 1e-12).all()
-    assert ((gradient * scores).sum(1) >= -1e-12).all()
-    if strength == 1e-9:
-        assert (gradient == 0).all()
-    assert gradient.abs().max() <= 1 / strength  # ranks are in (0, 1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_gradient_is_that_of_the_interpolation(seed):
-    generator = torch.Generator().manual_seed(seed)
-    scores, upstream = torch.randn(2, 6, generator=generator).double()
-    strength, n = 0.7, 6
+def test_gradient_is_that_of_the_interpolation():
+    (scores, upstream), strength, n = draw(0, 2, 6), 0.7, 6
 
     def rank_product(values):  # the least of values . ranks over all permutations of the ranks
         return min(sum(v * p / n for v, p in zip(values, ranks, strict=True)) for ranks in permutations(range(1, n + 1)))
 
     def interpolation(values):
-        moved = [v + strength * g for v, g in zip(values, upstream.tolist(), strict=True)]
-        return (rank_product(moved) - rank_product(values)) / strength
+        return (rank_product((values + strength * upstream).tolist()) - rank_product(values.tolist())) / strength
 
-    none = torch.zeros(1, n)
-    gradient = gradient_of(lambda leaf: (blackbox_ranks(leaf, none, strength=strength) * upstream).sum(), scores[None])[0]
-    for item in range(n):
-        step = torch.zeros(n).double()
-        step[item] = 1e-6
-        difference = interpolation((scores + step).tolist()) - interpolation((scores - step).tolist())
-        assert_close(gradient[item].item(), difference / 2e-6, atol=1e-6, rtol=0)
+    def loss(leaf):
+        return (losses.blackbox_ranks(leaf, torch.zeros(1, n), strength=strength) * upstream).sum()
+
+    for step, slope in zip(1e-6 * torch.eye(n).double(), gradient_of(loss, scores[None])[0].tolist(), strict=True):
+        assert_close(slope, (interpolation(scores + step) - interpolation(scores - step)) / 2e-6, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["ap", "log", "loglog"])
 @pytest.mark.parametrize("seed", range(3))
 def test_gradient_of_the_loss_is_the_definition(seed, name):
-    scores, relevant, mask = draw_apart(seed)
+    scores, relevant, mask = draw_pairs(seed, 4, 8, apart=True)
     relevant[0] = False  # not counted among the queries
     relevant[1, 0] = mask[1, 0] = True
-    loss = blackbox_ap_loss if name == "ap" else partial(blackbox_recall_loss, weights=name)
+    loss = losses.blackbox_ap_loss if name == "ap" else partial(losses.blackbox_recall_loss, weights=name)
     gradient = gradient_of(lambda leaf: loss(leaf, relevant, mask, strength=1.5, margin=0.0), scores)
     n_counted = (relevant & mask).any(1).sum().item()
     for row in range(4):
@@ -287,125 +206,55 @@ def test_gradient_of_the_loss_is_the_definition(seed, name):
         assert_close(gradient[row], double(gradient_by_definition(*one, upstream, 1.5)))
 
 
-@pytest.mark.parametrize("factor", [65536.0, 0.25, -3.0])
-def test_a_factor_on_the_loss_is_one_on_the_gradient(factor):
-    scores, relevant, mask = draw_apart(0)
-    for loss in (blackbox_ap_loss, blackbox_recall_loss):
+def test_a_factor_on_the_loss_is_one_on_the_gradient():
+    scores, relevant, mask = draw_pairs(0, apart=True)
+    for loss in (losses.blackbox_ap_loss, losses.blackbox_recall_loss):
         plain = gradient_of(lambda leaf: loss(leaf, relevant, mask), scores)  # noqa: B023
         assert plain.any()
-        assert_close(gradient_of(lambda leaf: factor * loss(leaf, relevant, mask), scores), factor * plain)  # noqa: B023
-
-
-def test_strength_is_that_of_the_whole_detection_loss():
-    class_lists, one_list = V5.T, V5.reshape(1, -1)
-    by_class, across = V5_TARGETS.T, V5_TARGETS.reshape(1, -1)
-    terms = [(class_lists, by_class, 2 / 3), (one_list, across, 1 / 3)]
-
-    def raw(scores, relevant, share, leaf_of):  # one autograd graph, factors and all
-        moved = with_margin(leaf_of(scores), relevant, 0.15)
-        ranks = blackbox_ranks(moved, relevant, strength=0.5) * relevant.shape[1]
-        among = torch.stack([(relevant & (ranks <= ranks[:, [i]])).sum(1) for i in range(relevant.shape[1])], dim=1)
-        aps = (among / ranks * relevant).sum(1) / relevant.sum(1)
-        return share * (1 - aps).mean()
-
-    expected = gradient_of(
-        lambda leaf: (
-            raw(class_lists, by_class, terms[0][2], lambda _: leaf.T)
-            + raw(one_list, across, terms[1][2], lambda _: leaf.reshape(1, -1))
-        ),
-        V5,
-    )
-    assert expected.any()
-    assert_close(gradient_of(lambda leaf: DetectionAPLoss()(leaf, V5_TARGETS), V5), expected)
-
-
-# Properties of the value.
-
-
-# Edges.
+        scaled = gradient_of(lambda leaf: -65536 * loss(leaf, relevant, mask), scores)  # noqa: B023
+        assert_close(scaled, -65536 * plain)
 
 
 def test_equal_scores_rank_irrelevant_items_first_then_earlier_ones():
     relevant = torch.tensor([[True, False, True, False]])
-    assert_close(blackbox_ranks(torch.zeros(1, 4), relevant) * 4, torch.tensor([[3.0, 1.0, 4.0, 2.0]]))
-    assert_close(blackbox_ap_loss(torch.zeros(1, 4), relevant), torch.tensor(1 - (1 / 3 + 2 / 4) / 2))
-    assert blackbox_ap_loss(torch.zeros(1, 4), torch.ones(1, 4)) == 0  # no precision above 1
-
-
-@pytest.mark.parametrize("loss", [blackbox_ap_loss, blackbox_recall_loss, class_map_loss, all_classes_ap_loss])
-@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (2, 0), (0, 4)])
-@pytest.mark.parametrize("value", [0, 1])
-def test_none_or_all_relevant_is_0_with_a_gradient_of_0(loss, shape, value):
-    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    result = loss(scores, torch.full(shape, value))
-    assert result == 0
-    assert (torch.autograd.grad(result, scores)[0] == 0).all()
-
-
-# The margin's noise.
+    assert_close(losses.blackbox_ranks(torch.zeros(1, 4), relevant) * 4, torch.tensor([[3.0, 1.0, 4.0, 2.0]]))
+    assert_close(losses.blackbox_ap_loss(torch.zeros(1, 4), relevant), torch.tensor(1 - (1 / 3 + 2 / 4) / 2))
+    assert losses.blackbox_ap_loss(torch.zeros(1, 4), torch.ones(1, 4)) == 0  # no precision above 1
 
 
 def test_margin_noise_is_half_normal_and_seeded():
     scores, relevant = torch.zeros(200, 100).double(), torch.arange(100).expand(200, 100) % 2 == 0
-    noisy = partial(with_margin, scores, relevant, 0.5)
-    shift = noisy(torch.Generator().manual_seed(1))
+    shift = with_margin(scores, relevant, 0.5, torch.Generator().manual_seed(1))
     assert (shift[relevant] <= 0).all()
     assert (shift[~relevant] >= 0).all()
     assert_close(shift.abs().mean().item(), 0.25 * math.sqrt(2 / math.pi), atol=5e-3, rtol=0)
     assert_close(shift.square().mean().item(), 0.0625, atol=3e-3, rtol=0)
-    assert_close(noisy(torch.Generator().manual_seed(1)), shift, atol=0, rtol=0)
-    tables = draw(0)
-    drawn = [blackbox_ap_loss(*tables, margin=0.3, generator=torch.Generator().manual_seed(s)).item() for s in range(8)]
-    assert len(set(drawn)) > 1
+    assert_close(with_margin(scores, relevant, 0.5, torch.Generator().manual_seed(1)), shift, atol=0, rtol=0)
 
 
-def draw_batch(seed, n_items=8, n_dimensions=4):
-    embeddings = torch.randn(n_items, n_dimensions, generator=torch.Generator().manual_seed(seed)).double()
-    return embeddings, torch.arange(n_items) % 3
+def test_strength_is_that_of_the_whole_detection_loss():
+    def raw(leaf, relevant, share):  # one autograd graph, factors and all
+        ranks = losses.blackbox_ranks(with_margin(leaf, relevant, 0.15), relevant, strength=0.5) * relevant.shape[1]
+        among = torch.stack([(relevant & (ranks <= ranks[:, [i]])).sum(1) for i in range(relevant.shape[1])], dim=1)
+        return share * (1 - (among / ranks * relevant).sum(1) / relevant.sum(1)).mean()
+
+    across = V5_TARGETS.reshape(1, -1)
+    expected = gradient_of(lambda leaf: raw(leaf.T, V5_TARGETS.T, 2 / 3) + raw(leaf.reshape(1, -1), across, 1 / 3), V5)
+    assert expected.any()
+    assert_close(gradient_of(lambda leaf: losses.DetectionAPLoss()(leaf, V5_TARGETS), V5), expected)
 
 
-def test_noise_of_the_module_goes_on_after_a_resume():
-    batches = [draw_batch(seed) for seed in range(6)]
-    whole, other = (
-        BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3),
-        BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=4),
-    )
-    expected = [whole(*batch).item() for batch in batches]
-    first = BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3)
-    values = [first(*batch).item() for batch in batches[:3]]
-    second = BlackBoxAPLoss(margin=0.5, margin_noise=True, seed=3)
-    second.load_state_dict(first.state_dict())
-    assert values + [second(*batch).item() for batch in batches[3:]] == expected
-    assert [other(*batch).item() for batch in batches] != expected
-    same = BlackBoxAPLoss(margin=0.5, margin_noise=True)
-    assert len({same(*batches[0]).item() for _ in range(10)}) > 1
+def draw_batch(seed, n_items=8):
+    return draw(seed, n_items), torch.arange(n_items) % 3
 
 
 # Modules and their memory.
 
 MODULES = {
-    "ap": (BlackBoxAPLoss, blackbox_ap_loss),
-    "recall": (BlackBoxRecallLoss, blackbox_recall_loss),
+    "ap": (losses.BlackBoxAPLoss, losses.blackbox_ap_loss),
+    "recall": (losses.BlackBoxRecallLoss, losses.blackbox_recall_loss),
 }
 every_module = pytest.mark.parametrize(("module", "loss"), MODULES.values(), ids=MODULES)
-
-
-@every_module
-def test_modules_rank_each_item_against_the_others_or_a_reference_set(module, loss):
-    (embeddings, labels), (references, ref_labels) = draw_batch(0), draw_batch(1, 11)
-    others = ~torch.eye(8, dtype=torch.bool)
-    within = loss(cosine_scores(embeddings, embeddings), labels[:, None] == labels, others, 2.0, 0.3)
-    assert_close(module(2.0, 0.3)(embeddings, labels), within)
-    apart = loss(cosine_scores(embeddings, references), labels[:, None] == ref_labels, None, 2.0, 0.3)
-    assert_close(module(2.0, 0.3)(embeddings, labels, references, ref_labels), apart)
-
-
-def test_recall_module_hands_its_options_on():
-    embeddings, labels = draw_batch(0)
-    pairs = cosine_scores(embeddings, embeddings), labels[:, None] == labels, ~torch.eye(8, dtype=torch.bool)
-    for weights, reduction in (("log", "pairs"), ([1.0, 0.5], "queries")):
-        module = BlackBoxRecallLoss(weights=weights, reduction=reduction)
-        assert_close(module(embeddings, labels), blackbox_recall_loss(*pairs, weights=weights, reduction=reduction))
 
 
 @every_module
@@ -417,12 +266,12 @@ def test_evaluation_mode_is_without_margin_and_memory(module, loss):
     before = copy.deepcopy(one.state_dict())
     one.eval()
     assert_close(one(embeddings, labels), loss(*pairs, margin=0.0))
-    one(embeddings, labels, *draw_batch(2))
+    one(embeddings, labels, **references(*draw_batch(2)))
     assert_close(one.state_dict(), before)
 
 
 @every_module
-@pytest.mark.parametrize("memory", [0, 1, 2, 3])
+@pytest.mark.parametrize("memory", [0, 1, 3])
 def test_memory_lengthens_the_lists_by_the_last_batches(module, loss, memory):
     batches = [draw_batch(seed, n_items) for seed, n_items in enumerate([8, 5, 6, 7, 8])]
     one = module(memory=memory)
@@ -456,101 +305,68 @@ def test_no_item_meets_its_older_copy_in_the_memory(module, loss):
     assert inner.recent.ids.tolist() == [*ids[1], *ids[2]]
 
 
-@every_module
-def test_memory_stopped_and_resumed_equals_never_stopped(module, loss):
-    batches = [(e, torch.stack([c, c % 2], dim=1)) for e, c in (draw_batch(seed, 6) for seed in range(6))]
-    whole = module(memory=2)
-    expected = [whole(*batch).item() for batch in batches]
-    for stop in range(6):
-        first, second = module(memory=2), module(memory=2)
-        values = [first(*batch).item() for batch in batches[:stop]]
-        second(*draw_batch(9, 3))  # what it held goes
-        second.load_state_dict(first.state_dict())
-        assert values + [second(*batch).item() for batch in batches[stop:]] == expected
-        assert_close(second.state_dict(), whole.state_dict())
-    whole.reset()
-    assert_close(whole.state_dict(), module(memory=2).state_dict())
-    assert_close(whole(*batches[0]).item(), expected[0])
+def test_noise_comes_from_the_seed_and_the_memory_can_be_reset():
+    make, batch = partial(losses.BlackBoxAPLoss, margin=0.5, margin_noise=True, memory=2), draw_batch(0, 6)
+    loss = make(seed=3)
+    first, second = loss(*batch).item(), loss(*batch).item()
+    loss.reset()
+    assert len(loss.recent.rows) == 0
+    assert len({first, second, loss(*batch).item(), make(seed=4)(*batch).item()}) == 4
+    assert make(seed=3)(*batch).item() == first
 
 
 def test_detection_memory_is_of_the_last_batches():
-    generator = torch.Generator().manual_seed(0)
-    batches = [
-        (torch.rand(5, 3, generator=generator).double(), torch.rand(5, 3, generator=generator) < 0.4) for _ in range(5)
-    ]
-    whole, first, second = (DetectionAPLoss(20.0, margin=0.05, share=0.25, memory=2) for _ in range(3))
+    batches = [(draw(seed, 5, 3) / 4, draw(seed + 9, 5, 3) > 0.4) for seed in range(5)]
+    whole, first, second, fresh = (losses.DetectionAPLoss(20.0, 0.05, 0.25, memory) for memory in (2, 2, 2, 1))
     values = []
     for number, (logits, targets) in enumerate(batches):
-        lists = batches[max(0, number - 2) : number + 1]
-        longer = class_map_loss(torch.cat([row for row, _ in lists]), torch.cat([t for _, t in lists]), margin=0.05)
-        leaf = logits.clone().requires_grad_()
-        value = whole(leaf, targets)
-        assert_close(value, 0.75 * longer + 0.25 * all_classes_ap_loss(logits, targets, margin=0.05))
-        assert torch.autograd.grad(value, leaf)[0].any()
+        longer = [torch.cat(side) for side in zip(*batches[max(0, number - 2) : number + 1], strict=True)]
+        value, gradient = value_and_gradient(whole, logits, targets)
+        across = losses.all_classes_ap_loss(logits, targets, margin=0.05)
+        assert_close(value, 0.75 * losses.class_map_loss(*longer, margin=0.05) + 0.25 * across)
+        assert gradient.any()
         values.append(value.item())
     for batch in batches[:3]:
         first(*batch)
     second.load_state_dict(first.state_dict())
     assert [second(*batch).item() for batch in batches[3:]] == values[3:]
     assert second.recent.labels.dtype == torch.bool
-    second.eval()
-    by_class, across = (loss(*batches[0], margin=0.0) for loss in (class_map_loss, all_classes_ap_loss))
-    assert_close(second(*batches[0]), 0.75 * by_class + 0.25 * across)
+    by_class, across = (loss(*batches[0], margin=0.0) for loss in (losses.class_map_loss, losses.all_classes_ap_loss))
+    assert_close(second.eval()(*batches[0]), 0.75 * by_class + 0.25 * across)
     second.train().reset()
     assert second(*batches[0]).item() == values[0]
+    fresh.load_state_dict(whole.state_dict())  # of two batches, the older of which is dropped
+    fresh(*batches[0])
+    assert fresh.recent.sizes.tolist() == [5]
 
 
-@pytest.mark.parametrize("memory", [0, 1])
-def test_a_longer_memory_loaded_into_a_shorter_one_is_cut(memory):
-    batches = [(draw_batch(seed, 6, 3)[0], draw_batch(seed + 9, 6, 3)[0] > 0) for seed in range(4)]
-    long, short = DetectionAPLoss(memory=3), DetectionAPLoss(memory=memory)
-    for batch in batches[:3]:
-        long(*batch)
-    short.load_state_dict(long.state_dict())
-    short(*batches[3])
-    fresh = DetectionAPLoss(memory=memory)
-    fresh(*batches[3])
-    assert_close(short(*batches[0]), fresh(*batches[0]))
-
-
-# Errors.
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, math.nan])
-def test_share_is_between_0_and_1(share):
-    with pytest.raises(InputError, match=rf"^share is {share};"):
-        DetectionAPLoss(share=share)
-
-
-def test_memory_and_a_reference_set_do_not_go_together():
-    message = r"^a reference set and a memory do not go together: leave out ref_emb, or set memory to 0$"
-    with pytest.raises(InputError, match=message):
-        BlackBoxAPLoss(memory=1)(*draw_batch(0), *draw_batch(1))
-
-
-def test_memory_refuses_rows_of_another_width():
+def test_what_does_not_fit_is_refused():
+    for share in (0.0, 1.0, math.nan):
+        with pytest.raises(InputError, match=rf"share.*{share}"):
+            losses.DetectionAPLoss(share=share)
+    with pytest.raises(InputError, match=r"ref_emb.*memory"):
+        losses.BlackBoxAPLoss(memory=1)(*draw_batch(0), **references(*draw_batch(1)))
+    with pytest.raises(InputError, match=r"indices_tuple.*memory"):
+        losses.BlackBoxAPLoss(memory=1)(*draw_batch(0), [torch.arange(3)] * 3)
+    for function in (losses.class_map_loss, losses.DetectionAPLoss()):
+        with pytest.raises(InputError, match=r"logits.*list"):
+            function(V5.tolist(), V5_TARGETS)
+    assert_close(losses.class_map_loss(V5, V5_TARGETS.tolist()), losses.class_map_loss(V5, V5_TARGETS))
     recent = RecentBatches(2)
     recent.push(torch.zeros(3, 4), torch.zeros(3, 1))
-    with pytest.raises(InputError, match=r"^memory holds rows of 4 numbers, found 5; reset\(\) empties it$"):
+    with pytest.raises(InputError, match=r"memory.* 4,.* 5;.*reset"):
         recent.push(torch.zeros(3, 5), torch.zeros(3, 1))
     recent.reset()
     recent.push(torch.zeros(3, 5), torch.zeros(3, 1))
     assert recent.rows.shape == (3, 5)
 
 
-def test_parts_with_a_memory_hear_of_epochs_and_batches():
-    class Counts(torch.nn.Module):
-        n_epochs = 0
-
-        def start_epoch(self):
-            self.n_epochs += 1
-
-    loss = torch.nn.ModuleList([BlackBoxAPLoss(memory=1), Counts(), torch.nn.Identity()])
+def test_hooks_reach_the_parts_of_a_loss():
+    loss = torch.nn.ModuleList([losses.BlackBoxAPLoss(memory=1), torch.nn.Identity()])
     identify_batch(loss, torch.tensor([4, 2]))
-    loss[0](torch.eye(2), torch.tensor([5, 5]))
+    loss[0](torch.eye(2), [5, 5])
     assert loss[0].recent.ids.tolist() == [4, 2]
     start_epoch(loss)
     assert len(loss[0].recent.rows) == 0
-    assert loss[1].n_epochs == 1
     assert keeps_batches(loss)
-    assert not keeps_batches(BlackBoxAPLoss())
+    assert not keeps_batches(losses.BlackBoxAPLoss())

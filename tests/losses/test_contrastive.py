@@ -1,95 +1,144 @@
+"""Calibration, contrastive losses and triplets: definitions, pytorch-metric-learning's losses, memory."""
+
+from functools import partial
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from loss_cases import E1, E2, E_RELEVANT, LABELS, double, draw, lists, references, reproducible, sides, value_and_gradient
+from pytorch_metric_learning import losses as metric_learning
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.miners import DistanceWeightedMiner
+from torch.autograd import gradcheck
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sightline import losses
 from sightline.errors import InputError
 from sightline.losses import contrastive
-from sightline.losses.contrastive import CalibrationLoss, calibration_loss
 from sightline.ranking.pairs import batch_pairs
 
-reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+MINING = ("all", "hard", "semi-hard", "distance-weighted")
+HAND = double([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[True, True, False, False, False]])
 
 
-def double(values):
-    return torch.tensor(values, dtype=torch.float64)
+def draw_near(seed=0, n_items=10, dtype=torch.float64):
+    """Of one half-space, so that cosines are high enough for every loss."""
+    return draw(seed, n_items, dtype=dtype) + torch.tensor([1.5, 0, 0, 0], dtype=dtype)
 
 
 def calibration_by_definition(scores, relevant, mask, alpha=0.9, beta=0.6):
-    """One pair at a time; queries without any item are left out."""
+    """Queries without any item are left out."""
     found = []
-    for row, is_relevant, listed in zip(scores.tolist(), relevant.tolist(), mask.tolist(), strict=True):
-        short = [max(0.0, alpha - s) for s, good, present in zip(row, is_relevant, listed, strict=True) if present and good]
-        over = [
-            max(0.0, s - beta) for s, good, present in zip(row, is_relevant, listed, strict=True) if present and not good
-        ]
+    for positives, negatives in sides(scores, relevant, mask):
+        short, over = [max(0.0, alpha - s) for s in positives], [max(0.0, s - beta) for s in negatives]
         if short or over:
             found.append(sum(sum(side) / len(side) for side in (short, over) if side))
     return sum(found) / len(found) if found else 0.0
 
 
-@st.composite
-def lists(draw_value):
-    n_queries, n_items = draw_value(st.integers(1, 4)), draw_value(st.integers(1, 7))
-    row = {"min_size": n_items, "max_size": n_items}
-    rows = {"min_size": n_queries, "max_size": n_queries}
-    scores = draw_value(st.lists(st.lists(st.integers(-10, 10), **row), **rows))
-    relevant, mask = (draw_value(st.lists(st.lists(st.booleans(), **row), **rows)) for _ in range(2))
-    return double(scores) / 10, torch.tensor(relevant), torch.tensor(mask)
+def mean_above_zero(terms):
+    above = [term for term in terms if term > 1e-12]
+    return sum(above) / len(above) if above else 0.0
 
 
+def contrastive_by_definition(scores, relevant, mask, pos_margin=0.9, neg_margin=0.6):
+    queries = list(sides(scores, relevant, mask))
+    short = [pos_margin - score for positives, _ in queries for score in positives]
+    return mean_above_zero(short) + mean_above_zero([score - neg_margin for _, negatives in queries for score in negatives])
+
+
+def xbm_by_definition(scores, relevant, mask, neg_margin=0.5):
+    total = 0.0
+    for positives, negatives in sides(scores, relevant, mask):
+        total += sum(1 - score for score in positives if score < 1 - 1e-5)
+        total += sum(score for score in negatives if score > neg_margin)
+    return total / len(scores)
+
+
+def triplet_by_definition(scores, relevant, mask, margin=0.05, mining="semi-hard"):
+    terms = []
+    for positives, negatives in sides(scores, relevant, mask):
+        if mining == "all":
+            terms += [n - p + margin for p in positives for n in negatives]
+        elif mining == "hard" and positives and negatives:
+            terms.append(max(negatives) - min(positives) + margin)
+        elif mining == "semi-hard" and positives and (below := [n for n in negatives if n < max(positives)]):
+            terms.append(max(below) - max(positives) + margin)
+    return mean_above_zero(terms)
+
+
+CASES = {  # the loss, its definition, and other options of both
+    "calibration": (losses.calibration_loss, calibration_by_definition, (0.5, -0.2)),
+    "contrastive": (losses.contrastive_loss, contrastive_by_definition, (0.5, -0.25)),
+    "xbm_contrastive": (losses.xbm_contrastive_loss, xbm_by_definition, (0.125,)),
+    **{
+        mining: (partial(losses.triplet_loss, mining=mining), partial(triplet_by_definition, mining=mining), (0.125,))
+        for mining in MINING[:3]
+    },
+}
+every_function = pytest.mark.parametrize("name", sorted(CASES))
+
+
+@every_function
 @reproducible
-@given(lists(), st.sampled_from([(0.9, 0.6), (0.5, -0.2), (1.0, 0.9)]))
-def test_calibration_is_its_definition(pairs, marks):
-    alpha, beta = marks
-    assert_close(calibration_loss(*pairs, alpha=alpha, beta=beta).item(), calibration_by_definition(*pairs, alpha, beta))
+@given(pairs=lists(), other=st.booleans())
+def test_each_is_its_definition_and_pulls_the_right_way(name, pairs, other):
+    loss, definition, options = CASES[name]
+    options = options if other else ()
     scores, relevant, mask = pairs
-    in_single = calibration_loss(scores.float(), relevant, mask, alpha, beta)
-    assert_close(in_single.item(), calibration_by_definition(*pairs, alpha, beta), rtol=1e-5, atol=1e-6)
+    expected = definition(*pairs, *options)
+    value, gradient = value_and_gradient(loss, scores, relevant * 0.5, mask, *options)
+    assert_close(value.item(), expected)
+    assert_close(loss(scores.float(), relevant, mask, *options).item(), expected, rtol=1e-5, atol=1e-6)
+    assert gradient.isfinite().all()
+    assert (gradient[relevant] <= 0).all()
+    assert (gradient[~relevant] >= 0).all()
+    assert (gradient[~mask] == 0).all()
 
 
-def test_mean_of_nonzero_terms_worked_by_hand():
-    """Shortfall 0.2 of one pair, excess (0.05 + 0.01) / 2; with a second row, all pairs of the table together."""
-    scores, relevant = double([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[True, True, False, False, False]])
-    assert_close(calibration_loss(scores, relevant, reduction="nonzero").item(), 0.23)
-    two = double([[0.95, 0.70, 0.65, 0.30, 0.61], [0.50, 0.90, 0.60, 0.50, 0.90]]), relevant.expand(2, -1)
-    assert_close(calibration_loss(*two, reduction="nonzero").item(), (0.2 + 0.4) / 2 + (0.05 + 0.01 + 0.3) / 3)
-    within = double([[0.95, 0.9, 0.6, 0.30, 0.1]]).requires_grad_()
-    calibration_loss(within, relevant, reduction="nonzero").backward()
-    assert (within.grad == 0).all()
-    with pytest.raises(InputError, match=r"^unknown reduction 'nonzeros': did you mean 'nonzero'\?$"):
-        calibration_loss(scores, relevant, reduction="nonzeros")
+@every_function
+@pytest.mark.parametrize("seed", range(2))
+def test_gradient_is_the_finite_difference(name, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(3, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    relevant, mask = torch.rand(3, 6, generator=generator) < 0.5, torch.rand(3, 6, generator=generator) < 0.8
+    corners = (scores[:, :, None] - scores[:, None, :]).abs() - 0.05  # of the hinges
+    assert corners.abs().min() > 1e-5
+    assert min((scores - mark).abs().min() for mark in (0.9, 0.6, 0.5)) > 1e-5
+    assert gradcheck(lambda scores: CASES[name][0](scores, relevant, mask), scores)
 
 
-def test_an_empty_side_is_zero_and_an_empty_list_left_out():
-    scores = double([[0.5, 0.8], [0.5, 0.8], [0.5, 0.8], [0.5, 0.8]])
+def test_worked_examples():
+    for loss, first, second in ((losses.xbm_contrastive_loss, 2.9, 2.695), (losses.triplet_loss, 0.0, 0.04)):
+        assert_close((loss(E1, E_RELEVANT).item(), loss(E2, E_RELEVANT).item()), (first, second), rtol=0, atol=1e-9)
+    # Relevant 0.8 and 0.5; the others 0.9, 0.7 and 0.6.
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, mining="hard").item(), 0.9 - 0.5 + 0.05)
+    # Against 0.8: 0.15 alone; against 0.5: 0.45, 0.25 and 0.15.
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, mining="all").item(), (0.15 + 0.45 + 0.25 + 0.15) / 4)
+    assert_close(losses.triplet_loss(E1, E_RELEVANT, margin=0.3).item(), 0.7 - 0.8 + 0.3)
+    with pytest.raises(InputError, match=r"'distance-weighted'.*TripletLoss"):
+        losses.triplet_loss(E1, E_RELEVANT, mining="distance-weighted")
+
+
+def test_calibration_worked_by_hand():
+    # Each pair beyond its mark pulls by one over the size of its side; those within pull not at all.
+    assert_close(value_and_gradient(losses.calibration_loss, *HAND)[1], double([[0.0, -1 / 2, 1 / 3, 0.0, 1 / 3]]))
+    # Over nonzero pairs: shortfall 0.2 of one pair, excess (0.05 + 0.01) / 2; of two rows, all pairs together.
+    nonzero = partial(losses.calibration_loss, reduction="nonzero")
+    assert_close(nonzero(*HAND).item(), 0.23)
+    two = torch.cat([HAND[0], double([[0.50, 0.90, 0.60, 0.50, 0.90]])]), HAND[1].expand(2, -1)
+    assert_close(nonzero(*two).item(), (0.2 + 0.4) / 2 + (0.05 + 0.01 + 0.3) / 3)
+    assert (value_and_gradient(nonzero, double([[0.95, 0.9, 0.6, 0.30, 0.1]]), HAND[1])[1] == 0).all()
+    # Shortfall alone (0.4 + 0.1) / 2; excess alone (0 + 0.2) / 2; both 0.4 + 0.2; an empty list is not counted.
     relevant = torch.tensor([[True, True], [False, False], [True, False], [True, False]])
     mask = torch.tensor([[True, True], [True, True], [True, True], [False, False]])
-    # Shortfall alone (0.4 + 0.1) / 2; excess alone (0 + 0.2) / 2; both 0.4 + 0.2; not counted.
-    assert_close(calibration_loss(scores, relevant, mask).item(), (0.25 + 0.1 + 0.6) / 3)
-
-
-def test_gradient_worked_by_hand():
-    """Each pair beyond its mark pulls by one over the size of its side; those within pull not at all."""
-    scores = double([[0.95, 0.70, 0.65, 0.30, 0.61]]).requires_grad_()
-    calibration_loss(scores, torch.tensor([[True, True, False, False, False]])).backward()
-    assert_close(scores.grad, double([[0.0, -1 / 2, 1 / 3, 0.0, 1 / 3]]))
-
-
-@reproducible
-@given(lists())
-def test_gradient_signs(pairs):
-    scores, relevant, mask = pairs
-    leaf = scores.clone().requires_grad_()
-    calibration_loss(leaf, relevant, mask).backward()
-    assert leaf.grad.isfinite().all()
-    assert (leaf.grad[relevant] <= 0).all()
-    assert (leaf.grad[~relevant] >= 0).all()
-    assert (leaf.grad[~mask] == 0).all()
-    assert ((leaf.grad != 0) == mask & torch.where(relevant, scores < 0.9, scores > 0.6)).all()
+    assert_close(losses.calibration_loss(double([[0.5, 0.8]] * 4), relevant, mask).item(), (0.25 + 0.1 + 0.6) / 3)
+    # Two classes of one item: nothing relevant, nothing above beta; if parallel, 1 - 0.6.
+    assert losses.CalibrationLoss()(torch.eye(2), [0, 1]).item() == 0
+    assert_close(losses.CalibrationLoss()(torch.ones(2, 2), [0, 1]).item(), 0.4)
 
 
 def calibration_by_autograd(scores, relevant, mask, reduction):
@@ -98,30 +147,26 @@ def calibration_by_autograd(scores, relevant, mask, reduction):
     over = torch.where(~relevant & mask, scores - 0.6, 0).relu()
     if reduction == "nonzero":
         return sum(side.sum() / max(1, int((side > 0).sum())) for side in (short, over))
-    sides = short.sum(1) / (relevant & mask).sum(1).clamp(min=1) + over.sum(1) / (~relevant & mask).sum(1).clamp(min=1)
-    return sides[mask.any(1)].mean()
+    parts = short.sum(1) / (relevant & mask).sum(1).clamp(min=1) + over.sum(1) / (~relevant & mask).sum(1).clamp(min=1)
+    return parts[mask.any(1)].mean()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "nonzero"])
 @pytest.mark.parametrize("block", [1, 20, 1 << 19])  # of 9 items: a row, two rows, the whole table at a time
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_at_a_time_are_all_at_once(dtype, block, reduction, monkeypatch):
+def test_rows_at_a_time_are_all_at_once(block, reduction, monkeypatch):
     monkeypatch.setattr(contrastive, "BLOCK_ELEMENTS", block)
     generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(7, 9, generator=generator, dtype=dtype)
-    relevant, mask = torch.rand(7, 9, generator=generator) < 0.4, torch.rand(7, 9, generator=generator) < 0.8
-    mask[2] = False
-    expected, found = scores.clone().requires_grad_(), scores.masked_fill(~mask, torch.nan).requires_grad_()
-    calibration_by_autograd(expected, relevant, mask, reduction).mul(3).backward()
-    value = calibration_loss(found, relevant, mask, reduction=reduction)
-    value.mul(3).backward()
-    assert_close(value.detach(), calibration_by_autograd(scores, relevant, mask, reduction))
-    assert found.grad.dtype == dtype
-    assert_close(found.grad, expected.grad)
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.rand(7, 9, generator=generator, dtype=dtype)
+        relevant, mask = torch.rand(7, 9, generator=generator) < 0.4, torch.rand(7, 9, generator=generator) < 0.8
+        mask[2] = False
+        expected = value_and_gradient(lambda *t: 3 * calibration_by_autograd(*t, reduction), scores, relevant, mask)
+        masked = scores.masked_fill(~mask, torch.nan)
+        found = value_and_gradient(lambda *t: 3 * losses.calibration_loss(*t, reduction=reduction), masked, relevant, mask)
+        assert_close(found, expected)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "nonzero"])
-def test_no_table_of_scores_is_kept_and_one_is_made(reduction, monkeypatch):
+def test_no_table_of_scores_is_kept_and_one_is_made(monkeypatch):
     """A byte a pair is kept; forwards no operator returns a table of the scores' size in their type, backwards one does."""
     monkeypatch.setattr(contrastive, "BLOCK_ELEMENTS", 600)
 
@@ -136,22 +181,66 @@ def test_no_table_of_scores_is_kept_and_one_is_made(reduction, monkeypatch):
             return result
 
     kept = []
-    pairs = batch_pairs(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 4)
+    pairs = batch_pairs(draw(0, 60, dtype=torch.float32), torch.arange(60) // 4)
     pairs = pairs._replace(scores=pairs.scores.detach().requires_grad_())
     with (
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel() * t.element_size()) or t, lambda t: t),
         Tables() as forwards,
     ):
-        value = CalibrationLoss(reduction=reduction).of_pairs(pairs)
+        value = losses.CalibrationLoss().of_pairs(pairs)
     with Tables() as backwards:
         value.backward()
     assert sum(kept) < 3600 + 60 * 20
-    assert forwards.n_made == 0
-    assert backwards.n_made == 1
+    assert (forwards.n_made, backwards.n_made) == (0, 1)
 
 
-def test_module_counts_a_query_whose_class_is_alone():
-    """Two orthogonal classes of one item each: nothing relevant, nothing above beta; two parallel ones: 1 - 0.6."""
-    labels = torch.tensor([0, 1])
-    assert CalibrationLoss()(torch.eye(2), labels).item() == 0
-    assert_close(CalibrationLoss()(torch.ones(2, 2), labels).item(), 0.4)
+@pytest.mark.parametrize("against", [{}, references(draw_near(50, 12), torch.arange(12) % 5)], ids=["batch", "references"])
+def test_equal_to_pytorch_metric_learning(against):
+    cosine = {"distance": CosineSimilarity()}
+    for ours, theirs in (
+        (losses.ContrastiveLoss(0.9, 0.6), metric_learning.ContrastiveLoss(0.9, 0.6, **cosine)),
+        (losses.TripletLoss(0.05, "all"), metric_learning.TripletMarginLoss(0.05, **cosine)),
+    ):
+        found, expected = (value_and_gradient(loss, draw_near(), LABELS, **against) for loss in (ours, theirs))
+        assert_close(found, expected)
+    # With its miner of triplets by distance.
+    torch.manual_seed(0)
+    found = value_and_gradient(losses.TripletLoss(0.2, "distance-weighted"), draw_near(), LABELS, **against)
+    torch.manual_seed(0)
+    triplets = DistanceWeightedMiner()(draw_near(), LABELS, **against)
+    assert len(triplets[0]) > 5
+    theirs = metric_learning.TripletMarginLoss(0.2, **cosine)
+    assert_close(found, value_and_gradient(theirs, draw_near(), LABELS, triplets, **against))
+
+
+def test_distance_weighted_mining_of_hard_batches():
+    """None of a near negative; and a close pair whose weight, e^370 times that of others, float32 cannot hold."""
+    labels, apart = torch.tensor([0, 0, 1]), torch.ones(3, 2)
+    apart[2] = -1
+    for case in ((apart, labels), (torch.ones(3, 2), labels, None, -torch.ones(3, 2), torch.tensor([0, 1, 1]))):
+        value, gradient = value_and_gradient(losses.TripletLoss(mining="distance-weighted"), *case)
+        assert value.item() == 0
+        assert (gradient == 0).all()
+    embeddings = draw(0, 24, 512, torch.float32) + 0.3  # most cosines above 0.02
+    embeddings[1] = embeddings[0]  # of two classes
+    torch.manual_seed(0)
+    gradient = value_and_gradient(losses.TripletLoss(2.0, "distance-weighted"), embeddings, torch.arange(24) % 8)[1]
+    assert (gradient != 0).any(1).all()
+
+
+def test_distance_weighted_takes_names_below_two_parents_for_two_classes():
+    loss, values = losses.TripletLoss(1.0, "distance-weighted"), []
+    for labels in ([[0, 0], [0, 0], [0, 1], [0, 1]], [0, 0, 1, 1]):
+        torch.manual_seed(0)
+        values.append(loss(draw_near(0, 4), labels))
+    assert_close(*values)
+    assert values[0].item() > 0
+
+
+def test_xbm_leaves_out_the_item_itself():
+    """A memory that holds the batch: the same as a memory without it where others of the class are absent."""
+    embeddings, labels = torch.eye(3), torch.arange(3)
+    assert losses.XBMContrastiveLoss()(embeddings, labels, **references(embeddings.clone(), labels)).item() == 0
+    near = references(torch.tensor([[1.0, 1e-3, 0.0]]), labels[:1])  # cosine 1 - 5e-7
+    assert losses.XBMContrastiveLoss()(embeddings[:1], labels[:1], **near).item() == 0
+    assert losses.XBMContrastiveLoss(epsilon=1e-7)(embeddings[:1], labels[:1], **near).item() > 0

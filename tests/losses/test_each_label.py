@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from loss_cases import both, draw, h_minus, references, reproducible, value_and_gradient
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
@@ -17,8 +18,6 @@ from sightline.losses import EachLabelAPLoss, create_loss, each_label_ap_loss
 from sightline.ranking import profile
 from sightline.ranking.similarity import cosine_scores
 
-reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
-
 # The specification's vector: of the query {a, b}, AP_a is 5 / 6 and AP_b 53 / 90.
 SCORES = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
 QUERY = torch.tensor([[True, True]])
@@ -27,7 +26,7 @@ ITEMS = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0], [0, 1]]).bool()
 VECTORS = torch.cat([torch.eye(4), -torch.eye(4), torch.tensor(list(itertools.product([0.5, -0.5], repeat=4)))]).double()
 
 
-def draw(seed, n_queries=6, n_items=9, n_labels=4):
+def draw_lists(seed, n_queries=6, n_items=9, n_labels=4):
     """Scores in steps of 0.05, many of them equal, with any sets and mask; query 0 has no label, label 3 no carrier."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(-8, 9, (n_queries, n_items), generator=generator).double() / 20
@@ -41,14 +40,8 @@ def draw(seed, n_queries=6, n_items=9, n_labels=4):
 
 
 def draw_batch(seed, n_items=9, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(n_items, 4, generator=generator, dtype=torch.float64).to(dtype)
-    return embeddings, torch.rand(n_items, 4, generator=generator) < 0.4
-
-
-def step(gap, tau, rho, delta):
-    sigmoid = 1 / (1 + math.exp(-min(gap, delta) / tau))
-    return sigmoid + (0.5 if gap >= 0 else 0) + rho * max(0.0, gap - delta)
+    sets = torch.rand(n_items, 4, generator=torch.Generator().manual_seed(seed + 100)) < 0.4
+    return draw(seed, n_items, dtype=dtype), sets
 
 
 def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0.05, weights=None):
@@ -66,7 +59,7 @@ def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0
             precision = 0.0
             for score in yes:
                 above = sum(other >= score for other in yes)
-                precision += above / (above + sum(step(other - score, tau, rho, delta) for other in no))
+                precision += above / (above + sum(h_minus(other - score, tau, rho, delta) for other in no))
             total += importance * (1 - precision / len(yes))
             weight += importance
         if weight:
@@ -74,23 +67,16 @@ def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0
     return sum(of_queries) / len(of_queries) if of_queries else 0.0
 
 
-def value_and_gradient(loss, leaf, *rest):
-    leaf = leaf.detach().clone().requires_grad_()
-    value = loss(leaf, *rest)
-    value.backward()
-    return value.detach(), leaf.grad
-
-
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("options", [{}, {"tau": 0.2, "rho": 3.0, "delta": 0.15}])
 @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 1.0, 7.0), (0, 1, 3, 0)])
-def test_loss_is_its_definition(seed, options, weights):
-    scores, *rest = draw(seed)
-    expected = by_definition(scores, *rest, **options, weights=weights)
-    assert_close(each_label_ap_loss(scores, *rest, **options, label_weights=weights).item(), expected)
-    single = each_label_ap_loss(scores.float(), *rest, **options, label_weights=weights)
-    assert single.dtype == torch.float32
-    assert_close(single.item(), expected, rtol=1e-4, atol=1e-5)
+def test_loss_is_its_definition(options, weights):
+    for seed in range(10):
+        scores, *rest = draw_lists(seed)
+        expected = by_definition(scores, *rest, **options, weights=weights)
+        assert_close(each_label_ap_loss(scores, *rest, **options, label_weights=weights).item(), expected)
+        single = each_label_ap_loss(scores.float(), *rest, **options, label_weights=weights)
+        assert single.dtype == torch.float32
+        assert_close(single.item(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_specifications_vector():
@@ -99,12 +85,14 @@ def test_the_specifications_vector():
     gallery = np.stack([SCORES[0].numpy(), np.sqrt(1 - SCORES[0].numpy() ** 2)], 1)
     for sets, exact in ((QUERY, 0.7111111111), (QUERY & torch.tensor([True, False]), 0.8333333333)):
         assert sl.evaluate_each_label([[1.0, 0.0]], sets, gallery, ITEMS)["map"] == pytest.approx(exact, abs=1e-10)
+    for weights in ([1e-30, 2e-30], [1e300, 2e300], torch.tensor([1, 2])):  # their ratio alone counts
+        found = each_label_ap_loss(SCORES, QUERY, ITEMS, label_weights=weights)
+        assert_close(found, each_label_ap_loss(SCORES, QUERY, ITEMS, label_weights=(1, 2)))
     b_alone = each_label_ap_loss(SCORES, QUERY, ITEMS, label_weights=(0, 1))
     assert_close(b_alone, each_label_ap_loss(SCORES, QUERY & torch.tensor([False, True]), ITEMS))
     # A narrow sigmoid and a flat line: an item above counts 1.5, one below 0.
     ap_a, ap_b = (1 + 2 / 3.5) / 2, (1 / 2.5 + 2 / 3.5 + 3 / 6) / 3
-    found = each_label_ap_loss(SCORES, QUERY, ITEMS, tau=1e-4, rho=1e-12)
-    assert_close(found.item(), 1 - (ap_a + ap_b) / 2)
+    assert_close(each_label_ap_loss(SCORES, QUERY, ITEMS, tau=1e-4, rho=1e-12).item(), 1 - (ap_a + ap_b) / 2)
 
 
 @reproducible
@@ -122,164 +110,93 @@ def test_loss_is_never_below_one_minus_the_metric(index, has, options):
     assert create_loss("each_label_ap", **options)(embeddings.float(), sets).item() >= exact - 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@both
 def test_one_label_an_item_is_sup_ap(dtype):
-    embeddings, references = draw_batch(0, 9, dtype)[0], draw_batch(1, 6, dtype)[0]
+    embeddings, others = draw(0, 9, dtype=dtype), draw(1, 6, dtype=dtype)
     classes, ref_classes = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3]), torch.tensor([0, 1, 1, 3, 3, 0])
     options = {"tau": 0.05, "rho": 20.0, "delta": 0.3}
     sup_ap, each_label = create_loss("sup_ap", **options), create_loss("each_label_ap", **options)
     expected = value_and_gradient(sup_ap, embeddings, classes)
-    with_references = value_and_gradient(sup_ap, embeddings, classes, references, ref_classes)
+    against = value_and_gradient(sup_ap, embeddings, classes, **references(others, ref_classes))
     eye = torch.eye(4).bool()
     # Sets, with or without weights, for one label alone is the whole mean of its query; classes; levels of a tree.
     for loss in (each_label, EachLabelAPLoss(**options, label_weights=(1, 2, 3, 4))):
         assert_close(value_and_gradient(loss, embeddings, eye[classes]), expected)
-        found = value_and_gradient(loss, embeddings, eye[classes], references, eye[ref_classes])
-        assert_close(found, with_references)
-    assert_close(value_and_gradient(each_label, embeddings, classes), expected)
-    assert_close(value_and_gradient(each_label, embeddings, torch.stack([classes, classes // 2], 1)), expected)
-    assert_close(value_and_gradient(each_label, embeddings, classes, references, ref_classes), with_references)
-    relevance = (classes[:, None] == classes).to(dtype)
-    assert_close(value_and_gradient(each_label, embeddings, relevance), expected)
+        assert_close(value_and_gradient(loss, embeddings, eye[classes], **references(others, eye[ref_classes])), against)
+    for labels in (classes, torch.stack([classes, classes // 2], 1), (classes[:, None] == classes).to(dtype)):
+        assert_close(value_and_gradient(each_label, embeddings, labels), expected)
+    assert_close(value_and_gradient(each_label, embeddings, classes, **references(others, ref_classes)), against)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_module_is_the_function_on_cosines(dtype):
-    embeddings, sets = draw_batch(2, 9, dtype)
-    references, ref_sets = draw_batch(3, 12, dtype)
+@both
+def test_module_is_the_function_on_cosines(dtype, monkeypatch):
+    (embeddings, sets), (others, ref_sets) = draw_batch(2, 9, dtype), draw_batch(3, 12, dtype)
     weights = (1.0, 0.5, 2.0, 4.0)
-    loss, others = EachLabelAPLoss(label_weights=weights), ~torch.eye(9).bool()
 
     def of_function(leaf, items, of_items, mask):
         scores = cosine_scores(leaf, leaf if items is None else items)
         return each_label_ap_loss(scores, sets, of_items, mask, label_weights=weights)
 
-    alone = value_and_gradient(of_function, embeddings, None, sets, others)
+    loss = EachLabelAPLoss(label_weights=weights)
+    alone = value_and_gradient(of_function, embeddings, None, sets, ~torch.eye(9).bool())
     assert alone[0] > 0
     assert_close(value_and_gradient(loss, embeddings, sets), alone)
-    expected = value_and_gradient(of_function, embeddings, references, ref_sets, None)
-    assert_close(value_and_gradient(loss, embeddings, sets, references, ref_sets), expected)
-
-
-def test_weights_count_by_their_ratio_alone():
-    expected = each_label_ap_loss(*draw(0), label_weights=(1, 2, 3, 4))
-    for factor in (1e-30, 1e300):
-        found = each_label_ap_loss(*draw(0), label_weights=[factor * weight for weight in (1, 2, 3, 4)])
-        assert_close(found, expected)
-    assert_close(each_label_ap_loss(*draw(0), label_weights=torch.arange(1, 5)), expected)
-    assert_close(each_label_ap_loss(*draw(0), label_weights=[3] * 4), each_label_ap_loss(*draw(0)))
+    monkeypatch.setattr(profile, "BLOCK_ELEMENTS", 30)  # a few rows at a time: weights go with their rows
+    assert_close(value_and_gradient(loss, embeddings, sets), alone)
+    expected = value_and_gradient(of_function, embeddings, others, ref_sets, None)
+    assert_close(value_and_gradient(loss, embeddings, sets, **references(others, ref_sets)), expected)
 
 
 def test_gradient_is_the_finite_difference():
-    embeddings, sets = draw_batch(4, 6)
-    references, ref_sets = draw_batch(5, 5)
-    leaf, ref_leaf = embeddings.requires_grad_(), references.requires_grad_()
+    (embeddings, sets), (others, ref_sets) = draw_batch(4, 6), draw_batch(5, 5)
+    leaves = embeddings.requires_grad_(), others.requires_grad_()
     for weights in (None, (1.0, 0.5, 2.0, 4.0)):
         loss = EachLabelAPLoss(tau=0.3, rho=3.0, delta=0.4, label_weights=weights)
-        assert gradcheck(lambda emb, loss=loss: loss(emb, sets), leaf, rtol=1e-4)
-        both = (leaf, ref_leaf)
-        assert gradcheck(lambda emb, ref, loss=loss: loss(emb, sets, ref, ref_sets), both, rtol=1e-4)
+        assert gradcheck(lambda emb, loss=loss: loss(emb, sets), leaves[0], rtol=1e-4)
+        assert gradcheck(lambda emb, ref, loss=loss: loss(emb, sets, None, ref, ref_sets), leaves, rtol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_order_of_queries_items_and_labels_is_of_no_account(seed):
-    scores, labels, ref_labels, mask = draw(seed)
-    value, gradient = value_and_gradient(each_label_ap_loss, scores, labels, ref_labels, mask)
-    generator = torch.Generator().manual_seed(seed)
-    rows, columns, names = (torch.randperm(n, generator=generator) for n in (*scores.shape, labels.shape[1]))
-    permuted = value_and_gradient(
-        each_label_ap_loss,
-        scores[rows][:, columns],
-        labels[rows][:, names],
-        ref_labels[columns][:, names],
-        mask[rows][:, columns],
-    )
-    assert_close(permuted, (value, gradient[rows][:, columns]))
-
-
-def test_every_way_of_the_core_is_the_same(monkeypatch):
-    embeddings, sets = draw_batch(6, 40, torch.float32)
-    loss = EachLabelAPLoss(label_weights=(1.0, 0.5, 2.0, 4.0))
-    whole = value_and_gradient(loss, embeddings, sets)
-    monkeypatch.setattr(profile, "BLOCK_ELEMENTS", 300)  # a few rows at a time: weights go with their rows
-    assert_close(value_and_gradient(loss, embeddings, sets), whole)
-    monkeypatch.setattr(profile, "MOST_ITEMS", 0)  # as on other devices
-    assert_close(value_and_gradient(loss, embeddings, sets), whole, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nothing_that_counts_is_zero_with_a_zero_gradient(dtype):
-    loss = EachLabelAPLoss(label_weights=(1, 1, 1, 0))
-    embeddings, sets = draw_batch(0, 9, dtype)
-    apart, only_the_last = torch.zeros(9, 4).bool(), torch.zeros(9, 4).bool()
-    apart[[0, 1, 2], [0, 1, 2]] = True
-    only_the_last[:, 3] = True
-    for labels in (apart, only_the_last, torch.zeros(9, 4).bool(), torch.ones(9, 4).bool()):
-        value, gradient = value_and_gradient(loss, embeddings, labels)
-        assert value.item() == 0
-        assert (gradient == 0).all()
-    for n_items in (0, 1):
-        value, gradient = value_and_gradient(loss, embeddings[:n_items], sets[:n_items])
-        assert value.item() == 0
-        assert (gradient == 0).all()
-    assert loss(embeddings, sets, embeddings[:0], sets[:0]).item() == 0
-    value, gradient = value_and_gradient(EachLabelAPLoss(), embeddings, torch.zeros(9, 0).bool())
-    assert value.item() == 0
-    assert (gradient == 0).all()
-
-
-def test_left_out_queries_labels_and_items_have_no_gradient():
-    scores, labels, ref_labels, mask = draw(1)
+def test_order_of_queries_items_and_labels_does_not_matter_and_what_is_left_out_has_no_gradient():
+    scores, labels, ref_labels, mask = draw_lists(1)
     value, gradient = value_and_gradient(each_label_ap_loss, scores, labels, ref_labels, mask)
     assert value > 0
     assert (gradient[0] == 0).all()
     assert (gradient[~mask] == 0).all()
     scores[~mask] = math.nan
     assert_close(value_and_gradient(each_label_ap_loss, scores, labels, ref_labels, mask), (value, gradient))
+    generator = torch.Generator().manual_seed(0)
+    rows, columns, names = (torch.randperm(n, generator=generator) for n in (*scores.shape, labels.shape[1]))
+    tables = scores[rows][:, columns], labels[rows][:, names], ref_labels[columns][:, names], mask[rows][:, columns]
+    assert_close(value_and_gradient(each_label_ap_loss, *tables), (value, gradient[rows][:, columns]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened(dtype):
-    embeddings, sets = draw_batch(7, 30, dtype)
-    value, gradient = value_and_gradient(EachLabelAPLoss(), embeddings, sets)
-    assert value.dtype == torch.float32
-    assert gradient.dtype == dtype
-    assert_close(value, EachLabelAPLoss()(embeddings.float(), sets), rtol=0, atol=0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = EachLabelAPLoss()(embeddings, sets)
-    assert inside.dtype == torch.float32
-    assert_close(inside, value, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("weights", ["idf", (1, math.nan), (1, -1), (0, 0), (), ("a", "b"), 3])
-def test_weights_that_do_not_fit_are_refused(weights):
-    with pytest.raises(InputError, match="label_weights"):
-        sl.create_loss("each_label_ap", label_weights=weights)
+@both
+def test_nothing_that_counts_is_zero_with_a_zero_gradient(dtype):
+    loss, embeddings = EachLabelAPLoss(label_weights=(1, 1, 1, 0)), draw(0, 9, dtype=dtype)
+    apart, only_the_last = torch.zeros(9, 4).bool(), torch.zeros(9, 4).bool()
+    apart[[0, 1, 2], [0, 1, 2]] = True
+    only_the_last[:, 3] = True
+    cases = [(loss, embeddings, labels) for labels in (apart, only_the_last, apart & False, apart | True)]
+    cases += [(loss, embeddings[:1], apart[:1]), (EachLabelAPLoss(), embeddings, torch.zeros(9, 0).bool())]
+    for case in cases:
+        value, gradient = value_and_gradient(*case)
+        assert value.item() == 0
+        assert (gradient == 0).all()
 
 
 def test_bad_input_is_refused():
-    scores, labels, ref_labels, mask = draw(0)
-    with pytest.raises(InputError, match=r"^label_weights: 4 are needed, one a label, found 2$"):
-        each_label_ap_loss(scores, labels, ref_labels, mask, label_weights=(1, 2))
-    with pytest.raises(InputError, match=r"^labels: .*found torch\.int64 \(6, 4\)"):
-        each_label_ap_loss(scores, labels.long(), ref_labels, mask)
-    with pytest.raises(InputError, match=r"^labels: .*found .*\(9, 3\)$"):
-        each_label_ap_loss(scores, labels, ref_labels[:, 1:], mask)
-    with pytest.raises(InputError, match=r"^labels: .*\(6, C\).*found .*\(5, 4\)"):
-        each_label_ap_loss(scores, labels[1:], ref_labels, mask)
-    with pytest.raises(InputError, match=r"^mask: bool \(6, 9\) is needed"):
-        each_label_ap_loss(scores, labels, ref_labels, mask.T)
-    with pytest.raises(InputError, match=r"^scores hold NaN or infinity$"):
-        each_label_ap_loss(scores / 0, labels, ref_labels)
-    with pytest.raises(InputError, match=r"^tau is 0;"):
-        EachLabelAPLoss(tau=0)
-    with pytest.raises(InputError, match=r"^label_weights: they weigh sets of labels, \(B, C\) bool; found torch\.int64$"):
-        EachLabelAPLoss(label_weights=(1, 2))(draw_batch(0)[0], torch.arange(9))
-    with pytest.raises(InputError, match="unknown tie rule 'count'"):
-        sl.evaluate_each_label(*draw_batch(0), ties="count")
-
-
-def test_arguments_are_not_changed():
-    tables = draw(0)
-    each_label_ap_loss(*tables)
-    assert_close(tables, draw(0), rtol=0, atol=0)
+    scores, labels, ref_labels, mask = draw_lists(0)
+    for weights in ("idf", (1, math.nan), (0, 0), (), 3):
+        with pytest.raises(InputError, match="label_weights"):
+            sl.create_loss("each_label_ap", label_weights=weights)
+    for said, *tables in (
+        (r"labels.*torch\.int64 \(6, 4\)", labels.long(), ref_labels, mask),
+        (r"labels.*\(9, 3\)", labels, ref_labels[:, 1:], mask),
+        (r"labels.*\(6, C\).*\(5, 4\)", labels[1:], ref_labels, mask),
+        (r"mask.*\(6, 9\)", labels, ref_labels, mask.T),
+        ("label_weights.* 4.* 2", labels, ref_labels, mask, 0.01, 100.0, 0.05, (1, 2)),
+    ):
+        with pytest.raises(InputError, match=said):
+            each_label_ap_loss(scores, *tables)
+    with pytest.raises(InputError, match=r"label_weights.*bool.*int64"):
+        EachLabelAPLoss(label_weights=(1, 2))(draw(0, 9), torch.arange(9))

@@ -2,90 +2,61 @@
 
 import math
 
-import pytest
 import torch
+from loss_cases import draw, draw_pairs
 from torch.testing import assert_close
 
-from sightline.losses import (
-    HappierFLoss,
-    all_classes_ap_loss,
-    arcface_loss,
-    blackbox_ap_loss,
-    blackbox_recall_loss,
-    calibration_loss,
-    class_map_loss,
-    contrastive_loss,
-    create_loss,
-    csl_loss,
-    norm_softmax_loss,
-    sup_ndcg_loss,
-)
+from sightline import losses
 from sightline.ranking.similarity import cosine_scores
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3])  # no item alone in its class: on a coarser level it would have answers
 TREE = torch.stack([LABELS, LABELS // 2], 1)
-SIZES = {"n_classes": 4, "embedding_dim": 5}
+SIZES = {"n_classes": 4, "embedding_dim": 4}
 
 
-def draw(seed, n_items=9):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def draw_pairs(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randperm(40, generator=generator).double().reshape(4, 10) / 40
-    return scores, torch.rand(4, 10, generator=generator) < 0.4
-
-
-@pytest.mark.parametrize("term", ["calibration", "proxy"])
-def test_happier_of_one_level_is_roadmap(term):
-    happier, roadmap = (create_loss(name, decomposability=term, **SIZES) for name in ("happier", "roadmap"))
-    assert_close(happier(draw(0), LABELS), roadmap(draw(0), LABELS))
-
-
-def test_happier_f_comes_near_roadmap_on_the_finest_level():
-    roadmap = create_loss("roadmap", decomposability="proxy", **SIZES)(draw(0), LABELS)
-    far, near = (abs(HappierFLoss(**SIZES, alpha=alpha)(draw(0), TREE) - roadmap).item() for alpha in (1.0, 60.0))
+def test_combined_losses_in_the_limit():
+    for term in ("calibration", "proxy"):
+        happier, roadmap = (losses.create_loss(name, decomposability=term, **SIZES) for name in ("happier", "roadmap"))
+        assert_close(happier(draw(0, 9), LABELS), roadmap(draw(0, 9), LABELS))  # of one level
+    expected = roadmap(draw(0, 9), LABELS)  # with proxies
+    far, near = (abs(losses.HappierFLoss(**SIZES, alpha=alpha)(draw(0, 9), TREE) - expected) for alpha in (1.0, 60.0))
     assert near < 1e-6 < far
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [("roadmap", "sup_ap"), ("rod_recall", "sup_recall"), ("happier", "sup_h_ap"), ("rod_ndcg", "sup_ndcg")],
-)
-def test_weight_zero_is_the_rank_loss(name, rank):
-    assert_close(create_loss(name, weight=0.0, **SIZES)(draw(0), TREE), create_loss(rank)(draw(0), TREE))
-
-
-def test_contrastive_is_calibration_over_nonzero_pairs():
-    scores, relevant = draw_pairs()
-    assert_close(contrastive_loss(scores, relevant), calibration_loss(scores, relevant, reduction="nonzero"))
+    for name, rank in (("roadmap", "ap"), ("rod_recall", "recall"), ("happier", "h_ap"), ("rod_ndcg", "ndcg")):
+        alone = losses.create_loss(f"sup_{rank}")(draw(0, 9), TREE)
+        assert_close(losses.create_loss(name, weight=0.0, **SIZES)(draw(0, 9), TREE), alone)
 
 
 def test_proxy_losses_in_the_limit():
-    embeddings, proxies, paths = draw(0), draw(1, 4), torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]])
+    embeddings, proxies, paths = draw(0, 9), draw(1, 4), torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]])
     cosines = cosine_scores(embeddings, proxies)
     own = cosines.gather(1, LABELS[:, None])[:, 0]
-    assert_close(arcface_loss(embeddings, LABELS, proxies, 0.0, 20.0), norm_softmax_loss(embeddings, LABELS, proxies, 0.05))
-    assert_close(1e-5 * norm_softmax_loss(embeddings, LABELS, proxies, 1e-5), (cosines.amax(1) - own).mean())
+    assert_close(
+        losses.arcface_loss(embeddings, LABELS, proxies, 0.0, 20.0),
+        losses.norm_softmax_loss(embeddings, LABELS, proxies, 0.05),
+    )
+    assert_close(1e-5 * losses.norm_softmax_loss(embeddings, LABELS, proxies, 1e-5), (cosines.amax(1) - own).mean())
     hinges = [
         (cosines.masked_fill(inside, -math.inf).amax(1) - own + margin).relu()
         for margin, inside in ((0.25, LABELS[:, None] == paths[:, 0]), (0.45, LABELS[:, None] // 2 == paths[:, 1]))
     ]
-    assert_close(csl_loss(embeddings, TREE, proxies, paths, gamma=1e6) / 1e6, sum(hinges).mean(), rtol=0, atol=1e-5)
+    assert_close(losses.csl_loss(embeddings, TREE, proxies, paths, gamma=1e6) / 1e6, sum(hinges).mean(), rtol=0, atol=1e-5)
 
 
 def test_blackbox_losses_in_the_limit():
-    scores, relevant = draw_pairs()
+    scores, relevant, _ = draw_pairs(apart=True)
     worst = scores.masked_fill(relevant, -math.inf).amax(1, keepdim=True)
     share_below = ((scores < worst) & relevant).sum(1) / relevant.sum(1)
-    assert_close(blackbox_recall_loss(scores, relevant, margin=0.0, weights=(1.0,)), share_below.double().mean())
+    assert_close(losses.blackbox_recall_loss(scores, relevant, margin=0.0, weights=(1.0,)), share_below.double().mean())
     leaf = scores.clone().requires_grad_()
-    blackbox_ap_loss(leaf, relevant, strength=1e-9).backward()
+    losses.blackbox_ap_loss(leaf, relevant, strength=1e-9).backward()
     assert (leaf.grad == 0).all()
-    assert_close(all_classes_ap_loss(scores[:, :1], relevant[:, :1]), class_map_loss(scores[:, :1], relevant[:, :1]))
+    assert_close(
+        losses.all_classes_ap_loss(scores[:, :1], relevant[:, :1]), losses.class_map_loss(scores[:, :1], relevant[:, :1])
+    )
 
 
 def test_sup_ndcg_of_a_perfect_order_is_near_zero():
-    loss = sup_ndcg_loss(torch.tensor([[0.9, 0.6, 0.3]], dtype=torch.float64), torch.tensor([[3.0, 1.0, 0.0]])).item()
+    loss = losses.sup_ndcg_loss(
+        torch.tensor([[0.9, 0.6, 0.3]], dtype=torch.float64), torch.tensor([[3.0, 1.0, 0.0]])
+    ).item()
     assert 0 < loss < 1e-5

@@ -2,52 +2,40 @@
 
 import pytest
 import torch
+from loss_cases import E1, E2, E_RELEVANT, both, double, draw, references
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from sightline import losses
 from sightline.errors import InputError
-from sightline.losses import create_loss
 from sightline.losses.base import flat_rank_loss
-from sightline.losses.recall import (
-    SmoothRecallLoss,
-    mixed_pairs,
-    recall_objective,
-    smooth_recall_loss,
-    sup_recall_loss,
-)
-from sightline.ranking.pairs import Pairs, batch_pairs, flat_levels
+from sightline.losses.recall import mixed_pairs, recall_objective
+from sightline.ranking.pairs import Pairs, batch_pairs
 from sightline.ranking.ranks import SigmoidStep
 
-FINE = torch.tensor([[False, True, False, False, True]])
-E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
-E2 = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]], dtype=torch.float64)
-both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
 close = {"rtol": 0, "atol": 2e-6}
-
-
-def value(loss, scores, *rest, dtype=torch.float64, **options):
-    return loss(scores.to(dtype), *rest, **options).item()
 
 
 @both
 @pytest.mark.parametrize(
     ("loss", "scores", "expected", "mean"),
     [
-        (sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490), 0.9938964),
-        (sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232), 0.7763495),
-        (smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263), (0.7130716 + 0.7262860 + 0.4251263) / 3),
-        (smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516), (0.7732130 + 0.7674269 + 0.4448516) / 3),
+        (losses.sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490), 0.9938964),
+        (losses.sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232), 0.7763495),
+        (losses.smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263), (0.7130716 + 0.7262860 + 0.4251263) / 3),
+        (losses.smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516), (0.7732130 + 0.7674269 + 0.4448516) / 3),
     ],
 )
 def test_recall_of_the_worked_examples(loss, scores, expected, mean, dtype):
     for k, one in zip((1, 2, 4), expected, strict=True):
-        assert_close(value(loss, scores, FINE, ks=[k], dtype=dtype), one, **close)
-    assert_close(value(loss, scores, FINE, ks=[1, 2, 4], dtype=dtype), mean, **close)
+        assert_close(loss(scores.to(dtype), E_RELEVANT, ks=[k]).item(), one, **close)
+    assert_close(loss(scores.to(dtype), E_RELEVANT, ks=[1, 2, 4]).item(), mean, **close)
+    assert_close(loss(scores, E_RELEVANT, ks=[1000]).item(), 0.0, rtol=0, atol=1e-3)  # beyond the list
 
 
 def test_sup_recall_is_no_upper_bound():
-    scores, relevant = torch.tensor([[0.50, 0.51, 0.52]], dtype=torch.float64), torch.tensor([[True, False, False]])
-    assert_close(sup_recall_loss(scores, relevant, ks=[1]).item(), 0.9316207, **close)  # the true loss is 1
+    loss = losses.sup_recall_loss(double([[0.50, 0.51, 0.52]]), torch.tensor([[True, False, False]]), ks=[1])
+    assert_close(loss.item(), 0.9316207, **close)  # the true loss is 1
 
 
 # The spec's batch V6: six directions in the plane, two classes of three.
@@ -61,7 +49,8 @@ KS = [1, 2, 4]
 def test_worked_batch(dtype):
     pairs = batch_pairs(BATCH.to(dtype), CLASSES)
     of_queries = [
-        smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS) for i in range(6)
+        losses.smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS)
+        for i in range(6)
     ]
     recall = torch.tensor([0.43878910, 0.32539647, 0.26512447, 0.26512440, 0.32541013, 0.43878910], dtype=dtype)
     assert_close(1 - torch.stack(of_queries), recall, **close)
@@ -70,7 +59,9 @@ def test_worked_batch(dtype):
         ({"normalise": "positives"}, 0.6913482721),
         ({"include_query": True}, 0.8043485164),
     ):
-        assert_close(create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close)
+        assert_close(
+            losses.create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close
+        )
 
 
 def mixed_loss(embeddings, weights, levels=None, include_query=False):
@@ -86,20 +77,16 @@ def mixed_loss(embeddings, weights, levels=None, include_query=False):
 def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
     assert_close(mixed_loss(BATCH.to(dtype), torch.full((6,), 0.25), include_query=include_query).item(), expected, **close)
     monkeypatch.setattr(torch, "rand", lambda n, generator: torch.full((n,), 0.25))
-    module = SmoothRecallLoss(KS, mixup=True, include_query=include_query)
+    module = losses.SmoothRecallLoss(KS, mixup=True, include_query=include_query)
     assert_close(module(BATCH.to(dtype), CLASSES).item(), expected, **close)
-
-
-def draw(seed, n_items=6):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_points_of_weight_0_or_1_are_copies_of_items():
     """Pairs (0, 1), (0, 2), (1, 2) of either class: the first of each, or the second."""
     for weight, items in ((1.0, [0, 0, 1, 3, 3, 4]), (0.0, [1, 2, 2, 4, 5, 5])):
-        scores, levels = mixed_pairs(draw(0), batch_pairs(draw(0), CLASSES).flat, torch.full((6,), weight))
+        scores, levels = mixed_pairs(draw(0, 6), batch_pairs(draw(0, 6), CLASSES).flat, torch.full((6,), weight))
         copies = torch.cat([torch.arange(6), torch.tensor(items)])
-        expected = batch_pairs(draw(0)[copies], CLASSES[copies])
+        expected = batch_pairs(draw(0, 6)[copies], CLASSES[copies])
         assert_close(scores, expected.scores)
         assert_close(levels, expected.flat, rtol=0, atol=0)
 
@@ -107,60 +94,44 @@ def test_points_of_weight_0_or_1_are_copies_of_items():
 def test_scores_of_points_are_mixed_as_the_points_are():
     """Similarities mixed, bilinear for two points, are those of the unscaled mean of two unit vectors."""
     weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    pairs = batch_pairs(draw(0), CLASSES)
-    scores, _ = mixed_pairs(draw(0), pairs.flat, weights)
+    pairs = batch_pairs(draw(0, 6), CLASSES)
+    scores, _ = mixed_pairs(draw(0, 6), pairs.flat, weights)
     first, second = torch.tensor([0, 0, 1, 3, 3, 4]), torch.tensor([1, 2, 2, 4, 5, 5])
     rows = weights[:, None] * pairs.scores[first] + (1 - weights[:, None]) * pairs.scores[second]
     assert_close(scores[6:, :6], rows)
     assert_close(scores[6:, 6:], weights * rows[:, first] + (1 - weights) * rows[:, second])
 
 
-def test_classes_of_any_size_are_mixed():
-    labels = torch.tensor([0, 1, 1, 2, 2, 2, 2])
-    _, levels = mixed_pairs(draw(0, 7), batch_pairs(draw(0, 7), labels).flat, torch.rand(7))
-    classes = torch.cat([labels, torch.tensor([1, 2, 2, 2, 2, 2, 2])])
-    assert_close(levels, flat_levels(classes[:, None] == classes, ~torch.eye(14, dtype=torch.bool)), rtol=0, atol=0)
-
-
 def test_gradient_reaches_items_through_their_points():
     weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    levels = batch_pairs(draw(0), CLASSES).flat
+    levels = batch_pairs(draw(0, 6), CLASSES).flat
     scores = lambda leaf: mixed_pairs(leaf, levels, weights)[0]  # noqa: E731
-    assert gradcheck(scores, draw(0).requires_grad_())
+    assert gradcheck(scores, draw(0, 6).requires_grad_())
 
 
-def test_points_are_drawn_anew_in_training_and_again_after_a_resume():
-    loss, resumed = (create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
-    first = loss(draw(0), CLASSES)
+def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
+    loss, resumed = (losses.create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
+    first = loss(draw(0, 6), CLASSES)
     resumed.load_state_dict(loss.state_dict())
-    second = loss(draw(0), CLASSES)
+    second = loss(draw(0, 6), CLASSES)
     assert abs(first - second) > 1e-4
-    assert_close(resumed(draw(0), CLASSES), second, rtol=0, atol=0)
-    assert_close(create_loss("smooth_recall", mixup=True, seed=3)(draw(0), CLASSES), first, rtol=0, atol=0)
-    assert abs(create_loss("smooth_recall", mixup=True, seed=4)(draw(0), CLASSES) - first) > 1e-4
-    plain = create_loss("smooth_recall")
-    assert_close(loss.eval()(draw(0), CLASSES), plain(draw(0), CLASSES), rtol=0, atol=0)
-
-
-def test_mixup_of_half_precision_and_of_classes_of_one():
-    module = SmoothRecallLoss(mixup=True)
-    assert module(draw(0).bfloat16(), CLASSES).dtype == torch.float32
-    assert module(draw(0), torch.arange(6)).item() == 0
-    with pytest.raises(InputError, match="mixup works within a batch: leave out ref_emb, or set mixup to false"):
-        module(draw(0), CLASSES, draw(1), CLASSES)
-
-
-# Limits and options.
+    assert_close(resumed(draw(0, 6), CLASSES), second, rtol=0, atol=0)
+    assert_close(losses.create_loss("smooth_recall", mixup=True, seed=3)(draw(0, 6), CLASSES), first, rtol=0, atol=0)
+    assert abs(losses.create_loss("smooth_recall", mixup=True, seed=4)(draw(0, 6), CLASSES) - first) > 1e-4
+    plain = losses.create_loss("smooth_recall")
+    assert_close(loss.eval()(draw(0, 6), CLASSES), plain(draw(0, 6), CLASSES), rtol=0, atol=0)
+    loss.train()
+    assert loss(draw(0, 6).bfloat16(), CLASSES).dtype == torch.float32
+    assert loss(draw(0, 6), torch.arange(6)).item() == 0  # classes of one
+    with pytest.raises(InputError, match=r"ref_emb.*mixup"):
+        loss(draw(0, 6), CLASSES, **references(draw(1, 6), CLASSES))
+    with pytest.raises(InputError, match=r"indices_tuple.*mixup"):
+        loss(draw(0, 6), CLASSES, (CLASSES, CLASSES, CLASSES))
 
 
 @pytest.mark.parametrize(("offset", "at_k"), [(0.0, 0.5), (0.5, 1.0)])
 def test_narrow_sigmoids_count_an_item_at_place_k_half_or_with_an_offset_whole(offset, at_k):
     relevant = torch.tensor([[True, False, True, False, False]])  # at places 1 and 3 of falling scores
     for k, found, divisor in ((1, at_k, 1), (2, 1, 2), (3, 1 + at_k, 2), (4, 2, 2)):
-        loss = smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
+        loss = losses.smooth_recall_loss(E1, relevant, ks=[k], rank_width=1e-4, tau=1e-4, offset=offset).item()
         assert_close(loss, 1 - found / divisor, rtol=0, atol=1e-6)
-
-
-def test_k_beyond_the_list_is_allowed():
-    for loss in (sup_recall_loss, smooth_recall_loss):
-        assert_close(loss(E2, FINE, ks=[1000]).item(), 0.0, rtol=0, atol=1e-6)

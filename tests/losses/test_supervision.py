@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from loss_cases import both, draw, value_and_gradient
 from torch.testing import assert_close
 
 from sightline import losses
@@ -14,14 +15,8 @@ from sightline.ranking.similarity import cosine_scores
 
 RANKED = [name for name in LOSSES if name.startswith(("sup_", "smooth_", "softbin_", "fast_", "blackbox_"))]
 ON_PAIRS = [*RANKED, "calibration", "contrastive", "roadmap", "triplet", "xbm_contrastive"]
-every_name = pytest.mark.parametrize("name", ON_PAIRS)
-both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 OPTIONS = {"triplet": {"mining": "all"}}  # no semi-hard triplet breaks the margin in these batches
 OTHERS = ~torch.eye(9, dtype=torch.bool)
-
-
-def draw(seed, n_items, dtype=torch.float64):
-    return torch.randn(n_items, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def draw_sets(seed, n_items):
@@ -41,84 +36,49 @@ def draw_relevance(seed, n_queries, n_items):
 
 def share_of_the_querys_labels(sets, ref_sets):
     """One pair at a time."""
-    return torch.tensor(
-        [[int((one & other).sum()) / max(1, int(one.sum())) for other in ref_sets] for one in sets], dtype=torch.float64
-    )
+    shares = [[int((one & other).sum()) / max(1, int(one.sum())) for other in ref_sets] for one in sets]
+    return torch.tensor(shares, dtype=torch.float64)
 
 
-def value_and_gradient(loss, embeddings):
-    leaf = embeddings.clone().requires_grad_()
-    value = loss(leaf)
-    value.backward()
-    return value.detach(), leaf.grad
+def function_of(name):
+    def roadmap(*tables):
+        return create_loss("roadmap").of_pairs(flat_pairs(*tables))
 
-
-def roadmap_on_scores(scores, relevance, mask):
-    return create_loss("roadmap").of_pairs(flat_pairs(scores, relevance, mask))
-
-
-def assert_equal_to_the_function(name, module_call, relevance, mask, references, dtype):
-    function = partial(getattr(losses, f"{name}_loss", roadmap_on_scores), **OPTIONS.get(name, {}))
-    embeddings = draw(0, 9, dtype)
-    expected = value_and_gradient(
-        lambda leaf: function(cosine_scores(leaf, leaf if references is None else references), relevance, mask), embeddings
-    )
-    assert expected[0] > 0
-    assert_close(value_and_gradient(module_call, embeddings), expected)
-
-
-def test_every_ranking_loss_is_seen():
-    assert len(RANKED) == 12
-    assert len(ON_PAIRS) == 17
+    return partial(getattr(losses, f"{name}_loss", roadmap), **OPTIONS.get(name, {}))
 
 
 @both
-@every_name
-def test_sets_of_labels(name, dtype):
-    sets, ref_sets, references = draw_sets(1, 9), draw_sets(2, 12), draw(3, 12, dtype)
-    loss = create_loss(name, **OPTIONS.get(name, {}))
-    worth = share_of_the_querys_labels(sets, sets)
-    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets), worth, OTHERS, None, dtype)
-    worth = share_of_the_querys_labels(sets, ref_sets)
-    assert_equal_to_the_function(name, lambda leaf: loss(leaf, sets, references, ref_sets), worth, None, references, dtype)
+@pytest.mark.parametrize("name", ON_PAIRS)
+def test_sets_of_labels_and_relevance_matrices(name, dtype):
+    assert (len(RANKED), len(ON_PAIRS)) == (12, 17)
+    sets, ref_sets, matrix, of_items = draw_sets(1, 9), draw_sets(2, 12), draw_relevance(1, 9, 9), draw_relevance(2, 9, 12)
+    embeddings, items, loss = draw(0, 9, dtype=dtype), draw(3, 12, dtype=dtype), create_loss(name, **OPTIONS.get(name, {}))
+    for labels, beside, relevance in (
+        (sets, {}, share_of_the_querys_labels(sets, sets)),
+        (sets, {"ref_emb": items, "ref_labels": ref_sets}, share_of_the_querys_labels(sets, ref_sets)),
+        (matrix, {}, matrix),
+        (of_items, {"ref_emb": items}, of_items),
+    ):
+        against = (lambda leaf: cosine_scores(leaf, items)) if beside else (lambda leaf: cosine_scores(leaf, leaf))
+        mask, function = None if beside else OTHERS, function_of(name)
+        expected = value_and_gradient(lambda leaf: function(against(leaf), relevance, mask), embeddings)  # noqa: B023
+        assert expected[0] > 0
+        assert_close(value_and_gradient(loss, embeddings, labels, **beside), expected)
+    for nothing in (sets & False, matrix * 0):
+        value, gradient = value_and_gradient(loss, embeddings, nothing)
+        assert gradient.isfinite().all()
+        assert value.item() == 0 or name not in RANKED
 
 
 @both
-@every_name
-def test_a_relevance_matrix(name, dtype):
-    relevance, of_references, references = draw_relevance(1, 9, 9), draw_relevance(2, 9, 12), draw(3, 12, dtype)
-    loss = create_loss(name, **OPTIONS.get(name, {}))
-    assert_equal_to_the_function(name, lambda leaf: loss(leaf, relevance), relevance, OTHERS, None, dtype)
-    assert_equal_to_the_function(
-        name, lambda leaf: loss(leaf, of_references, references), of_references, None, references, dtype
-    )
-
-
-@both
-@pytest.mark.parametrize("name", [name for name in RANKED if name.startswith("sup_")])
-@pytest.mark.parametrize("preset", ["released-code", "released-code-inaturalist"])
-def test_the_released_code_ranks_the_query_itself(name, preset, dtype):
-    relevance = draw_relevance(1, 9, 9).fill_diagonal_(2.5)
-    scores = cosine_scores(draw(0, 9, dtype), draw(0, 9, dtype))
-    expected = getattr(losses, f"{name}_loss")(scores, relevance, preset=preset)
-    assert_close(create_loss(name, preset=preset)(draw(0, 9, dtype), relevance), expected)
-
-
-@pytest.mark.parametrize("name", ["smooth_ap", "smooth_h_ap", "smooth_ndcg", "smooth_recall", "softbin_ap"])
-def test_the_baselines_rank_the_query_itself_as_released(name):
-    embeddings, classes = draw(0, 9, torch.float64), torch.arange(9) % 3
-    scores, relevant = cosine_scores(embeddings, embeddings), (classes[:, None] == classes).double()
-    expected = getattr(losses, f"{name}_loss")(scores, relevant)  # nothing masked: each query is in its own list
-    assert_close(create_loss(name, preset="released-code")(embeddings, classes), expected)
-    assert create_loss(name)(embeddings, classes) > expected + 0.02, "a sure first hit makes the loss smaller"
-    with pytest.raises(InputError, match="unknown preset"):
-        create_loss(name, preset="released")
-
-
-def test_the_query_is_kept_in_its_list_in_one_way():
-    for option in ("include_query", "mixup"):
-        with pytest.raises(InputError, match=option):
-            create_loss("smooth_recall", preset="released-code", **{option: True})
+@pytest.mark.parametrize("name", [name for name in RANKED if name.startswith(("sup_", "smooth_", "softbin_"))])
+def test_the_released_code_ranks_the_query_itself(name, dtype):
+    embeddings, relevance = draw(0, 9, dtype=dtype), draw_relevance(1, 9, 9).fill_diagonal_(2.5)
+    scores = cosine_scores(embeddings, embeddings)
+    for preset in ("released-code", "released-code-inaturalist"):
+        options = {"preset": preset} if name.startswith("sup_") else {}
+        expected = getattr(losses, f"{name}_loss")(scores, relevance, **options)  # nothing is masked
+        assert_close(create_loss(name, preset=preset)(embeddings, relevance), expected)
 
 
 @pytest.mark.parametrize("name", ["blackbox_ap", "blackbox_recall"])
@@ -129,28 +89,19 @@ def test_sets_of_labels_are_kept_in_memory(name):
     scores = cosine_scores(draw(1, 5), torch.cat([draw(1, 5), draw(0, 9)]))
     worth = share_of_the_querys_labels(draw_sets(2, 5), torch.cat([draw_sets(2, 5), draw_sets(1, 9)]))
     mask = torch.cat([~torch.eye(5, dtype=torch.bool), torch.ones(5, 9, dtype=torch.bool)], 1)
-    assert_close(found, getattr(losses, f"{name}_loss")(scores, worth, mask))
+    assert_close(found, function_of(name)(scores, worth, mask))
 
 
-def test_what_classes_alone_can_do_refuses_sets():
-    for name, options in (
-        ("softbin_ap", {"class_balanced": True}),
-        ("triplet", {"mining": "distance-weighted"}),
-        ("norm_softmax", {"n_classes": 4, "embedding_dim": 5}),
-        ("happier", {"n_classes": 4, "embedding_dim": 5}),
-        ("sum_triplet", {"n_levels": 2}),
+def test_what_needs_classes_refuses_others():
+    for name, options, labels in (
+        ("softbin_ap", {"class_balanced": True}, draw_sets(1, 9)),
+        ("triplet", {"mining": "distance-weighted"}, draw_sets(1, 9)),
+        ("norm_softmax", {"n_classes": 4, "embedding_dim": 4}, draw_sets(1, 9)),
+        ("sum_triplet", {"n_levels": 2}, draw_sets(1, 9)),
+        ("blackbox_ap", {"memory": 1}, draw_relevance(1, 9, 9)),
     ):
-        with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.bool$"):
-            create_loss(name, **options)(draw(0, 9), draw_sets(1, 9))
-    with pytest.raises(InputError, match=r"^labels: whole numbers are needed, found torch\.float32$"):
-        create_loss("blackbox_ap", memory=1)(draw(0, 9), draw_relevance(1, 9, 9))
-
-
-@every_name
-def test_nothing_relevant_is_defined(name):
-    for labels in (torch.zeros(9, 4, dtype=torch.bool), torch.zeros(9, 9)):
-        value, gradient = value_and_gradient(lambda leaf, labels=labels: create_loss(name)(leaf, labels), draw(0, 9))
-        assert value.isfinite()
-        assert gradient.isfinite().all()
-        if name in RANKED:
-            assert value.item() == 0
+        with pytest.raises(InputError, match=rf"labels.*{labels.dtype}"):
+            create_loss(name, **options)(draw(0, 9), labels)
+    for option in ("include_query", "mixup"):
+        with pytest.raises(InputError, match=option):
+            create_loss("smooth_recall", preset="released-code", **{option: True})

@@ -1,9 +1,6 @@
-import socket
 import sys
-import time
 from pathlib import Path
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -19,9 +16,7 @@ from sightline.errors import InputError
 from sightline.models import backbones
 from sightline.models.backbones import (
     BUNDLED,
-    TinyBackbone,
     adapters,
-    batch_norms,
     colours_of,
     create_backbone,
     feature_map,
@@ -29,12 +24,6 @@ from sightline.models.backbones import (
     n_prefix_tokens,
 )
 from sightline.models.encoder import Encoder
-
-
-def complaint(name: str, weights: str | None = None) -> str:
-    with pytest.raises(InputError) as caught:
-        create_backbone(name, weights)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -53,40 +42,6 @@ def test_feature_maps(name, shape, n_prefix, has_class):
     assert features.shape == shape
     assert model.num_features == (shape[1] if len(shape) == 4 else shape[2])
     assert (n_prefix_tokens(model), has_class_token(model)) == (n_prefix, has_class)
-
-
-def test_channels_are_moved_where_a_model_puts_them_last():
-    class ChannelsLast(nn.Module):
-        output_fmt = "NHWC"
-
-        def forward_features(self, images):
-            return images.permute(0, 2, 3, 1)
-
-    images = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
-    assert_close(feature_map(ChannelsLast(), images), images)
-
-
-def test_a_tag_chooses_among_timms_weights():
-    assert create_backbone("test_resnet.r160_in1k").num_features == 96
-    assert complaint("test_resnet.nope").startswith("backbone 'test_resnet.nope': Invalid pretrained tag (nope)")
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("resnet5O", "resnet50"), ("tf_efficientnet_lite_0", BUNDLED), ("tinny", "tiny")]
-)
-def test_an_unknown_backbone_suggests_the_nearest(typed, meant):
-    assert complaint(typed) == f"unknown backbone {typed!r}: did you mean {meant!r}?"
-
-
-def test_tiny_has_no_weights_to_load():
-    assert complaint("tiny", "bundled") == "backbone 'tiny' has no weights, 'bundled' was asked for"
-    assert isinstance(create_backbone("tiny"), TinyBackbone)
-
-
-def test_batch_norms_are_found():
-    assert len(batch_norms(create_backbone("tiny"))) == 3
-    assert len(batch_norms(create_backbone("test_efficientnet"))) > 5  # timm's own kind
-    assert batch_norms(create_backbone("test_vit")) == []
 
 
 def test_colours_are_those_the_model_was_trained_on():
@@ -114,21 +69,14 @@ def test_bundled_names_agree_in_kind_with_those_of_the_file(bundled, stored):
     assert kinds == [name.rpartition(".")[2] for name in stored][:-2]
 
 
-@pytest.mark.parametrize(("photo", "imagenet_class"), [("flower.jpg", 985), ("china.jpg", 698)], ids=["daisy", "palace"])
-def test_bundled_features_tell_what_a_photograph_shows(bundled, stored, photo, imagenet_class):
+def test_bundled_features_recognise_a_photograph(bundled, stored):
     mean, std = colours_of(bundled).values()
-    image = Image.fromarray(np.ascontiguousarray(load_sample_image(photo)))
+    image = Image.fromarray(np.ascontiguousarray(load_sample_image("china.jpg")))
     with torch.inference_mode():
         features = feature_map(bundled, eval_transform(Preprocessing(mean=mean, std=std))(image)[None])
         scores = features.mean((2, 3)) @ stored["_fc.weight"].T + stored["_fc.bias"]
     assert features.isfinite().all()
-    assert scores.argmax().item() == imagenet_class
-
-
-def test_bundled_weights_are_for_one_backbone():
-    assert complaint("test_resnet", "bundled") == (
-        "bundled weights are for 'tf_efficientnet_lite0', not for 'test_resnet'; use 'hub', a file, or none"
-    )
+    assert scores.argmax().item() == 698  # a palace
 
 
 # The weights of a file
@@ -153,69 +101,49 @@ def test_weights_from_a_file(tmp_path):
         assert_close(loaded[name], tensor, rtol=0, atol=0)
 
 
-def test_a_file_with_missing_or_misshapen_tensors_is_refused(tmp_path):
-    weights = weights_of("test_resnet")
-    first, second, *_ = weights
-    save_file({**weights, first: torch.zeros(1)}, tmp_path / "odd.safetensors")
-    message = complaint("test_resnet", str(tmp_path / "odd.safetensors"))
-    assert message.startswith(f"{tmp_path / 'odd.safetensors'}: does not fit the backbone: ")
-    assert first in message
-    save_file({name: tensor for name, tensor in weights.items() if name != second}, tmp_path / "odd.safetensors")
-    assert second in complaint("test_resnet", str(tmp_path / "odd.safetensors"))
-    save_file({"other": torch.zeros(1)}, tmp_path / "odd.safetensors")
-    assert len(complaint("test_resnet", str(tmp_path / "odd.safetensors"))) < 600 + len(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\xff" * 100, None], ids=["empty", "text", "high", "truncated"])
-def test_a_file_that_is_not_safetensors(tmp_path, content):
-    file = saved(tmp_path, weights_of("test_resnet"))
-    Path(file).write_bytes(Path(file).read_bytes()[:-100] if content is None else content)
-    assert complaint("test_resnet", file).startswith(f"{file}: not a safetensors file: ")
-
-
-@pytest.mark.parametrize("weights", ["none.safetensors", "imagenet", ""])
-def test_weights_that_are_no_file(tmp_path, monkeypatch, weights):
+@pytest.mark.parametrize(
+    ("name", "weights", "facts"),
+    [
+        ("resnet5O", None, ["'resnet5O'", "'resnet50'"]),
+        ("test_resnet.nope", None, ["nope"]),
+        ("tiny", "bundled", ["'tiny'", "'bundled'"]),
+        ("test_resnet", "bundled", [BUNDLED, "'test_resnet'"]),
+        ("test_resnet", "imagenet", ["'imagenet'", "'bundled'"]),
+        ("test_vit", "distilled", ["'test_vit'", "distilled"]),
+        ("test_resnet", "text.safetensors", ["text.safetensors"]),
+        ("test_resnet", "cut.safetensors", ["cut.safetensors"]),
+        ("test_resnet", "shape.safetensors", ["shape.safetensors", "conv1.0.weight"]),
+        ("test_resnet", "other.safetensors", ["other.safetensors", "conv1.0.weight"]),
+        ("test_resnet", "hub", ["'test_resnet'", "peer closed connection"]),
+    ],
+)
+def test_what_cannot_be_made_is_refused(name, weights, facts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = str(Path(weights))
-    assert complaint("test_resnet", weights) == (
-        f"weights: {shown!r} is not 'bundled', 'hub' or the path of a safetensors file"
-    )
+    tensors = weights_of("test_resnet")
+    if weights == "text.safetensors":
+        Path(weights).write_text("hello")
+    elif weights == "cut.safetensors":
+        save_file(tensors, weights)
+        Path(weights).write_bytes(Path(weights).read_bytes()[:-100])
+    elif weights == "shape.safetensors":
+        save_file({**tensors, "conv1.0.weight": torch.zeros(1)}, weights)
+    elif weights == "other.safetensors":
+        save_file({"other": torch.zeros(1)}, weights)
+    elif weights == "hub":
 
+        class ReadError(Exception):
+            """Of a network library, which shares no base with others."""
 
-# The weights of the hub
+        def break_off(*_, **__):
+            raise ReadError("peer closed connection")
 
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path, monkeypatch, offline):
-    def unknown_host(*_, **__):
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between its attempts
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
-    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(proxy, raising=False)
-        monkeypatch.delenv(proxy.upper(), raising=False)
-    message = complaint("test_resnet", "hub")
-    assert message.startswith("backbone 'test_resnet': its weights cannot be had from the hub (")
-    assert message.endswith("); give a file")
-    assert "\n" not in message
-
-
-def test_a_download_that_breaks_off_is_one_message(monkeypatch):
-    class ReadError(Exception):
-        """Of a network library, which shares no base with others."""
-
-    def break_off(*_, **__):
-        raise ReadError("peer closed connection")
-
-    monkeypatch.setattr("timm.create_model", break_off)
-    assert complaint("test_resnet", "hub") == (
-        "backbone 'test_resnet': its weights cannot be had from the hub (peer closed connection); give a file"
-    )
-    with pytest.raises(ReadError):
-        create_backbone("test_resnet")  # a fault of ours is not hidden
+        monkeypatch.setattr("timm.create_model", break_off)
+        with pytest.raises(ReadError):
+            create_backbone(name)  # a fault of ours is not hidden
+    with pytest.raises(InputError) as refused:
+        create_backbone(name, weights)
+    assert all(fact in str(refused.value) for fact in facts), str(refused.value)
+    assert len(str(refused.value)) < 600
 
 
 def test_distilled_weights_lose_the_distillation_token_and_nothing_else(monkeypatch):
@@ -234,12 +162,6 @@ def test_distilled_weights_lose_the_distillation_token_and_nothing_else(monkeypa
     assert torch.equal(made[1][2].pos_embed[:, 1:], distilled["pos_embed"][:, 2:])
     assert_close(plain, {name: distilled[name] for name in plain}, rtol=0, atol=0)
     assert distilled.keys() - plain.keys() == {"dist_token", "pos_embed"}
-
-
-@pytest.mark.parametrize("name", ["resnet18", "test_vit", "vit_tiny_patch16_224"])
-def test_a_model_without_a_distilled_form_has_no_such_weights(name):
-    with pytest.raises(InputError, match=f"backbone '{name}' has no distilled form"):
-        create_backbone(name, "distilled")
 
 
 def images(n_images: int = 4) -> torch.Tensor:
@@ -261,26 +183,16 @@ def trained(model: Encoder, n_steps: int = 3) -> Encoder:
     return model
 
 
-def test_without_peft_the_extra_to_install_is_named(monkeypatch):
+def test_lora_is_refused_where_it_cannot_be_added(monkeypatch):
+    with pytest.raises(InputError, match="convolutions"):
+        backbones.add_lora(nn.Flatten())
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InputError, match=r"LoRA needs peft .*: pip install 'sightline\[adapters\]'"):
+    with pytest.raises(InputError, match=r"pip install 'sightline\[adapters\]'"):
         encoder("tiny").add_lora()
 
 
-@pytest.fixture
-def _peft():
-    pytest.importorskip("peft", exc_type=ImportError)
-
-
-@pytest.mark.usefixtures("_peft")
-@pytest.mark.parametrize("backbone", ["tiny", "test_vit", "test_resnet"])
+@pytest.mark.parametrize("backbone", ["tiny", "test_vit"])
 class TestLora:
-    def test_at_first_nothing_changes(self, backbone):
-        model = encoder(backbone)
-        before = model(images())
-        model.add_lora(rank=2)
-        assert_close(model(images()), before)
-
     def test_only_adapters_and_head_learn(self, backbone):
         model = encoder(backbone)
         model.add_lora(rank=2)
@@ -298,6 +210,7 @@ class TestLora:
         plain_names = model.state_dict().keys()
         before = model(images())
         model.add_lora(rank=2)
+        assert_close(model(images()), before)  # the products start at 0
         after = trained(model)(images())
         assert (after - before).abs().max() > 1e-3
         model.save_pretrained(tmp_path / "encoder")
@@ -307,11 +220,3 @@ class TestLora:
         loaded = Encoder.from_pretrained(tmp_path / "encoder")
         assert loaded.state_dict().keys() == plain_names
         assert_close(loaded(images()), after, rtol=1e-4, atol=1e-5)
-
-    def test_the_seed_decides_what_is_drawn(self, backbone):
-        first, second, other = encoder(backbone), encoder(backbone), encoder(backbone)
-        for model, seed in ((first, 0), (second, 0), (other, 1)):
-            model.add_lora(rank=2, seed=seed)
-        assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
-        drawn = next(name for name in first.state_dict() if "lora_A" in name)
-        assert not torch.equal(first.state_dict()[drawn], other.state_dict()[drawn])

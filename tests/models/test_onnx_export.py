@@ -12,7 +12,6 @@ from PIL import Image
 
 from sightline import Encoder, InputError, export_onnx
 from sightline.models.heads import Whitening
-from sightline.models.onnx_export import OPSET
 
 
 def session(file):
@@ -35,7 +34,7 @@ def moved(encoder, seed=0):
     """Running statistics and powers as after some training, so that none is at its start."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in encoder.state_dict().items():
-        if name.endswith(("running_mean", "running_var", "power")):
+        if name.endswith(("running_mean", "running_var", "power")) or "lora_B" in name:
             tensor += 0.1 * torch.rand(tensor.shape, generator=generator)
     return encoder
 
@@ -43,17 +42,21 @@ def moved(encoder, seed=0):
 @pytest.mark.parametrize(
     ("backbone", "side", "options"),
     [
-        ("tiny", 32, {}),
         ("resnet18", 64, {}),
         ("test_vit", 160, {"pooling": "cls", "feature_norm": "none"}),
         pytest.param("tf_efficientnet_lite0", 64, {}, marks=pytest.mark.slow),
         pytest.param("vit_tiny_patch16_224", 224, {}, marks=pytest.mark.slow),
-        pytest.param("tiny", 32, {"embedding_dim": None, "pooling": "max", "feature_norm": "l2"}, marks=pytest.mark.slow),
+        ("tiny", 32, {"embedding_dim": None, "pooling": "max", "feature_norm": "l2", "lora": 2}),
     ],
 )
 def test_the_file_gives_what_torch_gives(backbone, side, options, tmp_path):
-    encoder = moved(Encoder.create(backbone, **{"embedding_dim": 24, "pooling": "gem", **options}, image_size=side))
+    rank = options.pop("lora", 0)
+    encoder = Encoder.create(backbone, **{"embedding_dim": 24, "pooling": "gem", **options}, image_size=side)
+    if rank:
+        encoder.add_lora(rank)
+    names = list(moved(encoder).state_dict())
     file = export_onnx(encoder, tmp_path / "model.onnx")
+    assert (encoder.training, list(encoder.state_dict())) == (True, names)  # left as it was
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     exported = session(file)
     for n_images in (1, 2, 7):
@@ -98,47 +101,29 @@ def test_the_description_alone_leads_from_a_picture_to_its_vector(is_whitened_an
     assert (about["fingerprint"], about["dim"]) == (encoder.fingerprint(), found.shape[1])
 
 
-def test_added_weights_are_merged_and_the_encoder_is_left_as_it_was(tmp_path):
-    encoder = Encoder.create("tiny", 8, image_size=32)
-    encoder.add_lora(2)
-    for name, weight in encoder.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight.data, generator=torch.Generator().manual_seed(0))
-    encoder.train()
-    names = list(encoder.state_dict())
-    file = export_onnx(encoder, tmp_path / "model.onnx")
-    assert encoder.training
-    assert list(encoder.state_dict()) == names
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        wanted = encoder.eval()(images).numpy()
-    np.testing.assert_allclose(session(file).run(None, {"images": images.numpy()})[0], wanted, rtol=0, atol=1e-4)
-    saved = Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "encoder"))
-    assert described(file)["fingerprint"] == saved.fingerprint()
-
-
-def test_the_command_says_what_it_wrote_in_a_valid_file(sightline, tmp_path):
+def test_the_command_writes_a_valid_file(sightline, tmp_path):
     Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "run/encoder")
     file = tmp_path / "made/model.onnx"
     status, out, err = sightline("export", "onnx", tmp_path / "run", "--out", file)
-    assert (status, out, err) == (0, f"{file}: 0.1 MB, opset {OPSET}, 8 dimensions\n", "")
-    model = onnx.load(file)
-    onnx.checker.check_model(model, full_check=True)
-    assert {entry.domain: entry.version for entry in model.opset_import}[""] == OPSET == 18
-    shape = model.graph.input[0].type.tensor_type.shape.dim
-    assert [side.dim_param or side.dim_value for side in shape] == ["batch", 3, 32, 32]
+    assert (status, err) == (0, "")
+    assert all(fact in out for fact in (str(file), "opset 18", "8 dimensions"))
+    onnx.checker.check_model(onnx.load(file), full_check=True)
 
 
 def test_what_cannot_be_exported_is_refused(sightline, tmp_path, monkeypatch):
-    folder = Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "encoder")
-    wanted = (2, "", f"sightline: {tmp_path / 'a.pt'}: a file that ends in .onnx is needed\n")
-    assert sightline("export", "onnx", folder, "--out", tmp_path / "a.pt") == wanted
+    encoder = Encoder.create("tiny", 8, image_size=32)
+    with pytest.raises(InputError, match=r"a\.pt"):
+        export_onnx(encoder, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=r"encoder.*str.*from_pretrained"):
+        export_onnx("run/encoder", tmp_path / "a.onnx")
+    monkeypatch.setattr("sightline.models.onnx_export.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="'tiny'"):
+        export_onnx(encoder, tmp_path / "a.onnx")
     status, _, err = sightline("export", "onnx", tmp_path / "none", "--out", tmp_path / "a.onnx")
-    assert (status, err) == (2, f"sightline: {tmp_path / 'none'}: not an encoder folder: it has no encoder.json\n")
-    encoder = Encoder.from_pretrained(folder)
+    assert (status, "encoder.json" in err) == (2, True)
     monkeypatch.setattr(sys, "path", [])  # nothing can be found, as where the extra is not installed
     for name in ("onnx", "onnxscript"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(InputError, match=r"^ONNX export needs onnx and onnxscript: pip install 'sightline\[onnx\]'$"):
+    with pytest.raises(InputError, match=r"onnx and onnxscript.*'sightline\[onnx\]'"):
         export_onnx(encoder, tmp_path / "a.onnx")
-    assert not (tmp_path / "a.onnx").exists()
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,4 @@
-import sys
-from itertools import pairwise
+import re
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from torch.testing import assert_close
 
 from sightline.errors import InputError
 from sightline.models.encoder import Encoder
-from sightline.models.pooling import POOLINGS, ClassToken, GeMPooling
+from sightline.models.pooling import POOLINGS, GeMPooling
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -30,37 +29,30 @@ SLOW = {
 
 
 def test_the_table_has_every_pooling():
-    assert POOLINGS.names() == ["avg", "cls", "gem", "gem_frozen", "max", "mean+max"]
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_pooling_of_a_map_is_its_definition(name):
-    features = drawn(2, 3, 4, 5)
-    pooled = POOLINGS.create(name, {}, n_prefix_tokens=0)(features)
-    expected = [[SLOW[name](channel.flatten().tolist()) for channel in image] for image in features]
-    assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("n_prefix_tokens", [0, 1, 2])
-@pytest.mark.parametrize("name", SLOW)
-def test_pooling_of_tokens_leaves_out_those_before_the_image(name, n_prefix_tokens):
+    assert POOLINGS.names() == sorted([*SLOW, "cls", "none"])
     features = drawn(2, 6, 3)
+    assert_close(POOLINGS.create("cls", {})(features), features[:, 0])
+    assert_close(POOLINGS.create("none", {})(features[:, 0]), features[:, 0])
+    for name, wrong in (("none", features), ("avg", features[:, 0])):
+        with pytest.raises(InputError, match=re.escape(str(tuple(wrong.shape)))):
+            POOLINGS.create(name, {})(wrong)
+    with pytest.raises(InputError, match=r"'gme'.*'gem'"):
+        Encoder.create("tiny", 8, "gme", image_size=32)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_pooling_is_its_definition_over_positions_of_the_image(name):
+    image = drawn(2, 3, 4, 5)
+    pooling = POOLINGS.create(name, {}, n_prefix_tokens=0)
+    expected = [[SLOW[name](channel.flatten().tolist()) for channel in one] for one in image]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        pooled = pooling(image.to(memory_format=layout)).detach()
+        assert_close(pooled, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    n_prefix_tokens, features = 2, drawn(2, 6, 3)
     features[:, :n_prefix_tokens] = 100
     pooled = POOLINGS.create(name, {}, n_prefix_tokens=n_prefix_tokens)(features)
     expected = [[SLOW[name](image[n_prefix_tokens:, channel].tolist()) for channel in range(3)] for image in features]
     assert_close(pooled.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
-
-
-def test_channels_last_in_memory_changes_nothing():
-    features = drawn(2, 3, 4, 5)
-    for name in SLOW:
-        pooling = POOLINGS.create(name, {}, n_prefix_tokens=0)
-        assert_close(pooling(features), pooling(features.to(memory_format=torch.channels_last)))
-
-
-def test_the_class_token_is_the_first():
-    features = drawn(2, 6, 3)
-    assert_close(ClassToken()(features), features[:, 0])
 
 
 # The generalised mean
@@ -68,7 +60,7 @@ def test_the_class_token_is_the_first():
 ONE_TO_FOUR = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).reshape(1, 1, 2, 2)
 
 
-@pytest.mark.parametrize(("power", "value"), [(1.0, 2.5), (3.0, 2.9240177382), (50.0, 3.8906198337)])
+@pytest.mark.parametrize(("power", "value"), [(0.2, 2.5), (1.0, 2.5), (3.0, 2.9240177382), (50.0, 3.8906198337)])
 def test_gem_of_one_to_four(power, value):
     assert_close(GeMPooling(power=power).double()(ONE_TO_FOUR).item(), value, rtol=1e-10, atol=0)
 
@@ -84,21 +76,7 @@ def test_gem_gradient_is_the_finite_difference(power):
     assert gradcheck(pooled, (features, torch.tensor([power], dtype=torch.float64, requires_grad=True)))
 
 
-def test_gem_lies_between_mean_and_maximum_and_grows_with_its_power():
-    features = drawn(4, 3, 4, 4).abs()
-    pooled = [GeMPooling(power=power)(features) for power in (1.0, 2.0, 3.0, 10.0, 80.0)]
-    assert_close(pooled[0], features.mean((2, 3)))
-    assert all((more > less).all() for less, more in pairwise(pooled))
-    assert (pooled[-1] < features.amax((2, 3))).all()
-    assert_close(pooled[-1], features.amax((2, 3)), rtol=0.05, atol=0)
-
-
-def test_a_power_below_one_counts_as_one():
-    assert_close(GeMPooling(power=0.2)(ONE_TO_FOUR).item(), 2.5)
-
-
-@pytest.mark.parametrize("power", [1.0, 3.0, 9.0, 60.0])
-@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4])
+@pytest.mark.parametrize(("power", "scale"), [(3.0, 0.0), (60.0, 1e-4), (1.0, 1.0), (60.0, 1e4)])
 def test_gem_and_its_gradient_are_finite_for_dead_and_for_loud_channels(power, scale):
     features = (scale * torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)) - scale / 2).requires_grad_()
     gem = GeMPooling(power=power)
@@ -108,64 +86,6 @@ def test_gem_and_its_gradient_are_finite_for_dead_and_for_loud_channels(power, s
     assert features.grad.isfinite().all()
     assert gem.power.grad.isfinite().all()
     assert (pooled >= 1e-6 * 0.999).all()
-
-
-def test_gem_is_computed_in_float32_under_mixed_precision():
-    features = 40 * torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        pooled = GeMPooling(power=5.0)(features)
-    assert pooled.dtype == torch.float32
-    expected = [[gem_of(channel.flatten().tolist(), 5) for channel in image] for image in features.float()]
-    assert_close(pooled.detach(), torch.tensor(expected), rtol=1e-5, atol=0)
-
-
-def test_a_frozen_power_does_not_learn():
-    features = drawn(1, 2, 3, 3).requires_grad_()
-    pooling = POOLINGS.create("gem_frozen", {}, n_prefix_tokens=0)
-    pooling(features).sum().backward()
-    assert pooling.power.grad is None
-    assert features.grad is not None
-
-
-OWN = '''
-import torch
-
-class Weighted(torch.nn.Module):
-    """A mean over positions, each channel times a weight that learns."""
-
-    def __init__(self, n_channels: int) -> None:
-        super().__init__()
-        self.weights = torch.nn.Parameter(torch.full((n_channels,), 2.0))
-
-    def forward(self, features):
-        return features.flatten(2).mean(2) * self.weights
-'''
-
-
-@pytest.fixture
-def own_module(tmp_path, monkeypatch):
-    """The name of a module that is not loaded yet, outside of Sightline."""
-    (tmp_path / "own_poolings.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_poolings"
-    sys.modules.pop("own_poolings", None)
-
-
-def test_a_pooling_from_elsewhere_needs_trust_and_is_saved_by_its_path(own_module, tmp_path):
-    path = f"{own_module}:Weighted"
-    with pytest.raises(InputError, match=r"module 'own_poolings'.*--trust"):
-        Encoder.create("tiny", 8, path, image_size=32)
-    assert own_module not in sys.modules
-    encoder = Encoder.create("tiny", 8, path, image_size=32, trust=True)
-    assert encoder.pooling.weights.tolist() == [2.0] * 32
-    folder = encoder.save_pretrained(tmp_path / "encoder")
-    sys.modules.pop(own_module)
-    with pytest.raises(InputError, match=r"encoder\.json.*module 'own_poolings'"):
-        Encoder.from_pretrained(folder)
-    assert own_module not in sys.modules
-    assert Encoder.from_pretrained(folder, trust=True).fingerprint() == encoder.fingerprint()
-
-
-def test_an_unknown_pooling_suggests_the_nearest():
-    with pytest.raises(InputError, match="unknown pooling 'gme': did you mean 'gem'"):
-        Encoder.create("tiny", 8, "gme", image_size=32)
+        half = features.detach().bfloat16()
+        assert_close(gem(half), gem(half.float()))

@@ -1,4 +1,3 @@
-import importlib.util
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,24 +6,30 @@ import pytest
 import torch
 
 from sightline import torchvision_operators
-from sightline.torchvision_operators import UNDECLARED, declare_missing_operators
+from sightline.torchvision_operators import UNDECLARED, BeforeTorchvision, declare_missing_operators, install
 
 
-def test_torchvision_can_be_imported_afterwards():
-    code = (
-        "import sightline.torchvision_operators, torch\n"
-        "from torchvision.transforms import v2\n"
-        "print(tuple(v2.Resize(4)(torch.zeros(3, 8, 8)).shape))"
-    )
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sightline, sys; assert 'torch' not in sys.modules; import timm",
+        # Without sightline timm cannot be imported beside a CPU build of torch; afterwards it can.
+        "try:\n    import timm\nexcept RuntimeError: pass\nimport sightline, timm",
+    ],
+)
+def test_timm_and_sightline_can_be_imported_in_any_order(code):
+    code += "\nimport torch; from torchvision.transforms import v2"
+    code += "\nprint(tuple(v2.Resize(4)(torch.zeros(3, 8, 8)).shape), timm)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("(3, 4, 4)", 0), done.stderr
+    assert done.stdout.startswith("(3, 4, 4)"), done.stderr
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A folder in which torchvision is found."""
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "torchvision" else None)
+    monkeypatch.setattr(torchvision_operators, "PathFinder", SimpleNamespace(find_spec={"torchvision": spec}.get))
+    (tmp_path / "_C.so").touch()
     return tmp_path
 
 
@@ -43,30 +48,31 @@ def declared(monkeypatch):
 def test_nothing_is_declared_where_the_library_loads(installed, declared, monkeypatch):
     loaded = []
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    for name in ("_C.so", "image.so"):
-        (installed / name).touch()
+    (installed / "image.so").touch()
     assert declare_missing_operators() is None
     assert loaded == [str(installed / "_C.so")]
     assert declared == []
 
 
-def test_the_operators_are_declared_where_it_does_not(installed, declared, monkeypatch):
+def test_the_operators_are_declared_once_where_it_does_not(installed, declared, monkeypatch):
     def fail(path):
         raise OSError("libcudart.so.13: cannot open shared object file")
 
     monkeypatch.setattr(torch.ops, "load_library", fail)
-    (installed / "_C.so").touch()
-    assert declare_missing_operators() is not None
+    finder = BeforeTorchvision()
+    for name in ("torch", "torchvision", "torchvision.ops", "torchvision"):
+        assert finder.find_spec(name) is None
+    assert finder.declared is not None
     assert declared == [("torchvision", "DEF", schema) for schema in UNDECLARED]
 
 
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
 def test_nothing_is_done_where_torchvision_is_not_installed(spec, declared, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(torchvision_operators, "PathFinder", SimpleNamespace(find_spec=lambda name: spec))
     assert declare_missing_operators() is None
     assert declared == []
 
 
-def test_the_declarations_last_as_long_as_the_process():
-    assert torchvision_operators.DECLARED is None or isinstance(torchvision_operators.DECLARED, torch.library.Library)
-    assert torch.ops.torchvision.nms is not None
+def test_the_finder_is_installed_once():
+    install()
+    assert sum(isinstance(finder, BeforeTorchvision) for finder in sys.meta_path) == 1

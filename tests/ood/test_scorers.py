@@ -18,7 +18,6 @@ from sightline.ood.density import mixture_on_sphere
 
 from pytorch_ood import detector as other  # isort: skip
 
-LOGITS = np.array([[2, 1, 0], [0.1, 0, -0.1], [10, -5, -5]])
 N, D, C = 120, 6, 4
 
 
@@ -60,36 +59,19 @@ def constant(gmm):
     return len(gmm.centre) / 2 * math.log(2 * math.pi) - float(gmm.whitening.diagonal().log().sum())
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("energy", {}, [-2.40760596, -1.10194285, -10.00000061]),
-        ("energy", {"temperature": 2.0}, [-3.36053934, -2.19889090, -10.00221111]),
-        ("msp", {}, [-0.66524096, -0.36716540, -0.99999939]),
-        ("maxlogit", {}, [-2, -0.1, -10]),
-    ],
-)
-def test_numbers_of_the_specification_for_logits(name, options, expected):
-    scorer = ood.create(name, inputs="logits", **options).fit(LOGITS)
-    assert scorer.needs == ("logits",)
-    np.testing.assert_allclose(scorer.score(LOGITS), expected, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "by_definition"),
-    [
-        ("msp", {}, lambda f: -max(math.exp(x - log_sum_exp(f)) for x in f)),
-        ("maxlogit", {}, lambda f: -max(f)),
-        ("energy", {"temperature": 1.5}, lambda f: -1.5 * log_sum_exp(f / 1.5)),
-    ],
-)
-def test_scorers_of_logits_with_a_classifier(data, name, options, by_definition):
+def test_scorers_of_logits_with_a_classifier(data):
     vectors, labels, classifier, queries = data
-    scorer = ood.create(name, **options).fit(vectors, labels, classifier)
     logits = queries @ classifier.weight.numpy().T + classifier.bias.numpy()
-    np.testing.assert_allclose(scorer.score(queries), by_rows(by_definition, logits), rtol=1e-12)
-    theirs = {"msp": other.MaxSoftmax(None), "maxlogit": other.MaxLogit(None), "energy": other.EnergyBased(None, t=1.5)}
-    assert_close(torch.from_numpy(scorer.score(queries)), theirs[name].predict_logits(torch.from_numpy(logits)))
+    for name, options, by_definition, theirs in (
+        ("msp", {}, lambda f: -max(math.exp(x - log_sum_exp(f)) for x in f), other.MaxSoftmax(None)),
+        ("maxlogit", {}, lambda f: -max(f), other.MaxLogit(None)),
+        ("energy", {"temperature": 1.5}, lambda f: -1.5 * log_sum_exp(f / 1.5), other.EnergyBased(None, t=1.5)),
+    ):
+        scores = ood.create(name, **options).fit(vectors, labels, classifier).score(queries)
+        np.testing.assert_allclose(scores, by_rows(by_definition, logits), rtol=1e-12)
+        assert_close(torch.from_numpy(scores), theirs.predict_logits(torch.from_numpy(logits)))
+        of_logits = ood.create(name, inputs="logits", **options).fit(logits)
+        np.testing.assert_allclose(of_logits.score(logits), scores, rtol=1e-12)
 
 
 def test_proxies_are_logits_of_unit_vectors():
@@ -115,13 +97,7 @@ def test_prototypes_and_centroids_stand_in_for_a_classifier(data):
     np.testing.assert_allclose(one_each.score(queries), expected, rtol=1e-10)
 
 
-def test_kl_matching_numbers_definition_and_pytorch_ood(data):
-    templates = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.1, 0.2, 0.7]], dtype=torch.float64)
-    given = ood.create("kl_matching", inputs="logits").fit(LOGITS)
-    for rows, expected in ((templates[:1], 0.00605753), (templates[1:], 0.50818062), (templates[2:], 1.12536526)):
-        given.templates = rows
-        assert given.score(LOGITS[:1])[0] == pytest.approx(expected, abs=1e-8)
-
+def test_kl_matching_by_definition_and_pytorch_ood(data):
     vectors, labels, classifier, queries = data
     scorer = ood.create("kl_matching").fit(vectors, labels, classifier)
     softmax = [torch.from_numpy(x) @ classifier.weight.T + classifier.bias for x in (vectors, queries)]
@@ -134,25 +110,17 @@ def test_kl_matching_numbers_definition_and_pytorch_ood(data):
 
 
 def test_kl_matching_skips_classes_that_are_never_predicted():
-    logits = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]])  # nothing is taken for the third class
+    logits, query = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]]), np.array([[1.0, 1, 4]])  # none is of the third class
     scorer = ood.create("kl_matching", inputs="logits").fit(logits)
     assert len(scorer.templates) == 2
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    means, query = [p[:2].mean(0), p[2]], np.array([1.0, 1, 4])
-    q = np.exp(query) / np.exp(query).sum()
-    expected = min(float((q * np.log(q / mean)).sum()) for mean in means)
-    assert scorer.score(query[None])[0] == pytest.approx(expected)
+    p, q = (np.exp(rows) / np.exp(rows).sum(1, keepdims=True) for rows in (logits, query))
+    expected = min(float((q[0] * np.log(q[0] / mean)).sum()) for mean in (p[:2].mean(0), p[2]))
+    assert scorer.score(query)[0] == pytest.approx(expected)
     sure = ood.create("kl_matching", inputs="logits").fit(1000 * logits)  # probabilities of 0 are smoothed
-    assert np.isfinite(sure.score(1000 * query[None])).all()
+    assert np.isfinite(sure.score(1000 * query)).all()
 
 
-def test_react_cuts_activations_off(data):
-    head = ood.Classifier(torch.tensor([[1.0, 0, 0], [0, 1, 0]]).double(), torch.tensor([0.5, -0.5]).double())
-    z = np.array([[0.2, 3, 0.5]])
-    assert ood.create("energy").fit(z, classifier=head).score(z)[0] == pytest.approx(-2.65297761, abs=1e-8)
-    ones = np.array([[1.0, 1, 1], [1, 1, 1]])
-    assert ood.create("react").fit(ones, classifier=head).score(z)[0] == pytest.approx(-1.29813887, abs=1e-8)
-
+def test_react_clips_activations(data):
     vectors, labels, classifier, queries = data
     limit = np.quantile(vectors, 0.8)
     logits = np.minimum(queries, limit) @ classifier.weight.numpy().T + classifier.bias.numpy()
@@ -161,24 +129,12 @@ def test_react_cuts_activations_off(data):
     theirs = other.ReAct(None, lambda z: z @ classifier.weight.T + classifier.bias, percentile=0.8)
     theirs.fit_feature_maps(torch.from_numpy(vectors), torch.from_numpy(labels))
     np.testing.assert_allclose(scorer.score(queries), theirs.predict_feature_maps(torch.from_numpy(queries)), rtol=1e-9)
-
-
-def test_react_clips_before_it_brings_to_length_one(data):
-    vectors, _, classifier, queries = data
-    proxies = classifier_of_proxies(classifier.weight, 8.0)
-    scorer = ood.create("react", quantile=0.8).fit(vectors, classifier=proxies)
-    clipped = unit(np.minimum(queries, np.quantile(vectors, 0.8)))
-    logits = 8 * clipped @ unit(classifier.weight.numpy()).T
-    np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
+    on_sphere = ood.create("react", quantile=0.8).fit(vectors, classifier=classifier_of_proxies(classifier.weight, 8.0))
+    logits = 8 * unit(np.minimum(queries, limit)) @ unit(classifier.weight.numpy()).T  # clipped, then normalised
+    np.testing.assert_allclose(on_sphere.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
 
 
 def test_dice_keeps_weights_that_contribute(data):
-    weight = torch.tensor([[1, -2, 0.5], [0.3, 0.8, -1]]).double()
-    head = ood.Classifier(weight, torch.zeros(2).double())
-    scorer = ood.create("dice", percentile=50.0).fit(np.array([[2.0, 1, 2], [0, 0, 2]]), classifier=head)  # mean 1, .5, 2
-    assert_close(scorer.weight, weight * torch.tensor([[1, 0, 1], [0, 1, 0]]))
-    assert scorer.score(np.ones((1, 3)))[0] == pytest.approx(-1.90318605, abs=1e-8)
-
     vectors, labels, classifier, queries = data
     theirs = other.DICE(lambda x: x, classifier.weight.float(), classifier.bias.float(), p=0.7)
     theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
@@ -191,8 +147,6 @@ def test_dice_keeps_weights_that_contribute(data):
 
 
 def test_odin_numbers_and_definition():
-    x = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    assert ood.create("odin", model=lambda x: x).energy(x).item() == pytest.approx(-0.5001257000, abs=1e-10)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).double()
     images = torch.randn(3, 3, 2, 2, dtype=torch.float64)
@@ -232,8 +186,7 @@ def test_gaussians_of_the_specification():
     assert_close(z.grad, torch.tensor([[-0.5709679, -1.1959679]], dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("weights", ["counts", "uniform"])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("weights", "normalise"), [("counts", True), ("uniform", False)])
 def test_gmm_by_definition(data, weights, normalise):
     vectors, labels, _, queries = data
     scorer = ood.create("gmm", weights=weights, normalise=normalise).fit(vectors, labels)
@@ -267,13 +220,13 @@ def test_gmm_draws_from_its_own_density(data):
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(vectors.T, ddof=0), atol=0.04 * np.trace(np.cov(vectors.T)))
 
 
-@pytest.mark.parametrize(("weights", "share"), [("counts", 0.9), ("uniform", 0.5)])
-def test_gmm_draws_classes_as_its_energy_weighs_them(weights, share):
+def test_gmm_draws_classes_as_its_energy_weighs_them():
     labels = np.repeat([0, 1], [90, 10])
     vectors = np.random.default_rng(0).normal(size=(100, 2)) + 100 * labels[:, None]
-    scorer = ood.create("gmm", weights=weights, normalise=False).fit(vectors, labels)
-    drawn = scorer.sample(10_000, torch.Generator().manual_seed(0)).numpy()
-    assert (drawn[:, 0] < 50).mean() == pytest.approx(share, abs=0.02)
+    for weights, share in (("counts", 0.9), ("uniform", 0.5)):
+        scorer = ood.create("gmm", weights=weights, normalise=False).fit(vectors, labels)
+        drawn = scorer.sample(10_000, torch.Generator().manual_seed(0)).numpy()
+        assert (drawn[:, 0] < 50).mean() == pytest.approx(share, abs=0.02)
 
 
 def test_single_items_share_the_mean_of_all():
@@ -380,18 +333,7 @@ def test_soft_knn_by_definition(data):
     np.testing.assert_allclose(ours, expected, rtol=1e-9)
 
 
-def test_residual_and_vim_numbers_definition_and_pytorch_ood(data):
-    head = ood.Classifier(torch.tensor([[1.0, 0, 0], [0, 1, 0]]).double(), torch.tensor([0.5, -0.5]).double())
-    train = np.array([(2, 1, 0.1), (1, 2, -0.1), (3, 0, 0.2), (0, 3, -0.2)])
-    queries = np.array([(1, 1, 2), (2, 1, 0)], float)
-    residual = ood.create("residual", n_principal=2).fit(train, classifier=head)
-    np.testing.assert_allclose(residual.score(queries), [1.96598702, 0.06962945], atol=1e-8)
-    assert_close(residual.origin, torch.tensor([-0.5, 0.5, 0], dtype=torch.float64))
-    vim = ood.create("vim", n_principal=2).fit(train, classifier=head)
-    assert float(vim.alpha) == pytest.approx(125.5823804)
-    np.testing.assert_allclose(vim.score(queries), [245.08006863, 6.11730452], atol=1e-6)
-    assert residual.residual(torch.from_numpy(train)).square().mean().item() == pytest.approx(0.00049461, abs=1e-8)
-
+def test_residual_and_vim_by_definition_and_pytorch_ood(data):
     vectors, labels, classifier, queries = data
     ours = ood.create("vim", n_principal=3).fit(vectors, labels, classifier).score(queries)
     weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
@@ -430,9 +372,8 @@ def test_mixture_on_the_sphere_has_the_density_it_should():
     assert ood.create("energy").fit(np.eye(2), classifier=with_bias).sample(1, torch.Generator()) is None
 
 
-@pytest.mark.parametrize("dim", [2, 5, 64])
-@pytest.mark.parametrize("k", [0.5, 20.0])
-def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give(dim, k):
-    middle = torch.eye(dim, dtype=torch.float64)[:1]
-    cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
-    assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)
+def test_draws_on_the_sphere_have_the_mean_cosine_that_bessel_functions_give():
+    for dim, k in ((2, 0.5), (5, 20.0), (64, 20.0)):
+        middle = torch.eye(dim, dtype=torch.float64)[:1]
+        cosines = mixture_on_sphere(middle, k, 40_000, torch.Generator().manual_seed(0))[:, 0].numpy()
+        assert cosines.mean() == pytest.approx(ive(dim / 2, k) / ive(dim / 2 - 1, k), abs=5 * cosines.std() / 200)

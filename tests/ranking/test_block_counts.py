@@ -20,6 +20,8 @@ OPTIONS = {
     "wide edge": SupStep(tau=0.01, delta=5.0),
 }
 
+both_steps = pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+
 
 @pytest.fixture(autouse=True)
 def by_blocks(monkeypatch):
@@ -27,7 +29,7 @@ def by_blocks(monkeypatch):
     monkeypatch.setattr(core, "FEW_TARGETS", 0)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.4, 1.0])
+@pytest.mark.parametrize("share", [0.02, 0.4])
 @pytest.mark.parametrize("step", cases.STEPS, ids=lambda step: f"{type(step).__name__} {step.tau}")
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
@@ -35,27 +37,25 @@ def test_ranks_to_1e_4_and_gradients_to_1e_3(kind, step, share):
 
 
 @pytest.mark.parametrize("step", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("kind", cases.KINDS)
-def test_every_option_of_the_step(kind, step):
-    cases.assert_as_promised(*cases.draw(kind, 0.3, seed=1), step)
+def test_every_option_of_the_step(step):
+    for kind in ("spread", "tied", "rounded"):
+        cases.assert_as_promised(*cases.draw(kind, 0.3, seed=1), step)
+    cases.assert_as_promised(*cases.draw("spread", 1.0), step)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scores_near_the_edge_fall_on_the_side_that_float64_puts_them(seed):
-    scores, levels = cases.draw("spread", 0.3, seed)
-    levels[:, 200:] = 0
-    scores[:, 200:] = scores[:, :200] + 0.05  # rounded to either side
-    cases.assert_as_promised(scores, levels, SupStep())
+def test_scores_near_the_edge_fall_on_the_side_that_float64_puts_them():
+    for seed in range(3):
+        cases.assert_as_promised(*cases.draw_near_the_edge(0.3, seed), SupStep())
 
 
-@pytest.mark.parametrize("n_items", [1, 15, 16, 17, 32, 33, 95])
-@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
-def test_rows_that_do_and_do_not_fill_their_blocks(n_items, step):
+@both_steps
+def test_rows_that_do_and_do_not_fill_their_blocks(step):
     scores, levels = cases.draw("concentrated", 0.4)
-    cases.assert_as_promised(scores[:, :n_items], levels[:, :n_items], step)
+    for n_items in (1, 15, 16, 17, 33, 95):
+        cases.assert_as_promised(scores[:, :n_items], levels[:, :n_items], step)
 
 
-@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+@both_steps
 def test_a_row_without_targets_or_without_items_gets_no_gradient(step):
     scores, levels = cases.draw("spread", 0.3)
     levels[1], levels[3] = 0, -1
@@ -63,14 +63,6 @@ def test_a_row_without_targets_or_without_items_gets_no_gradient(step):
     gradient = cases.run(scores, levels, step)[1]
     assert not gradient[[1, 3]].any()
     assert gradient[[0, 2, 4]].any(1).all()
-
-
-@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
-def test_items_outside_the_list_change_nothing(step):
-    scores, levels = cases.draw("spread", 0.3)
-    moved = torch.where(levels < 0, 1e6 * scores, scores)
-    for found, expected in zip(cases.run(moved, levels, step), cases.run(scores, levels, step), strict=True):
-        assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_all_levels_that_int8_holds():
@@ -91,31 +83,10 @@ def test_chunks_of_rows_equal_the_whole(monkeypatch):
     monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 1)
     single = cases.run(scores, levels, SupStep())
     assert_close(single[:2], whole[:2], rtol=1e-5, atol=1e-9)
+    cases.assert_first_order_alone()
 
 
-def test_the_gradient_is_scaled_by_what_follows():
-    scores, levels = cases.draw("spread", 0.3)
-    leaf = scores.clone().requires_grad_()
-    loss = rank_loss(leaf, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([]))
-    (gradient,) = torch.autograd.grad(3 * loss, leaf)
-    assert_close(gradient, 3 * cases.run(scores, levels, SupStep())[1])
-
-
-def test_no_gradient_is_worked_out_where_none_is_asked_for():
-    scores, levels = cases.draw("spread", 0.3)
-    assert not rank_loss(scores, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([])).requires_grad
-
-
-def test_a_second_derivative_is_refused_rather_than_wrong():
-    scores, levels = cases.draw("spread", 0.3)
-    leaf = scores.requires_grad_()
-    loss = rank_loss(leaf, levels, level_counts(levels, 3), SupStep(), cases.smooth_ranks([]))
-    (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        first.sum().backward()
-
-
-@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+@both_steps
 def test_every_tensor_is_made_on_the_device_of_the_scores(step):
     """A tensor made without a device would be on the one that is the default, where it has no numbers."""
     scores, levels = cases.draw("spread", 0.3)
@@ -125,7 +96,7 @@ def test_every_tensor_is_made_on_the_device_of_the_scores(step):
     assert_close(leaf.grad, cases.run(scores.detach(), levels, step)[1])
 
 
-@pytest.mark.parametrize("step", [SupStep(), SigmoidStep()], ids=["SupStep", "SigmoidStep"])
+@both_steps
 def test_few_targets_pair_by_pair_equal_blocks(step, monkeypatch):
     scores, levels = cases.draw("spread", 0.02)
     by_blocks = cases.run(scores, levels, step)

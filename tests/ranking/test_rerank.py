@@ -59,8 +59,8 @@ def scores_by_definition(query, candidates, k_1, k_2, original_weight):
     return [1 - (1 - original_weight) * jaccard(0, g) - original_weight * d[0][g] for g in everyone if g]
 
 
-@pytest.mark.parametrize(("k_1", "k_2"), [(1, 1), (3, 1), (4, 2), (5, 3), (7, 6), (20, 6), (100, 100)])
-@pytest.mark.parametrize("n_candidates", [1, 2, 9, 25])
+@pytest.mark.parametrize(("k_1", "k_2"), [(1, 1), (4, 2), (7, 6), (100, 100)])
+@pytest.mark.parametrize("n_candidates", [1, 9, 25])
 def test_scores_by_definition(k_1, k_2, n_candidates, monkeypatch):
     monkeypatch.setattr(rerank, "POOL_ELEMENTS", 300)  # several blocks
     queries, candidates = draw(k_1 + n_candidates, 5, n_candidates)
@@ -83,19 +83,15 @@ def test_an_outsider_near_the_query_falls_behind_the_querys_own_crowd():
     assert scores.argsort(descending=True).tolist().index(0) > 3
 
 
-def test_weight_one_keeps_the_order_of_the_cosines():
-    queries, candidates = draw(0, 3, 12)
-    cosines = torch.cosine_similarity(queries[:, None], candidates, dim=2)
-    scores = kreciprocal_scores(queries, candidates, original_weight=1.0)
-    assert scores.argsort(1).tolist() == cosines.argsort(1).tolist()
-
-
 def test_scores_lie_between_0_and_1_and_do_not_depend_on_length_or_order():
     queries, candidates = draw(1, 4, 30)
     scores = kreciprocal_scores(queries, candidates, k_1=6, k_2=3)
     assert (scores >= 0).all()
     assert (scores <= 1).all()
     assert_close(kreciprocal_scores(7 * queries, candidates / 3, k_1=6, k_2=3), scores)
+    cosines = torch.cosine_similarity(queries[:, None], candidates, dim=2)
+    by_cosine = kreciprocal_scores(queries, candidates, original_weight=1.0)
+    assert by_cosine.argsort(1).tolist() == cosines.argsort(1).tolist()
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     assert_close(kreciprocal_scores(queries, candidates[:, order], k_1=6, k_2=3), scores[:, order])
 
@@ -107,15 +103,9 @@ def test_copies_of_the_query_score_1_and_nothing_is_nan():
     assert kreciprocal_scores(alike[:0, 0], alike[:0]).shape == (0, 5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"k_1": 0}, "k_1 is 0"), ({"k_2": 0}, "k_2 is 0"), ({"original_weight": 1.5}, "original_weight is 1.5")],
-)
-def test_options_that_do_not_fit(options, message):
-    with pytest.raises(InputError, match=message):
-        kreciprocal_scores(torch.ones(1, 2), torch.ones(1, 3, 2), **options)
-
-
-def test_shapes_that_do_not_fit():
-    with pytest.raises(InputError, match=r"\(Q, M, D\) are needed, found \(2, 2\) and \(1, 3, 2\)"):
+def test_what_does_not_fit_is_refused():
+    for option, value in (("k_1", 0), ("k_2", 0), ("original_weight", 1.5)):
+        with pytest.raises(InputError, match=rf"{option}.* {value}"):
+            kreciprocal_scores(torch.ones(1, 2), torch.ones(1, 3, 2), **{option: value})
+    with pytest.raises(InputError, match=r"\(Q, M, D\).*\(2, 2\) and \(1, 3, 2\)"):
         kreciprocal_scores(torch.ones(2, 2), torch.ones(1, 3, 2))

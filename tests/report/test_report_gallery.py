@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from sightline.evaluation.tables import evaluate_table
-from sightline.report.galleries import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure, picture_of
+from sightline.report.galleries import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure
 from sightline.report.numbers import first_results
 from sightline.report.style import PURPLE, as_svg, level_colours
 
@@ -26,23 +26,6 @@ def shown(subjects, **options):
 
 def rows_of(gallery):
     return [asked.query.row for asked in gallery.rows]
-
-
-def test_frames_are_the_relation_computed_by_hand(random_subject):
-    subject = random_subject()
-    rows = subject.table.manifest.table
-    paths = list(zip(rows["label_2"], rows["label_1"], rows["label_0"], strict=True))
-    _, _, by_name = shown([subject])
-    seen = set()
-    for asked in by_name["random"].rows:
-        for picture in asked.found["model"]:
-            shared = 0
-            while shared < 3 and paths[asked.query.row][shared] == paths[picture.row][shared]:
-                shared += 1
-            assert picture.height == 3 - shared
-            seen.add(picture.height)
-            assert picture.label == rows["label_0"][picture.row]
-    assert len(seen) >= 3
 
 
 def test_each_gallery_shows_what_it_says(random_subject):
@@ -104,14 +87,6 @@ def test_a_thumbnail_is_small_cut_to_its_box_and_read_once(circle):
     assert np.abs(np.array(image.convert("RGB").getpixel((9, 9))) - (1, 0, 200)).max() < 12
     assert not thumbnails.missing
     assert thumbnails.image(1) is thumbnails.image(1)
-
-
-def test_an_image_is_called_by_its_name_or_its_path(circle):
-    subject = circle((0, 1), "aa", name="m")
-    named = subject.table.manifest.table.with_columns(name=np.array(["LETTER A", None], object))
-    object.__setattr__(subject.table.manifest, "table", named)
-    assert picture_of(subject.table, 0).name == "LETTER A"
-    assert picture_of(subject.table, 1, 0.5, 1).name == "1.png"
 
 
 def test_an_image_that_cannot_be_read_is_counted(circle):

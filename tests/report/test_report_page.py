@@ -1,8 +1,5 @@
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,11 +10,21 @@ from PIL import Image
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
+from sightline.models.card import Account, EvaluationFacts, TrainingFacts
 from sightline.report.page import ReportOptions, write_report
 from sightline.report.subject import Subject
 
 NASTY = "<script>alert('x')</script> & \"q\""
 LOG = (*((step, 0, "loss", 1 / step) for step in range(1, 6)), (5, 0, "val/map@r", 0.25))
+CARD = Account(
+    training=TrainingFacts(
+        loss="sup_ap", loss_options={}, weights=None, adaptation="full", epoch=3, epochs=9, batch_size=8,
+        optimizer="adamw", lr=0.1, precision="32-true", seed=0, trained_share=0.5,
+    ),
+    evaluation=EvaluationFacts(
+        on="images of x.csv (40 images, 7 classes)", chose=True, n_queries=40, n_skipped=0, level=0.95, metrics={}
+    ),
+)  # fmt: skip
 VOID = {"meta", "img", "input", "br", "link", "wbr"}
 
 
@@ -49,7 +56,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def two(two_subjects):
     new, old = two_subjects
-    return Subject("new", new.table, LOG), old
+    return Subject("new", new.table, LOG, card=CARD, shows_validation=True), old
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +111,13 @@ def test_what_people_wrote_is_shown_and_never_obeyed(text):
     assert f"Two {NASTY}." in shown
 
 
-def test_names_of_classes_cannot_end_a_script(circle, tmp_path):
-    subject = circle((0, 10, 50, 60), ["</script><b>", "</script><b>", "b", "b"], ["x & y"] * 4)
-    page = Page(write_report(tmp_path / "r.html", subject).file.read_text(encoding="utf-8"))
-    assert len([tag for tag, _ in page.tags if tag == "script"]) == 2
+def test_the_header_says_how_many_validation_classes_chose_the_epoch(text, two):
+    header = text[text.index("<h1>") : text.index("<section")]
+    assert all(
+        fact in header for fact in ("new: epoch 3 of 9", "weights 0.5", "x.csv (40 images, 7 classes)", "optimistic")
+    )
+    assert "old: epoch" not in header
+    assert replace(two[0], card=CARD.model_copy(update={"evaluation": None})).selection is None
 
 
 def test_the_map_knows_the_name_of_each_point(text):
@@ -117,21 +127,6 @@ def test_the_map_knows_the_name_of_each_point(text):
     kinds = {name: data["kinds"][kind] for name, kind in zip(data["names"], data["kind_of"], strict=True)}
     assert kinds == {f"c{number}": "even" if number % 3 == 0 else "odd" for number in range(10)}
     assert len(re.findall(r'<path class="k\d+" data-i="', text)) == 20
-
-
-def test_frames_and_marks_of_results(report, text):
-    page = Page(text)
-    frames = [int(attrs["class"][1:]) for tag, attrs in page.tags if tag == "img" and "class" in attrs]
-    expected = [
-        picture.height
-        for gallery in report.galleries
-        for asked in gallery.rows
-        for pictures in asked.found.values()
-        for picture in pictures
-    ]
-    assert frames == expected
-    marks = [text for text in page.texts if re.fullmatch("✓|✗|↑[12]", text)][4:]  # the legend's first
-    assert marks == [("✓", "↑1", "↑2", "✗")[height] for height in expected]
 
 
 def test_one_model_and_one_level_need_no_comparison_and_no_tree(circle, tmp_path):
@@ -162,15 +157,12 @@ def test_classes_of_one_image_each_are_refused(circle, tmp_path):
 
 
 def test_every_figure_is_a_file_too(report):
-    names = {path.name for path in report.figures}
-    assert names == {path.name for path in report.figures[0].parent.iterdir()}
-    stems = {name.rpartition(".")[0] for name in names}
-    assert {
+    stems = {
         "training-loss", "training-validation", "recall", "precision-recall", "hierarchical-precision-recall",
         "severity-1", "severity-4", "scores-new", "scores-old", "decomposability-gap", "tsne-new", "tsne-old",
         "gallery-hardest", "gallery-severe", "gallery-improved", "gallery-worsened", "gallery-random",
-    } == stems  # fmt: skip
-    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    }  # fmt: skip
+    assert {path.name for path in report.figures} == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     for path in report.figures:
         if path.suffix == ".png":
             with Image.open(path) as image:
@@ -187,41 +179,17 @@ def test_the_same_report_twice_is_the_same_page(circle, tmp_path):
     assert first == second
 
 
-def test_the_page_is_utf_8_whatever_the_computer_speaks(two, tmp_path):
-    table = two[0].table.write(tmp_path / "table.parquet")
-    words = [sys.executable, "-m", "sightline", "report", str(table), "--out", str(tmp_path / "r.html")]
-    speaks_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(words, env=os.environ | speaks_ascii, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r".*r\.html: \d\.\d MB\n", done.stdout)
-    assert "✓" in (tmp_path / "r.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("kind", ["equal", "zero", "huge", "two places", "nearly equal", "equal but one"])
+@pytest.mark.parametrize("kind", ["equal", "huge", "equal but one"])
 def test_a_page_of_vectors_that_coincide_or_are_huge(random_subject, tmp_path, kind):
     subject = random_subject()
-    vectors = subject.table.vectors.copy()
-    noise = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
-    table = EmbeddingTable(
-        subject.table.manifest,
-        {
-            "equal": np.ones_like(vectors),
-            "zero": np.zeros_like(vectors),
-            "huge": vectors * np.float32(2e38),
-            "two places": np.eye(2, dtype=np.float32)[np.arange(40) % 2],
-            "nearly equal": np.ones_like(vectors) + np.float32(1e-4) * noise,
-            "equal but one": np.where(np.arange(40)[:, None] % 10 == 3, -1, 1).astype(np.float32) * np.ones_like(vectors),
-        }[kind],
-        "f",
-    )
-    against = random_subject(1, "other")
-    options = ReportOptions(figures=tmp_path / "figures")
-    report = write_report(tmp_path / "report.html", replace(subject, table=table), against, options)
-    page = Page(report.file.read_text(encoding="utf-8"))
-    maps = [attrs["aria-label"] for _, attrs in page.tags if attrs.get("aria-label", "").startswith("t-SNE map")]
-    is_left_out = kind in ("equal", "zero")
-    assert maps == ["t-SNE map of model"] * (not is_left_out) + ["t-SNE map of other"]
-    assert ("No map of model: the means of all its classes are the same." in page.texts) == is_left_out
+    vectors = {
+        "equal": np.ones_like(subject.table.vectors),
+        "huge": subject.table.vectors * np.float32(2e38),
+        "equal but one": np.where(np.arange(40)[:, None] % 10 == 3, -1, np.ones((40, 2))).astype(np.float32),
+    }[kind]
+    changed = replace(subject, table=EmbeddingTable(subject.table.manifest, vectors, "f"))
+    options = ReportOptions(k=2, n_queries=1)
+    page = Page(write_report(tmp_path / "r.html", changed, options=options).file.read_text(encoding="utf-8"))
     drawn = [attrs["d"] for tag, attrs in page.tags if tag == "path" and "data-i" in attrs]
-    assert len(drawn) == 10 * len(maps)
+    assert len(drawn) == (0 if kind == "equal" else 10)  # without distances there is no map
     assert not any("nan" in path for path in drawn)

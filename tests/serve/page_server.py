@@ -127,6 +127,6 @@ class Watched:
     def check(self) -> None:
         """Nothing went wrong, and nothing was asked of another host."""
         assert self.faults == []
-        strangers = [url for url in self.requests if not url.startswith((self.address, f"blob:{self.address}"))]
+        foreign = [url for url in self.requests if not url.startswith((self.address, f"blob:{self.address}"))]
         assert self.requests
-        assert strangers == []
+        assert foreign == []

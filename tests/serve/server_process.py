@@ -5,28 +5,33 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
 
-SLOW = """
-import sys, time
+HELD = """
+import os, sys, time
 from sightline.cli.main import run
 from sightline.models.encoder import Encoder
-seconds, forward = float(sys.argv[1]), Encoder.forward
-Encoder.forward = lambda self, images: (time.sleep(seconds), forward(self, images))[1]
+file, forward = sys.argv[1], Encoder.forward
+def wait_and_forward(self, images):
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    return forward(self, images)
+Encoder.forward = wait_and_forward
 sys.argv = ["sightline", *sys.argv[2:]]
 run()
 """
 
 
 @contextmanager
-def process(gallery, *options, seconds=None, n_files=None, **environ):
-    """A server on a free port, its address and its log; each pass of its encoder takes so many seconds more.
+def process(gallery, *options, held_until=None, n_files=None, **environ):
+    """A server on a free port, its address and its log; its encoder waits until the file `held_until` exists.
 
     It may open `n_files` files; what it prints after its address is in `server.stdout`.
     """
-    start = ["-m", "sightline"] if seconds is None else ["-c", SLOW, str(seconds)]
+    start = ["-m", "sightline"] if held_until is None else ["-c", HELD, str(held_until)]
     command = [sys.executable, *start, "serve", str(gallery), "--port", "0", *options]
     if n_files is not None:
         command = ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh", *command]
@@ -48,3 +53,12 @@ def process(gallery, *options, seconds=None, n_files=None, **environ):
 def accepted(address):
     found = re.search(r"^sightline_accepted_requests (\S+)", httpx.get(f"{address}/metrics", timeout=30).text, re.MULTILINE)
     return float(found[1])
+
+
+def until(condition):
+    """Wait for a condition, however busy the machine is; for ten minutes at most, so that a failure ends."""
+    for _ in range(60_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within ten minutes")

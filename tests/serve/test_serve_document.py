@@ -16,7 +16,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 REPEATABLE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 PATHS = {
-    "GET": "/v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats /v1/health /v1/ready",
+    "GET": "/v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats /v1/health"
+    " /v1/ready",
     "POST": "/v1/search /v1/search/id /v1/search/vector /v1/items /v1/session",
     "PUT": "/v1/items/{id}",
     "DELETE": "/v1/items/{id} /v1/session",
@@ -55,42 +56,11 @@ def test_whatever_the_document_allows_gets_an_answer_it_describes(served, path, 
     check_answer()
 
 
-@pytest.mark.parametrize(
-    ("path", "methods"),
-    [
-        ("/v1/items/a", "DELETE, GET, PUT"),
-        ("/v1/items/a/image", "GET"),
-        ("/v1/session", "DELETE, POST"),
-        ("/v1/search", "POST"),
-        ("/", "GET, HEAD"),
-    ],
-)
-@pytest.mark.parametrize("method", ["OPTIONS", "PATCH"])
-def test_another_method_gets_405_and_all_that_the_path_has(client, path, methods, method):
-    answer = client.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
-    assert answer.json()["status"] == 405
-
-
-def test_a_body_to_a_path_without_that_method_gets_405(client):
-    assert client.put("/v1/items/a/image", json={}).status_code == 405
-
-
-@pytest.mark.parametrize("path", ["/v1/items/", "/v1/galleries/", "/v1/items/a/b", "/v1/items/a/image/"])
-def test_a_path_that_is_not_there_is_no_other(client, path):
-    assert client.get(path, follow_redirects=False).status_code == 404
-
-
-def test_the_document_is_precise_on_forms_and_vectors(served):
-    document = served.openapi()
-    form = document["paths"]["/v1/items"]["post"]["requestBody"]["content"]["multipart/form-data"]
-    assert "image/png" in form["encoding"]["image"]["contentType"]
-    assert form["encoding"]["metadata"] == {"contentType": "application/json"}
-    metadata = form["schema"]["properties"]["metadata"]
-    assert (metadata["type"], metadata["maxProperties"]) == ("object", 100)
-    assert "path" in metadata["propertyNames"]["not"]["enum"]
-    vector = document["components"]["schemas"]["VectorSearch"]["properties"]["vector"]
-    assert (vector["minItems"], vector["maxItems"]) == (16, 16)
+@pytest.mark.parametrize(("path", "methods"), [("/v1/items/a", "DELETE, GET, PUT"), ("/", "GET, HEAD")])
+def test_another_method_gets_405_and_all_that_the_path_has(client, path, methods):
+    answer = client.patch(path)
+    assert (answer.status_code, answer.headers["allow"], answer.json()["status"]) == (405, methods, 405)
+    assert client.get("/v1/galleries/", follow_redirects=False).status_code == 404
 
 
 def test_the_document_names_every_route_and_the_form_of_errors(served):

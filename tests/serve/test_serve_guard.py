@@ -1,12 +1,10 @@
-"""Who may do what, by which name, how often, how much; the headers of every answer; settings."""
+"""Scopes, tokens and sessions; host and origin checks; limits; headers and logs; settings."""
 
 import json
 import logging
-import os
 import re
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,9 @@ from sightline.errors import InputError
 from sightline.serve.guard import JsonLines, RateLimit
 from sightline.serve.settings import ServeSettings, Tokens, add_token, read_settings, read_tokens
 
+ROOT = Path(__file__).parents[2]
 ITEM = "/v1/items/super0%2Fclass00%2F0.png"
-READ = {"galleries": "/v1/galleries", "stats": "/v1/stats", "metrics": "/metrics", "item": ITEM, "image": f"{ITEM}/image"}
+READ = {"galleries": "/v1/galleries", "metrics": "/metrics", "browse": "/v1/items", "image": f"{ITEM}/image"}
 OPEN = {"health": "/v1/health", "ready": "/v1/ready", "page": "/", "document": "/openapi.json"}
 REQUESTS = {
     "search": ("POST", "/v1/search/id", "read"),
@@ -50,23 +49,25 @@ def test_every_request_needs_its_scope(serving, shared_gallery, tokens, public_r
     client = serving(shared_gallery, token_file=tokens["file"], public_read=public_read, host="0.0.0.0")
     may = {None: {"read"} if public_read else set(), "wrong": set(), "read": {"read"}, "write": {"read", "write"}}
     for who, scopes in may.items():
-        token = tokens.get(who, who)
         for name, (_, _, needed) in REQUESTS.items():
-            answer = ask(client, name, token)
+            answer = ask(client, name, tokens.get(who, who))
             if needed is None or needed in scopes:
                 assert answer.status_code not in (401, 403), (who, name)
             else:
                 assert answer.status_code == (403 if who == "read" else 401), (who, name)
                 assert answer.headers["www-authenticate"].startswith("Bearer ")
-                assert answer.json()["status"] == answer.status_code
 
 
 def test_other_spellings_of_tokens_open_nothing(serving, shared_gallery, tokens):
-    client = serving(shared_gallery, token_file=tokens["file"])
+    client, token = serving(shared_gallery, token_file=tokens["file"]), tokens["write"]
     digest = read_tokens(tokens["file"])[1].sha256
-    token = tokens["write"]
-    wrong = ("", token, digest, f"{token}x", token[:-1])
-    for given in ("", "Bearer", f"Basic {token}", token, *(f"Bearer {one}" for one in wrong if one != token)):
+    for given in (
+        "",
+        "Bearer",
+        f"Basic {token}",
+        token,
+        *(f"Bearer {one}" for one in ("", digest, f"{token}x", token[:-1])),
+    ):
         assert client.get("/v1/galleries", headers={"Authorization": given}).status_code == 401, given
     assert client.get(f"/v1/galleries?token={token}").status_code == 401
     assert client.get("/v1/galleries", headers={"Authorization": f"bearer  {token}"}).status_code == 200
@@ -79,10 +80,10 @@ def test_the_file_holds_no_token_is_private_and_is_read_again(serving, shared_ga
     client = serving(shared_gallery, token_file=file)
     file.chmod(0o640)
     later = add_token(file, "later", "read")
-    assert file.stat().st_mode & 0o777 == 0o640  # who could read it can read it still
+    assert file.stat().st_mode & 0o777 == 0o640  # the mode is kept
     assert ask(client, "galleries", later).status_code == 200
     text = file.read_text()
-    file.write_text(text[: text.rindex("[[token]]")])  # withdrawn
+    file.write_text(text[: text.rindex("[[token]]")])  # revoked
     assert ask(client, "galleries", later).status_code == 401
     file.write_text("broken [")
     assert ask(client, "galleries", tokens["read"]).status_code == 401
@@ -92,37 +93,28 @@ def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, image_
     client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
     assert client.post("/v1/session").status_code == 401
     begun = client.post("/v1/session", headers={"Authorization": f"Bearer {tokens['write']}"})
-    assert begun.status_code == 204
-    said = begun.headers["set-cookie"]
-    assert all(word in said for word in ("HttpOnly", "SameSite=strict", "Path=/v1/items", "Max-Age=900"))
-    assert tokens["write"] not in said
+    header = begun.headers["set-cookie"]
+    assert all(word in header for word in ("HttpOnly", "SameSite=strict", "Path=/v1/items", "Max-Age=900"))
+    assert tokens["write"] not in header
     assert ask(client, "image").status_code == 200  # the client keeps cookies
     assert ask(client, "add").status_code == 401
-    cookie = re.search("sightline_session=([^;]*)", said)[1]
-    for forged in (cookie[:-1], cookie.replace(cookie[:3], "999", 1), "", "..", "9999999999.x.y"):
+    cookie = re.search("sightline_session=([^;]*)", header)[1]
+    for forged in (cookie[:-1], cookie.replace(cookie[:3], "999", 1), "", "9999999999.x.y"):
         client.cookies.clear()
-        answer = ask(client, "image", Cookie=f"sightline_session={forged}")
-        assert answer.status_code == 401
-
-
-def test_a_session_ends(tmp_path):
-    add_token(tmp_path / "t", "a", "read")
-    tokens = Tokens(tmp_path / "t", "k" * 32, 1)
-    value = tokens.session(read_tokens(tmp_path / "t")[0])
-    assert tokens.find_session(value) is not None
-    assert Tokens(tmp_path / "t", "other" * 8, 1).find_session(value) is None
-    expired = Tokens(tmp_path / "t", "k" * 32, -5).session(read_tokens(tmp_path / "t")[0])
-    assert tokens.find_session(expired) is None
+        assert ask(client, "image", Cookie=f"sightline_session={forged}").status_code == 401
+    client.delete("/v1/session")
+    (token, _), file = read_tokens(tokens["file"]), tokens["file"]
+    value = Tokens(file, "k" * 32, 1000).session(token)
+    keys = ("k" * 32, "other" * 8)
+    assert [Tokens(file, key, 1000).find_session(value) is None for key in keys] == [False, True]
+    assert Tokens(file, keys[0], 1000).find_session(Tokens(file, keys[0], -5).session(token)) is None  # expired
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"Host": "evil.example"}, 421),
         ({"Host": "evil.example:8000"}, 421),
-        ({"Host": "localhost:8000"}, 200),
         ({"Host": "[::1]:8000"}, 200),
-        ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://127.0.0.1:9000"}, 403),
         ({"Origin": "http://127.0.0.1:8000"}, 200),
@@ -132,47 +124,29 @@ def test_a_session_ends(tmp_path):
 )
 def test_pages_of_others_and_unknown_names_are_refused(client, headers, status):
     assert ask(client, "search", **headers).status_code == status
-
-
-@pytest.mark.parametrize("name", ["health", "ready"])
-def test_whether_it_runs_is_told_by_any_name(serving, shared_gallery, name):  # probes ask by an address
-    client = serving(shared_gallery, allowed_hosts=["images.example.org"], read_only=True)
-    assert ask(client, name, Host="10.0.0.7:8000").status_code == 200
-    assert ask(client, name, Host="10.0.0.7:8000", Origin="http://evil.example").status_code == 403
-    assert ask(client, "page", Host="10.0.0.7:8000").status_code == 421
+    assert ask(client, "health", Host="10.0.0.7:8000").status_code == 200  # probes use an address
 
 
 def test_every_answer_has_the_headers(client):
-    for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image", "/static/../settings.py"):
-        answer = client.get(path)
-        policy = answer.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert "unsafe" not in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        assert "camera=()" in answer.headers["permissions-policy"]
-        assert answer.headers["x-request-id"]
-
-
-@pytest.mark.parametrize("path", ["/", "/static/app.js", "/static/style.css", "/static/nothing.js"])
-def test_head_of_the_page_and_its_files_is_get_without_the_body(client, path):
-    head, whole = client.head(path), client.get(path)
-    assert head.status_code == whole.status_code == (404 if "nothing" in path else 200)
-    assert head.content == b""
-    assert whole.content
-    ours, theirs = (dict(answer.headers) for answer in (head, whole))
-    assert ours.pop("x-request-id") != theirs.pop("x-request-id")
-    assert ours == theirs
+    for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert ("default-src 'none'" in policy, "frame-ancestors 'none'" in policy, "unsafe" in policy) == (
+            True,
+            True,
+            False,
+        )
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert headers["x-request-id"]
+    assert client.head("/").status_code == 200
 
 
 def test_a_caller_that_asks_too_often_waits(serving, shared_gallery, tokens):
-    client = serving(shared_gallery, token_file=tokens["file"], rate=0.5, burst=3)
+    client = serving(shared_gallery, token_file=tokens["file"], rate=1e-6, burst=3)
     for _ in range(3):
         assert ask(client, "search", tokens["read"]).status_code == 200
     refused = ask(client, "search", tokens["read"])
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
-    assert refused.headers["content-type"] == "application/problem+json"
+    assert (refused.status_code, int(refused.headers["retry-after"]) > 1) == (429, True)
     assert ask(client, "search", tokens["write"]).status_code == 200  # another caller
     assert client.get("/v1/health").status_code == 200
     assert 'sightline_refused_total{reason="rate"} 1.0' in client.app.state.service.metrics_text().decode()
@@ -189,60 +163,50 @@ def test_beyond_the_queue_requests_get_429_and_those_in_it_their_answer(serving,
     client = serving(shared_gallery, waiting=4, rate=None)
     encoding = next(iter(client.app.state.service._encodings.values()))
     go, forward = threading.Event(), encoding.encoder.forward
-    encoding.encoder.forward = lambda images: (go.wait(30), forward(images))[1]
+    encoding.encoder.forward = lambda images: (go.wait(), forward(images))[1]
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(client.post, "/v1/search", files={"image": ("x", png(n))}) for n in range(12)]
-        since = time.monotonic()
-        while sum(one.done() for one in asked) < 8 and time.monotonic() - since < 30:
-            time.sleep(0.01)
+        running = {pool.submit(client.post, "/v1/search", files={"image": ("x", png(n))}) for n in range(12)}
+        refused = []
+        while len(refused) < 8:  # all but those that hold a place
+            done, running = wait(running, timeout=600, return_when=FIRST_COMPLETED)
+            assert done
+            refused += [one.result() for one in done]
         assert client.get("/v1/health").status_code == 200  # the event loop is free meanwhile
         go.set()
-        answers = [one.result() for one in asked]
-    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 8
-    refused = next(answer for answer in answers if answer.status_code == 429)
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["status"] == 429
+        assert {one.result().status_code for one in running} == {200}
+    assert [(one.status_code, one.headers["retry-after"]) for one in refused] == [(429, "1")] * 8
 
 
 @pytest.mark.parametrize("says_length", [True, False])
 def test_a_request_that_is_too_long_is_ended_while_it_comes(serving, shared_gallery, says_length):
     client = serving(shared_gallery, upload_bytes=100_000)
-    sent = 0
 
     def body():
-        nonlocal sent
         yield b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
-        for _ in range(1000):
-            sent += 10_000
-            yield b"x" * 10_000
+        yield from 1000 * [b"x" * 10_000]
 
     headers = {"Content-Type": "multipart/form-data; boundary=b"} | ({"Content-Length": "10000067"} if says_length else {})
-    answer = client.post("/v1/search", content=body(), headers=headers)
-    assert answer.status_code == 413
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert client.post("/v1/search", content=body(), headers=headers).status_code == 413
     answer = client.post("/v1/search/vector", content=b" " * 1_000_001, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 413
+    assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
 
 
 def test_logs_are_json_and_know_neither_ids_nor_tokens_nor_images(serving, shared_gallery, image_tree, tokens, caplog):
     client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
+    bearer = {"Authorization": f"Bearer {tokens['read']}"}
     with caplog.at_level(logging.INFO, "sightline.serve"):
         ask(client, "image", tokens["read"])
-        client.post(
-            "/v1/search", files={"image": ("secret.png", png())}, headers={"Authorization": f"Bearer {tokens['read']}"}
-        )
+        client.post("/v1/search", files={"image": ("secret.png", png())}, headers=bearer)
     lines = [JsonLines().format(record) for record in caplog.records if record.name == "sightline.serve"]
-    told = [json.loads(line) for line in lines]
-    assert [one["route"] for one in told] == ["/v1/items/{id}/image", "/v1/search"]
-    assert [one["caller"] for one in told] == ["token:reader"] * 2
-    assert [one["status"] for one in told] == [200, 200]
+    found = [(line["route"], line["caller"], line["status"]) for line in map(json.loads, lines)]
+    assert found == [("/v1/items/{id}/image", "token:reader", 200), ("/v1/search", "token:reader", 200)]
     assert not any(word in "".join(lines) for word in (tokens["read"], "class00", "secret", "PNG"))
 
 
 def test_an_error_of_the_service_is_a_problem_without_its_cause(serving, shared_gallery, monkeypatch):
     client = serving(shared_gallery)
     monkeypatch.setattr(client.app.state.service.galleries["shapes"], "item", lambda _: 1 / 0)
-    answer = ask(client, "item")
+    answer = ask(client, "image")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     assert "division" not in answer.text
     assert answer.headers["x-request-id"] in answer.json()["detail"]
@@ -255,85 +219,48 @@ def test_settings_come_from_file_environment_and_command_line_in_this_order(tmp_
     found = read_settings(file, {"waiting": 3, "host": None}, environ)
     assert (found.port, found.batch, found.waiting, found.allowed_hosts) == (1, 2, 3, ("a.b", "c"))
     assert found.session_key not in repr(found)
-
-
-def test_the_example_of_settings_is_one(tmp_path):
-    found = read_settings(Path(__file__).parents[2] / "deploy" / "serve.toml", environ={"SIGHTLINE_SERVE_RATE": "none"})
-    assert (found.token_file, found.rate) == (Path("/etc/sightline/tokens.toml"), None)
+    example = read_settings(ROOT / "deploy" / "serve.toml", environ={"SIGHTLINE_SERVE_RATE": "none"})
+    assert (example.token_file, example.rate) == (Path("/etc/sightline/tokens.toml"), None)
 
 
 def test_the_page_on_settings_names_all_with_their_defaults():
-    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text[text.index("| setting |") :], re.MULTILINE))
-    assert told.keys() == ServeSettings.model_fields.keys()
-    for name, value in told.items():
+    text = (ROOT / "docs" / "serve.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) ?\|", text[text.index("| setting |") :], re.MULTILINE))
+    assert rows.keys() == ServeSettings.model_fields.keys()
+    for name, value in rows.items():
         default = ServeSettings.model_fields[name].default
         if isinstance(default, int | float) and not isinstance(default, bool):
             assert float(value.replace(",", "")) == default
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "named"),
     [
-        ({}, "no gallery to serve: name a folder"),
+        ({}, "galleries"),
         ({"galleries": ["a"], "port": 70000}, "port"),
         ({"galleries": ["a"], "prot": 1}, "prot"),
-        ({"galleries": ["a"], "host": "0.0.0.0"}, "tokens are needed"),
-        ({"galleries": ["a"], "formats": ["SVG"]}, "formats"),
-        ({"galleries": ["a", "b/a"]}, "two galleries are named 'a'"),
+        ({"galleries": ["a"], "host": "0.0.0.0"}, "--token-file"),
+        ({"galleries": ["a"], "host": "example.org"}, "--token-file"),
+        ({"galleries": ["a", "b/a"]}, "'a'"),
+        ({"galleries": ["a"], "image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_by_name(given, message):
-    with pytest.raises(InputError, match=message):
+def test_settings_that_do_not_fit_are_refused_by_name(given, named):
+    with pytest.raises(InputError, match=named):
         read_settings(given=given, environ={})
-
-
-def test_the_address_decides_whether_tokens_are_needed():
-    hosts = ("127.0.0.1", "127.1.2.3", "::1", "localhost", "0.0.0.0", "example.org")
-    assert [ServeSettings(host=host).is_loopback() for host in hosts] == [True] * 4 + [False] * 2
 
 
 def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
     file = tmp_path / "tokens.toml"
     run = CliRunner().invoke(command_line, ["token", "ann", "--file", str(file), "--scope", "write"])
-    assert run.exit_code == 0
     found = Tokens(file, "k" * 32, 1).find(run.output.strip())
-    assert (found.name, found.scope) == ("ann", "write")
-    with pytest.raises(InputError, match="named 'ann' already"):
-        add_token(file, "ann", "read")
-    with pytest.raises(InputError, match="did you mean 'write'"):
-        add_token(file, "bob", "wrote")
+    assert (run.exit_code, found.name, found.scope) == (0, "ann", "write")
+    for name, scope, named in (("ann", "read", "'ann'"), ("bob", "wrote", "'write'"), ('"', "read", "name")):
+        with pytest.raises(InputError, match=named):
+            add_token(file, name, scope)
 
 
-def odd_files(folder):
-    """Files that are no TOML, by name."""
-    broken = {"binary": bytes(range(256)), "huge": b"# " + bytes(2_000_000), "deep": b"a = " + b"[" * 50_000}
-    for name, data in broken.items():
-        (folder / name).write_bytes(data)
-    os.mkfifo(folder / "pipe")
-    (folder / "zero").symlink_to("/dev/zero")
-    (folder / "circle").symlink_to(folder / "circle")
-    (folder / "gone").symlink_to(folder / "nowhere")
-    (folder / "folder").mkdir()
-    return [folder / name for name in ("binary", "huge", "deep", "pipe", "zero", "circle", "gone", "folder", "missing")]
-
-
-@pytest.mark.parametrize("option", ["--token-file", "--config"])
-def test_odd_files_are_one_message_that_names_them(tmp_path, shared_gallery, option):
-    for file in odd_files(tmp_path):
-        run = CliRunner().invoke(command_line, ["serve", str(shared_gallery), "--port", "0", option, str(file)])
-        assert isinstance(run.exception, InputError), file
-        assert str(file) in str(run.exception)
-        assert len(str(run.exception)) < 500
-
-
-TOKEN = {"name": '"a"', "scope": '"read"', "sha256": f'"{"0" * 64}"'}
-WRONG = [{"name": "1"}, {"scope": "[]"}, {"scope": '"all"'}, {"sha256": "5"}, {"sha256": '"zz"'}, {"other": '"x"'}]
-ENTRIES = ["\n".join(["[[token]]", *(f"{key} = {text}" for key, text in (TOKEN | wrong).items())]) for wrong in WRONG]
-TABLES = ["", "other = 1", "token = 1", "token = []", 'token = ["x"]', "[token]\nname = 'a'", "[[token]]\nname = 'a'"]
-
-
-@pytest.mark.parametrize("text", ENTRIES + TABLES)
+@pytest.mark.parametrize("text", ["", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["])
 def test_files_that_hold_no_tokens_are_named(tmp_path, text):
     (tmp_path / "tokens.toml").write_text(text)
     with pytest.raises(InputError, match=r"tokens\.toml"):

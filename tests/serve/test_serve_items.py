@@ -16,20 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from served_galleries import encoded, make_gallery, png
-from typer.testing import CliRunner
 
-from sightline.cli.main import app as command_line
-from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.gallery import query as queries
 from sightline.gallery.gallery import Gallery
-from sightline.gallery.ingest import index_images
 from sightline.gallery.local import LocalGallery, backup_gallery, restore_gallery
 from sightline.gallery.query import QueryOptions
 from sightline.gallery.store import Store
-from sightline.models.encoder import Encoder
 from sightline.ranking.refine import Refinement
-from sightline.serve import collection as collections
 from sightline.serve.collection import Collection, SearchJob
 
 
@@ -46,7 +40,7 @@ def address(id_):
     return f"/v1/items/{quote(id_, safe='')}"
 
 
-@pytest.mark.parametrize("id_", ["plain", "with/slash", "ends/image", "ünï ✓", "a?b#c%2F", "../../etc/passwd", "thumbnail"])
+@pytest.mark.parametrize("id_", ["ends/image", "ünï a?b#c%2F", "../../etc/passwd"])
 def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     client = serving(own_gallery)
     first, second = png(1), png(2)
@@ -54,12 +48,10 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     assert added.status_code == 201
     assert added.json()["item"]["metadata"] == {"label_0": "noise", "year": 2020, "rare": True, "none": None}
     assert nearest(client, first)["id"] == id_
-    assert nearest(client, first)["score"] == pytest.approx(1, abs=1e-5)
     assert client.get(address(id_)).json() == added.json()["item"]
     assert add(client, id_, second).status_code == 409
     picture = client.get(client.get(address(id_)).json()["image"])
     assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(first)))
-
     changed = client.put(address(id_), files={"image": ("x", second)})
     assert changed.status_code == 200
     assert changed.json()["item"]["metadata"]["year"] == 2020
@@ -71,7 +63,6 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     picture = client.get(f"{address(id_)}/image")
     assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(second)))
     assert len(list((own_gallery / "images").iterdir())) == 1  # that of the first image is gone
-
     assert client.delete(address(id_)).status_code == 204
     assert client.get(address(id_)).status_code == 404
     assert client.delete(address(id_)).status_code == 404
@@ -86,20 +77,16 @@ METADATA = [  # and what the refusal names
     ('{"id": "b"}', "id"),
     ('{"x_1": -20000, "y_1": -10000, "x_2": 5, "y_2": 5}', "x_1, x_2, y_1, y_2"),
     ('{"list": [1]}', "list"),
-    ('{"big": 1e999}', "big"),
     (f'{{"a": {2**63}}}', "64 bits"),
-    (f'{{"a": {"9" * 5000}}}', "metadata"),
     ('{"a": NaN}', "'a'"),
     ('{"lone": "\\ud800"}', "metadata"),
-    ('{"a": 1, "a": 2}', "'a' is there twice"),
+    ('{"a": 1, "a": 2}', "'a'"),
     (json.dumps({str(n): 0 for n in range(101)}), "100"),
     (json.dumps({"k" * 201: 1}), "200"),
     (json.dumps({"a": "x" * 10_001}), "10000"),
     (json.dumps({"a\0b": 1}), "metadata"),
-    (json.dumps({"a": "x\0y"}), "metadata"),
     ("[" * 30_000, "metadata"),
     ("[]", "metadata"),
-    ("{", "metadata"),
 ]
 
 
@@ -177,55 +164,17 @@ def test_of_two_processes_that_change_an_item_none_undoes_what_the_other_did(own
 
 def test_nothing_is_written_to_a_gallery_whose_files_are_gone(serving, own_gallery):
     client = serving(own_gallery)
-    assert add(client, "before", png()).status_code == 201
     away = own_gallery.rename(own_gallery.with_name("away"))
     answer = add(client, "lost", png())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert client.get("/v1/ready").json() == {"status": "not ready"}
     away.rename(own_gallery)
+    assert client.put("/v1/items/after", files={"metadata": (None, "{}")}).status_code == 404  # a new one has an image
     assert add(client, "after", png()).status_code == 201
     assert client.get("/v1/ready").status_code == 200
 
 
-def test_metadata_at_its_bounds_is_taken(serving, own_gallery):
-    client = serving(own_gallery)
-    most = {f"{n:0200}": "x" * 300 for n in range(100)} | {"big": "x" * 10_000, "least": -(2**63), "small": 1e-300}
-    most = dict(list(most.items())[3:])
-    assert add(client, "new", png(), most).status_code == 201
-    assert client.get("/v1/items/new").json()["metadata"] == most
-
-
-def test_an_id_may_have_1024_letters_of_any_alphabet(serving, own_gallery):
-    client = serving(own_gallery)
-    assert add(client, "\U0001f600" * 1024, png()).status_code == 201
-    assert client.get(address("\U0001f600" * 1024)).status_code == 200
-    assert client.get(address("\U0001f600" * 1025)).status_code == 422
-
-
-def test_what_is_not_there_cannot_be_changed_without_an_image(serving, own_gallery):
-    answer = serving(own_gallery).put("/v1/items/new", files={"metadata": (None, "{}")})
-    assert answer.status_code == 404
-    assert "image" in answer.json()["detail"]
-
-
-def test_damaged_metadata_is_a_fault_of_the_gallery(serving, own_gallery):
-    client = serving(own_gallery)
-    with sqlite3.connect(own_gallery / "gallery.db") as connection:
-        connection.execute("UPDATE items SET metadata = '{' WHERE row = 0")
-    connection.close()
-    answer = client.get(address("super0/class00/0.png"))
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "own: the database is damaged" in answer.json()["detail"]
-
-
-def test_a_gallery_that_is_named_by_a_dot_leaves_other_dots_alone(serving, own_gallery, monkeypatch):
-    monkeypatch.chdir(own_gallery)
-    client = serving(Path())
-    monkeypatch.setattr(Store, "state", Mock(side_effect=InputError(f"{own_gallery}: found 1.5")))
-    assert client.get("/v1/stats").json()["detail"] == "own: found 1.5"
-
-
-@pytest.mark.parametrize("path", ["/v1/items/a", "/v1/items/a/image", "/v1/stats", "/v1/galleries", "/metrics"])
+@pytest.mark.parametrize("path", ["/v1/items/a", "/metrics"])
 def test_a_fault_of_a_gallery_that_is_read_names_it_and_not_its_folder(serving, own_gallery, monkeypatch, path):
     client = serving(own_gallery)
 
@@ -256,7 +205,9 @@ def test_images_are_small_cached_and_without_what_the_file_held_besides(serving,
     assert (again.status_code, again.content) == (304, b"")
     client.put("/v1/items/photo", files={"image": ("x", png())})
     assert client.get("/v1/items/photo/thumbnail", headers={"If-None-Match": small.headers["etag"]}).status_code == 200
-    assert client.get("/v1/items/photo/thumbnail?size=5000").status_code == 422
+    (file,) = (own_gallery / "images").iterdir()
+    file.write_bytes(encoded(Image.new("1", (20_000, 20_000))))  # far too large by now
+    assert client.get("/v1/items/photo/thumbnail").status_code == 404
 
 
 def in_a_box(folder, tmp_path, *sides):
@@ -281,23 +232,11 @@ def test_a_box_goes_with_its_image(serving, own_gallery, tmp_path):
     assert np.array_equal(picture, Image.open(io.BytesIO(png(2))))
 
 
-@pytest.mark.parametrize(
-    "sides",
-    [(-20000, -10000, 5, 5), (-3000, 0, 5, 5), (0, 0, 0, 0), (5, 0, 5, 9), (0, 0, 41, 9), ("a", 0, 5, 5), (9, 9, 5, 5)],
-)
-def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, tmp_path, sides):
-    in_a_box(own_gallery, tmp_path, *sides)
-    answer = serving(own_gallery, image_roots=[tmp_path]).get("/v1/items/boxed/image")
-    assert answer.status_code == 404
-    assert "cannot be read" in answer.json()["detail"]
-
-
-def test_an_image_that_has_become_far_too_large_is_not_drawn(serving, own_gallery):
-    client = serving(own_gallery)
-    add(client, "new", png())
-    (file,) = (own_gallery / "images").iterdir()
-    file.write_bytes(encoded(Image.new("1", (20_000, 20_000))))
-    assert client.get("/v1/items/new/thumbnail").status_code == 404
+def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, tmp_path):
+    client = serving(own_gallery, image_roots=[tmp_path])
+    for sides in ((-20000, -10000, 5, 5), (0, 0, 0, 0), (0, 0, 41, 9), ("a", 0, 5, 5)):
+        in_a_box(own_gallery, tmp_path, *sides)
+        assert client.get("/v1/items/boxed/image").status_code == 404, sides
 
 
 def test_fields_say_what_to_filter_by(serving, own_gallery):
@@ -312,48 +251,6 @@ def test_fields_say_what_to_filter_by(serving, own_gallery):
     assert (by_name["year"]["kind"], by_name["year"]["min"], by_name["year"]["max"]) == ("number", 2019, 2021.5)
     assert by_name["rare"]["values"] == [{"value": False, "count": 1}, {"value": True, "count": 1}]
     assert described["items"] == 74
-
-
-def test_numbers_and_booleans_of_a_csv_file_are_filtered_by_as_such(tmp_path, image_tree, serving):
-    paths = sorted(image_tree.rglob("*.png"))[:3]
-    rows = zip(paths, ("99,true,007", "2019,false,12", ",,3"), strict=True)
-    (tmp_path / "m.csv").write_text("\n".join(["path,split,year,sold,code", *(f"{path},test,{row}" for path, row in rows)]))
-    encoder, manifest = (
-        Encoder.create("tiny", embedding_dim=8, image_size=32),
-        read_manifest(tmp_path / "m.csv", labelled=False),
-    )
-    with Gallery.create(tmp_path / "gallery", encoder) as gallery:
-        assert str(index_images(gallery, encoder, manifest)) == "3 added"
-        assert str(index_images(gallery, encoder, manifest)) == "3 unchanged"
-        assert gallery.filter("year >= 100") == [str(paths[1])]  # as text, 99 would come after 100
-        assert gallery.filter("sold == True") == [str(paths[0])]
-    fields = serving(tmp_path / "gallery").get("/v1/galleries").json()[0]["fields"]
-    kinds = {field["name"]: (field["kind"], field["min"], field["max"]) for field in fields}
-    assert kinds["year"] == ("number", 99, 2019)
-    assert (kinds["sold"][0], kinds["code"][0]) == ("bool", "text")
-
-
-def test_fields_follow_the_gallery(serving, own_gallery, monkeypatch):
-    client = serving(own_gallery)
-    monkeypatch.setattr(collections, "FRESH_SECONDS", 0.0)
-    assert "colour" not in client.get("/v1/galleries").text
-    add(client, "new", png(), {"colour": "red"})
-    found = [field for field in client.get("/v1/galleries").json()[0]["fields"] if field["name"] == "colour"]
-    assert found[0]["values"] == [{"value": "red", "count": 1}]
-
-
-def test_what_another_process_wrote_is_found_at_the_next_search(serving, own_gallery):
-    client = serving(own_gallery)
-    data = png(9)
-    before = nearest(client, data)
-    with Gallery.open(own_gallery) as gallery:
-        vector = gallery.encoder().encode([Image.open(io.BytesIO(data))])
-        gallery.add(["elsewhere"], vector)
-    after = client.post("/v1/search", files={"image": ("x", data)}, data={"k": 1}).json()
-    assert before["id"] != "elsewhere"
-    assert after["results"][0]["id"] == "elsewhere"
-    assert after["results"][0]["image"] is None
-    assert after["generation"] == 2
 
 
 def test_a_gallery_is_backed_up_and_restored_while_it_is_served(serving, own_gallery, tmp_path):
@@ -380,18 +277,6 @@ def removed_but_open():
     """Files of galleries that are gone from the disk and held open by this process, which the system lists."""
     files = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()]
     return [file for file in files if file.endswith(" (deleted)") and "gallery.db" in file]
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
-def test_a_gallery_that_was_replaced_is_closed(serving, own_gallery, tmp_path):
-    client = serving(own_gallery)
-    backup_gallery(own_gallery, tmp_path / "copy")
-    for number in range(3):
-        assert add(client, f"new {number}", png(number)).status_code == 201  # so that there is a writer to close too
-        restore_gallery(tmp_path / "copy", own_gallery)
-        assert client.get("/v1/stats").json()["galleries"]["own"]["items"] == 72
-        assert removed_but_open() == []
-    assert client.get("/v1/ready").status_code == 200
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's list of open files")
@@ -431,29 +316,6 @@ def test_a_restored_gallery_of_another_encoder_is_searched_by_that_one(serving, 
     hit = nearest(client, (image_tree / "super0/class00/3.png").read_bytes())
     assert hit["id"] == "super0/class00/3.png"
     assert hit["score"] == pytest.approx(1, abs=1e-5)
-
-
-def test_commands_back_up_and_restore(own_gallery, tmp_path):
-    run = CliRunner().invoke(command_line, ["index", "backup", str(own_gallery), str(tmp_path / "copy")])
-    assert (run.exit_code, run.output) == (0, f"{tmp_path / 'copy'}: 72 items\n")
-    run = CliRunner().invoke(command_line, ["index", "restore", str(tmp_path / "copy"), str(tmp_path / "new")])
-    assert (run.exit_code, run.output) == (0, f"{tmp_path / 'new'}: 72 items\n")
-    with pytest.raises(InputError, match="exists and is not empty"):
-        backup_gallery(own_gallery, tmp_path / "copy")
-    with pytest.raises(InputError, match="not a gallery"):
-        restore_gallery(tmp_path, own_gallery)
-
-
-def test_backups_inside_the_gallery_are_neither_made_nor_lost(own_gallery, tmp_path):
-    inside = own_gallery / "backups" / "monday"
-    with pytest.raises(InputError, match="lies inside the gallery"):
-        backup_gallery(own_gallery, inside)
-    assert not inside.parent.exists()
-    with Gallery.open(own_gallery, read_only=True) as gallery:
-        gallery.backup(inside)
-    with pytest.raises(InputError, match="would be lost when that is replaced"):
-        restore_gallery(inside, own_gallery)
-    assert (inside / "gallery.db").is_file()
 
 
 @pytest.mark.parametrize(("name", "refinement"), [("metadata", Refinement()), ("vectors", Refinement(expand=2))])

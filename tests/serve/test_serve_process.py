@@ -2,13 +2,12 @@
 
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from served_galleries import png
-from server_process import accepted, process
+from server_process import accepted, process, until
 from typer.testing import CliRunner
 
 from sightline.cli.main import app as command_line
@@ -16,30 +15,24 @@ from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery
 
 
-def test_sigterm_loses_no_accepted_request(own_gallery):
-    with process(own_gallery, seconds=0.3, SIGHTLINE_SERVE_BATCH="4") as (server, address, log):
+def test_sigterm_loses_no_accepted_request(own_gallery, tmp_path):
+    with process(own_gallery, held_until=tmp_path / "go", SIGHTLINE_SERVE_BATCH="4") as (server, address, log):
         with ThreadPoolExecutor(16) as pool:
 
             def search(seed):
-                return httpx.post(f"{address}/v1/search", files={"image": ("x", png(seed))}, timeout=60)
+                return httpx.post(f"{address}/v1/search", files={"image": ("x", png(seed))}, timeout=600)
 
             def write(number):
                 form = {"image": ("x", png(number))}
-                return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=60)
+                return httpx.post(f"{address}/v1/items", files=form, data={"id": f"new{number}"}, timeout=600)
 
             asked = [pool.submit(search, seed) for seed in range(8)] + [pool.submit(write, seed) for seed in range(8)]
-            deadline = time.monotonic() + 60
-            while accepted(address) < 9 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            n_answered = sum(one.done() for one in asked)
-            n_accepted = accepted(address)
-            assert n_accepted >= 8
+            until(lambda: accepted(address) == 16)
             server.send_signal(signal.SIGTERM)
-            answers = [one.result() for one in asked if one.exception() is None]
-        server.wait(30)
-        # A connection that had not been read from when the signal came is closed; what had been accepted is answered.
-        assert len(answers) >= n_answered + n_accepted
-        assert {answer.status_code for answer in answers} <= {200, 201}
+            (tmp_path / "go").touch()
+            answers = [one.result() for one in asked]
+        server.wait()
+        assert [answer.status_code for answer in answers] == [200] * 8 + [201] * 8
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/v1/health")
     assert server.returncode in (0, -signal.SIGTERM)
@@ -67,13 +60,10 @@ def test_sigkill_during_writes_loses_no_acknowledged_item(own_gallery, serving):
         threads = [threading.Thread(target=write_on, args=(address, worker)) for worker in range(6)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 60
-        while len(acknowledged) < 40 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(acknowledged) >= 40)
         server.send_signal(signal.SIGKILL)
         for thread in threads:
             thread.join()
-    assert len(acknowledged) >= 40
     client = serving(own_gallery)  # restarted
     for id_ in acknowledged[-3:]:
         path = f"/v1/items/{id_.replace('/', '%2F')}"
@@ -83,15 +73,6 @@ def test_sigkill_during_writes_loses_no_acknowledged_item(own_gallery, serving):
         assert gallery.verify() == []
         there = gallery.metadata(acknowledged)
     assert all((own_gallery / row["path"]).is_file() for row in there)
-
-
-def test_the_log_of_the_process_knows_neither_ids_nor_searches(own_gallery):
-    with process(own_gallery) as (server, address, log):
-        assert httpx.get(f"{address}/v1/items/secret-id?gallery=secret-name", timeout=60).status_code == 404
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
-    assert any('"route": "/v1/items/{id}"' in line for line in log)
-    assert "secret" not in "".join(log)
 
 
 @pytest.mark.slow
@@ -115,11 +96,7 @@ def test_several_workers_share_the_gallery_and_count_together(own_gallery):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["nowhere"], "not a gallery"),
-        (["nowhere", "--host", "0.0.0.0"], "tokens are needed"),
-        ([], "galleries"),
-    ],
+    [(["nowhere"], "nowhere"), (["nowhere", "--host", "0.0.0.0"], "--token-file"), ([], "galleries")],
 )
 def test_what_does_not_fit_is_one_message(options, message):
     run = CliRunner().invoke(command_line, ["serve", "--port", "0", *options])

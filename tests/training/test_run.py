@@ -162,7 +162,7 @@ class TestRefusals:
         assert_refused("unknown loss 'roadmop': did you mean 'roadmap'", "loss.name=roadmop")
         assert_refused("loss 'roadmap' has no option 'rhoo': did you mean 'rho'", "loss.rhoo=3")
         assert_refused("loss 'roadmap': tau .*'small'", "loss.tau=small")
-        assert_refused("tau is -1.0", "loss.tau=-1.0")
+        assert_refused("tau .* -1.0", "loss.tau=-1.0")
         assert_refused("unknown metric 'map@rr': did you mean 'map@r'", "validation.metric=map@rr")
         assert_refused("unknown backbone 'tinny': did you mean 'tiny'", "model.backbone=tinny")
         assert_refused("unknown tracker 'tensorbored': did you mean 'tensorboard'", "loggers=['tensorbored']")

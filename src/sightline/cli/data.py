@@ -1,4 +1,4 @@
-"""``sightline data``: check a set of images, count it, or make one."""
+"""``sightline data``: check, count or prepare a set of images."""
 
 from inspect import Parameter, getdoc
 from pathlib import Path
@@ -7,56 +7,55 @@ from typing import Annotated
 import typer
 
 from sightline.cli.console import echo
-from sightline.errors import InputError, names
+from sightline.errors import SHOWN_FAULTS, InputError, counted
 
-app = typer.Typer(no_args_is_help=True, help="Check a set of images, count it, or make one.")
-
-SHOWN = 5  # classes in a message
+app = typer.Typer(no_args_is_help=True, help="Check, count or prepare a set of images.")
 
 
 @app.command()
 def check(
     source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")],
-    labelled: Annotated[bool, typer.Option(help="Refuse images without a label.")] = True,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values of the recipe to change, as in `train`.")] = None,
+    labelled: Annotated[bool, typer.Option(help="Report images without a label as a fault.")] = True,
+    recipe: Annotated[
+        str, typer.Option(help="Recipe whose needs to check: a .toml file, a shipped recipe, or none.")
+    ] = "images",
+    all_: Annotated[bool, typer.Option("--all", help="Print every image concerned, not the first 20.")] = False,
 ) -> None:
-    """Read the table and decode every image; list all faults."""
-    from sightline.data.images import check_images
-    from sightline.data.manifest import classes_in_several_splits, read_manifest
+    """Decode every image; list faults, which stop training (status 2), and warnings."""
+    from sightline.training.data_check import check_data
 
-    manifest = read_manifest(source, labelled)
-    check_images(manifest, show_progress=True)
-    echo(f"{source}: {len(manifest)} images, {manifest.n_levels} label levels, no fault")
-    for split in sorted(manifest.table["split"].unique()):
-        part = manifest.split(split)
-        sizes = " < ".join(str(int(column.max()) + 1) for column in part.labels().T)
-        echo(f"  {split:<5} {len(part):>8} images" + (f"  {sizes} classes" if sizes else ""))
-    if shared := classes_in_several_splits(manifest):
-        more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
-        echo(f"  classes of label_0 in more than one split: {names(shared[:SHOWN])}{more}")
+    report = check_data(source, None if recipe == "none" else recipe, overrides or [], labelled, show_progress=True)
+    text = report.as_text(None if all_ else SHOWN_FAULTS)
+    if report.faults:
+        raise InputError(text)
+    echo(text)
 
 
 @app.command()
 def stats(source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")]) -> None:
-    """Images, classes and images per class of each split and level; no image is opened."""
-    from sightline.data.manifest import FLAGS, manifest_statistics, read_manifest
+    """Count images, classes and images per class of each split and level; open no image."""
+    from sightline.data.manifest import FLAGS, manifest_statistics, missing_levels, read_manifest
 
     manifest = read_manifest(source, labelled=False)
-    echo(f"{source}: {len(manifest):,} images, {manifest.n_levels} label levels")
+    echo(f"{source}: {len(manifest):,} images, {counted(manifest.n_levels, 'label level')}")
     echo(f"{'split':<6}{'level':>6}{'images':>12}{'classes':>10}{'fewest':>9}{'median':>11}{'most':>11}")
     for split, level, n_images, n_classes, fewest, median, most in manifest_statistics(manifest).rows():
         sizes = "" if level is None else f"{n_classes:>10,}{fewest:>9,}{f'{median:,.1f}'.removesuffix('.0'):>11}{most:>11,}"
         echo(f"{split:<6}{'-' if level is None else level:>6}{n_images:>12,}{sizes}")
     for flag in (flag for flag in FLAGS if flag in manifest.table.columns):
         echo(f"{flag}: {manifest.table[flag].sum():,} images")
+    if not manifest.n_levels:
+        echo(missing_levels(manifest))
 
 
 @app.command("list")
 def list_sets() -> None:
-    """The data sets that `prepare` knows: what each is, and what it needs."""
+    """List the data sets that `prepare` knows, and what each needs."""
     from sightline.data.readers import READERS
 
     on_disk = [name for name in READERS if _needs_root(READERS.options(name))]
-    echo("Made or fetched: sightline data prepare NAME")
+    echo("Drawn or fetched: sightline data prepare NAME")
     for name in sorted(READERS, key=on_disk.__contains__):
         if name == on_disk[0]:
             echo("From your copy of the published files: sightline data prepare NAME --root FOLDER --out NAME.parquet")
@@ -74,27 +73,27 @@ def prepare(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to (data/NAME), or of published files the manifest (data/NAME.parquet)."),
+        typer.Option(
+            help="Folder to write to (default: data/NAME); for published files the manifest (default: data/NAME.parquet)."
+        ),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Your folder of the published files, or of packages fetched before.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the published files, or of packages fetched before.")] = None,
     subset: Annotated[
-        bool, typer.Option("--subset", help="With --root: leave out images that are not there, check no counts.")
+        bool, typer.Option("--subset", help="With --root: leave out missing images, check no counts.")
     ] = False,
     size: Annotated[
         str | None,
-        typer.Option(help="glyphs, icons: small (about 4,000 and 20,000 images, the default) or full (35,000 and 90,000)."),
+        typer.Option(help="glyphs, icons: small (4,000 and 15,000 images) or full (40,000 and 64,000); default: small."),
     ] = None,
-    side: Annotated[int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (64, 128).")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="glyphs: another seed draws other pictures; 0 by default.")
+    side: Annotated[
+        int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (default: 64, 128).")
     ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="glyphs: random seed (default: 0).")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import and run the module of a data set named package.module:Name.")
     ] = False,
 ) -> None:
-    """Make, fetch or read a data set, and print its manifest's path."""
+    """Draw, fetch or read a data set; write its manifest and print the path."""
     from sightline.data.readers import READERS
 
     reader, known = READERS.find(name, trust=trust), READERS.options(name, trust=trust)

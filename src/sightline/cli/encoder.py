@@ -1,14 +1,14 @@
-"""``sightline embed``, ``sightline whiten`` and ``sightline export``: what an encoder is used for, and where it goes."""
+"""``sightline embed``, ``sightline whiten`` and ``sightline export``: use an encoder, and take it elsewhere."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sightline.cli.console import echo, read_encoder, read_images
+from sightline.cli.console import Trust, echo, read_encoder, read_images
 from sightline.errors import InputError
 
-export = typer.Typer(no_args_is_help=True, help="Take an encoder elsewhere: model card, ONNX, hub.")
+export = typer.Typer(no_args_is_help=True, help="Export an encoder: model card, ONNX, hub.")
 EncoderFolder = Annotated[Path, typer.Argument(help="Encoder folder, or a run folder that has one.")]
 
 
@@ -19,14 +19,15 @@ def embed(
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    trust: Trust = False,
 ) -> None:
-    """Write a vector for every image, with its id and labels, to one file; under torchrun to one for each process."""
+    """Embed every image and write vectors, ids and labels to one file; under torchrun, one file a process."""
     from sightline.data.manifest import read_manifest
     from sightline.models.embed import embed_manifest, own_device, own_part
 
     manifest = read_manifest(source, labelled=False)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
-    model = read_encoder(encoder).to(own_device())
+    model = read_encoder(encoder, trust).to(own_device())
     table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
     echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
 
@@ -36,9 +37,10 @@ def whiten(
     source: Annotated[Path, typer.Argument(help="Training images: a table by `sightline embed`, a manifest or a folder.")],
     out: Annotated[Path, typer.Option(help="Encoder folder to write, or a .safetensors file for the whitening alone.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; all that vary if not given.")] = None,
-    power: Annotated[float, typer.Option(help="0 rotates, 0.25 is square-rooted, 0.5 brings all variances to 1.")] = 0.25,
+    dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; default: all that vary.")] = None,
+    power: Annotated[float, typer.Option(help="0 rotates, 0.5 makes all variances 1.")] = 0.25,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    trust: Trust = False,
 ) -> None:
     """Fit a PCA whitening on an encoder's vectors and write the encoder that applies it."""
     import torch
@@ -47,12 +49,12 @@ def whiten(
     from sightline.models.embed import embed_manifest
     from sightline.models.heads import Whitening
 
-    plain = read_encoder(encoder)
+    plain = read_encoder(encoder, trust)
     table = read_images(source, split)
     if isinstance(table, Manifest):
         table = embed_manifest(plain, table, n_workers=workers, show_progress=True)
     if table.fingerprint != plain.fingerprint():
-        raise InputError(f"{source}: its vectors are of another encoder, {table.fingerprint}, not {plain.fingerprint()}")
+        raise InputError(f"{source}: vectors must be of this encoder, {plain.fingerprint()}, got {table.fingerprint}")
     whitening = Whitening.fit(torch.from_numpy(table.vectors), dim, power)
     whitened = plain.whitened(whitening)
     written = whitening.save(out) if out.suffix == ".safetensors" else whitened.save_pretrained(out)
@@ -64,11 +66,12 @@ def whiten(
 def onnx(
     encoder: EncoderFolder,
     out: Annotated[Path, typer.Option(help="File to write (.onnx).")] = Path("model.onnx"),
+    trust: Trust = False,
 ) -> None:
     """Write an encoder as one ONNX file, its preprocessing described inside."""
     from sightline.models.onnx_export import OPSET, export_onnx
 
-    loaded = read_encoder(_encoder_in(encoder))
+    loaded = read_encoder(_encoder_in(encoder), trust)
     written = export_onnx(loaded, out)
     echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, opset {OPSET}, {loaded.dim} dimensions")
 
@@ -77,20 +80,21 @@ def onnx(
 def card(
     encoder: EncoderFolder,
     result: Annotated[
-        Path | None, typer.Option(help="Written by `sightline evaluate --json`: the metrics to tell.")
+        Path | None, typer.Option(help="Metrics to put on the card, written by `sightline evaluate --json`.")
     ] = None,
-    on: Annotated[str, typer.Option(help="With --result: which images it is of, in words.")] = "test images",
-    licence: Annotated[str | None, typer.Option("--license", help="Of the weights, such as apache-2.0.")] = None,
+    on: Annotated[str, typer.Option(help="With --result: describe the images.")] = "test images",
+    licence: Annotated[str | None, typer.Option("--license", help="License of the weights, such as apache-2.0.")] = None,
     notes: Annotated[Path | None, typer.Option(help="Markdown file to add to the card.")] = None,
+    trust: Trust = False,
 ) -> None:
-    """Write the model card beside an encoder again, with a result, a licence or notes put into it."""
+    """Write the model card of an encoder again, with a result, a license or notes."""
     from sightline.data.readers.source import read_text
     from sightline.evaluation.result import Result
     from sightline.models.card import write_card
     from sightline.training.account import evaluation_facts
 
     folder = _encoder_in(encoder)
-    described = read_encoder(folder).described(folder.resolve().name)
+    described = read_encoder(folder, trust).described(folder.resolve().name)
     changed: dict[str, object] = {
         "license": licence,
         "notes": None if notes is None else read_text(notes),
@@ -108,13 +112,15 @@ def card(
 @export.command()
 def hub(
     encoder: EncoderFolder,
-    name: Annotated[str, typer.Argument(help="owner/name on the hub; made if there is none.")],
-    private: Annotated[bool | None, typer.Option("--private/--public", help="Of a model that is made.")] = None,
-    revision: Annotated[str | None, typer.Option(help="A branch; main if not given.")] = None,
+    name: Annotated[str, typer.Argument(help="owner/name on the hub; created if missing.")],
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Visibility of a model that is created.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch; default: main.")] = None,
+    trust: Trust = False,
 ) -> None:
-    """Upload an encoder with its card; HF_TOKEN says who you are."""
-
-    echo(read_encoder(_encoder_in(encoder)).push_to_hub(name, private, revision))
+    """Upload an encoder with its card; HF_TOKEN is your token."""
+    echo(read_encoder(_encoder_in(encoder), trust).push_to_hub(name, private, revision))
 
 
 def _encoder_in(folder: Path) -> Path:

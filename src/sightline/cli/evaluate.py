@@ -1,4 +1,4 @@
-"""``sightline evaluate``, ``sightline compare`` and ``sightline report``: how good an encoder is."""
+"""``sightline evaluate``, ``sightline compare`` and ``sightline report``: measure an encoder."""
 
 import shlex
 import sys
@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, echo, expand_settings, read_table
+from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_table
 from sightline.errors import InputError, choose
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What is done to vectors and rankings before they are measured."""
+    """Steps on vectors and rankings before they are measured."""
 
     whiten: Annotated[Path | None, typer.Option(help="Whiten all vectors: a .safetensors by `sightline whiten`.")] = None
-    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with so many neighbours.")] = 0
-    each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each.")] = False
+    augment: Annotated[int, typer.Option(min=0, help="Average each gallery image with this many neighbours.")] = 0
+    each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each step.")] = False
 
 
 @expand_settings
@@ -26,28 +26,29 @@ def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
     options: StepOptions,
     refine: RefineOptions,
-    k: Annotated[list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; may be repeated.")] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; repeatable; default: 1 2 4 8.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
-    gallery: Annotated[Path | None, typer.Option(help="A table to rank instead, of the same encoder.")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Another table of the same encoder to search in.")] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="Only this one, such as ndcg@10 or map_label_1; may be repeated.")
+        list[str] | None, typer.Option(help="Only this metric, such as ndcg@10 or map_label_1; repeatable.")
     ] = None,
-    interval: Annotated[
-        float | None, typer.Option(help="Also print between which values each mean lies, with this confidence: 0.95.")
-    ] = None,
+    interval: Annotated[float | None, typer.Option(help="Also print confidence intervals, such as 0.95.")] = None,
     by: Annotated[
-        str, typer.Option(help="What intervals resample: queries, or classes to hold for other classes too.")
+        str,
+        typer.Option(help="What intervals resample: queries, or classes to generalise to other classes."),
     ] = "queries",
     exclude: Annotated[
-        str | None, typer.Option(help="A column, such as the camera: images with the query's value in it never count.")
+        str | None, typer.Option(help="A column, such as the camera: ignore images with the same value as the query.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the values of every query to this JSON file.")] = None,
     trec: Annotated[
-        Path | None, typer.Option(help="Also write run.trec and qrels.trec, which trec_eval and ranx read, to this folder.")
+        Path | None, typer.Option(help="Also write run.trec and qrels.trec, for trec_eval and ranx, to this folder.")
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Import metrics named as package.module:NAME.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Import and run metrics named as package.module:NAME.")] = False,
 ) -> None:
-    """Rank the images for every query; print recall@k, map@r, map and, for labels in levels, more, in percent."""
+    """Rank the images for every query; print recall@k, map@r, map and, for label trees, more metrics, in percent."""
     from sightline.evaluation.protocol import DEFAULT_KS
     from sightline.evaluation.result import UNITS
     from sightline.evaluation.tables import Steps, evaluate_table, join_processes
@@ -74,57 +75,76 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Written by `sightline evaluate --json`.")],
     b: Annotated[Path, typer.Argument(help="Another, of the same queries.")],
     by: Annotated[
-        str, typer.Option(help="What chance draws: queries, or classes to hold for other classes too.")
+        str, typer.Option(help="What to resample: queries, or classes to generalise to other classes.")
     ] = "queries",
     level: Annotated[float, typer.Option(help="Confidence, between 0 and 1.")] = 0.95,
 ) -> None:
-    """Print both results' metrics, their difference with an interval, and which differences are real."""
+    """Compare two results query by query: both means, the difference with an interval, and whether it may be chance."""
     from sightline.evaluation.result import UNITS, Result, compare
 
     unit = choose(UNITS, by, "unit")
-    echo(compare(Result.read_json(a), Result.read_json(b), level, unit).as_text())
+    echo(compare(Result.read_json(a), Result.read_json(b), level, unit, titles=_titles(a, b)).as_text())
 
 
+def _titles(a: Path, b: Path) -> tuple[str, str]:
+    """The names of two files, with as many of their folders as it takes to tell them apart."""
+    one, other = a.with_suffix("").parts, b.with_suffix("").parts
+    for length in range(1, max(len(one), len(other)) + 1):
+        if one[-length:] != other[-length:]:
+            return "/".join(one[-length:]), "/".join(other[-length:])
+    return f"{a.stem} (1)", f"{b.stem} (2)"
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """What the report calls the models, and how much it shows."""
+
+    name: Annotated[str | None, typer.Option(help="Name of the model in the report; default: that of its file.")] = None
+    against_name: Annotated[str | None, typer.Option(help="Name of the other one.")] = None
+    k: Annotated[int, typer.Option("-k", min=1, help="Results shown for each query.")] = 10
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+
+
+@expand_settings
 def report(
     subject: Annotated[str, typer.Argument(help="A run folder or an embedding table.")],
+    page: PageOptions,
     against: Annotated[
         str | None, typer.Option(help="Another run or table of the same images, or `untrained`: the run's own backbone.")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for every figure as PNG and SVG.")] = None,
     published: Annotated[
-        str | None, typer.Option(help="A paper's table to show beside, such as tpami_table04; default: by the data set.")
+        str | None, typer.Option(help="A published table to show, such as tpami_table04; default: by the data set.")
     ] = None,
     detector: Annotated[
         Path | None, typer.Option(help="Rejector whose energies to show; default: the one in the run's encoder.")
     ] = None,
     outliers: Annotated[
-        Path | None, typer.Option(help="With --detector: a table of images that do not belong, of the same encoder.")
+        Path | None, typer.Option(help="With --detector: a table of out-of-distribution images, of the same encoder.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split of an embedding table.")] = None,
-    name: Annotated[str | None, typer.Option(help="What to call the model; default: the name of its file.")] = None,
-    against_name: Annotated[str | None, typer.Option(help="What to call the other one.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Results of a query that galleries show.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    trust: Trust = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """Write one offline page: metrics, curves, galleries, a map of the classes, severity of mistakes, failing classes."""
+    """Write a self-contained HTML report: metrics, curves, example rankings, a map of the classes, the worst mistakes."""
     from sightline.report.page import ReportOptions, write_report
     from sightline.report.subject import UNTRAINED, held_rejector, read_outliers, read_subject, read_untrained
 
     detector = detector or held_rejector(Path(subject))
     if outliers is not None and detector is None:
-        raise InputError("--outliers goes with a --detector, which says how far out they are")
-    if against_name is not None and against is None:
-        raise InputError("--against-name: there is no --against to call so")
+        raise InputError("--outliers needs a --detector to score them")
+    if page.against_name is not None and against is None:
+        raise InputError("--against-name needs --against")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
-    shown = read_subject(Path(subject), show_progress=True, split=split, name=name)
+    shown = read_subject(Path(subject), show_progress=True, split=split, name=page.name, trust=trust)
     other = None
     if against == UNTRAINED:
-        other = read_untrained(shown, show_progress=True, name=against_name)
+        other = read_untrained(shown, show_progress=True, name=page.against_name, trust=trust)
     elif against is not None:
-        other = read_subject(Path(against), show_progress=True, split=split, name=against_name, like=shown.table)
+        name, like = page.against_name, shown.table
+        other = read_subject(Path(against), show_progress=True, split=split, name=name, like=like, trust=trust)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
-    options = ReportOptions(None, summary, figures, published, found, k, seed=seed)
+    options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed)
     written = write_report(out, shown, other, options)
     missing = f"; {written.n_missing} images shown cannot be read" if written.n_missing else ""
     drawn = f"; {len(written.figures)} figures in {figures}" if figures else ""

@@ -1,4 +1,4 @@
-"""``sightline hierarchy``: make a label tree from names or images, step by step."""
+"""``sightline hierarchy``: build a label tree from names or images, step by step."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from sightline.cli.console import echo, read_table
 from sightline.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="Make a label tree from names or images, step by step, and look after it.")
+app = typer.Typer(no_args_is_help=True, help="Build a label tree from names or images, step by step.")
 Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
 
 
@@ -16,13 +16,13 @@ Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
 def collect(
     folder: Folder,
     source: Annotated[Path, typer.Argument(help="A manifest or folder of images, or a CSV with a column label.")],
-    description: Annotated[str | None, typer.Option(help="Manifest column that says what a label is.")] = None,
+    description: Annotated[str | None, typer.Option(help="Manifest column that describes a label.")] = None,
     category: Annotated[str | None, typer.Option(help="Manifest column with the label's category.")] = None,
     wikidata: Annotated[bool, typer.Option("--wikidata", help='Look up each label\'s "instance of" at Wikidata.')] = False,
-    contact: Annotated[str, typer.Option(help="Your mail address or page, which Wikimedia asks for.")] = "",
-    site: Annotated[str, typer.Option(help="Whose page titles the labels are: enwiki, commonswiki, ...")] = "enwiki",
+    contact: Annotated[str, typer.Option(help="Your mail address or web page, which Wikimedia requires.")] = "",
+    site: Annotated[str, typer.Option(help="Wiki whose page titles the labels are: enwiki, commonswiki, ...")] = "enwiki",
     api: Annotated[str, typer.Option(help="Address of the Wikimedia API.")] = "https://www.wikidata.org/w/api.php",
-    per_second: Annotated[float, typer.Option(min=0.01, help="Requests at most.")] = 1.0,
+    per_second: Annotated[float, typer.Option(min=0.01, help="Most requests per second.")] = 1.0,
 ) -> None:
     """List the labels with what is known about them (labels.csv)."""
     import polars as pl
@@ -43,12 +43,12 @@ def collect(
 @app.command()
 def clean(
     folder: Folder,
-    text: Annotated[str, typer.Option(help="What stands for a label: category, description or name.")] = "category",
-    meta: Annotated[list[str] | None, typer.Option(help="Pattern of texts that say nothing; instead of the usual.")] = None,
-    ambiguous: Annotated[bool, typer.Option(help="Drop labels of several categories, or take the first.")] = True,
+    text: Annotated[str, typer.Option(help="Text that stands for a label: category, description or name.")] = "category",
+    meta: Annotated[list[str] | None, typer.Option(help="Pattern of texts to drop; replaces the built-in ones.")] = None,
+    ambiguous: Annotated[bool, typer.Option(help="Drop labels of several categories; otherwise take the first.")] = True,
     min_images: Annotated[int, typer.Option(min=0, help="Drop labels with fewer images.")] = 0,
 ) -> None:
-    """Keep one text a label (clean.csv); list what is dropped and why (dropped.csv)."""
+    """Keep one text per label (clean.csv); list what is dropped and why (dropped.csv)."""
     from sightline.hierarchy.collect import META, CleanRules, clean_labels
 
     n_kept, reasons = clean_labels(folder, CleanRules(text, META if meta is None else meta, ambiguous, min_images))
@@ -60,12 +60,12 @@ def clean(
 @app.command()
 def embed(
     folder: Folder,
-    images: Annotated[Path | None, typer.Option(help="Embedding table, for the means of the classes' images.")] = None,
-    text_weight: Annotated[float, typer.Option(min=0, help="Of the texts beside the images; 0: images alone.")] = 1.0,
-    image_weight: Annotated[float, typer.Option(min=0, help="Of the images beside the texts.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts in one pass.")] = 128,
+    images: Annotated[Path | None, typer.Option(help="Embedding table, for the mean vector of each class.")] = None,
+    text_weight: Annotated[float, typer.Option(min=0, help="Weight of the texts; 0: images alone.")] = 1.0,
+    image_weight: Annotated[float, typer.Option(min=0, help="Weight of the images.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 128,
 ) -> None:
-    """Make a vector for each distinct text (terms.csv, vectors.safetensors)."""
+    """Compute a vector for each distinct text (terms.csv, vectors.safetensors)."""
     from sightline.hierarchy.term_vectors import embed_terms
 
     table = None if images is None else read_table(images)
@@ -78,11 +78,11 @@ def embed(
 def cluster(
     folder: Folder,
     k: Annotated[
-        list[int] | None, typer.Option("-k", min=1, help="Groups of a level, finest first; repeat for more.")
+        list[int] | None, typer.Option("-k", min=1, help="Groups of a level, finest first; repeat for more levels.")
     ] = None,
-    levels: Annotated[int, typer.Option(min=1, help="Levels to suggest where no -k is given.")] = 1,
+    levels: Annotated[int, typer.Option(min=1, help="Levels to suggest without -k.")] = 1,
     method: Annotated[str, typer.Option(help="kmeans or agglomerative.")] = "kmeans",
-    seed: Annotated[int, typer.Option(min=0, help="Of the random starts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
 ) -> None:
     """Group the texts in one or several levels (clusters.csv)."""
     from sightline.hierarchy.cluster import ClusterOptions, cluster_terms
@@ -90,16 +90,18 @@ def cluster(
     sizes = cluster_terms(folder, ClusterOptions(method, tuple(k or ()), levels, seed))
     echo(f"{folder / 'clusters.csv'}: {' < '.join(map(str, sizes))} groups")
     if not k and len(sizes) < levels:
-        echo(f"only {len(sizes)} of {levels} levels: too few groups are suggested for more; give them by -k")
+        echo(f"only {len(sizes)} of {levels} levels: the suggested groups are too few for more; set them with -k")
 
 
 @app.command()
 def review(
     folder: Folder,
-    csv: Annotated[bool, typer.Option("--csv", help="Only write review.csv, to be edited as a table.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Write review.csv for a spreadsheet instead of serving a page.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8765,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8765,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> None:
     """Rename, split, merge and move groups on a local page; every change is kept (journal.jsonl)."""
     from sightline.hierarchy.collect import REVIEW, write_step
@@ -110,7 +112,7 @@ def review(
         try:
             from sightline.serve.review import serve_review
         except ModuleNotFoundError as error:
-            raise InputError(f"the page needs {error.name}: pip install 'sightline[serve]', or take --csv") from error
+            raise InputError(f"the page needs {error.name}: pip install 'sightline[serve]', or use --csv") from error
         serve_review(state, host, port, open_page, echo)
     echo(write_step(folder, REVIEW, state.table()))
 
@@ -128,10 +130,10 @@ def apply(
     from sightline.hierarchy.apply import apply_groups, class_sizes, report_text
     from sightline.hierarchy.journal import reviewed_state
 
-    found, homeless = apply_groups(folder, reviewed_state(folder, review or []), read_manifest(manifest), out, unplaced)
+    found, missing = apply_groups(folder, reviewed_state(folder, review or []), read_manifest(manifest), out, unplaced)
     echo(f"{out}: {len(found)} images, {found.n_levels} label levels")
-    if homeless:
-        echo(f"{folder / 'unplaced.csv'}: {len(homeless)} labels have no group")
+    if missing:
+        echo(f"{folder / 'unplaced.csv'}: {len(missing)} labels have no group")
     echo(report_text(class_sizes(found)))
 
 
@@ -142,13 +144,13 @@ def attach(
     tree: Annotated[Path | None, typer.Option(help="Table child,parent, or columns kingdom ... species.")] = None,
     kind: Annotated[str, typer.Option(help="What the table is: edges, taxonomy, or auto.")] = "auto",
     several_parents: Annotated[
-        str, typer.Option(help="A second parent in a table of edges, as in WordNet: fault, or first, which counts.")
+        str, typer.Option(help="A second parent in a table of edges, as in WordNet: fault, or first to keep the first.")
     ] = "fault",
-    fill: Annotated[bool, typer.Option("--fill", help="Stand in for empty ranks of a taxonomy.")] = False,
+    fill: Annotated[bool, typer.Option("--fill", help="Fill empty ranks of a taxonomy: <parent> (no <rank>).")] = False,
     codes: Annotated[bool, typer.Option("--codes", help="The labels themselves are dotted codes: 26.1.15.")] = False,
     unplaced: Annotated[str, typer.Option(help="Labels that are not in the tree: drop, or alone.")] = "drop",
 ) -> None:
-    """Give a manifest the levels of a tree that you have; all faults of the tree are listed at once."""
+    """Give a manifest the levels of a tree that you have; list all faults of the tree at once."""
     from sightline.data.manifest import read_manifest
     from sightline.hierarchy.apply import attach_tree, class_sizes, report_text, write_manifest
     from sightline.labels.tree import read_tree
@@ -156,10 +158,10 @@ def attach(
     if (tree is None) != codes:
         raise InputError("give either --tree or --codes")
     if codes and (kind != "auto" or several_parents != "fault" or fill):
-        raise InputError("--kind, --several-parents and --fill say how to read --tree, and there is none")
+        raise InputError("--kind, --several-parents and --fill need --tree")
     found_tree = None if tree is None else read_tree(tree, kind, several_parents, fill)
-    found, homeless = attach_tree(read_manifest(manifest), found_tree, unplaced)
+    found, missing = attach_tree(read_manifest(manifest), found_tree, unplaced)
     echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
-    if homeless:
-        echo(f"{len(homeless)} labels are not in the tree: {', '.join(homeless[:10])}{', ...' * (len(homeless) > 10)}")
+    if missing:
+        echo(f"{len(missing)} labels are not in the tree: {', '.join(missing[:10])}{', ...' * (len(missing) > 10)}")
     echo(report_text(class_sizes(found)))

@@ -1,60 +1,56 @@
-"""``sightline index``: a gallery of images, made and kept."""
+"""``sightline index``: build and maintain a gallery of images."""
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import echo, expand_settings, read_encoder, read_images
+from sightline.cli.console import Trust, echo, encoder_for, expand_settings, read_encoder, read_images
 from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
     from sightline.gallery.gallery import Gallery
-    from sightline.gallery.ingest import Images
+    from sightline.gallery.ingest import ImageSource
     from sightline.models.encoder import Encoder
 
-app = typer.Typer(no_args_is_help=True, help="Make a gallery of images, and keep it: build, add, remove, verify.")
+app = typer.Typer(no_args_is_help=True, help="Build and maintain a gallery of images.")
 GalleryFolder = Annotated[
     str,
-    typer.Argument(help="Gallery folder, made by `sightline index build`, or an address: milvus+http://host:19530/name."),
+    typer.Argument(help="Gallery folder from `sightline index build`, or an address: milvus+http://host:19530/name."),
 ]
 Source = Annotated[
-    Path, typer.Argument(help="A .csv or .parquet manifest, a folder of images, or a table by `sightline embed`.")
+    Path, typer.Argument(help="Folder of images, .csv or .parquet manifest, image file, or table from `sightline embed`.")
 ]
 
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """Which images go into a gallery, and how."""
+    """How images are added to a gallery."""
 
-    split: Annotated[str | None, typer.Option(help="Only this split.")] = None
+    split: Annotated[str | None, typer.Option(help="Add only this split.")] = None
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove items that came from this manifest or folder and are not in it.")
+        bool, typer.Option("--prune", help="Remove items of this folder or manifest that are no longer in it.")
     ] = False
     prefix: Annotated[
         str | None,
-        typer.Option(help="Put this and a slash before the ids of this source; default: as it was added before."),
+        typer.Option(help="Put this and a slash before the ids; default: the prefix this source was added with before."),
     ] = None
-    moved_from: Annotated[
-        Path | None, typer.Option(help="Folder that these images were in before, if they were moved.")
-    ] = None
+    moved_from: Annotated[Path | None, typer.Option(help="Folder these images were in before, if they were moved.")] = None
     restore_removed: Annotated[
-        bool, typer.Option("--restore-removed", help="Also add images that were removed before.")
+        bool, typer.Option("--restore-removed", help="Also add images whose items were removed from the gallery.")
     ] = False
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass through the model.")] = 64
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2
 
-    def index(self, gallery: "Gallery", encoder: "Encoder | None", images: "Images") -> None:
-        """Bring the gallery to the images, and print what became of them."""
-        from sightline.gallery.ingest import index_images
-
-        done = index_images(
-            gallery,
-            encoder,
+    def add_images(self, gallery: "Gallery", encoder: "Encoder | None", images: "ImageSource") -> None:
+        """Add images to the gallery, and print a summary."""
+        done = gallery.add_images(
             images,
+            encoder=encoder,
             prune=self.prune,
             prefix=self.prefix,
             moved_from=self.moved_from,
@@ -63,13 +59,13 @@ class IngestOptions:
             n_workers=self.workers,
             show_progress=True,
         )
-        for fault in done.broken:
+        for fault in done.unreadable:
             echo(f"skipped: {fault}", err=True)
         echo(f"{gallery.address}: {len(gallery)} items: {done}")
 
 
 def open_gallery(address: str | Path, *, read_only: bool = False) -> "Gallery":
-    """The gallery at an address; importing takes a second, which help and faults in options do without."""
+    """Open the gallery at an address; imported here, because help and wrong options do not need it."""
     from sightline.gallery.gallery import Gallery
 
     return Gallery.open(address, read_only=read_only)
@@ -78,22 +74,23 @@ def open_gallery(address: str | Path, *, read_only: bool = False) -> "Gallery":
 @app.command()
 @expand_settings
 def build(
-    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder; a copy is kept in the gallery.")],
+    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder; copied into the gallery.")],
     source: Source,
     options: IngestOptions,
-    out: Annotated[
-        str, typer.Option(help="Gallery folder or address of Milvus; one that is there already is brought up to date.")
-    ],
+    out: Annotated[str, typer.Option(help="Gallery folder or Milvus address; an existing gallery is updated.")],
     index: Annotated[
         str | None, typer.Option(help="exact, auto, or a FAISS factory string: HNSW32, IVF1024,PQ64 ...; default: auto.")
     ] = None,
-    recall: Annotated[float | None, typer.Option(help="Share of the true 10 nearest to find; default: 0.95.")] = None,
+    recall: Annotated[
+        float | None, typer.Option(help="Share of the true 10 nearest items that the index must find; default: 0.95.")
+    ] = None,
+    trust: Trust = False,
 ) -> None:
-    """Embed every image that is new or has changed, and build the index; a table's vectors are taken as they are."""
+    """Embed all new and changed images, and build the search index; the vectors of a table are added as they are."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery, own_folder
     from sightline.ood.rejector import Rejector
 
-    model = read_encoder(encoder)
+    model = read_encoder(encoder, trust)
     given = own_folder(encoder, REJECTOR_FOLDER)
     rejector = None if given is None else Rejector.load(given, model.fingerprint())
     images = read_images(source, options.split)
@@ -101,7 +98,7 @@ def build(
     with Gallery.open(out) if is_there else Gallery.create(out, model, index=index or "auto", recall=recall) as gallery:
         gallery.check_encoder(model)
         gallery.check_index(index, recall)  # before images are embedded
-        options.index(gallery, model, images)
+        options.add_images(gallery, model, images)
         _build_index(gallery, index, recall)
         is_wanted = gallery.capabilities.keeps_models and gallery.model_folder(REJECTOR_FOLDER) is None
         if rejector is not None and is_wanted:
@@ -115,12 +112,13 @@ def add(
     gallery: GalleryFolder,
     source: Source,
     options: IngestOptions,
-    encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery's folder has its own.")] = None,
+    encoder: Annotated[Path | None, typer.Option(help="Encoder folder; default: the one in the gallery's folder.")] = None,
+    trust: Trust = False,
 ) -> None:
-    """Add images or a table; images that are there and have not changed are not embedded again."""
+    """Add images or a table; unchanged images are not embedded again."""
     images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        options.index(opened, None if encoder is None else read_encoder(encoder), images)
+        options.add_images(opened, encoder_for(opened, encoder, trust), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)
@@ -130,25 +128,28 @@ def add(
 def remove(
     gallery: GalleryFolder,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids to remove.")] = None,
-    where: Annotated[str | None, typer.Option(help="Or a condition: 'label_1 == \"Flags\" and year < 2020'.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Remove the items that meet a condition: 'label_1 == \"Flags\" and year < 2020'.")
+    ] = None,
 ) -> None:
     """Remove items; if one id is unknown, none is removed."""
     if bool(ids) == bool(where):
-        raise InputError("either ids or --where is needed")
+        raise InputError("give either ids or --where")
     with open_gallery(gallery) as opened:
         gone = opened.filter(where) if where else ids or []
         opened.remove(gone)
         if not opened.capabilities.remembers_removals:
-            echo("note: this kind of gallery does not remember removals; their source adds them again", err=True)
+            echo("note: this kind of gallery does not remember removals; adding the source again adds them", err=True)
         echo(f"{opened.address}: {len(gone)} removed, {len(opened)} left")
 
 
 @app.command()
 def verify(
     gallery: GalleryFolder,
-    repair: Annotated[bool, typer.Option("--repair", help="Make damaged indexes and tables of vectors again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Rebuild damaged indexes and vector tables.")] = False,
+    trust: Trust = False,
 ) -> None:
-    """Hold all against checksums and encoder, and change nothing; status 2 if something is wrong."""
+    """Check everything against its checksum, and change nothing; exit status 2 if there is a fault."""
     import numpy as np
 
     from sightline.gallery.gallery import ENCODER_FOLDER, REJECTOR_FOLDER
@@ -156,9 +157,9 @@ def verify(
     with open_gallery(gallery, read_only=not repair) as opened:
         if repair:
             with suppress(InputError):
-                opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # makes derived files again
+                opened.search(np.zeros((1, opened.identity.dim), np.float32), 1)  # rebuilds derived files
         faults = opened.verify()
-        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, opened.encoder)):
+        for folder, load in ((REJECTOR_FOLDER, opened.rejector), (ENCODER_FOLDER, partial(opened.encoder, trust))):
             try:
                 if opened.model_folder(folder) is not None:
                     load()
@@ -174,9 +175,9 @@ def verify(
 
 @app.command()
 def stats(
-    gallery: GalleryFolder, json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
+    gallery: GalleryFolder, json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
-    """Print what a gallery holds, of which encoder, and how much disk it takes."""
+    """Print the number of items, encoder, index, rejector and size of a gallery."""
     with open_gallery(gallery, read_only=True) as opened:
         found = opened.stats() | {"rejector": _rejector_text(opened)}
     echo(dumps(found, indent=2) if json else "\n".join(f"{name:<15} {value}" for name, value in found.items()))
@@ -184,12 +185,12 @@ def stats(
 
 @app.command()
 def compact(gallery: GalleryFolder) -> None:
-    """Rewrite the gallery without what was removed, and rebuild its index."""
+    """Rewrite the gallery without removed items, and rebuild its index."""
     with open_gallery(gallery) as opened:
         before = opened.stats()
         opened.compact()
         if not opened.capabilities.builds_index:
-            echo(f"{opened.address}: {len(opened)} items; its server goes on with it")
+            echo(f"{opened.address}: {len(opened)} items; the server compacts in the background")
         else:
             n_bytes = [found["folder_bytes"] / 1e6 for found in (before, opened.stats())]
             echo(f"{gallery}: {len(opened)} items, {n_bytes[0]:.1f} MB before, {n_bytes[1]:.1f} MB after")
@@ -200,12 +201,12 @@ def augment(
     gallery: GalleryFolder,
     out: Annotated[Path, typer.Option(help="Gallery folder to write; must not exist.")],
     neighbours: Annotated[
-        int, typer.Option(min=1, help="Average each item with so many: at most the other images of one thing.")
+        int, typer.Option(min=1, help="Neighbours to average each item with; at most the other images of one object.")
     ] = 3,
-    alpha: Annotated[float, typer.Option(min=0, help="Power of their similarity that they are weighted by.")] = 2.0,
+    alpha: Annotated[float, typer.Option(min=0, help="Weight neighbours by their similarity to this power.")] = 2.0,
     index: Annotated[str, typer.Option(help="exact, auto, or a FAISS factory string.")] = "auto",
 ) -> None:
-    """Write a gallery whose items are averaged with their neighbours; make it again when items have come or gone."""
+    """Write a gallery whose items are averaged with their neighbours; repeat it after items were added or removed."""
     from sightline.gallery.ingest import write_augmented
 
     with open_gallery(gallery, read_only=True) as opened:
@@ -216,19 +217,20 @@ def augment(
 
 
 def _print_age(gallery: "Gallery") -> None:
-    """Say so if items were added since the gallery's rejector was fitted on it."""
+    """Print a note if items were added after the gallery's rejector was fitted."""
     rejector = gallery.rejector()
     if rejector is not None and rejector.generation is not None and (gallery.newest or 0) > rejector.generation:
         again = f"`sightline ood fit --gallery {gallery.address}`"
-        echo(f"note: the rejector is older than the newest items; {again} fits it to them")
+        echo(f"note: the rejector is older than the newest items; fit it again: {again}")
 
 
 def _rejector_text(gallery: "Gallery") -> str | None:
-    """What a gallery's rejector is, in a few words; None where it has none."""
+    """One line about a gallery's rejector; None if it has none."""
     rejector = gallery.rejector()
     if rejector is None:
         return None
-    matches = "" if rejector.similarity_threshold is None else f", a match from {rejector.similarity_threshold:.4f} on"
+    limit = rejector.similarity_threshold
+    matches = "" if limit is None else f", match threshold {limit:.4f}"
     return f"{rejector.scorer.name}, accepts {100 * (rejector.scorer.acceptance or 0):g} %{matches}, {rejector.policy}"
 
 
@@ -236,8 +238,8 @@ def _build_index(gallery: "Gallery", index: str | None, recall: float | None) ->
     header = gallery.build_index(index, recall=recall, show_progress=True)
     if header is None:
         stats = gallery.stats()
-        asked, built = stats["index"], stats.get("index_built", stats["index"])
-        why = "" if asked in ("auto", built) else f"; {stats['items']} items are too few for {asked}"
+        wanted, built = stats["index"], stats.get("index_built", stats["index"])
+        why = "" if wanted in ("auto", built) else f"; {stats['items']} items are too few for {wanted}"
         echo(f"index: {built}{why}")
     else:
         effort = "".join(f", {name} {value}" for name, value in header.effort.items())
@@ -246,10 +248,10 @@ def _build_index(gallery: "Gallery", index: str | None, recall: float | None) ->
 
 @app.command()
 def backup(
-    gallery: Annotated[Path, typer.Argument(help="Gallery folder; it may be served and written to meanwhile.")],
+    gallery: Annotated[Path, typer.Argument(help="Gallery folder; it may be in use meanwhile.")],
     copy: Annotated[Path, typer.Argument(help="Folder for the copy; must not exist.")],
 ) -> None:
-    """Copy a gallery as it is at one moment, with its encoder, rejector and uploaded images."""
+    """Write a consistent copy of a gallery, with its encoder, rejector and uploaded images."""
     from sightline.gallery.local import backup_gallery
 
     echo(f"{copy}: {backup_gallery(gallery, copy)} items")
@@ -257,10 +259,10 @@ def backup(
 
 @app.command()
 def restore(
-    copy: Annotated[Path, typer.Argument(help="Written by `sightline index backup`.")],
-    gallery: Annotated[Path, typer.Argument(help="Gallery folder that is replaced, or made; it may be served meanwhile.")],
+    copy: Annotated[Path, typer.Argument(help="Folder from `sightline index backup`.")],
+    gallery: Annotated[Path, typer.Argument(help="Gallery folder to replace or create; it may be in use meanwhile.")],
 ) -> None:
-    """Put a copy in the place of a gallery; what was written since the copy is lost."""
+    """Replace a gallery by a backup; later writes are lost."""
     from sightline.gallery.local import restore_gallery
 
     echo(f"{gallery}: {restore_gallery(copy, gallery)} items")

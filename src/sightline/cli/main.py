@@ -1,4 +1,4 @@
-"""``sightline <verb>``: joins the commands."""
+"""``sightline <verb>``: the commands in one application."""
 
 import sys
 import warnings
@@ -25,21 +25,23 @@ for command in (train, embed, whiten, evaluate, compare, search, serve, token, r
     app.command()(command)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         echo(f"sightline {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Image retrieval, trained on the metric you report."""
 
 
 def run() -> None:
-    """The console command: a user's mistake, or a file that cannot be written, is one message and status 2."""
+    """Run the console command; bad input or a file that cannot be read or written gives one message and status 2."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         try:
@@ -48,7 +50,7 @@ def run() -> None:
             echo(f"sightline: {error}", err=True)
             sys.exit(2)
         except OSError as error:
-            if error.filename is None:  # not about a file of the user's
+            if error.filename is None:  # a fault of the program, not of a file
                 raise
             echo(f"sightline: {error.filename}: {error.strerror}", err=True)
             sys.exit(2)
@@ -62,6 +64,6 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A word of caution to the user, without the line of code it comes from."""
+    """Print a warning of Sightline's as one line; those of libraries are for programmers."""
     if category is UserWarning:
         echo(f"sightline: {message}", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, echo, expand_settings, read_encoder, read_table
+from sightline.cli.console import RefineOptions, Trust, echo, encoder_for, expand_settings, read_encoder, read_table
 from sightline.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RejectOptions:
-    """What is done about queries that are out-of-distribution."""
+    """How to treat out-of-distribution queries."""
 
     reject: Annotated[
-        bool, typer.Option("--reject", help="Say which queries do not belong here, and which have no match.")
+        bool, typer.Option("--reject", help="Detect out-of-distribution queries, and queries without a match.")
     ] = False
     policy: Annotated[
         str | None,
-        typer.Option(help="With --reject: reject gives such queries no results, flag marks them, ignore shows nothing."),
+        typer.Option(help="For out-of-distribution queries: reject (no results), flag or ignore; default: the rejector's."),
     ] = None
     rejector: Annotated[
-        Path | None, typer.Option(help="With --reject: folder by `sightline ood fit`, if not the gallery's own.")
+        Path | None, typer.Option(help="Folder from `sightline ood fit`; default: the gallery's own rejector.")
     ] = None
 
 
@@ -36,35 +36,38 @@ def search(
     queries: Annotated[list[str], typer.Argument(help="Images, folders of images, or ids of the gallery.")],
     refine: RefineOptions,
     rejection: RejectOptions,
-    gallery: Annotated[str | None, typer.Option(help="Where to search: a gallery's folder, or milvus+http://...")] = None,
-    table: Annotated[Path | None, typer.Option(help="Or an embedding table, written by `sightline embed`.")] = None,
-    encoder: Annotated[Path | None, typer.Option(help="Encoder folder; a gallery has its own.")] = None,
+    gallery: Annotated[str | None, typer.Option(help="Gallery to search: a folder, or milvus+http://...")] = None,
+    table: Annotated[Path | None, typer.Option(help="Embedding table to search, from `sightline embed`.")] = None,
+    encoder: Annotated[Path | None, typer.Option(help="Encoder folder; default: the gallery's own.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Results for each query.")] = 10,
-    where: Annotated[str | None, typer.Option(help='Only items such as: label_1 == "Flags" and year >= 2020')] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where images are that lay beside the gallery, if it is elsewhere now.")
+    where: Annotated[
+        str | None, typer.Option(help='Only items that meet a condition: label_1 == "Flags" and year >= 2020')
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all metadata.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures instead.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder with the images that were beside the gallery before it was moved.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with all metadata.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page with the images to this file.")] = None,
+    trust: Trust = False,
 ) -> None:
-    """Print the nearest images of a gallery or a table: place, similarity, path, labels."""
+    """Find the nearest images in a gallery or a table; print rank, similarity, path and labels."""
     from sightline.gallery.gallery import Gallery
     from sightline.gallery.query import Answer, QueryOptions, ask, search_images
     from sightline.report.galleries import write_contact_sheet
 
     if (gallery is None) == (table is None):
-        raise InputError("either --gallery or --table is needed")
+        raise InputError("give either --gallery or --table")
     if table is not None:
         if encoder is None or any((where, json, html, root)) or (refine, rejection) != (RefineOptions(), RejectOptions()):
-            raise InputError("--table needs --encoder, and takes none of the options that a gallery has, but for -k")
-        hits = search_images(read_encoder(encoder), read_table(table), queries, k)
+            raise InputError("--table requires --encoder and allows no other option than -k")
+        hits = search_images(read_encoder(encoder, trust), read_table(table), queries, k)
         found = [Answer(image, image, nearest) for image, nearest in zip(queries, hits, strict=True)]
     else:
         if not rejection.reject and rejection != RejectOptions():
-            raise InputError("--policy and --rejector say how to --reject, which is not there")
+            raise InputError("--policy and --rejector require --reject")
         options = QueryOptions(k, where, refine.refinement(), rejection.policy, explain=True)
         with Gallery.open(str(gallery), read_only=True) as opened:
-            model = None if encoder is None else read_encoder(encoder)
+            model = encoder_for(opened, encoder, trust)
             judge = _rejector(opened, rejection.rejector, rejection.policy) if rejection.reject else None
             found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
         for repair in opened.repairs:
@@ -81,7 +84,7 @@ def search(
 
 
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":
-    """The rejector that was given or lies in the gallery; a policy that there is not is refused."""
+    """The rejector in a folder, or the gallery's own; raises InputError for an unknown policy."""
     from sightline.ood.rejector import POLICIES, Rejector
 
     if policy is not None:
@@ -89,8 +92,8 @@ def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "R
     found = gallery.rejector() if folder is None else Rejector.load(folder)
     if found is None:
         raise InputError(
-            f"{gallery.address}: no rejector is saved in this gallery: give one by --rejector, or make it with "
-            f"`sightline ood fit --gallery {gallery.address}`"
+            f"{gallery.address}: no rejector is saved in this gallery; fit one with "
+            f"`sightline ood fit --gallery {gallery.address}`, or give one with --rejector"
         )
     found.check_encoder(gallery.identity.fingerprint, f"{folder}, for {gallery.address} of {gallery.identity.name!r}")
     return found
@@ -99,27 +102,28 @@ def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "R
 def serve(
     galleries: Annotated[
         list[Path] | None,
-        typer.Argument(help="Gallery folders; each is served under its folder's name, the first by default."),
+        typer.Argument(help="Gallery folders, each served under its folder's name; the first is the default."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; SIGHTLINE_SERVE_... and options go over it.")
+        Path | None, typer.Option(help="TOML settings; SIGHTLINE_SERVE_... variables and options override them.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; default: 8000.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any free one; default: 8000.")] = None,
     images: Annotated[
-        list[Path] | None, typer.Option(help="Folder whose images may be shown, besides the gallery's own; repeatable.")
+        list[Path] | None, typer.Option(help="Folder whose images may be shown, besides uploads; repeatable.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Tokens, made by `sightline token`.")] = None,
-    public_read: Annotated[bool | None, typer.Option("--public-read", help="Who has no token may read.")] = None,
-    read_only: Annotated[bool | None, typer.Option("--read-only", help="Nobody may write.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: 1.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File of tokens from `sightline token`.")] = None,
+    public_read: Annotated[bool | None, typer.Option("--public-read", help="Allow reading without a token.")] = None,
+    read_only: Annotated[bool | None, typer.Option("--read-only", help="Allow no writes.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of processes; default: 1.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""
     try:
         from sightline.serve.run import serve as run
         from sightline.serve.settings import read_settings
     except ModuleNotFoundError as error:
-        raise InputError(f"serving needs {error.name}: pip install 'sightline[serve]'") from error
+        raise InputError(f"serving requires {error.name}: pip install 'sightline[serve]'") from error
     given = {
         "galleries": galleries or None,
         "host": host,
@@ -129,16 +133,17 @@ def serve(
         "public_read": public_read,
         "read_only": read_only,
         "workers": workers,
+        "trust": trust or None,
     }
     run(read_settings(config, given), echo)
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Who gets it; stands in the logs.")],
-    file: Annotated[Path, typer.Option(help="Where its hash is added; given to `sightline serve` as --token-file.")],
-    scope: Annotated[str, typer.Option(help="read, or write, which may read too.")] = "read",
+    name: Annotated[str, typer.Argument(help="Name of the client, for the logs.")],
+    file: Annotated[Path, typer.Option(help="File to add the token's hash to; pass it to `sightline serve --token-file`.")],
+    scope: Annotated[str, typer.Option(help="read, or write (which includes read).")] = "read",
 ) -> None:
-    """Make a token for the service, and print it: this once, as the file holds only its hash."""
+    """Create a token for the service and print it once; the file holds only its hash."""
     from sightline.serve.settings import add_token
 
     echo(add_token(file, name, scope))

@@ -1,6 +1,7 @@
 """``sightline train``, ``sightline benchmark`` and ``sightline demo``: commands that train."""
 
 import math
+import shlex
 import signal
 import sys
 import time
@@ -17,15 +18,18 @@ N_RESULTS = 7  # of a query on the demo's page: each character has seven other i
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe file (.toml), or the name of a shipped recipe.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Values to change, such as loss.name=sup_ap.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values to override, such as loss.name=sup_ap.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder: encoder, checkpoint and logs.")] = Path("run"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the run folder.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; train and write nothing.")] = False,
-    max_minutes: Annotated[float | None, typer.Option(min=0, help="End after so long, ready to resume.")] = None,
-    tune: Annotated[str | None, typer.Option(help="First search for better settings, for so long: 30m, 2h.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Import and run package.module:Name in the recipe.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue from the last checkpoint; more schedule.epochs extend a finished run."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training or writing.")] = False,
+    max_minutes: Annotated[float | None, typer.Option(min=0, help="Stop after this time with a checkpoint.")] = None,
+    tune: Annotated[str | None, typer.Option(help="Search for better settings for this long: 30m, 2h.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Import what the recipe names as package.module:Name.")] = False,
 ) -> None:
-    """Train an encoder as a recipe says."""
+    """Train an encoder from a recipe."""
     from sightline.training.distributed import process_number
     from sightline.training.large_batch import keep_freed_memory
     from sightline.training.prepare import plan_run
@@ -35,17 +39,32 @@ def train(
 
     keep_freed_memory()
     read = read_recipe(recipe, overrides)
-    if tune is not None and not dry_run:
-        echo(search(read, out, _minutes(tune), resume, lambda line: echo(line, err=True), trust))
-        return
-    done = plan_run(read, trust) if dry_run else train_run(read, out, resume, True, max_minutes, trust)
-    if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before it was validated
+    done: str | Path
+    try:
+        if dry_run:
+            done = plan_run(read, trust)
+        elif tune is not None:
+            done = search(read, out, _minutes(tune), resume, lambda line: echo(line, err=True), trust)
+        else:
+            done = train_run(read, out, resume, True, max_minutes, trust)
+    except KeyboardInterrupt:
+        if process_number() == 0:
+            echo(_how_to_resume(out), err=True)
+        raise typer.Exit(130) from None
+    if process_number() == 0 and (isinstance(done, str) or done.is_dir()):  # no encoder: stopped before validation
         echo(done)
 
 
-def _minutes(text: str) -> float:
-    """How long ``30m``, ``2h`` or ``90s`` is."""
+def _how_to_resume(out: Path) -> str:
+    """What to type after Ctrl-C."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    if not out.exists():
+        return f"sightline: stopped before anything was written; to start again: sightline {shlex.join(words)}"
+    return f"sightline: stopped; to continue from the last checkpoint: sightline {shlex.join([*words, '--resume'])}"
 
+
+def _minutes(text: str) -> float:
+    """Minutes of a time such as ``30m``, ``2h`` or ``90s``."""
     units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
     try:
         minutes = float(text[:-1]) * units[text[-1:]]
@@ -58,32 +77,30 @@ def _minutes(text: str) -> float:
 
 def benchmark(
     suite: Annotated[Path, typer.Argument(help="A suite (.toml): rows, data, seeds and one budget.")],
-    out: Annotated[
-        Path, typer.Option(help="Folder of results, which suites may share; what is finished is not run again.")
-    ],
-    data: Annotated[list[str] | None, typer.Option(help="Where a data set is: emoji=sets/emoji/manifest.csv.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Name of a row to run; may be given again.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed to run; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results; suites may share it, and finished runs are kept.")],
+    data: Annotated[list[str] | None, typer.Option(help="Manifest of a data set: emoji=sets/emoji/manifest.csv.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Row to run; repeatable.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Random seed to run; repeatable.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep each run's encoder, checkpoint and log.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Write the tables of what is finished; run nothing.")] = False,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Run finished cells again and compare, bit for bit.")] = False,
-    page: Annotated[Path | None, typer.Option(help="A Markdown page whose part for this suite is renewed.")] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Write the tables of finished runs; run nothing.")] = False,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Repeat finished runs and compare them bit for bit.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Markdown page whose section on this suite is rewritten.")] = None,
 ) -> None:
-    """Run a grid of data x loss x seed on one budget; write tables beside the published ones."""
+    """Run a grid of data sets, losses and seeds on one budget; write tables beside the published ones."""
     from sightline.studies.cells import read_finished, run_cells
     from sightline.studies.cells import repeat as repeated
     from sightline.studies.suite import cells_of, read_suite
     from sightline.studies.suite_page import write_page
 
     if tables and repeat:
-        raise InputError("--tables and --repeat do not go together; give one of them")
+        raise InputError("--tables and --repeat exclude each other; give one of them")
     read = read_suite(suite)
     given = {name: Path(manifest) for name, manifest in named_values("--data", data or []).items()}
     cells = cells_of(read, given, out / "data", only or [], seed or [], check=not tables, show_progress=sys.stderr.isatty())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both let the running cell save a checkpoint
     if repeat:
         faults = [f"{cell.title}: {'; '.join(found)}" for cell, found in repeated(out, cells).items() if found]
-        raise_faults("not as before", faults)
+        raise_faults("runs that differ from the first time", faults)
         echo(f"{len(cells)} runs repeated: every value of every query is the same")
         return
     if not tables:
@@ -98,10 +115,10 @@ def benchmark(
 
 
 def demo(
-    overrides: Annotated[list[str] | None, typer.Argument(help="Values of the recipe `glyphs` to change.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
+    overrides: Annotated[list[str] | None, typer.Argument(help="Values of the recipe `glyphs` to override.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo writes.")] = Path("demo"),
 ) -> None:
-    """Train on drawn characters, measure on unseen ones, search, and write a page that shows it."""
+    """Train on drawn characters, evaluate on unseen ones, search, and write a report."""
     from sightline.data.manifest import read_manifest
     from sightline.data.readers.glyphs import write_glyphs
     from sightline.evaluation.result import shown
@@ -124,13 +141,13 @@ def demo(
     encoder = read_encoder(train(recipe, run.path, resume=True, show_progress=True))
     table = embed_manifest(encoder, test, show_progress=True)
     table.write(out / "test.parquet")
-    trained = Subject("trained", table, tuple(read_log(run.log_file)), recipe)
+    trained = Subject("trained", table, tuple(read_log(run.log_file)), recipe, encoder.card)
     untrained = read_untrained(trained, show_progress=True)  # the pretrained backbone's features, without a projection
     summary = [
         f"An ImageNet {recipe.model.backbone} was trained with the loss {recipe.loss.name!r} for {recipe.schedule.epochs} "
-        "epochs on characters drawn in several typefaces, then asked to find the same character in other typefaces. "
-        "No character of this page was seen in training.",
-        "Untrained: the pretrained features as they are. Repeat with: sightline demo",
+        "epochs on characters drawn in several typefaces. Each query is a character that training never saw; the other "
+        "typefaces of that character are the right answers.",
+        "Untrained: the features of the pretrained backbone. To run it again: sightline demo",
     ]
     title = "Sightline on characters it has never seen"
     options = ReportOptions(title=title, summary=summary, k=N_RESULTS, seed=recipe.seed)

@@ -35,13 +35,13 @@ class Batch(NamedTuple):
 
 
 class ImageDataset(Dataset[Tensor]):
-    """Images, read and transformed when asked for.
+    """Images, read and transformed on access.
 
     With a seed, the random choices of the transform depend on the seed and the image's key alone: not on the order, the
     number of workers or what was drawn before. A run gives each epoch a seed of its own.
 
     Attributes:
-        keys: a number for each image; its place, unless somebody says otherwise.
+        keys: a number for each image, by default its position.
     """
 
     def __init__(

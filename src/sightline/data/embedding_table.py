@@ -31,7 +31,9 @@ class EmbeddingTable:
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.manifest) != len(self.vectors):
-            raise InputError(f"vectors of shape {self.vectors.shape} for {len(self.manifest)} images")
+            raise InputError(
+                f"vectors must be (N, D), a row for each of {len(self.manifest)} images, got shape {self.vectors.shape}"
+            )
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -92,7 +94,7 @@ class EmbeddingTable:
             table = pl.read_parquet(file)
         found = described.get("sightline_format")
         if found != FORMAT or "vector" not in table.columns:
-            raise InputError(f"{file}: an embedding table of format {FORMAT} is needed, found {found}")
+            raise InputError(f"{file}: must be an embedding table of format {FORMAT}, found {found}")
         rows = table.drop("vector")
         unusable = (ValueError, KeyError, OverflowError, *UNREADABLE)
         with named_errors(file, "not an embedding table that can be used", *unusable):

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from threading import Lock
+from typing import IO, NamedTuple
 
 import numpy as np
+import polars as pl
 from PIL import ExifTags, Image, ImageOps
 
 from sightline.data.manifest import Manifest
@@ -21,6 +23,7 @@ from sightline.progress import tracked
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 WHITE = (255, 255, 255, 255)
 CHUNK = 4096  # images handed to the threads at once: a million waiting ones take 1.5 GB
+LARGE = 50_000_000  # pixels: more than any camera in common use, and slow to decode in every epoch
 Box = tuple[int, int, int, int]
 BROKEN = "not a readable image"  # on such bytes Pillow's decoders raise anything, struct.error and MemoryError among them
 
@@ -111,20 +114,50 @@ def load_part(source: Path | Image.Image, box: Box | None, part: Callable[[int, 
     return whole.crop(part(*whole.size))
 
 
-def check_images(manifest: Manifest, show_progress: bool = False) -> None:
-    """Decode every image of the manifest, in parallel; raise one error that names all those that fail, and their lines."""
+class ImageFacts(NamedTuple):
+    """What decoding one image showed.
 
-    def fault(path: Path, box: Box | None, place: str | None) -> str | None:
+    Attributes:
+        width: in pixels, as stored; 0 where the header cannot be read.
+        height: in pixels, as stored; 0 where the header cannot be read.
+        fault: why it cannot be used, with its file and its line in the manifest; None for a sound image.
+    """
+
+    width: int
+    height: int
+    fault: str | None
+
+
+def inspect_images(manifest: Manifest, show_progress: bool = False) -> list[ImageFacts]:
+    """Decode every image of the manifest, in parallel; the facts are in its order."""
+    one_large = Lock()  # of the largest allowed, one takes a gigabyte
+
+    def inspect(path: Path, box: Box | None, place: str | None) -> ImageFacts:
+        size = (0, 0)
         try:
-            load_image(path, box)
+            with named_errors(path, BROKEN, Exception), open_image(path) as opened:
+                size = opened.size
+                with one_large if size[0] * size[1] > LARGE else nullcontext():
+                    load_image(opened, box)
         except InputError as error:
-            return str(error) if place is None else f"{place}: {error}"
-        return None
+            return ImageFacts(*size, str(error) if place is None else f"{place}: {error}")
+        return ImageFacts(*size, None)
 
     places = [None] * len(manifest) if manifest.places is None else manifest.places.to_list()
     columns = (manifest.paths(), manifest.boxes(), places)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads: decoding releases the interpreter lock
         chunks = ([column[start : start + CHUNK] for column in columns] for start in range(0, len(manifest), CHUNK))
-        outcomes = chain.from_iterable(pool.map(fault, *chunk) for chunk in chunks)
-        checked = tracked(outcomes, "Checking images", len(manifest), show_progress)
-        raise_faults(manifest.source, [message for message in checked if message])
+        outcomes = chain.from_iterable(pool.map(inspect, *chunk) for chunk in chunks)
+        return list(tracked(outcomes, "Checking images", len(manifest), show_progress))
+
+
+def check_images(manifest: Manifest, show_progress: bool = False) -> None:
+    """Decode every image of the manifest; raise one error that names all those that fail, and their lines."""
+    raise_faults(manifest.source, [one.fault for one in inspect_images(manifest, show_progress) if one.fault])
+
+
+def readable_images(manifest: Manifest, show_progress: bool = False) -> tuple[Manifest, list[str]]:
+    """The manifest of the images that can be decoded, and a sentence for each of the others."""
+    faults = [one.fault for one in inspect_images(manifest, show_progress)]
+    is_sound = pl.lit(pl.Series([fault is None for fault in faults], dtype=pl.Boolean))
+    return manifest.where(is_sound), [fault for fault in faults if fault]

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.errors import InputError, named_errors, names, raise_faults
+from sightline.errors import InputError, counted, named_errors, names, raise_faults
 from sightline.files import replaced
 
 SPLITS = ("train", "val", "test")
@@ -104,7 +104,9 @@ def hold_out_classes(manifest: Manifest, fraction: float, seed: int) -> tuple[Ma
     codes = manifest.labels()[:, 0]
     classes = np.random.default_rng(seed).permutation(codes.max() + 1)
     if len(classes) < 2:
-        raise InputError(f"{manifest.source}: all its images are of one class: none can be held out")
+        raise InputError(
+            f"{manifest.source}: all images are of one class, none can be held out; add classes or set data.val_fraction=0"
+        )
     least = 2 if len(classes) >= 4 else 1
     n_held_out = min(max(least, round(fraction * len(classes))), len(classes) - least)
     held_out = pl.lit(pl.Series(np.isin(codes, classes[:n_held_out])))
@@ -184,7 +186,7 @@ def label_columns(n_levels: int) -> list[str]:
     return [f"label_{level}" for level in range(n_levels)]
 
 
-def read_manifest(source: Path, labelled: bool = True) -> Manifest:
+def read_manifest(source: Path | str, labelled: bool = True) -> Manifest:
     """Read a CSV or Parquet table, or a tree of folders, and check every row.
 
     In a tree the deepest folder is the finest label and its parents the coarser ones; if all first folders are called
@@ -198,15 +200,27 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
     Returns:
         The manifest; all faults of the source are raised together, with their line numbers.
     """
+    manifest, faults = scan_manifest(source, labelled)
+    raise_faults(source, faults)
+    return manifest
+
+
+def scan_manifest(source: Path | str, labelled: bool = True) -> tuple[Manifest, list[str]]:
+    """As :func:`read_manifest`, but faults of single rows or folders do not raise.
+
+    Returns:
+        The manifest without the rows at fault, and the faults. Images too deep in a tree stay, with the labels of the
+        folder that they should be moved to.
+    """
     source = Path(source)
     if source.is_dir():
-        return _read_tree(source, labelled)
+        return _scan_tree(source, labelled)
     if not source.is_file():
         raise InputError(f"{source}: no such file or folder")
     with table_faults(source):
         if source.suffix.lower() == ".parquet":
             table = pl.read_parquet(source)
-            return _check_table(
+            return _scan_table(
                 source, table, labelled, "row " + pl.int_range(1, len(table) + 1, eager=True).cast(pl.String)
             )
         if source.suffix.lower() == ".csv":
@@ -217,8 +231,8 @@ def read_manifest(source: Path, labelled: bool = True) -> Manifest:
             lines = 2 + pl.int_range(len(table), eager=True) + breaks.cum_sum().shift(1, fill_value=0)
             some = table.select(pl.any_horizontal(pl.all().is_not_null())).to_series()  # not an empty line
             places = "line " + lines.filter(some).rechunk().cast(pl.String)
-            return _check_table(source, table.filter(some), labelled, places)
-    raise InputError(f"{source}: a .csv or .parquet file or a folder is needed")
+            return _scan_table(source, table.filter(some), labelled, places)
+    raise InputError(f"{source}: must be a .csv or .parquet file or a folder")
 
 
 def table_faults(file: Path, what: str = "a table") -> AbstractContextManager[None]:
@@ -245,62 +259,122 @@ def read_text_table(file: Path, columns: Sequence[str] = (), separator: str = ",
 def write_table(table: pl.DataFrame, file: Path) -> Path:
     """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise."""
     if file.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{file}: a name that ends in one of {names(SUFFIXES)} is needed")
+        raise InputError(f"{file}: the name must end in one of {names(SUFFIXES)}")
     with replaced(file) as scratch:
         (table.write_csv if file.suffix.lower() == ".csv" else table.write_parquet)(scratch)
     return file
 
 
 def _check_header(source: Path) -> None:
-    """Refuse a file of more columns than anybody has: each one costs time in every step."""
+    """Refuse an absurd number of columns: each one costs time in every step."""
     with source.open("rb") as opened:
         first = opened.readline(LONGEST_HEADER + 1)
     if len(first) > LONGEST_HEADER or first.count(b",") >= MOST_COLUMNS:
         raise InputError(f"{source}: its first line has more than {MOST_COLUMNS} columns or {LONGEST_HEADER} bytes")
 
 
-def _read_tree(root: Path, labelled: bool) -> Manifest:
-    files = sorted(image_files(root))
-    if not files:
-        raise InputError(f"{root}: no image below this folder; known endings: {names(sorted(IMAGE_SUFFIXES))}")
-    folders = [file.parts[:-1] for file in files]
-    first = {"".join(parts[:1]) for parts in folders}
-    beside = sorted(first & SPLIT_NAMES.keys())
-    are_splits = len(beside) == len(first)
-    if not are_splits and len(beside) > 1:
-        raise InputError(f"{root}: {names(beside)} look like splits, but other folders or images stand beside them")
-    above = [parts[are_splits:] for parts in folders]
-    counts = Counter(map(len, above))
-    # As deep as most images lie, the deeper of two depths that are as frequent; any depth where no label is needed.
-    n_levels = max(counts, key=lambda depth: (counts[depth], depth)) if labelled or len(counts) == 1 else 0
-    wrong = f"lies {{}} folders deep, most images {n_levels}" if n_levels else "lies in no folder that could be its label"
-    faults = [
-        f"{file}: {wrong.format(len(parts))}"
-        for file, parts in zip(files, above, strict=True)
-        if (n_levels and len(parts) != n_levels) or (labelled and not n_levels)
-    ]
-    # Python holds bytes that it cannot decode as halves of characters.
-    faults += [f"{str(file)!a}: the name is not UTF-8" for file in files if re.search("[\ud800-\udfff]", str(file))]
-    raise_faults(root, faults)
-    paths = [file.as_posix() for file in files]
-    splits = [SPLIT_NAMES[parts[0]] if are_splits else "train" for parts in folders]
-    labels = {name: [parts[-1 - level] for parts in above] for level, name in enumerate(label_columns(n_levels))}
-    return Manifest(root, root, pl.DataFrame({"id": paths, "path": paths, "split": splits} | labels), n_levels)
+def _scan_tree(root: Path, labelled: bool) -> tuple[Manifest, list[str]]:
+    faults: list[str] = []
+    files = sorted(image_files(root, lambda error: faults.append(_closed_folder(error))))
+    if not files and not faults:
+        raise InputError(f"{root}: no image below this folder; images end in one of {names(sorted(IMAGE_SUFFIXES))}")
+    faults += [f"{str(file)!a}: the name is not UTF-8; rename it" for file in files if not is_text(file)]
+    files, has_splits, beside = _find_splits([file for file in files if is_text(file)])
+    folders = [file.parts[has_splits:-1] for file in files]
+    n_levels = _common_depth(folders, labelled)
+    faults += beside
+    if labelled or n_levels:
+        faults += _depth_faults([file.parent for file in files], n_levels, has_splits)
+    kept = [(file, parts) for file, parts in zip(files, folders, strict=True) if len(parts) >= n_levels]
+    kept = kept if n_levels or not labelled else []
+    paths = [file.as_posix() for file, _ in kept]
+    splits = [SPLIT_NAMES[file.parts[0]] if has_splits else "train" for file, _ in kept]
+    # Of a folder too deep the part that it should be moved to.
+    labels = {f"label_{level}": [parts[n_levels - 1 - level] for _, parts in kept] for level in range(n_levels)}
+    columns = {"id": paths, "path": paths, "split": splits} | labels
+    return Manifest(root, root, pl.DataFrame(columns, dict.fromkeys(columns, pl.String)), n_levels), faults
 
 
-def image_files(root: Path) -> Iterator[Path]:
-    """The images below a folder, as seen from it, without those of galleries; a folder that cannot be read is an error.
+def _find_splits(files: list[Path]) -> tuple[list[Path], bool, list[str]]:
+    """The files, whether their first folders are the splits, and a fault if others lie beside these; they are left out."""
+    first = {file.parts[0] if len(file.parts) > 1 else "." for file in files}
+    splits, others = sorted(first & SPLIT_NAMES.keys()), sorted(first - SPLIT_NAMES.keys())
+    if not others or len(splits) < 2:  # one folder called train beside others is a class
+        return files, bool(splits) and not others, []
+    fault = (
+        f"{names(splits)} look like splits, but {len(others)} other folders or images lie beside them "
+        f"({names(others[:5])}); move these into a split"
+    )
+    return [file for file in files if file.parts[0] in splits], True, [fault]
+
+
+def _common_depth(folders: list[tuple[str, ...]], labelled: bool) -> int:
+    """As deep as most images lie, the deeper of two depths that are as frequent; 0 for any depth if labels are optional."""
+    counts = Counter(map(len, folders))
+    if not labelled and len(counts) > 1:
+        return 0
+    return max(counts, key=lambda depth: (counts[depth], depth), default=0)
+
+
+def _depth_faults(folders: list[Path], n_levels: int, has_splits: bool) -> Iterator[str]:
+    """A sentence for each folder whose images lie too deep or not deep enough, and where to move them."""
+    for folder, n_images in sorted(Counter(folders).items()):
+        depth = len(folder.parts) - has_splits
+        found = f"{folder}: {counted(n_images, 'image')}"
+        into = "a folder named after the class" if n_levels - depth <= 1 else f"{n_levels - depth} folders, coarsest first"
+        if not depth:
+            yield f"{found} in no folder that could be the label; move into {into}"
+        elif depth < n_levels:
+            yield f"{found} {counted(depth, 'folder')} deep, most images {n_levels}; move into {into}"
+        elif depth > n_levels:
+            target = Path(*folder.parts[: n_levels + has_splits])
+            yield f"{found} {depth} folders deep, most images {n_levels}; move up to {target}"
+
+
+def missing_levels(manifest: Manifest) -> str:
+    """Why a manifest without label levels has none, in one sentence."""
+    if not manifest.source.is_dir():
+        return "no label levels: the table has no column 'label' or 'label_0'"
+    folders = [Path(path).parent.parts for path in manifest.table["path"]]
+    has_splits = all(parts and parts[0] in SPLIT_NAMES for parts in folders)
+    depths = sorted(Counter(len(parts) - has_splits for parts in folders).items())
+    if len(depths) == 1:
+        return "no label levels: the images lie in no folder that could be their label"
+    found = ", ".join(f"{n_images:,} at depth {depth}" for depth, n_images in depths)
+    return f"no label levels: the images lie at different depths ({found}); `sightline data check` says which to move"
+
+
+def is_text(file: Path) -> bool:
+    """Whether a file's name is UTF-8: Python holds bytes that it cannot decode as halves of characters."""
+    return not re.search("[\ud800-\udfff]", str(file))
+
+
+def _closed_folder(error: OSError) -> str:
+    return f"{error.filename}: cannot be read: {error.strerror}"
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(_closed_folder(error)) from error
+
+
+def image_files(root: Path, on_error: Callable[[OSError], None] = _refuse) -> Iterator[Path]:
+    """The images below a folder, known by their suffix; see :func:`visible_files`."""
+    return (file for file in visible_files(root, on_error) if file.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def visible_files(root: Path, on_error: Callable[[OSError], None] = _refuse) -> Iterator[Path]:
+    """The files below a folder, as seen from it, without hidden ones and those of galleries.
 
     Links are followed, and each folder is read once: by its own name if it has one below the root, else by the first link.
+
+    Args:
+        root: the folder.
+        on_error: called for a folder that cannot be read; by default an error.
     """
-
-    def refuse(error: OSError) -> None:
-        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
-
     known: set[tuple[int, int]] = set()
     links = [root]
     while links:
-        for folder, below, found in os.walk(links.pop(0), onerror=refuse):
+        for folder, below, found in os.walk(links.pop(0), onerror=on_error):
             place = os.stat(folder)
             if (place.st_dev, place.st_ino) in known or (GALLERY_MARK in found and Path(folder) != root):
                 below.clear()
@@ -309,15 +383,15 @@ def image_files(root: Path) -> Iterator[Path]:
             below[:] = sorted(name for name in below if not name.startswith("."))  # the walk goes where this list says
             links += [Path(folder, name) for name in below if Path(folder, name).is_symlink()]
             for name in found:
-                if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                if not name.startswith("."):
                     yield Path(folder, name).relative_to(root)
 
 
 Check = tuple[pl.Expr, str, str]  # where it is wrong, the column whose value the message shows, and the message
 
 
-def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> Manifest:
-    """Bring the columns to their types and order; raise all faults at once."""
+def _scan_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.Series) -> tuple[Manifest, list[str]]:
+    """Bring the columns to their types and order; leave out the rows at fault."""
     header = table.columns
     called = {} if "label_0" in header else {"label": "label_0"}
     table = table.rename(called, strict=False)
@@ -336,14 +410,17 @@ def _check_table(source: Path, table: pl.DataFrame, labelled: bool, places: pl.S
         rows = table.select(pl.int_range(pl.len()).filter(condition), pl.col(column).filter(condition).alias("found"))
         faults += [(row, message.format(value)) for row, value in rows.iter_rows()]
     as_in_file = {f"{label} is empty": f"{name} is empty" for name, label in called.items()}
-    raise_faults(source, [f"{places[row]}: {as_in_file.get(message, message)}" for row, message in sorted(faults)])
+    sentences = [f"{places[row]}: {as_in_file.get(message, message)}" for row, message in sorted(faults)]
+    if faults:
+        is_sound = pl.Series(np.isin(np.arange(len(table)), [row for row, _ in faults], invert=True))
+        table, places = table.filter(is_sound), places.filter(is_sound)
 
     table = table.with_columns(
         *(pl.col(c).str.to_lowercase().replace_strict(FLAG_VALUES, return_dtype=pl.Boolean) for c in flags),
         *(pl.col(c).cast(pl.Float64).cast(pl.Int64) for c in boxes),
     )
     first = ["id", "path", "split", *labels, *flags, *boxes]
-    return Manifest(source, source.parent, table.select(*first, pl.exclude(first)), len(labels), places)
+    return Manifest(source, source.parent, table.select(*first, pl.exclude(first)), len(labels), places), sentences
 
 
 def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels: list[str], labelled: bool) -> None:
@@ -365,7 +442,7 @@ def _check_columns(source: Path, table: pl.DataFrame, header: list[str], labels:
 def _clean_text(source: Path, table: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """These columns as text without blanks at its ends, null where nothing is left; splits by their usual names."""
     if nested := [column for column in columns if table[column].dtype.is_nested()]:
-        raise InputError(f"{source}: {names(nested)}: text or numbers are needed, found {table[nested[0]].dtype}")
+        raise InputError(f"{source}: {names(nested)} must be text or numbers, found {table[nested[0]].dtype}")
     text = pl.col(columns).cast(pl.String).str.strip_chars()
     return table.with_columns(text.replace("", None)).with_columns(pl.col("split").replace(SPLIT_NAMES))
 
@@ -375,9 +452,7 @@ def _checks(words: list[str], flags: list[str], boxes: list[str]) -> Iterator[Ch
         yield pl.col(column).is_null(), column, f"{column} is empty"
     yield pl.col("path").str.contains("\0", literal=True), "path", "path {!r} has a zero byte"
     yield ~pl.col("split").is_in(SPLITS), "split", f"split is {{!r}}, not one of {names(SPLITS)}"
-    is_twice = (
-        "id {!r} is there more than once" if "id" in words else "path {!r} is there more than once; add a column 'id'"
-    )
+    is_twice = "id {!r} occurs more than once" if "id" in words else "path {!r} occurs more than once; add a column 'id'"
     yield pl.col("id").is_duplicated() & pl.col("id").is_not_null(), "id", is_twice
     for column in flags:
         fits = pl.col(column).str.to_lowercase().is_in(list(FLAG_VALUES))
@@ -390,4 +465,4 @@ def _checks(words: list[str], flags: list[str], boxes: list[str]) -> Iterator[Ch
         some = pl.any_horizontal(pl.col(boxes).is_null()) & pl.any_horizontal(pl.col(boxes).is_not_null())
         yield some, "path", "the box of {!r} has an empty side"
         left, top, right, bottom = (pl.col(column).cast(pl.Float64, strict=False) for column in BOX)
-        yield (left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 < x_2, y_1 < y_2 is needed"
+        yield (left >= right) | (top >= bottom), "path", "the box of {!r} is empty: x_1 must be below x_2, y_1 below y_2"

@@ -46,7 +46,7 @@ class SamplerSection(BaseModel):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws the batches of an epoch, each a function of the seed and the epoch alone.
+    """Draws the batches of an epoch; they depend on the seed and the epoch alone.
 
     Attributes:
         labels: (N,) or (N, L) class numbers of each item, finest level first.
@@ -99,7 +99,7 @@ class GroupSampler(Sampler):
         per_class, most = self.section.per_class, self.section.max_per_class
         _check_sizes(self.section)
         if most is not None and most < per_class:
-            raise InputError(f"sampler: max_per_class is {most}, less than per_class, which is {per_class}")
+            raise InputError(f"sampler: max_per_class must be at least per_class={per_class}, got {most}")
         n_usable = int((self._n_groups > 0).sum())
         if n_usable < self._n_classes:
             fits = f"sampler.batch_size={n_usable * per_class} fits" if n_usable > 1 else "add classes or images"
@@ -154,7 +154,7 @@ class HierarchicalSampler(Sampler):
 
     For every set of ``super_labels_per_batch`` super-labels there are ``batches_per_pair`` batches, in random order; each
     takes equally many images from each super-label, ``per_class`` of each class. A class with fewer images repeats them. A
-    super-label with too few classes gives all of them, and its batches are shorter; one warning says so.
+    super-label with too few classes gives all of them, its batches are shorter, and a warning names the numbers.
 
     ``labels`` have at least two levels, and ``batch_size`` is a multiple of ``per_class * super_labels_per_batch``. With
     ``n_batches`` each batch is of a random set of super-labels, in place of all the sets.
@@ -176,7 +176,7 @@ class HierarchicalSampler(Sampler):
         if self._super_level <= level:
             raise InputError(
                 f"sampler: the super-label is level {self._super_level} and the class level {level} of "
-                f"{self.n_levels}; a coarser level than the class's is needed"
+                f"{self.n_levels}; it must be coarser than the class's"
             )
         _check_sizes(self.section, n_together)
         n_super, needed = len(self._below), self._classes_per_super_label
@@ -304,7 +304,9 @@ class RandomSampler(Sampler):
     def __post_init__(self) -> None:
         n_images = int(group_counts(self.classes, 1, self.section.max_per_class).sum())
         if self.batch_size > n_images:
-            raise InputError(f"sampler: batch_size is {self.batch_size}, there are {n_images} images for an epoch")
+            raise InputError(
+                f"sampler: batch_size must be at most {n_images}, the images of an epoch, got {self.batch_size}"
+            )
 
     def draw(self, rng: np.random.Generator) -> list[list[int]]:
         """The batches of one epoch."""
@@ -432,7 +434,9 @@ class ClassTree:
 def column_of(labels: NDArray[np.int64], level: int) -> NDArray[np.int64]:
     """(N,) the labels of one level."""
     if labels.dtype == bool:
-        raise InputError("sampler: class numbers are needed, found bool; labels.codes.sampling_classes makes them of sets")
+        raise InputError(
+            "sampler: labels must be class numbers, found bool; labels.codes.sampling_classes makes numbers of sets"
+        )
     columns: NDArray[np.int64] = np.atleast_2d(labels.T)
     if not 0 <= level < len(columns):
         raise InputError(f"sampler: there is no label level {level}; the labels have {len(columns)}, counted from 0")
@@ -444,7 +448,9 @@ def parents_of(classes: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[
     parents = np.full(int(classes.max()) + 1, -1)
     parents[classes] = above
     if len(torn := np.flatnonzero(parents[classes] != above)):
-        raise InputError(f"sampler: the labels are no tree: class {classes[torn[0]]} is below more than one coarser label")
+        raise InputError(
+            f"sampler: the labels do not form a tree: class {classes[torn[0]]} is below more than one coarser label"
+        )
     return parents
 
 

@@ -14,6 +14,7 @@ from sightline.errors import InputError
 from sightline.evaluation.metrics import list_metric
 from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.statistics import Counts, as_tensor, ranked_levels
+from sightline.evaluation.text_labels import number_text
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.similarity import check_vectors, score_blocks
 
@@ -57,7 +58,7 @@ def decomposability_gap(
 
     Args:
         vectors: (N, D), of any length; scores are cosines, equal ones count against the query.
-        labels: (N,) or (N, L) whole numbers; an item is relevant if it shares them all. -1 is shared by none.
+        labels: (N,) or (N, L) whole numbers or text; an item is relevant if it shares them all. -1 is shared by none.
         batch_size: items in a batch; the last of a partition may be smaller.
         metric: by name, such as ``map@r``; see :data:`sightline.evaluation.metrics.METRICS`.
         per_class: items of a class that stay together.
@@ -74,15 +75,16 @@ def decomposability_gap(
     """
     table = as_tensor(vectors, "vectors")
     check_vectors(table, "vectors")
-    checked = check_labels(as_tensor(labels, "labels").to(table.device), len(table), "labels")
+    numbers = number_text(labels)[0]
+    checked = check_labels(as_tensor(numbers, "labels").to(table.device), len(table), "labels")
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()
     unknown = (checked == -1).any(1).cpu().numpy()
     classes = np.unique(np.where(unknown, len(classes) + np.arange(len(classes)), classes), return_inverse=True)[1]
     whole_numbers = all(isinstance(size, int | np.integer) for size in (batch_size, per_class))
     if not whole_numbers or batch_size < 2 or per_class < 1 or not len(seeds):
         raise InputError(
-            f"batch_size is {batch_size}, per_class {per_class}, with {len(seeds)} seeds; "
-            "whole numbers of at least 2, 1 and 1 are needed"
+            "batch_size, per_class and the number of seeds must be whole numbers of at least 2, 1 and 1, "
+            f"got {batch_size}, {per_class} and {len(seeds)}"
         )
     n_queries = int((np.bincount(classes)[classes] > 1).sum())
     if not n_queries:
@@ -90,7 +92,7 @@ def decomposability_gap(
     if whole is not None:
         values = np.asarray(whole, np.float64)
         if values.shape != classes.shape:
-            raise InputError(f"whole: one value for each of the {len(table)} items is needed, found {values.shape}")
+            raise InputError(f"whole must have one value for each of the {len(table)} items, got shape {values.shape}")
     elif metric == "map" and batch_size < len(table):
         values = evaluate(table, checked).per_query["map"]
     else:
@@ -249,10 +251,10 @@ def _checked_batches(*columns: ArrayLike) -> Counts:
     arrays = [np.asarray(column) for column in columns]
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1 or any(a.dtype.kind not in "iu" for a in arrays):
         found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
-        raise InputError(f"counts of batches: whole numbers, as many of each kind, are needed, found {found}")
+        raise InputError(f"counts of batches must be whole numbers, as many of each kind, got {found}")
     batches = np.stack(arrays, 1).astype(np.int64)
     if (batches < 0).any() or (batches[:, 2:] > batches[:, :2]).any():
-        raise InputError("counts of batches: none below 0, and no more high ones than there are, are needed")
+        raise InputError("counts of batches must be at least 0, and those of high scores at most those of all")
     if not batches[:, 0].any():
-        raise InputError("counts of batches: no batch has a positive, so there is no average precision")
+        raise InputError("counts of batches: no batch has a positive, so average precision is undefined")
     return batches

@@ -1,6 +1,6 @@
-"""How well outliers are separated, and known queries identified among unknown ones.
+"""How well out-of-distribution items are detected, and known queries identified among unknown ones.
 
-An energy is high for an outlier. Items that belong are to be accepted, outliers to be refused. Ties count one half in
+An energy is high for an outlier. In-distribution items should be accepted, outliers rejected. Ties count one half in
 AUROC; equal energies are one threshold everywhere.
 """
 
@@ -29,16 +29,16 @@ TPR = 0.95
 
 
 def detection_metrics(inside: ArrayLike, outside: ArrayLike) -> dict[str, float]:
-    """Every metric of how energies tell outliers apart.
+    """Every metric of how energies separate outliers from in-distribution items.
 
-    - ``auroc``: the probability that an outlier's energy is above that of an item that belongs; ties count one half.
-    - ``fpr95``: the share of outliers at or below the threshold that accepts 95 % of the items that belong, interpolated
-      between two energies.
-    - ``aupr_out``, ``aupr_in``: average precision with outliers, or with items that belong, as what is looked for.
+    - ``auroc``: the probability that an outlier's energy is above an in-distribution item's; ties count one half.
+    - ``fpr95``: the share of outliers at or below the threshold that accepts 95 % of the in-distribution items,
+      interpolated between two energies.
+    - ``aupr_out``, ``aupr_in``: average precision with outliers, or with in-distribution items, as the positives.
     - ``accuracy``: the largest mean of the shares of both kinds that a threshold gets right.
 
     Args:
-        inside: (N,) energies of items that belong.
+        inside: (N,) energies of in-distribution items.
         outside: (M,) energies of outliers.
 
     Returns:
@@ -71,9 +71,9 @@ def detection_identification_rate(
     scores, unknown = _energies(known_scores, "known_scores"), _energies(unknown_scores, "unknown_scores")
     correct = np.asarray(known_correct, bool)
     if correct.shape != scores.shape:
-        raise InputError(f"known_correct: one for each of the {len(scores)} queries is needed, found {correct.shape}")
+        raise InputError(f"known_correct must have one for each of the {len(scores)} queries, got shape {correct.shape}")
     if not 0 <= far < 1:
-        raise InputError(f"far is {far}; from 0 to below 1 is needed")
+        raise InputError(f"far must be from 0 to below 1, got {far}")
     n_alarms = int(far * len(unknown) + 1e-9)
     threshold = np.sort(unknown)[::-1][n_alarms]
     return float((correct & (scores > threshold)).mean())
@@ -107,10 +107,10 @@ def identification_rates(
 
 @dataclass(frozen=True, eq=False)
 class DetectionResult:
-    """One scorer's energies of a set that belongs and of sets that do not.
+    """One scorer's energies of an in-distribution set and of outlier sets.
 
     Attributes:
-        inside: (N,) energies of the set that belongs.
+        inside: (N,) energies of the in-distribution set.
         outside: energies of each outlier set, by its name.
 
     Example:
@@ -126,7 +126,9 @@ class DetectionResult:
         if not self.outside:
             raise InputError("no outlier set to evaluate on")
         if "mean" in self.outside:
-            raise InputError("an outlier set is called 'mean', as the mean over the sets is: give it another name")
+            raise InputError(
+                "an outlier set must not be called 'mean', the name of the mean over the sets: give it another name"
+            )
 
     @cached_property
     def per_set(self) -> dict[str, dict[str, float]]:
@@ -143,8 +145,7 @@ class DetectionResult:
     ) -> dict[str, dict[str, Interval]]:
         """Between which two numbers each metric of each set, and its mean (``mean``), lies, by bootstrap.
 
-        Items that belong and outliers are drawn again, each among their own; those that belong are the same draw for every
-        set.
+        In-distribution items and outliers are resampled separately; the resamples of the former are the same for every set.
         """
         ends = interval_ends(level)
         drawn: dict[str, dict[str, Floats]] = {}
@@ -174,7 +175,7 @@ class DetectionResult:
         sizes = ", ".join(f"{len(energies)} of {name}" for name, energies in self.outside.items())
         note = "" if level is None else f"; {100 * level:g} % intervals"
         table = text_table(self.rows(level), "<" + ">" * len(METRICS))
-        return f"{table}\n{len(self.inside)} images that belong against {sizes}{note}"
+        return f"{table}\n{len(self.inside)} in-distribution images against {sizes}{note}"
 
     def as_markdown(self, level: float | None = None) -> str:
         """A Markdown table, in percent."""
@@ -196,7 +197,7 @@ class DetectionResult:
 
 
 def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
-    """The shares of outliers and of items that belong that are accepted, for every threshold from none to all."""
+    """The shares of outliers and of in-distribution items that are accepted, for every threshold from none to all."""
     counts = _Counts.of(inside, outside)
     shares = [np.concatenate([[0.0], np.cumsum(side[0]) / side[0].sum()]) for side in (counts.outside, counts.inside)]
     return shares[0], shares[1]
@@ -271,7 +272,7 @@ def _best_items(
 def _energies(values: ArrayLike, what: str) -> Floats:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not len(array):
-        raise InputError(f"{what}: a list of one number or more is needed, found shape {array.shape}")
+        raise InputError(f"{what} must be a list of one number or more, got shape {array.shape}")
     if np.isnan(array).any():
-        raise InputError(f"{what}: item {int(np.isnan(array).argmax())} is not a number")
+        raise InputError(f"{what} must be numbers: item {int(np.isnan(array).argmax())} is NaN")
     return array

@@ -1,6 +1,6 @@
-"""Who queries whom, which pairs are left out, and the metrics of the rankings that follow.
+"""Who queries whom, which pairs are left out, and the metrics of the resulting rankings.
 
-For any set of images, and as DyML, revisited Oxford and Paris, Google Landmarks v2 and sets with several labels have it.
+For any set of images, and by the protocols of DyML, revisited Oxford and Paris, Google Landmarks v2 and multi-label sets.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +30,11 @@ from sightline.evaluation.statistics import (
     ranked_levels,
     statistics,
 )
+from sightline.evaluation.text_labels import NEVER, class_names, number_text
 from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.pairs import check_labels
 
 DEFAULT_KS = (1, 2, 4, 8)
-NEVER = -1  # the label of an item that is relevant to nothing
 MOST_LEVELS = 127
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 Groups = tuple[Counts, Counts]
@@ -50,7 +50,7 @@ REVISITED = {  # which items are relevant (1) and which in no list (-1)
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What is measured of ranked lists, and how; see :func:`evaluate`."""
+    """What to measure on ranked lists, and how; see :func:`evaluate`."""
 
     ks: Sequence[int] = DEFAULT_KS
     metrics: Sequence[str] | None = None
@@ -88,9 +88,9 @@ def evaluate(
 
     Args:
         vectors: (Q, D) of the queries, of any length; an array may be mapped from a file.
-        labels: (Q,) or (Q, L) whole numbers, finest level first: an item's level is how many it shares with the query,
-            from the coarsest on, and it is relevant if it shares them all. -1 is shared by none. Or (Q, C) bool, a set of
-            labels for each: the level is how many are in both sets, and one makes it relevant.
+        labels: (Q,) or (Q, L) whole numbers or text, finest level first: an item's level is how many it shares with the
+            query, from the coarsest on, and it is relevant if it shares them all. -1, None and "" are shared by none. Or
+            (Q, C) bool, a set of labels for each: the level is how many are in both sets, and one makes it relevant.
         gallery: (G, D) items to rank instead.
         gallery_labels: like ``labels``, given exactly when ``gallery`` is; -1 for items that are never relevant.
         ks: places for ``recall@k``.
@@ -99,7 +99,7 @@ def evaluate(
             0 in no list. Or a function that gives the rows of some queries.
         ids: of the queries; a gallery item of the same id is the query itself and left out.
         gallery_ids: given exactly when ``ids`` is and there is a gallery.
-        exclude: (Q,) group of each query: items of the same group are in no list of it. -1 is no group.
+        exclude: (Q,) group of each query, numbers or text: items of the same group are in no list of it. -1 is no group.
         gallery_exclude: (G,), given exactly when ``exclude`` is and there is a gallery.
         relevance: worth of each level for ``h_ap``.
         gain: worth of each level for ``ndcg``.
@@ -123,9 +123,9 @@ def evaluate(
         ("exclude", exclude, gallery_exclude),
     ):
         if (other is None) != (side is None or gallery is None):
-            raise InputError(f"gallery_{name} is needed with {name} and a gallery, and only then")
+            raise InputError(f"gallery_{name} must be given with {name} and a gallery, and only then")
     if (labels is None) == (judgements is None):
-        raise InputError("either labels or judgements are needed, not both")
+        raise InputError("give either labels or judgements, not both")
     queries, items = vector_tables(vectors, gallery)
     own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
     if ids is not None and gallery_ids is not None:
@@ -136,6 +136,7 @@ def evaluate(
         groups = own_group[:, 0], groups_of_items[:, 0]
     is_zero = choose(EMPTY, empty, "rule for queries without a relevant item")
     wanted = MeasureOptions(ks, metrics, relevance, gain, ties, trust)
+    labels, gallery_labels, texts = number_text(labels, gallery_labels)
     table = None if labels is None else as_table(labels, "labels")
     if table is not None and table.ndim == 2 and table.dtype in (bool, torch.bool):
         judgements = shared_sets(table, gallery_labels, queries, items)
@@ -143,7 +144,8 @@ def evaluate(
         found = _measure_judgements(queries, items, judgements, own, groups, wanted)
     else:
         tables = _label_tables(table, gallery_labels, queries, items, "labels")
-        found = replace(measure(by_labels(queries, items, *tables, own, groups), wanted), labels=classes_of(tables[0]))
+        classes = class_names(classes_of(tables[0]), tables[0], texts)
+        found = replace(measure(by_labels(queries, items, *tables, own, groups), wanted), labels=classes)
     columns = found.per_query
     if is_zero:
         columns = {name: np.nan_to_num(column) if is_total(name) else column for name, column in columns.items()}
@@ -176,17 +178,17 @@ def _measure_judgements(
 
 
 def check_places(ks: Sequence[int]) -> None:
-    """Refuse anything but places from 1 on."""
+    """Raise unless ``ks`` are whole numbers from 1 on."""
     if not isinstance(ks, Iterable) or not ks or not all(isinstance(k, int | np.integer) and k > 0 for k in ks):
-        raise InputError(f"ks are {ks}; places from 1 on are needed")
+        raise InputError(f"ks must be places from 1 on, got {ks}")
 
 
 def vector_tables(vectors: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None) -> tuple[VectorTable, VectorTable]:
-    """Queries and items; refuses vectors that cannot be compared."""
+    """Queries and items; raises if they cannot be compared."""
     queries = VectorTable(vectors, "vectors")
     items = queries if gallery is None else VectorTable(gallery, "gallery")
     if queries.dim != items.dim:
-        raise InputError(f"vectors have {queries.dim} dimensions, the gallery {items.dim}")
+        raise InputError(f"vectors and gallery must have as many dimensions, got {queries.dim} and {items.dim}")
     return queries, items
 
 
@@ -195,7 +197,7 @@ def measure(lists: Lists, wanted: MeasureOptions, relevant: int | None = None) -
     check_places(wanted.ks)
     metrics = metric_names(wanted.ks, lists.n_levels) if wanted.metrics is None else wanted.metrics
     if isinstance(metrics, str) or not metrics:
-        raise InputError(f"metrics: a list of one name or more is needed, found {metrics!r}")
+        raise InputError(f"metrics must be a list of one name or more, got {metrics!r}")
     relevant = relevant or lists.n_levels
     asked = {name: read_metric_name(name, relevant, wanted.trust) for name in metrics}
     worth, gains = as_relevance(wanted.relevance), as_relevance(wanted.gain)
@@ -300,10 +302,10 @@ def by_levels(
 def places_of(ids: Sequence[str], gallery_ids: Sequence[str], sizes: tuple[int, int]) -> Counts:
     """(Q,) where each id is among those of the gallery; -1: nowhere."""
     if (len(ids), len(gallery_ids)) != sizes:
-        raise InputError(f"ids, gallery_ids: {sizes[0]} and {sizes[1]} are needed, found {len(ids)} and {len(gallery_ids)}")
+        raise InputError(f"ids and gallery_ids must be {sizes[0]} and {sizes[1]}, got {len(ids)} and {len(gallery_ids)}")
     place = {name: column for column, name in enumerate(gallery_ids)}
     if len(place) < len(gallery_ids):
-        raise InputError(f"gallery_ids: {len(gallery_ids) - len(place)} of {len(gallery_ids)} are there twice")
+        raise InputError(f"gallery_ids must differ: {len(gallery_ids) - len(place)} of {len(gallery_ids)} occur twice")
     return np.array([place.get(name, -1) for name in ids], np.int64)
 
 
@@ -312,24 +314,25 @@ def _label_tables(
 ) -> Groups:
     """(Q, L) and (G, L) whole numbers of both sides, where the items are the queries those of the queries."""
     tables = []
+    own, others, _ = number_text(own, others, name)
     for title, given, n in ((name, own, len(queries)), (f"gallery_{name}", others, len(items))):
         if given is not None:
             tables.append(check_labels(as_tensor(given, title), n, title).cpu().numpy())
     if tables[0].shape[1] != tables[-1].shape[1] or (name == "exclude" and tables[0].shape[1] > 1):
-        rule = "a group for each is needed" if name == "exclude" else "as many are needed"
-        raise InputError(f"{name} of {tables[0].shape[1]} and {tables[-1].shape[1]} levels cannot be compared: {rule}")
+        rule = "one column" if name == "exclude" else "as many levels on both sides"
+        raise InputError(f"{name} must have {rule}, got {tables[0].shape[1]} and {tables[-1].shape[1]}")
     return tables[0], tables[-1]
 
 
-# What is relevant to whom where a table or a function says it. ------------------------------------------------------------
+# Relevance given by a table or a function. -------------------------------------------------------------------------------
 
 
 def _read_sets(sets: ArrayLike | Tensor, n_items: int, name: str, n_labels: int | None = None) -> NDArray[np.bool_]:
-    """(N, C) bool; refuses anything else."""
+    """(N, C) bool; raises for anything else."""
     found = as_numpy(as_table(sets, name))
     if found.dtype != bool or found.ndim != 2 or found.shape != (n_items, n_labels or found.shape[1]):
         wanted = f"({n_items}, {n_labels or 'C'})"
-        raise InputError(f"{name}: {wanted} bool is needed, found {found.dtype} {found.shape}")
+        raise InputError(f"{name} must be {wanted} bool, got {found.dtype} {found.shape}")
     return found
 
 
@@ -354,7 +357,7 @@ def judged_levels(
     else:
         table = as_table(judgements, "judgements")
         if tuple(table.shape) != (n_queries, n_items):
-            raise InputError(f"judgements: ({n_queries}, {n_items}) is needed, found {tuple(table.shape)}")
+            raise InputError(f"judgements must be ({n_queries}, {n_items}), got {tuple(table.shape)}")
         source = table.__getitem__
     known: set[float] = set()
     are_levels = True
@@ -363,7 +366,7 @@ def judged_levels(
         known.update(np.unique(rows[rows > 0]).tolist())
         are_levels &= rows.dtype.kind in "biu"
         if len(known) > MOST_LEVELS or (are_levels and max(known, default=1) > MOST_LEVELS):
-            raise InputError(f"judgements: more than {MOST_LEVELS} levels, or different values above 0")
+            raise InputError(f"judgements must have at most {MOST_LEVELS} levels, or different values above 0")
     values = np.arange(1, int(max(known, default=1)) + 1) if are_levels else np.array(sorted(known))
 
     def levels(rows: Counts) -> Levels:
@@ -378,9 +381,9 @@ def judged_levels(
 def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n_items: int) -> NDArray[Any]:
     found = as_numpy(as_table(source(rows), "judgements"))
     if found.shape != (len(rows), n_items):
-        raise InputError(f"judgements: ({len(rows)}, {n_items}) is needed for {len(rows)} queries, found {found.shape}")
+        raise InputError(f"judgements of {len(rows)} queries must be ({len(rows)}, {n_items}), got {found.shape}")
     if not (found < np.inf).all():
-        raise InputError(f"judgements: NaN or infinity in the rows of queries {rows[0]} to {rows[-1]}")
+        raise InputError(f"judgements must be finite: NaN or infinity in the rows of queries {rows[0]} to {rows[-1]}")
     return found
 
 
@@ -414,7 +417,7 @@ def evaluate_dyml(sets: Mapping[str, RetrievalSet]) -> tuple[dict[str, Result], 
         True
     """
     if not sets:
-        raise InputError("sets: at least one level is needed, found none")
+        raise InputError("sets must have at least one level, got none")
     results = {level: evaluate(**one._asdict(), metrics=DYML_METRICS) for level, one in sets.items()}
     return results, {name: float(np.mean([result[name] for result in results.values()])) for name in DYML_METRICS}
 
@@ -515,13 +518,11 @@ def revisited_precision_at_k(ranked: Tensor, k: int) -> Tensor:
 def _read_lists(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int) -> list[Counts]:
     """Places in the gallery for each query."""
     if len(lists) != n_queries:
-        raise InputError(f"{name}: a list for each of the {n_queries} queries is needed, found {len(lists)}")
+        raise InputError(f"{name} must have a list for each of the {n_queries} queries, got {len(lists)}")
     tables = [as_numpy(as_table(one, name)).reshape(-1) for one in lists]
     for query, one in enumerate(tables):
         if len(one) and (one.dtype.kind not in "iu" or not 0 <= one.min() <= one.max() < n_items):
-            raise InputError(
-                f"{name} of query {query}: whole numbers from 0 to {n_items - 1} are needed, found {one.tolist()}"
-            )
+            raise InputError(f"{name} of query {query} must be whole numbers from 0 to {n_items - 1}, got {one.tolist()}")
     return [one.astype(np.int64) for one in tables]
 
 
@@ -585,7 +586,7 @@ def evaluate_each_label(
         array([0.75, 1.  , 0.5 ])
     """
     if (gallery is None) != (gallery_sets is None):
-        raise InputError("gallery and gallery_sets go together: one was given without the other")
+        raise InputError("gallery and gallery_sets must be given together")
     queries, items = vector_tables(vectors, gallery)
     sets = item_sets = _read_sets(label_sets, len(queries), "label_sets")
     if gallery_sets is not None:

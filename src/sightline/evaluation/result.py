@@ -8,7 +8,7 @@ rank much the same items, so their values rise and fall together, and one by one
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from sightline.errors import InputError, choose, names
+from sightline.errors import InputError, choose, names, nearest
 from sightline.evaluation.metrics import metric_of, shown_scale
 from sightline.files import read_json, replaced
+from sightline.progress import html_table
 
 Unit = Literal["queries", "classes"]
 UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
@@ -31,15 +32,15 @@ Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """Between which two numbers a mean lies."""
+    """The ends of a confidence interval."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """Metrics of a set of rankings.
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(Mapping[str, float]):
+    """Metrics of a set of rankings: a mapping from each metric's name to its mean, which shows itself as a table.
 
     Attributes:
         per_query: the value of each metric for each query, (Q,) float64; NaN for a query without a relevant item.
@@ -52,6 +53,9 @@ class Result:
         >>> result = Result({"map": np.array([1.0, 0.5, np.nan])})
         >>> result["map"], result.n_queries, result.n_skipped
         (0.75, 3, 1)
+        >>> result
+        map   75.0
+        3 queries, 1 without a relevant item left out
     """
 
     per_query: dict[str, NDArray[np.float64]]
@@ -61,23 +65,45 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.per_query, Mapping):
+            raise InputError(f"per_query must be a mapping from metric to values, got {type(self.per_query).__name__}")
+        columns = {name: np.asarray(column, np.float64) for name, column in self.per_query.items()}
+        object.__setattr__(self, "per_query", columns)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", np.asarray(self.labels))
         shapes = {name: np.shape(column) for name, column in self.per_query.items()}
         if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-            raise InputError(f"per_query: at least one metric, each of (Q,) values, is needed, found {shapes}")
+            raise InputError(f"per_query must have one metric or more, each of (Q,) values, got {shapes}")
         for what, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and np.shape(given) != (self.n_queries,):
-                raise InputError(f"{what}: one for each of the {self.n_queries} queries is needed, found {np.shape(given)}")
+                raise InputError(
+                    f"{what} must have one for each of the {self.n_queries} queries, got shape {np.shape(given)}"
+                )
 
     def __getitem__(self, name: str) -> float:
         """The mean of a metric over the queries for which it is defined; NaN where there are none."""
         if name not in self.per_query:
-            raise KeyError(f"no metric {name!r}; there are {', '.join(self.per_query)}")
+            raise KeyError(f"no metric {name!r}: {nearest(str(name), self.per_query)}")
         return _mean(self.per_query[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.per_query)
+
+    def __len__(self) -> int:
+        return len(self.per_query)
+
+    def __repr__(self) -> str:
+        return self.as_text()
+
+    def _repr_html_(self) -> str:
+        rows = [[name, shown(name, self[name]), _meaning(name)] for name in self]
+        header = ["metric", "% (or levels)" if any(shown_scale(name) == 1 for name in self) else "%", "meaning"]
+        return html_table([header, *rows], " ".join([self._counts(None, "queries"), *self.notes]))
 
     @property
     def means(self) -> dict[str, float]:
         """Every metric's mean."""
-        return {name: self[name] for name in self.per_query}
+        return dict(self)
 
     @property
     def n_queries(self) -> int:
@@ -94,14 +120,14 @@ class Result:
         return int(np.isnan((columns or list(self.per_query.values()))[0]).sum())
 
     def interval(self, name: str, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Interval:
-        """Where a metric's mean lies with a confidence of ``level``, by bootstrap.
+        """The bootstrap confidence interval of a metric's mean.
 
         Args:
             name: the metric.
             level: between 0 and 1.
             by: ``queries`` asks how it would vary with other queries of these classes; ``classes``, which needs
                 ``labels``, with other classes.
-            seed: of the resampling.
+            seed: random seed of the resampling.
 
         Example:
             >>> low, high = Result({"map": np.linspace(0, 1, 101)}).interval("map")
@@ -117,7 +143,7 @@ class Result:
         if choose(UNITS, by, "unit") == "queries":
             return None
         if self.labels is None:
-            raise InputError("by classes: the result does not say which class each query is of")
+            raise InputError("by classes: the result has no class for each query; evaluate with labels")
         return self.labels
 
     def as_text(self, level: float | None = None, by: Unit = "queries") -> str:
@@ -228,38 +254,63 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two results on the same queries, metric by metric.
+    """Two results on the same queries, metric by metric; it shows itself as a table.
 
     Attributes:
         differences: by metric, those that both results have.
         level: of the intervals; a difference is called real where ``p`` is below ``1 - level``.
         by: what was resampled and flipped.
+        titles: what the two results are called.
+        pairing: how the queries of the two are known to be the same.
     """
 
     differences: dict[str, Difference]
     level: float
     by: Unit
+    titles: tuple[str, str] = ("a", "b")
+    pairing: str = ""
 
     def is_real(self, name: str) -> bool:
         """Is the difference more than chance would make?"""
         return choose(self.differences, name, "metric").p < 1 - self.level
 
+    def __repr__(self) -> str:
+        return self.as_text()
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), self._method())
+
     def as_text(self) -> str:
         """A table for a terminal, shares in percent, and under it what was done."""
-        rows = [["metric", "a", "b", "b - a", f"{100 * self.level:g} % interval", "p", "t test", ""]]
+        return f"{text_table(self._rows(), '<>>>>>><')}\n{self._method()}"
+
+    def _rows(self) -> list[list[str]]:
+        first, second = self.titles
+        rows = [["metric", first, second, f"{second} - {first}", f"{100 * self.level:g} % interval", "p", "t test", ""]]
         for name, (a, b, ends, p, p_t, _) in self.differences.items():
-            verdict = ("b is higher" if b > a else "a is higher") if self.is_real(name) else "may be chance"
+            verdict = f"{second if b > a else first} is higher" if self.is_real(name) else "may be chance"
             interval = f"[{', '.join(shown(name, end, '+') for end in ends)}]"
             means = [shown(name, a), shown(name, b), shown(name, b - a, "+")]
             rows.append([name, *means, interval, f"{p:.4f}", "-" if np.isnan(p_t) else f"{p_t:.4f}", verdict])
+        return rows
+
+    def _method(self) -> str:
+        """What was compared, and how."""
         counts = sorted({difference.n_queries for difference in self.differences.values()})
         n_queries = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
         n_tests = len(self.differences)
-        how = f"{n_queries} queries; over {self.by}; each interval by itself, p raised for {n_tests} metrics (Holm)"
-        return f"{text_table(rows, '<>>>>>><')}\n{how}"
+        paired = f"{n_queries} queries{f', paired {self.pairing}' if self.pairing else ''}"
+        return f"{paired}; resampled by {self.by}; p adjusted for {n_tests} metrics (Holm), intervals are not"
 
 
-def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", seed: int = 0) -> Comparison:
+def compare(
+    a: Result,
+    b: Result,
+    level: float = 0.95,
+    by: Unit = "queries",
+    seed: int = 0,
+    titles: tuple[str, str] = ("a", "b"),
+) -> Comparison:
     """Which metrics of two results on the same queries differ by more than chance.
 
     A query for which a metric is undefined in either result is left out of that metric. Metrics that only one of them has
@@ -270,7 +321,8 @@ def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", see
         b: one of the same queries in the same order; refused if their number, ids or classes differ.
         level: confidence, between 0 and 1.
         by: ``queries``, or ``classes`` to hold for other classes as well.
-        seed: of the resampling and the flips.
+        seed: random seed of the resampling and the sign flips.
+        titles: what to call the two in tables.
 
     Example:
         >>> first, rng = np.random.default_rng(0).random(200) / 2, np.random.default_rng(1)
@@ -279,7 +331,12 @@ def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", see
         >>> compared.is_real("map"), compared.is_real("recall@1")
         (True, False)
     """
-    _check_same_queries(a, b)
+    for name, one in (("a", a), ("b", b)):
+        if not isinstance(one, Result):
+            raise InputError(
+                f"compare takes two results; {name} is a {type(one).__name__}: read a file by Result.read_json"
+            )
+    pairing = _check_same_queries(a, b)
     shared = [name for name in a.per_query if name in b.per_query]
     if not shared:
         raise InputError(f"the results share no metric: {names(a.per_query)} and {names(b.per_query)}")
@@ -300,7 +357,7 @@ def compare(a: Result, b: Result, level: float = 0.95, by: Unit = "queries", see
         )
         for column, name in enumerate(shared)
     }
-    return Comparison(differences, level, by)
+    return Comparison(differences, level, by, titles, pairing)
 
 
 def shown(name: str, value: float, sign: str = "-") -> str:
@@ -320,11 +377,10 @@ def is_total(name: str) -> bool:
     return metric is None or metric.is_total
 
 
-def _check_same_queries(a: Result, b: Result) -> None:
+def _check_same_queries(a: Result, b: Result) -> str:
+    """Refuse results of different queries; how they are known to be the same."""
     if a.n_queries != b.n_queries:
-        raise InputError(
-            f"results of {a.n_queries} and {b.n_queries} queries cannot be compared: the same queries are needed"
-        )
+        raise InputError(f"results must be of the same queries to be compared, got {a.n_queries} and {b.n_queries} queries")
     for what, first, second in (("ids", a.ids, b.ids), ("classes", a.labels, b.labels)):
         if first is None or second is None:
             continue
@@ -334,6 +390,12 @@ def _check_same_queries(a: Result, b: Result) -> None:
                 f"the results are of other queries: {len(differ)} of {a.n_queries} {what} differ, "
                 f"the first at place {differ[0]}: {str(first[differ[0]])!r} and {str(second[differ[0]])!r}"
             )
+    return "by position, as a result has no ids" if a.ids is None or b.ids is None else "by id"
+
+
+def _meaning(name: str) -> str:
+    metric = metric_of(name)
+    return "" if metric is None else metric.meaning
 
 
 def text_table(rows: Sequence[Sequence[str]], sides: str) -> str:
@@ -395,7 +457,7 @@ def bootstrap_means(
         [0.0, 0.5, 1.0]
     """
     if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; at least 1 is needed")
+        raise InputError(f"n_resamples must be at least 1, got {n_resamples}")
     sums, counts = _units(values, groups)
     if not len(sums):
         return np.full((n_resamples, sums.shape[1]), np.nan)
@@ -437,7 +499,7 @@ def bootstrap_interval(
 def interval_ends(level: float) -> list[float]:
     """The quantiles between which the middle ``level`` of resamples lies."""
     if not 0 < level < 1:
-        raise InputError(f"level is {level}; between 0 and 1 is needed")
+        raise InputError(f"level must be between 0 and 1, got {level}")
     return [(1 - level) / 2, (1 + level) / 2]
 
 
@@ -527,13 +589,13 @@ def _units(values: ArrayLike, groups: ArrayLike | None) -> tuple[Floats, Floats]
     """(U, M) the sum of each metric over the queries of a unit, and how many define it; a unit is a query or a group."""
     table = np.asarray(values, np.float64)
     if table.ndim != 2:
-        raise InputError(f"values: one row a query and one column a metric are needed, found shape {table.shape}")
+        raise InputError(f"values must have one row a query and one column a metric, got shape {table.shape}")
     defined = ~np.isnan(table)
     sums, counts = np.where(defined, table, 0.0), defined.astype(np.float64)
     if groups is not None:
         names, group = np.unique(np.asarray(groups), return_inverse=True)
         if group.shape != table.shape[:1]:
-            raise InputError(f"groups: one for each of the {len(table)} queries is needed, found shape {group.shape}")
+            raise InputError(f"groups must have one for each of the {len(table)} queries, got shape {group.shape}")
         members = np.zeros((2, len(names), table.shape[1]))
         np.add.at(members[0], group, sums)
         np.add.at(members[1], group, counts)

@@ -251,13 +251,13 @@ def as_table(values: ArrayLike | Tensor | None, name: str) -> Tensor | NDArray[n
     try:
         table = np.asanyarray(values)
     except ValueError as error:
-        raise InputError(f"{name}: not a table of numbers: {error}") from error
+        raise InputError(f"{name} must be a table of numbers: {error}") from error
     if table.dtype.kind not in "biuf":
-        raise InputError(f"{name}: not a table of numbers: {table.dtype}")
+        raise InputError(f"{name} must be a table of numbers, got {table.dtype}")
     return table
 
 
-def as_tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+def as_tensor(values: ArrayLike | Tensor | None, name: str) -> Tensor:
     """What the user gave as a tensor; a copy where it was none."""
     table = as_table(values, name)
     return table if isinstance(table, Tensor) else torch.from_numpy(np.array(table, table.dtype.newbyteorder("=")))
@@ -276,7 +276,7 @@ class VectorTable:
         is_float = table.is_floating_point() if isinstance(table, Tensor) else table.dtype.kind == "f"
         if table.ndim != 2 or not is_float:
             found = f"{table.dtype} {tuple(table.shape)}"
-            raise InputError(f"{name}: a (B, D) floating point table is needed, found {found}")
+            raise InputError(f"{name} must be a (N, D) floating point table, got {found}")
         self.table = table.detach() if isinstance(table, Tensor) else table
         finite = [
             piece.isfinite().all(1).cpu().numpy() if isinstance(piece, Tensor) else np.isfinite(piece).all(1)

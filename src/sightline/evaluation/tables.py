@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from sightline.data.readers.retrieval_sets import LEVELS
 from sightline.errors import InputError, names
 from sightline.evaluation.protocol import (
     DEFAULT_KS,
-    NEVER,
     MeasureOptions,
     by_labels,
     classes_of,
@@ -29,6 +29,7 @@ from sightline.evaluation.protocol import (
 )
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, VectorTable
+from sightline.evaluation.text_labels import NEVER
 from sightline.models.heads import Whitening
 from sightline.ranking.ranks import check_range
 from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, augment_gallery, expand_queries
@@ -71,9 +72,9 @@ class Steps:
 
 
 def evaluate_table(
-    table: EmbeddingTable,
+    table: EmbeddingTable | Path | str,
     ks: Sequence[int] = DEFAULT_KS,
-    gallery: EmbeddingTable | None = None,
+    gallery: EmbeddingTable | Path | str | None = None,
     metrics: Sequence[str] | None = None,
     steps: Steps | None = None,
     exclude: str | None = None,
@@ -81,11 +82,15 @@ def evaluate_table(
 ) -> Result:
     """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
 
+    A table is given itself or as the file that :meth:`EmbeddingTable.write` wrote.
+
     Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
     rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list. ``exclude``
     names a column, such as the camera: images with the query's own value in it are in no list; an empty one is no value.
     ``trust`` imports metrics that are named by a path.
     """
+    table = _as_embedding_table(table, "table")
+    gallery = None if gallery is None else _as_embedding_table(gallery, "gallery")
     queries, items = read_sides(table, gallery)
     for one in (table, gallery or table):
         VectorTable(one.vectors, str(one.manifest.source))  # refuses what is not finite by the rows of the file
@@ -100,6 +105,16 @@ def evaluate_table(
     lists = replace(by_labels(vectors, others, queries.labels, items.labels, own, groups), rescored=rescored)
     result = measure(lists, MeasureOptions(ks, metrics, trust=trust))
     return replace(result, ids=queries.ids, labels=classes_of(queries.labels), fingerprint=table.fingerprint)
+
+
+def _as_embedding_table(given: EmbeddingTable | Path | str, name: str) -> EmbeddingTable:
+    if isinstance(given, str | Path):
+        return EmbeddingTable.read(Path(given))
+    if not isinstance(given, EmbeddingTable):
+        raise InputError(
+            f"{name} must be an EmbeddingTable or its file, got {type(given).__name__}; sl.evaluate takes arrays"
+        )
+    return given
 
 
 class Side(NamedTuple):

@@ -66,7 +66,7 @@ def rankings(
     _check_ids(query_ids, len(queries), "query_ids")
     _check_ids(gallery_ids, len(gallery), "gallery_ids")
     if k is not None and k < 1:
-        raise InputError(f"k is {k}; at least 1 is needed, or None for all")
+        raise InputError(f"k must be at least 1, or None for all, got {k}")
     place_of = {name: place for place, name in enumerate(gallery_ids)}
     own = torch.tensor([place_of.get(name, -1) for name in query_ids], dtype=torch.int64)
     tables = torch.as_tensor(queries), torch.as_tensor(gallery)
@@ -138,7 +138,7 @@ def write_qrels(file: Path, judged: Mapping[str, Mapping[str, int]]) -> Path:
 
 def _check_ids(ids: Sequence[str], n: int, name: str) -> None:
     if len(ids) != n:
-        raise InputError(f"{name}: one for each of {n} is needed, found {len(ids)}")
+        raise InputError(f"{name} must have one for each of {n}, got {len(ids)}")
     if twice := [one for one, count in Counter(ids).items() if count > 1]:
         raise InputError(f"{name}: {len(twice)} occur more than once, such as {names(twice[:3])}")
 

@@ -1,8 +1,8 @@
-"""Conditions on metadata, such as ``label_1 == "Flags" and year >= 2020``, parsed once and turned into SQL with parameters.
+"""Filters on metadata, such as ``label_1 == "Flags" and year >= 2020``, parsed and translated to SQL with parameters.
 
-The language is Python's, cut down: ``and``, ``or``, ``not``, ``== != < <= > >=``, ``in`` and ``not in`` a list, names of
-metadata, ``id``, strings, numbers, ``True``, ``False`` and ``None``. A name that Python could not have, such as ``class``
-or one of two words, is written ``metadata["product type"]``. What an item lacks is ``None``; values of another type are
+The language is a subset of Python: ``and``, ``or``, ``not``, ``== != < <= > >=``, ``in`` and ``not in`` a list, metadata
+names, ``id``, strings, numbers, ``True``, ``False`` and ``None``. A name that is not a Python name, such as ``class`` or
+one with a space, is written ``metadata["product type"]``. Missing metadata is ``None``; values of different types are
 unequal, and neither smaller nor larger.
 """
 
@@ -14,8 +14,8 @@ from sightline.gallery.gallery import Value, is_utf8, value_fault
 
 LONGEST = 10_000
 MOST_COMPARISONS = 500  # SQLite takes no condition of more than 1000 parts
-DEEPEST = 30  # of parts in one another; SQLite takes 100, and a comparison has some itself
-OPERATORS: dict[type[ast.cmpop], tuple[str, bool]] = {  # the symbol of a term, and whether it holds
+DEEPEST = 30  # nested conditions; SQLite takes 100, and a comparison uses a few itself
+OPERATORS: dict[type[ast.cmpop], tuple[str, bool]] = {  # the symbol of a term, and False if it is negated
     ast.Eq: ("in", True),
     ast.NotEq: ("in", False),
     ast.In: ("in", True),
@@ -27,8 +27,8 @@ OPERATORS: dict[type[ast.cmpop], tuple[str, bool]] = {  # the symbol of a term, 
 }
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "in"}
 FITS = (
-    "names compared with strings in quotes, numbers, True, False or None by == != < <= > >= in, joined by and, or, not; "
-    'a name that is no Python name as metadata["two words"]'
+    "compare names with strings in quotes, numbers, True, False or None by == != < <= > >= in, join them by and, or, not, "
+    'and write a name that is not a Python name as metadata["two words"]'
 )
 
 
@@ -40,7 +40,7 @@ class FilterTerm:
         key: what is compared.
         symbol: ``< <= > >=`` with one value, or ``in`` with any number; ``==`` is ``in`` with one value.
         values: what it is compared with.
-        holds: False for the opposite.
+        holds: False if the term is negated.
     """
 
     key: str
@@ -51,7 +51,7 @@ class FilterTerm:
 
 @dataclass(frozen=True)
 class Junction:
-    """Conditions of which all must hold (``by_and``), or one. ``not`` is carried inwards to the comparisons."""
+    """Conditions of which all (``by_and``) or at least one must hold. ``not`` is pushed down to the comparisons."""
 
     parts: tuple["FilterTerm | Junction", ...]
     by_and: bool
@@ -59,27 +59,27 @@ class Junction:
 
 @dataclass(frozen=True)
 class Condition:
-    """An SQL condition over the columns ``id`` and ``metadata``, and the values of its question marks."""
+    """An SQL condition over the columns ``id`` and ``metadata``, and the values of its parameters."""
 
     sql: str
     values: tuple[Value, ...]
 
 
 def compile_filter(text: str) -> Condition:
-    """The condition that a text in the language of this module states.
+    """The SQL condition of a filter.
 
     Example:
         >>> compile_filter('year >= 2020 and label_1 == "Flags"').values[-2:]
         ('$."label_1"', 'Flags')
         >>> compile_filter("__import__('os')")
         Traceback (most recent call last):
-        sightline.errors.InputError: filter "__import__('os')": ... is not in the language; ...
+        sightline.errors.InputError: filter "__import__('os')": ... is not supported; ...
     """
     return _sql(parse_filter(text))
 
 
 def filter_names(text: str) -> list[str]:
-    """The names that a condition asks for, each once; refused if it is not in the language.
+    """The names in a filter, sorted, each once.
 
     Example:
         >>> filter_names('year >= 2020 and (label_1 == "Flags" or year == 1999)')
@@ -89,11 +89,11 @@ def filter_names(text: str) -> list[str]:
 
 
 def parse_filter(text: str) -> FilterTerm | Junction:
-    """What a text in the language of this module states; anything else is refused."""
+    """The parsed condition of a filter; raises InputError for anything outside the language."""
     if not isinstance(text, str):
-        raise InputError(f"a filter is a text, found {type(text).__name__}")
+        raise InputError(f"a filter must be a string, got {type(text).__name__}")
     if len(text) > LONGEST:
-        raise InputError(f"a filter of {len(text)} letters; at most {LONGEST} are read")
+        raise InputError(f"a filter must have at most {LONGEST} characters, got {len(text)}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -101,8 +101,8 @@ def parse_filter(text: str) -> FilterTerm | Junction:
     found = _parse(tree.body, text, True)
     if (n_comparisons := len(_terms(found))) > MOST_COMPARISONS:
         raise InputError(
-            f"filter {text[:40]!r}...: {n_comparisons} comparisons; at most {MOST_COMPARISONS} are taken. "
-            f"`in` with a list is one comparison"
+            f"filter {text[:40]!r}...: must have at most {MOST_COMPARISONS} comparisons, got {n_comparisons}; "
+            "`in` with a list counts as one"
         )
     return found
 
@@ -114,9 +114,9 @@ def _terms(condition: FilterTerm | Junction) -> list[FilterTerm]:
 
 
 def _parse(node: ast.expr, text: str, holds: bool, depth: int = 1) -> FilterTerm | Junction:
-    """The condition of a node, or where ``holds`` is False its opposite."""
+    """The condition of a node, negated if ``holds`` is False."""
     if depth > DEEPEST:
-        raise InputError(f"filter {text[:40]!r}...: more than {DEEPEST} conditions in one another")
+        raise InputError(f"filter {text[:40]!r}...: must nest at most {DEEPEST} conditions")
     match node:
         case ast.BoolOp(op=joined_by, values=parts):
             conditions = tuple(_parse(part, text, holds, depth + 1) for part in parts)
@@ -139,15 +139,15 @@ def _term(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str, holds
     if key is None or not symbol or is_in != isinstance(value, ast.List | ast.Tuple):
         raise _foreign(ast.Compare(left, [operator], [right]), text)
     if not key or any(letter in '"\\' or letter < " " for letter in key) or not is_utf8(key):
-        raise InputError(f"filter {text!r}: {key!a} cannot be asked for: a name has neither quotes, backslashes nor breaks")
+        raise InputError(f"filter {text!r}: a name must have no quotes, backslashes or line breaks, got {key!a}")
     values = tuple(_value(key, element, text) for element in getattr(value, "elts", [value]))
     if symbol != "in" and values[0] is None:
-        raise InputError(f"filter {text!r}: None is neither smaller nor larger than anything")
+        raise InputError(f"filter {text!r}: None can be compared by == and != only")
     return FilterTerm(key, symbol, values, holds == agrees)
 
 
 def _key_of(node: ast.expr) -> str | None:
-    """The metadata key, or ``id``, that one side of a comparison names; None where it is a value."""
+    """The metadata key, or ``id``, on one side of a comparison; None if that side is a value."""
     match node:
         case ast.Name(id=name):
             return name
@@ -167,7 +167,7 @@ def _value(key: str, node: ast.expr, text: str) -> Value:
 
 
 def _foreign(node: ast.AST, text: str) -> InputError:
-    return InputError(f"filter {text!r}: {ast.unparse(node)!r} is not in the language; what fits: {FITS}")
+    return InputError(f"filter {text!r}: {ast.unparse(node)!r} is not supported; {FITS}")
 
 
 def _sql(condition: FilterTerm | Junction) -> Condition:
@@ -176,7 +176,7 @@ def _sql(condition: FilterTerm | Junction) -> Condition:
         text = (" AND " if condition.by_and else " OR ").join(part.sql for part in parts)
         return Condition(f"({text})", tuple(value for part in parts for value in part.values))
     column, path = ("id", ()) if condition.key == "id" else ("json_extract(metadata, ?)", (f'$."{condition.key}"',))
-    # Each is true or false, where an item has no such key too, so that NOT can turn it round.
+    # Each is true or false, never NULL, also for an item without the key: NOT must negate it.
     if condition.symbol != "in":
         types = "('text')" if isinstance(condition.values[0], str) else "('integer', 'real')"
         sql = f"(typeof({column}) IN {types} AND {column} {condition.symbol} ?)"

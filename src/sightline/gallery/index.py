@@ -1,7 +1,7 @@
-"""Fast indexes derived from a gallery by FAISS: chosen, trained, measured, saved with a checksum, and searched.
+"""FAISS indexes of a gallery: choose, train, measure, save with a checksum, and search.
 
-An index covers the rows of a gallery from 0 to some row, in order, removed ones too: those are passed over in a search.
-Rows that were added later are searched by brute force, so an index is never wrong, only slower, until it is rebuilt.
+An index covers the first rows of a gallery in order, removed ones included; a search skips those. Rows that were added
+later are searched by brute force, so an old index gives correct results, only more slowly, until it is rebuilt.
 """
 
 import hashlib
@@ -38,28 +38,28 @@ EFFORTS = {  # by FAISS's name for a kind of index: what can be tuned in its sea
     "IndexIVF": ("nprobe", [2**power for power in range(13)]),
     "IndexHNSW": ("efSearch", [16, 32, 64, 128, 256, 512, 1024]),
 }
-CHEAP_PRODUCT = 1 << 26  # values: a query over 130,000 x 512 takes some 25 ms by brute force
+CHEAP_PRODUCT = 1 << 26  # values: a query over 130,000 x 512 takes about 25 ms by brute force
 LARGEST_GRAPH = 300_000  # a graph of more takes hours to build on two cores
 ADDED_AT_ONCE = 16_384
-LARGEST_NUMBER, LARGEST_LINKS = 1 << 20, 1 << 10  # in a factory string: FAISS would take gigabytes at once for more
-GATHERED_SHARE = 4  # below a quarter of the rows, a filter's vectors are put together; above, the others are passed over
+LARGEST_NUMBER, LARGEST_LINKS = 1 << 20, 1 << 10  # in a factory string: FAISS would allocate gigabytes for more
+GATHERED_SHARE = 4  # a filter that keeps less than a quarter of the rows copies them; otherwise the others are skipped
 EXACT_MATCHES = 65_536  # a filter that leaves no more items than this is searched by brute force
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def library() -> Any:
-    """The module ``faiss``, or an error that says how to get it."""
+    """The module ``faiss``; an InputError with the command that installs it, if it is missing."""
     try:
         import faiss
     except ImportError as error:
-        raise InputError("this index needs FAISS: pip install 'sightline[search]', or use index='exact'") from error
+        raise InputError("this index requires FAISS: pip install 'sightline[search]', or use index='exact'") from error
     return faiss
 
 
 def check_index(index: str | None, recall: float | None, dim: int) -> None:
-    """Refuse a kind of index that cannot be made, and a recall that is no share of the true nearest."""
-    if recall is not None and not 0 < recall <= 1:
-        raise InputError(f"recall is {recall}; a share above 0 and at most 1 is needed")
+    """Raise InputError unless the index is a FAISS factory string and the recall in (0, 1]."""
+    if recall is not None and not (isinstance(recall, int | float) and 0 < recall <= 1):
+        raise InputError(f"recall must be above 0 and at most 1, got {recall!r}")
     if index not in (None, EXACT, AUTO):
         _new(str(index), dim)
 
@@ -70,30 +70,28 @@ def _new(factory: str, dim: int) -> Any:
     is_large = any(len(n) > 7 or int(n) > LARGEST_NUMBER for n in numbers) or any(int(n) > LARGEST_LINKS for n in links)
     try:
         if is_large or "IDMap" in factory:
-            raise RuntimeError(
-                f"numbers up to {LARGEST_NUMBER}, graphs of up to {LARGEST_LINKS} links and no IDMap are taken"
-            )
+            raise RuntimeError(f"at most {LARGEST_NUMBER} in any number, {LARGEST_LINKS} links in a graph, and no IDMap")
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise InputError(
-            f"index {factory!r} is no FAISS factory string for {dim} dimensions ({_reason(error)}); "
-            f"'exact', 'auto', or such as 'Flat', 'HNSW32', 'IVF1024,PQ64', 'SQ8'"
+            f"index must be 'exact', 'auto' or a FAISS factory string for {dim} dimensions, such as 'HNSW32', "
+            f"'IVF1024,PQ64' or 'SQ8', got {factory!r} ({_reason(error)})"
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """What an error of FAISS says, without the place in its source."""
+    """The message of a FAISS error, without the line of its source."""
     return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
 
 
 def choose_index(n_rows: int, dim: int, recall: float, memory: int | None = None) -> str:
-    """The kind of index for so many vectors: brute force while that is quick, a graph while it can be built, then lists.
+    """The kind of index for a number of vectors: brute force while that is fast, then a graph, then an inverted file.
 
     Args:
-        n_rows: vectors.
-        dim: of each.
-        recall: share of the true nearest that must be found; above 0.999 only brute force will do.
-        memory: bytes the index may take; None for half of what is free.
+        n_rows: number of vectors.
+        dim: dimensions of each.
+        recall: share of the true nearest items that must be found; above 0.999 only brute force reaches it.
+        memory: bytes the index may take; None for half of the free memory.
 
     Example:
         >>> [choose_index(n, 512, 0.95, memory=2**32) for n in (60_000, 200_000, 1_000_000, 100_000_000)]
@@ -113,7 +111,7 @@ def choose_index(n_rows: int, dim: int, recall: float, memory: int | None = None
 
 
 def n_candidates(factory: str) -> int:
-    """How many candidates an index is asked for in place of one: codes that lose much need more to choose from."""
+    """How many candidates to fetch for each result: coarse codes need more to choose from."""
     if any(kind in factory for kind in ("PQ", "PCA", "RaBitQ", "RQ")):
         return 10
     return 2 if "SQ" in factory else 1
@@ -121,14 +119,14 @@ def n_candidates(factory: str) -> int:
 
 @dataclass(frozen=True)
 class LoadedIndex:
-    """A trained index over the first rows of a table, and what it is of."""
+    """A trained index over the first rows of a table, with its header."""
 
     header: Header
     index: Any
 
 
 def set_effort(index: Any, effort: Mapping[str, int]) -> None:
-    """Have an index look at more or fewer candidates."""
+    """Set the search parameters of an index."""
     for name, value in effort.items():
         library().ParameterSpace().set_index_parameter(index, name, value)
 
@@ -136,13 +134,13 @@ def set_effort(index: Any, effort: Mapping[str, int]) -> None:
 def candidates(
     index: Any, factory: str, queries: NDArray[np.float32], k: int, shown: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """(Q, C) rows of an index that may be among the k nearest, in no order; -1 where fewer are found.
+    """(Q, C) rows of an index that may be among the k nearest, in no order; padded with -1.
 
     Args:
         index: of FAISS.
-        factory: its kind.
+        factory: its factory string.
         queries: (Q, D).
-        k: results wanted.
+        k: number of results.
         shown: (n_rows,) bool, the rows that may be found.
     """
     wanted = min(index.ntotal, k * n_candidates(factory))
@@ -152,7 +150,7 @@ def candidates(
     selector = library().IDSelectorBitmap(bits)
     with suppress(RuntimeError):
         return _search(index, queries, wanted, _parameters(library(), index, selector))
-    while True:  # this kind cannot pass rows over: ask for more until enough are left
+    while True:  # this kind cannot skip rows: fetch more until enough are left
         rows = _search(index, queries, wanted)
         rows = np.where((rows >= 0) & shown[rows], rows, -1)
         if wanted == index.ntotal or ((rows >= 0).sum(1) >= min(k, int(shown.sum()))).all():
@@ -161,13 +159,13 @@ def candidates(
 
 
 def _search(index: Any, queries: NDArray[np.float32], k: int, parameters: Any = None) -> NDArray[np.int64]:
-    # Once anything has imported faiss.contrib.torch_utils, `search` takes no parameters: the one for arrays does.
+    # After an import of faiss.contrib.torch_utils, `search` takes no parameters; `search_numpy` does.
     search = getattr(index, "search_numpy", index.search)
     return search(queries, k, params=parameters)[1]  # type: ignore[no-any-return]
 
 
 def _parameters(faiss: Any, index: Any, selector: Any) -> Any:
-    """Search parameters of the index's kind, which lets only selected rows be found."""
+    """Search parameters for the index's type that restrict the search to selected rows."""
     match faiss.downcast_index(index):
         case faiss.IndexPreTransform() as whole:
             return faiss.SearchParametersPreTransform(index_params=_parameters(faiss, whole.index, selector))
@@ -181,16 +179,16 @@ def _parameters(faiss: Any, index: Any, selector: Any) -> Any:
 def nearest_of(
     table: NDArray[np.float32], queries: NDArray[np.float32], rows: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Of some candidate rows for each query, the k of the largest inner product, best first, equal ones by row.
+    """The k candidates of each query with the largest inner product, best first, ties by row.
 
     Args:
         table: (R, D).
         queries: (Q, D).
-        rows: (Q, C), -1 for none.
-        k: results wanted.
+        rows: (Q, C) candidates, padded with -1.
+        k: number of results.
 
     Returns:
-        (Q, k) scores, -inf where there are fewer candidates; and (Q, k) rows, -1 there.
+        (Q, k) scores padded with -inf, and (Q, k) rows padded with -1.
     """
     scores = np.full((len(queries), k), -np.inf, np.float32)
     places = np.full((len(queries), k), -1, np.int64)
@@ -205,23 +203,23 @@ def nearest_of(
 def train(
     snapshot: Snapshot, factory: str, recall: float, show_progress: bool = False
 ) -> tuple[Any, float, dict[str, int]] | None:
-    """Make an index of a gallery's vectors, and tune its search to the asked recall.
+    """Train an index on a gallery's vectors, and tune its search to the target recall.
 
     Args:
-        snapshot: its rows, removed ones too, get their numbers in the index; those are never found.
-        factory: FAISS's name for the kind of index.
-        recall: share of the true nearest items that is to be found.
-        show_progress: draw a bar.
+        snapshot: all its rows are indexed under their numbers; removed ones are never found.
+        factory: FAISS factory string.
+        recall: share of the true nearest items to find.
+        show_progress: draw a progress bar.
 
     Returns:
-        The index, the recall it reached and the effort that took; None if there are too few items to make one.
+        The index, its measured recall and search parameters; None if there are too few items to train it.
     """
     table, rows = snapshot.table[: len(snapshot.ids)], np.flatnonzero(snapshot.alive)
     index, rng, faiss = _new(factory, table.shape[1]), np.random.default_rng(0), library()
     kind = _without_transforms(faiss, index)
     n_lists = kind.nlist if isinstance(kind, faiss.IndexIVF) else 0
     if isinstance(kind, faiss.IndexPQ | faiss.IndexIVFPQ):
-        kind.do_polysemous_training = False  # orders codes for a search by Hamming distance: a minute, and not used here
+        kind.do_polysemous_training = False  # for search by Hamming distance: takes a minute, and is not used here
     try:
         if not index.is_trained:
             sample = rng.choice(rows, min(len(rows), max(65_536, 64 * n_lists)), replace=False)
@@ -231,14 +229,14 @@ def train(
         starts = range(0, len(table), ADDED_AT_ONCE)
         for start in tracked(starts, f"Index {factory}", len(starts), show_progress):
             index.add(np.ascontiguousarray(table[start : start + ADDED_AT_ONCE]))
-    except RuntimeError:  # each kind has its own least number: principal axes, residual codes, graphs
+    except RuntimeError:  # each kind has a minimum number of items: principal axes, residual codes, graphs
         return None
     measured = np.sort(rng.choice(rows, min(len(rows), N_MEASURED), replace=False))
     return index, *_tune(index, factory, snapshot, measured, recall)
 
 
 def _without_transforms(faiss: Any, index: Any) -> Any:
-    """What is searched after rotations and projections, before a second look; it lives as long as the whole index."""
+    """The inner index behind transforms and re-ranking; it lives as long as the whole index."""
     match faiss.downcast_index(index):
         case faiss.IndexRefine() as whole:
             return _without_transforms(faiss, whole.base_index)
@@ -251,7 +249,7 @@ def _without_transforms(faiss: Any, index: Any) -> Any:
 def _tune(
     index: Any, factory: str, snapshot: Snapshot, measured: NDArray[np.int64], asked: float
 ) -> tuple[float, dict[str, int]]:
-    """The recall of the least effort that is enough, or of the most; items look for their neighbours, not themselves."""
+    """The recall and parameters of the least effort that is enough, or of the most; items do not find themselves."""
     queries, k = np.array(snapshot.table[measured]), RECALL_AT + 1
     truth = exact_nearest(snapshot, queries, k)[1]
     faiss = library()
@@ -278,8 +276,8 @@ def _tune(
 
 
 def save(folder: Path, index: Any, header: Header) -> Header:
-    """Write the index, then the header that names it; each is there complete or not at all."""
-    # A name that no other build has: until the new header is there, the old one names a file that is as it was.
+    """Write the index, then the header that names it; each appears complete or not at all."""
+    # A new name for each build: until the new header is written, the old one names a file that did not change.
     name = f"index-{header.epoch}-{header.n_rows}-{uuid.uuid4().hex}.faiss"
     try:
         with replaced(folder / name) as scratch:
@@ -291,21 +289,21 @@ def save(folder: Path, index: Any, header: Header) -> Header:
     except (OSError, RuntimeError) as error:
         (folder / name).unlink(missing_ok=True)
         raise InputError(
-            f"{folder}: the index cannot be written: {_reason(error)}; is the disk full? What was there before stays"
+            f"{folder}: the index cannot be written: {_reason(error)}; is the disk full? The index before it is kept"
         ) from error
     _remove_files(folder, name)
     return header
 
 
 def _remove_files(folder: Path, but: str = "") -> None:
-    """Remove indexes, and what builds that were killed have left: this one holds the lock."""
+    """Remove other indexes and the files of killed builds; the caller holds the lock."""
     for file in (*folder.glob("index-*.faiss"), *folder.glob(".index*")):
         if file.name != but:
             file.unlink(missing_ok=True)
 
 
 def read_header(folder: Path) -> Header | None:
-    """What the present index is of; None if there is none, or what is there is damaged."""
+    """The header of the current index; None if there is none or it is damaged."""
     try:
         return HEADERS.validate_python(read_json(own_file(folder / HEADER)))
     except (OSError, ValueError):  # InputError is a ValueError, and so is pydantic's error
@@ -313,7 +311,7 @@ def read_header(folder: Path) -> Header | None:
 
 
 def is_whole(folder: Path, header: Header) -> bool:
-    """Is the file that a header names as it was written?"""
+    """Whether the file that a header names has the header's checksum."""
     try:
         return file_hash(own_file(folder / header.file)) == header.checksum
     except (OSError, InputError):
@@ -321,7 +319,7 @@ def is_whole(folder: Path, header: Header) -> bool:
 
 
 def load(folder: Path, header: Header, dim: int) -> LoadedIndex | None:
-    """The index of a header; None if its file is not there, not as it was written or of other vectors."""
+    """The index of a header; None if its file is missing, damaged or of other vectors."""
     with suppress(OSError, RuntimeError, MemoryError):
         index = library().read_index(str(folder / header.file)) if is_whole(folder, header) else None
         if index is not None and (index.ntotal, index.d) == (header.n_rows, dim):
@@ -336,8 +334,8 @@ def exact_nearest(snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows
     Args:
         snapshot: what to search.
         queries: (Q, D), checked.
-        k: results wanted; fewer come back where there are fewer items.
-        rows: those that may be found, rising; None for all items.
+        k: number of results; fewer are returned if there are fewer items.
+        rows: the rows that may be found, ascending; None for all items.
     """
     n_rows = len(snapshot.ids)
     wanted = torch.from_numpy(queries)
@@ -358,7 +356,7 @@ def _shown(snapshot: Snapshot, rows: NDArray[np.int64] | None) -> NDArray[np.boo
 
 
 class Indexes:
-    """The derived index of one open gallery: loaded when it is first needed, rebuilt if it is damaged."""
+    """The index of one open gallery: loaded at the first search, rebuilt if it is damaged."""
 
     def __init__(self, store: Store, repairs: list[str]) -> None:
         self._store = store
@@ -368,7 +366,7 @@ class Indexes:
         self._loaded: LoadedIndex | None = None
 
     def nearest(self, snapshot: Snapshot, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> Found:
-        """As :func:`exact_nearest`, by the index if there is one; queries for which it finds fewer are searched exactly."""
+        """As :func:`exact_nearest`, from the index if there is one; a query with too few results is searched exactly."""
         with self._loading:
             found = None if rows is not None and len(rows) <= EXACT_MATCHES else self._current(snapshot)
         shown = _shown(snapshot, rows)
@@ -381,21 +379,21 @@ class Indexes:
         if len(later):
             places = np.hstack([places, exact_nearest(snapshot, queries, k, later)[1]])
         scores, places = nearest_of(snapshot.table, queries, places, k)
-        if (short := np.flatnonzero(places[:, -1] < 0)).size:  # its lists held too few, as after many removals
+        if (short := np.flatnonzero(places[:, -1] < 0)).size:  # its lists hold too few, as after many removals
             scores[short], places[short] = exact_nearest(snapshot, queries[short], k, rows)
         return scores, places
 
     def _current(self, snapshot: Snapshot) -> LoadedIndex | None:
-        """The index of this snapshot's rows, or None."""
+        """The index of this snapshot's rows, if there is one."""
         stamp = self._stamp_now()
         if stamp != self._stamp:
             header = read_header(self._store.folder)
             if header is not None and header.epoch != snapshot.state.epoch:
-                return None  # of a gallery before it was compacted, or after
+                return None  # built before the gallery was compacted, or after
             is_ours = header is not None and self._token(snapshot, header.n_rows) == header.token
             self._loaded = load(self._store.folder, header, snapshot.table.shape[1]) if header and is_ours else None
             if stamp != self._stamp_now():
-                return self._current(snapshot)  # another process built one meanwhile, and removed this one
+                return self._current(snapshot)  # meanwhile another process built one, and removed this one
             if stamp is not None and self._loaded is None:
                 self._rebuild(snapshot, HEADER if header is None else header.file)
             self._stamp = self._stamp_now()
@@ -404,7 +402,7 @@ class Indexes:
         return found if fits else None
 
     def _stamp_now(self) -> tuple[int, int] | None:
-        """What the header on disk is known by; None if there is none."""
+        """Time and inode of the header on disk; None if there is none."""
         try:
             found = os.lstat(self._store.folder / HEADER)
         except OSError:
@@ -412,7 +410,7 @@ class Indexes:
         return found.st_mtime_ns, found.st_ino
 
     def _rebuild(self, snapshot: Snapshot, file: str) -> None:
-        """Replace a damaged index; where this process may not, or another is at it already, search goes on exactly."""
+        """Rebuild a damaged index; if this process may not write, or another is building, search is by brute force."""
         outcome = "searched by brute force"
         with suppress(InputError):
             self.build(snapshot)
@@ -420,18 +418,18 @@ class Indexes:
         self._repairs.append(f"{file}: damaged or missing; {outcome}")
 
     def build(self, snapshot: Snapshot, show_progress: bool = False) -> Header | None:
-        """Build the index that the gallery asks for from its vectors, and save it; None if brute force is to be used."""
+        """Build the index that the gallery is set to, and save it; None if it is searched by brute force."""
         self._store.check_writable()
         folder, asked = self._store.folder, self._store.described()
         n_items = snapshot.state.n_items
         factory = choose_index(n_items, asked.dim, asked.recall) if asked.index == AUTO else asked.index
         with locked(folder / LOCK, wait=False) as mine:
             if not mine:
-                raise InputError(f"{folder}: another process is building the index")
+                raise InputError(f"{folder}: another process is building the index; try again when it is done")
             made = train(snapshot, factory, asked.recall, show_progress) if n_items and factory != EXACT else None
             token = self._token(snapshot, len(snapshot.ids))
             if made is None or token is None:
-                (folder / HEADER).unlink(missing_ok=True)  # first, so that none is ever named without being there
+                (folder / HEADER).unlink(missing_ok=True)  # first: a header must not name a file that is gone
                 _remove_files(folder)
                 self._loaded = None
                 return None
@@ -442,7 +440,7 @@ class Indexes:
             return self._loaded.header
 
     def faults(self) -> list[str]:
-        """What is wrong with the index on disk, one sentence each."""
+        """The faults of the index on disk, one sentence each."""
         folder, state = self._store.folder, self._store.state()
         header = read_header(folder)
         fits = header is not None and (header.epoch != state.epoch or header.n_rows <= state.next_row)
@@ -451,7 +449,7 @@ class Indexes:
         return [f"{header.file if header else HEADER}: damaged or missing; `sightline index verify --repair` rebuilds it"]
 
     def _token(self, snapshot: Snapshot, n_rows: int) -> str | None:
-        """A checksum over the blocks of the first rows; None if the gallery was compacted since the snapshot."""
+        """A checksum over the blocks of the first rows; None if the gallery was compacted after the snapshot."""
         with self._store.reading():
             if self._store.state().epoch != snapshot.state.epoch:
                 return None

@@ -1,10 +1,11 @@
-"""Put images, or the vectors of an embedding table, into a gallery: only what is new or has changed is embedded."""
+"""Add images, or the vectors of an embedding table, to a gallery: only new and changed images are embedded."""
 
 import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from sightline.data.dataset import ImageDataset, consecutive
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
-from sightline.data.manifest import BOX, Manifest, typed_table
+from sightline.data.manifest import BOX, IMAGE_SUFFIXES, Manifest, read_manifest, typed_table
 from sightline.data.transforms import eval_transform
-from sightline.errors import InputError, names
+from sightline.errors import InputError, names, raise_faults
 from sightline.files import file_hash, replaced_folder
 from sightline.gallery.gallery import (
     ENCODER_FOLDER,
@@ -34,6 +35,7 @@ from sightline.gallery.gallery import (
     checked_vectors,
     image_path,
     labels_of,
+    may_be_id,
     noted_root,
     some,
     stored_path,
@@ -42,26 +44,28 @@ from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.ranking.refine import augment_gallery
 
-CHUNK = 512  # images embedded, and kept, at a time
+CHUNK = 512  # images embedded and committed at a time
+LIST = Path("the list of images")  # where a manifest of listed files comes from, for messages
 SIZE, TIME = "file_size", "file_mtime_ns"
 Images = Manifest | EmbeddingTable
+ImageSource = str | Path | Sequence[str | Path] | Images
 Rows = list[dict[str, Any]]
 Known = dict[str, dict[str, Value]]
 Encode = Callable[[Rows], NDArray[np.float32]]
 
 
 @dataclass
-class Indexed:
-    """What became of the images of a manifest.
+class IngestSummary:
+    """What happened to the images of a source; as text, the counts that are not 0.
 
     Attributes:
         added: new items.
-        changed: items whose image was embedded again.
-        relabelled: items whose image is the same, and what is known of it is not.
+        changed: items whose image changed and was embedded again.
+        relabelled: items whose metadata changed and whose image did not.
         unchanged: items left as they are.
-        pruned: items removed because the manifest lacks them.
-        left_out: images not added because their items were removed before.
-        broken: a sentence for each image that could not be read, and was skipped.
+        pruned: items removed because the source no longer has them.
+        left_out: images not added because their items were removed from the gallery before.
+        unreadable: one sentence for each image that was skipped because it could not be read.
     """
 
     added: int = 0
@@ -70,12 +74,55 @@ class Indexed:
     unchanged: int = 0
     pruned: int = 0
     left_out: int = 0
-    broken: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         counts = {name: getattr(self, name) for name in ("added", "changed", "relabelled", "unchanged", "pruned")}
-        counts |= {"broken": len(self.broken), "left out as removed before (--restore-removed adds them)": self.left_out}
+        counts |= {
+            "unreadable": len(self.unreadable),
+            "left out: removed before (--restore-removed adds them)": self.left_out,
+        }
         return ", ".join(f"{value} {name}" for name, value in counts.items() if value) or "nothing to do"
+
+
+def read_source(source: ImageSource, split: str | None = None) -> Images:
+    """The manifest or embedding table that a source describes; see :meth:`Gallery.add_images`.
+
+    Args:
+        source: a folder, a manifest or table or its file, one image file, or a list of image files.
+        split: keep only this split.
+    """
+    if isinstance(source, Manifest | EmbeddingTable):
+        found: Images = source
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if EmbeddingTable.is_at(path):
+            found = EmbeddingTable.read(path)
+        elif path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+            found = _listed_images([path])
+        else:
+            found = read_manifest(path, labelled=False)
+    else:
+        found = _listed_images(source)
+    return found if split is None else found.split(split)
+
+
+def _listed_images(files: Sequence[str | Path]) -> Manifest:
+    """A manifest of image files; their ids are the paths as given."""
+    if not isinstance(files, Iterable):
+        raise InputError(f"images must be a path, a list of paths, a manifest or a table, got {type(files).__name__}")
+    listed = list(files)
+    wrong = [f"image {place} must be a path, got {file!r}" for place, file in enumerate(listed) if not _is_path(file)]
+    raise_faults("images", wrong)
+    ids = [Path(os.path.normpath(file)).as_posix() for file in listed]
+    if twice := [id_ for id_, n in Counter(ids).items() if n > 1]:
+        raise InputError(f"images must be unique, got {len(twice)} more than once: {some(twice)}")
+    table = pl.DataFrame({"id": ids, "path": ids, "split": ["train"] * len(ids)})
+    return Manifest(LIST, Path.cwd(), table, n_levels=0)
+
+
+def _is_path(file: object) -> bool:
+    return isinstance(file, str | Path) and may_be_id(str(file))
 
 
 class Source:
@@ -84,25 +131,27 @@ class Source:
     Args:
         folder: the gallery's, if it has one.
         root: the source's.
-        moved_from: where it was before, if it was moved without the gallery; refused if there is still something.
+        moved_from: where the source was before, if it was moved without the gallery; it must not exist any more.
     """
 
     def __init__(self, folder: Path | None, root: Path, moved_from: Path | None = None) -> None:
         if moved_from is not None and moved_from.exists():
-            raise InputError(f"--moved-from {moved_from}: is still there, so {root} is another folder; use --prefix")
+            raise InputError(
+                f"moved_from (--moved-from) {moved_from} still exists, so {root} is another folder; use prefix (--prefix)"
+            )
         self.folder = folder
         self.roots = [path.resolve() for path in (root, moved_from) if path is not None]
         self.noted = [stored_path(folder and folder.resolve(), path) for path in self.roots]
         self._found: dict[str, Path] = {}
 
     def path_of(self, noted: str) -> Path:
-        """The full path of a root as a gallery notes it."""
+        """The full path of a stored root."""
         if noted not in self._found:  # millions of items share a root
             self._found[noted] = image_path(self.folder, {"path": noted}) or Path(noted)
         return self._found[noted]
 
     def is_root(self, noted: str) -> bool:
-        """Whether a root as a gallery notes it is this source's."""
+        """Whether a stored root is this source's."""
         return noted in self.noted or self.path_of(noted) in self.roots
 
     def has(self, id_: str, metadata: Mapping[str, Value]) -> bool:
@@ -114,7 +163,7 @@ class Source:
         return origin is not None and any(origin.is_relative_to(root) for root in self.roots)
 
     def origin(self, id_: str, metadata: Mapping[str, Value]) -> Path | None:
-        """The root of an item, or the folder of its image where that is all that is known; None where nothing is."""
+        """The root of an item, or the folder of its image if no root is stored; None if neither is known."""
         noted = noted_root(id_, metadata)
         if noted is not None:
             return self.path_of(noted)
@@ -134,41 +183,30 @@ def index_images(
     batch_size: int = 64,
     n_workers: int = 0,
     show_progress: bool = False,
-) -> Indexed:
-    """Bring a gallery to a manifest: new images are added, changed ones embedded again, broken ones skipped and named.
+) -> IngestSummary:
+    """Add the images of a manifest or the vectors of a table to a gallery; see :meth:`Gallery.add_images`.
 
-    An image whose file has the size and time it had before is not opened; if only its time differs, it is compared by a
-    hash of its bytes. Each 512 images are kept as they are done, so that a run that was stopped goes on where it was.
-    Of an embedding table the vectors are taken as they are, and no image is opened.
+    An image whose file has the same size and time as before is not opened; if only the time differs, its bytes are
+    compared by their hash. The vectors of a table are added as they are, and no image is opened. Columns become metadata
+    (those of a CSV file as numbers or booleans if all their values are), beside the file's size, time and hash.
 
-    The root of the images is noted with each item. An id that another source has already is refused before anything is
-    written. What :meth:`Gallery.remove` took out is left out.
-
-    Args:
-        gallery: of this encoder.
-        encoder: what embeds; None for the one saved in the gallery. A table needs none.
-        images: a manifest or a table; its columns become metadata, those of a CSV file as numbers and booleans where they
-            hold nothing else, beside the file's size, time and hash.
-        prune: remove items of this root that the manifest lacks.
-        prefix: goes before the ids of this manifest, with a slash; None for the one that items of this root have.
-        moved_from: the root that these images had before, if they were moved.
-        restore_removed: add what was removed before, too.
-        batch_size: images in one pass through the model.
-        n_workers: processes that read images.
-        show_progress: draw a progress bar.
+    The root of the images is stored with each item. If another source has the same id, InputError is raised before
+    anything is written.
     """
     manifest = images.manifest if isinstance(images, EmbeddingTable) else images
-    source, done = Source(gallery.folder, manifest.root, moved_from), Indexed()
+    if prune and manifest.source == LIST:
+        raise InputError("prune compares the gallery with a folder or manifest; images is a list of files")
+    source, done = Source(gallery.folder, manifest.root, moved_from), IngestSummary()
     prefix = _prefix_of(gallery, source) if prefix is None else prefix.strip("/")
     rows = _described(manifest, source.noted[0], prefix)
     if isinstance(images, EmbeddingTable):
         gallery.check_encoder(images.fingerprint)
         places = {row["id"]: place for place, row in enumerate(rows)}
-        bring = partial(_bring_vectors, gallery, images.vectors, places)
+        add_rows = partial(_add_vectors, gallery, images.vectors, places)
     else:
         encoder = gallery.encoder() if encoder is None else encoder
         gallery.check_encoder(encoder)
-        bring = partial(_bring_images, gallery, partial(_vectors, encoder, batch_size, n_workers))
+        add_rows = partial(_add_images, gallery, partial(_vectors, encoder, batch_size, n_workers))
     known = set(gallery.ids())
     _check_others(gallery, source, manifest, [row for row in rows if row["id"] in known])
     if prune:
@@ -181,17 +219,17 @@ def index_images(
     try:
         for part in tracked(parts, "Indexing", len(parts), show_progress):
             old = dict(_known(gallery, [row["id"] for row in part if row["id"] in known]))
-            bring(part, old, done)
+            add_rows(part, old, done)
     except InputError as error:
         if not isinstance(error.__cause__, sqlite3.Error):
             raise
         state = f"{len(gallery)} items are in, {done.added + done.changed} of them written just now"
-        raise InputError(f"{error}: {state}; the same command goes on from there") from error.__cause__
+        raise InputError(f"{error}: {state}; the same call continues from there") from error.__cause__
     return done
 
 
 def _prefix_of(gallery: Gallery, source: Source) -> str:
-    """The prefix of the items of a source; empty where they have none."""
+    """The prefix of the items of a source; empty if they have none."""
     of_root = f"{ROOT} in {source.noted!r}"
     prefixed = gallery.filter(f"{of_root} and {PREFIX} != None")
     if not prefixed:
@@ -199,14 +237,14 @@ def _prefix_of(gallery: Gallery, source: Source) -> str:
     found = {str(row[PREFIX]) for row in gallery.metadata(prefixed)}
     if len(found) > 1 or gallery.filter(f"{of_root} and {PREFIX} == None"):
         raise InputError(
-            f"{source.roots[0]}: {gallery.address} has its images with more than one prefix, {some(sorted(found))} among "
-            f"them; say which by --prefix, '' for none"
+            f"{source.roots[0]}: {gallery.address} has its images under several prefixes, such as {some(sorted(found))}; "
+            "choose one with prefix (--prefix), '' for none"
         )
     return found.pop()
 
 
 def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: Rows) -> None:
-    """Refuse ids that another source's images have: they would be replaced."""
+    """Raise InputError if another source's images have the same ids: they would be replaced."""
     known = _known(gallery, [row["id"] for row in rows])
     pairs = [(row, before) for row, (_, before) in zip(rows, known, strict=True) if not _is_same(source, row, before)]
     others = {row["id"]: source.origin(row["id"], before) for row, before in pairs}
@@ -214,16 +252,16 @@ def _check_others(gallery: Gallery, source: Source, manifest: Manifest, rows: Ro
         first, origin = next(iter(others.items()))
         shown = names(list(others)[:3])
         is_gone = origin is not None and not origin.exists()
-        hint = f"; if they are the same images, moved: --moved-from {origin}" if is_gone else ""
+        hint = f"; if the images were moved, give moved_from (--moved-from {origin})" if is_gone else ""
         raise InputError(
-            f"{gallery.address}: has {len(others)} ids of {manifest.source} already, of other images, such as {shown}. "
-            f"{first!r} there {'was uploaded or added in Python' if origin is None else f'is of {origin}'}, here it is of "
-            f"{source.roots[0]}. Nothing was changed. --prefix NAME puts NAME/ before the ids of {manifest.source}{hint}"
+            f"{gallery.address}: {len(others)} ids of {manifest.source} belong to other images there, such as {shown}. "
+            f"{first!r} there {'was uploaded or added as a vector' if origin is None else f'is from {origin}'}, here it is "
+            f"from {source.roots[0]}. Nothing was changed; prefix (--prefix NAME) puts NAME/ before the new ids{hint}"
         )
 
 
 def _is_same(source: Source, row: dict[str, Any], before: dict[str, Value]) -> bool:
-    """Whether an image is the one that an item of its id is of, as it is or as it was before it changed."""
+    """Whether an image is that of the item with its id, changed or not."""
     has_file = before.get(HASH) is not None
     if source.has(row["id"], before) or (has_file and image_path(source.folder, before) == Path(row["path"])):
         return True
@@ -235,48 +273,48 @@ def _is_same(source: Source, row: dict[str, Any], before: dict[str, Value]) -> b
 
 
 def _known(gallery: Gallery, ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Value]]]:
-    """Ids with what is known of their items, read some at a time."""
+    """Ids with the metadata of their items, read in parts."""
     for part in batches(ids, CHUNK):
         yield from zip(part, gallery.metadata(part), strict=True)
 
 
 def _prune(gallery: Gallery, source: Source, prefix: str, ids: list[str]) -> int:
-    """Remove those of some items that came from a source with this prefix; how many."""
+    """Remove the items that came from a source with this prefix; returns how many."""
     gone = [id_ for id_, row in _known(gallery, ids) if source.has(id_, row) and (row.get(PREFIX) or "") == prefix]
     gallery.remove(gone, remember=False)
     return len(gone)
 
 
 def _described(manifest: Manifest, root: str, prefix: str) -> Rows:
-    """The rows of a manifest with full paths, and where they come from."""
+    """The rows of a manifest with full paths and their root."""
     start, origin = (f"{prefix}/", {ROOT: root, PREFIX: prefix}) if prefix else ("", {ROOT: root})
     rows = zip(typed_table(manifest).iter_rows(named=True), manifest.paths(), strict=True)
     return [{**row, "id": f"{start}{row['id']}", "path": os.path.realpath(path), **origin} for row, path in rows]
 
 
-def _bring_images(gallery: Gallery, encode: Encode, rows: Sequence[dict[str, Any]], old: Known, done: Indexed) -> None:
+def _add_images(gallery: Gallery, encode: Encode, rows: Sequence[dict[str, Any]], old: Known, done: IngestSummary) -> None:
     readable: Rows = []
     for row in rows:
         try:
             readable.append(row | _file_known(row, old.get(row["id"], {})))
         except OSError as error:
-            done.broken.append(f"{row['path']}: {error.strerror}")
+            done.unreadable.append(f"{row['path']}: {error.strerror}")
     same = [row for row in readable if _has_same_image(row, old.get(row["id"], {}))]
     others = [row for row in readable if not _has_same_image(row, old.get(row["id"], {}))]
-    _write(gallery, *_embedded(encode, others, done.broken), same, old, done)
+    _write(gallery, *_embedded(encode, others, done.unreadable), same, old, done)
 
 
 def _has_same_image(row: dict[str, Any], before: dict[str, Value]) -> bool:
     return all(before.get(key) == row.get(key) for key in (HASH, *BOX))
 
 
-def _bring_vectors(
+def _add_vectors(
     gallery: Gallery,
     table: NDArray[np.float32],
     places: dict[str, int],
     rows: Sequence[dict[str, Any]],
     old: Known,
-    done: Indexed,
+    done: IngestSummary,
 ) -> None:
     vectors = table[[places[row["id"]] for row in rows]]
     stored = checked_vectors(vectors, gallery.identity.dim, gallery.metric)
@@ -286,15 +324,16 @@ def _bring_vectors(
         before = old.get(row["id"])
         if before is None or not np.allclose(stored[place], there[row["id"]], rtol=1e-5, atol=1e-6):
             new.append(place)
-        else:  # what was noted of the same image, as it was indexed, stays
+        else:  # the same image: keep the size, time and hash it was indexed with
             same.append(row | {key: before[key] for key in (SIZE, TIME, HASH) if key in before})
     _write(gallery, [rows[place] for place in new], vectors[new], same, old, done)
 
 
-def _write(gallery: Gallery, embedded: Rows, vectors: NDArray[np.float32], same: Rows, old: Known, done: Indexed) -> None:
-    """Write new vectors, and what is known now of images that are the same: at once, so that no reader sees a part."""
+def _write(
+    gallery: Gallery, embedded: Rows, vectors: NDArray[np.float32], same: Rows, old: Known, done: IngestSummary
+) -> None:
+    """Write new vectors, and new metadata of images that did not change: in one call, so no reader sees a part."""
     folder = gallery.folder and gallery.folder.resolve()
-    # As a gallery keeps it: it and the images beside its folder can be moved together.
     rows = [{**row, "path": stored_path(folder, Path(row["path"]))} for row in embedded + same]
     relabelled = [row for row in rows[len(embedded) :] if not _is_as_before(old[row["id"]], row)]
     if written := rows[: len(embedded)] + relabelled:
@@ -308,12 +347,12 @@ def _write(gallery: Gallery, embedded: Rows, vectors: NDArray[np.float32], same:
 
 
 def _is_as_before(before: dict[str, Value], row: dict[str, Any]) -> bool:
-    """Whether an item is as it was; one of a version that noted no root is not worth writing again for that."""
+    """Whether an item did not change; a root that an earlier version did not store is no change."""
     return before == {key: value for key, value in row.items() if key != "id" and (key != ROOT or ROOT in before)}
 
 
 def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Value]:
-    """Size, time and hash of an image's file; it is not read if size and time are those that its item has."""
+    """Size, time and hash of an image's file; it is not read if size and time are as stored."""
     file = Path(row["path"]).stat()
     if not stat.S_ISREG(file.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", row["path"])
@@ -325,18 +364,18 @@ def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Valu
     }
 
 
-def _embedded(encode: Encode, rows: Rows, broken: list[str]) -> tuple[Rows, NDArray[np.float32]]:
+def _embedded(encode: Encode, rows: Rows, unreadable: list[str]) -> tuple[Rows, NDArray[np.float32]]:
     """The rows whose images can be read, and their vectors."""
     try:
         return rows, encode(rows)
-    except InputError:  # some are broken: find out which
+    except InputError:  # some are unreadable: find out which
         readable = []
         for row in rows:
             try:
                 load_image(Path(row["path"]), _box(row))
                 readable.append(row)
             except InputError as error:
-                broken.append(str(error))
+                unreadable.append(str(error))
         return readable, encode(readable)
 
 
@@ -356,7 +395,7 @@ def _box(row: dict[str, Any]) -> tuple[int, int, int, int] | None:
 def gallery_table(gallery: Gallery) -> EmbeddingTable:
     """All items of a gallery as a table, in the order they were added.
 
-    It has ``id``, ``path``, ``split`` (``train`` where an item has none) and as many label levels as every item has.
+    It has ``id``, ``path``, ``split`` (``train`` if an item has none) and the label levels that every item has.
     """
     ids = gallery.ids()
     if not ids:
@@ -375,16 +414,16 @@ def gallery_table(gallery: Gallery) -> EmbeddingTable:
 
 
 def write_augmented(gallery: Gallery, folder: Path, k: int, alpha: float = 2.0, index: str = "auto") -> int:
-    """Make a gallery in which each item is averaged with its nearest others; it appears complete or not at all.
+    """Write a gallery in which each item is averaged with its nearest others; it appears complete or not at all.
 
-    All pairs are compared. Ids, metadata and encoder are the same; the rejector is not taken along, as similarities to the
-    new items are others.
+    All pairs are compared. Ids, metadata and encoder are copied; the rejector is not, because similarities to the averaged
+    items differ.
 
     Args:
-        gallery: stays as it is.
+        gallery: not changed.
         folder: must not exist, or be empty.
-        k: neighbours to add to each item.
-        alpha: power of their similarity that they are weighted by.
+        k: neighbours to average each item with.
+        alpha: neighbours are weighted by their similarity to this power.
         index: as in :meth:`Gallery.create`; not built yet.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A gallery in a folder of this machine: SQLite holds the truth, vectors are mapped, FAISS makes search fast."""
+"""A gallery in a folder on this machine: SQLite stores items and vectors, a mapped table and FAISS make search fast."""
 
 import os
 import re
@@ -44,9 +44,9 @@ RECALL = 0.95
 class LocalGallery(Gallery):
     """A searchable collection in one folder.
 
-    Several processes may read it while one writes; what is written is seen by all at their next search. A write has
-    happened when its call returns, whatever happens to the process or the machine afterwards; before that, none of it has.
-    Equal scores come in the order the items were added.
+    Several processes may read it while one writes; all of them see a write at their next search. Writes are atomic and
+    durable: once the call has returned, the write survives a crash of the process or the machine; until then, none of it
+    is visible. Equal scores are ordered by the time the items were added.
     """
 
     capabilities = Capabilities(keeps_models=True, keeps_uploads=True, remembers_removals=True, builds_index=True)
@@ -61,7 +61,7 @@ class LocalGallery(Gallery):
 
     @classmethod
     def make(cls, uri: str, encoder: AnyEncoder, *, index: str, metric: str, recall: float | None) -> "LocalGallery":
-        """A new, empty gallery in a folder that does not exist or is empty; it appears complete or not at all."""
+        """Create an empty gallery in a folder that does not exist or is empty; it appears complete or not at all."""
         folder, identity = _folder(uri), EncoderIdentity.of(encoder)
         check_index(index, recall, identity.dim)
         with replaced_folder(folder) as scratch:
@@ -72,7 +72,7 @@ class LocalGallery(Gallery):
 
     @classmethod
     def connect(cls, uri: str, *, read_only: bool = False) -> "LocalGallery":
-        """The gallery in a folder."""
+        """Open the gallery in a folder."""
         return cls(Store.open(_folder(uri), read_only))
 
     @classmethod
@@ -81,7 +81,7 @@ class LocalGallery(Gallery):
         return os.path.lexists(recovered_folder(_folder(uri)) / DATABASE)
 
     def close(self) -> None:
-        """Let go of the files; may be called twice."""
+        """Close the files; may be called twice."""
         self._store.close()
         self._snapshot = None
 
@@ -90,12 +90,12 @@ class LocalGallery(Gallery):
 
     @property
     def generation(self) -> int:
-        """A number that changes with every committed write, of whichever process."""
+        """A number that changes with every committed write of any process."""
         return self._store.state().generation
 
     @property
     def newest(self) -> int | None:
-        """The generation in which an item was last added, or got another vector; None where an old version added all."""
+        """The generation in which an item was last added or its vector last changed; None if an old version wrote all."""
         return self._store.described().newest
 
     def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
@@ -103,7 +103,7 @@ class LocalGallery(Gallery):
         with self._store.writing():
             there = self._store.rows_of(ids)
             check_new(self.folder, {} if replace else there)
-            if self._has_news(ids, vectors, there):
+            if self._has_new_vectors(ids, vectors, there):
                 self._store.describe(newest=self._store.state().generation + 1)
             self._store.remove(list(there.values()))
             first = self._store.state().next_row
@@ -111,26 +111,26 @@ class LocalGallery(Gallery):
             self._store.readmit(ids)
             extend_table(self._store, first)
 
-    def _has_news(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
-        """Whether one of some items is new, or has another vector than before."""
+    def _has_new_vectors(self, ids: list[str], vectors: NDArray[np.float32], there: dict[str, int]) -> bool:
+        """Whether one of the items is new, or its vector differs from the stored one."""
         if len(there) < len(ids):
             return True
         try:
-            # With a tolerance: lengths are made 1 again at each write.
+            # With a tolerance: each write normalises lengths again.
             return not np.allclose(self._store.vectors_of([there[id_] for id_ in ids]), vectors, rtol=1e-5, atol=1e-6)
-        except InputError:  # damaged: this write is what makes it good
+        except InputError:  # damaged: this write repairs it
             return True
 
     def reading(self) -> AbstractContextManager[None]:
-        """A block in which all that is read is of one moment."""
+        """A block in which all reads see one state."""
         return self._store.reading()
 
     def writing(self) -> AbstractContextManager[None]:
-        """A block in which nobody else writes: what is read there and then written is kept together or not at all."""
+        """A transaction in which nobody else writes: all of it is kept, or nothing."""
         return self._store.writing()
 
     def delete(self, ids: list[str], remember: bool) -> None:
-        """Take items out; if one is unknown, none."""
+        """Remove items; if one id is unknown, none is removed."""
         with self._store.writing():
             rows = self._known_rows(ids)
             if remember:
@@ -140,7 +140,7 @@ class LocalGallery(Gallery):
             self._store.remove(list(rows.values()))
 
     def removed(self) -> dict[str, str]:
-        """The ids that were removed and not added again since, with the root, as noted, of the images they were of."""
+        """The ids that were removed and not added since, each with the stored root of its image."""
         return self._store.dismissed()
 
     def _known_rows(self, ids: list[str]) -> dict[str, int]:
@@ -149,7 +149,7 @@ class LocalGallery(Gallery):
         return rows
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
-        """What is known of the items of these ids, in their order."""
+        """The metadata of these ids, in their order."""
         listed = listed_ids(ids)
         with self._store.reading():
             rows = self._known_rows(listed)
@@ -157,7 +157,7 @@ class LocalGallery(Gallery):
         return [metadata[rows[id_]] for id_ in listed]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
+        """(N, D) the vectors of these ids, in their order, as stored: at length 1 for cosine."""
         listed = listed_ids(ids)
         with self._store.reading():
             rows = self._known_rows(listed)
@@ -165,21 +165,29 @@ class LocalGallery(Gallery):
         return np.array(snapshot.table[[rows[id_] for id_ in listed]]).reshape(len(listed), self.identity.dim)
 
     def ids(self) -> list[str]:
-        """All ids, in the order they were added; an item put in place of another counts as new."""
+        """All ids, in the order they were added; a replaced item counts as new."""
         return [id_ for _, id_ in self._store.ids_from(0)]
 
     def filter(self, where: str) -> list[str]:
-        """The ids of the items for which a condition holds, in the order they were added."""
+        """The ids of the items that meet a condition, in the order they were added."""
         with self._store.reading():
             return list(self._refresh().ids[self._matching(where)])
 
+    def count(self, where: str | None = None) -> int:
+        """The number of items for which a condition holds, or of all items; a condition asked before is not run again."""
+        if where is None:
+            return len(self)
+        with self._store.reading():
+            self._refresh()
+            return len(self._matching(where))
+
     def _rows_where(self, where: str) -> NDArray[np.int64]:
-        """The rows of a filter at the present snapshot."""
+        """The rows of a filter in the current snapshot."""
         condition = compile_filter(where)
         return self._store.rows_where(condition.sql, condition.values)
 
     def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
-        """The k nearest items of each query, by the index if there is one."""
+        """The k nearest items of each query, from the index if there is one."""
         with self._store.reading():
             snapshot = self._refresh()
             rows = None if where is None else self._matching(where)
@@ -187,7 +195,7 @@ class LocalGallery(Gallery):
         return scores, np.where(places >= 0, snapshot.ids[places], np.array(None, object))
 
     def _refresh(self) -> Snapshot:
-        """The gallery as it is now; inside the store's ``reading()`` or ``writing()``."""
+        """The current snapshot; inside the store's ``reading()`` or ``writing()``."""
         snapshot = refresh(self._store, self._snapshot, self.repairs)
         if snapshot is not self._snapshot:
             self._matching.cache_clear()
@@ -195,24 +203,24 @@ class LocalGallery(Gallery):
         return snapshot
 
     def check_index(self, index: str | None, recall: float | None) -> None:
-        """Refuse what is no FAISS factory string, and no share of the true nearest."""
+        """Raise InputError unless the index is a FAISS factory string and the recall in (0, 1]."""
         check_index(index, recall, self.identity.dim)
 
     def build_index(
         self, index: str | None = None, *, recall: float | None = None, show_progress: bool = False
     ) -> Header | None:
-        """Build the index from the vectors, tune it to the asked recall, measure it, and save it.
+        """Build the index from the vectors, tune it to the target recall, measure it, and save it.
 
-        Until then, and for items added later, search is by brute force: exact, and slower.
+        Without an index, and for items added later, search is by brute force: exact, and slower.
 
         Args:
-            index: ``exact``, a FAISS factory string or ``auto``; None for what the gallery was created with.
-            recall: share of the true 10 nearest to be found, in (0, 1]; None for what was asked before, by default 0.95.
-            show_progress: draw a bar.
+            index: ``exact``, a FAISS factory string or ``auto``; default: what the gallery was created with.
+            recall: share of the true 10 nearest items to find, in (0, 1]; default: that of the last build, or 0.95.
+            show_progress: draw a progress bar.
 
         Returns:
-            What was built, with the recall that was measured; None where search is by brute force: for ``exact``, for
-            ``auto`` with few items, and where there are too few to make the index.
+            The index with its measured recall; None if search is by brute force: for ``exact``, for ``auto`` with few
+            items, and with too few items to train the index.
         """
         self.check_index(index, recall)
         if wanted := {key: value for key, value in {"index": index, "recall": recall}.items() if value}:
@@ -223,17 +231,17 @@ class LocalGallery(Gallery):
         return self._indexes.build(snapshot, show_progress)
 
     def index_is_behind(self) -> bool:
-        """Whether more than a tenth of the items were added since the index was built."""
+        """Whether more than a tenth of the items were added after the index was built."""
         state, header = self._store.state(), self._header()
         return state.next_row - (header.n_rows if header else 0) > 0.1 * state.n_items
 
     def _header(self) -> Header | None:
-        """What the index is of, if it is of the gallery as it was last compacted."""
+        """The header of the index, unless the gallery was compacted after it was built."""
         header = read_header(self.folder)
         return header if header and header.epoch == self._store.state().epoch else None
 
     def compact(self) -> None:
-        """Rewrite the items without what was removed, give the space back, and rebuild the index."""
+        """Rewrite the gallery without removed items, free their space, and rebuild the index."""
         with self._store.writing():
             snapshot = self._refresh()
             self._store.compact(snapshot.table, np.flatnonzero(snapshot.alive))
@@ -243,13 +251,13 @@ class LocalGallery(Gallery):
         self.build_index()
 
     def verify(self) -> list[str]:
-        """Hold every item, vector and index against its checksum; what is wrong, one sentence each, or nothing."""
+        """Compare every item, vector and index with its checksum; the faults, one sentence each."""
         faults = self._store.faults() or table_faults(self._store)
-        self._snapshot = None  # derived: what is damaged is written again when it is needed next
+        self._snapshot = None  # derived: damaged parts are written again at the next search
         return link_faults(self.folder) + faults + self._indexes.faults()
 
     def details(self) -> dict[str, Any]:
-        """What was removed and written, which index there is, and how much disk all takes."""
+        """Counts of removed items and writes, the index, and the size on disk."""
         with self._store.reading():
             state, n_blocks = self._store.state(), len(self._store.blocks_from(0))
         header = self._header()
@@ -266,12 +274,12 @@ class LocalGallery(Gallery):
         }
 
     def backup(self, folder: Path | str) -> None:
-        """Copy the gallery as it is at one moment, while others read and write; the folder must not exist, or be empty.
+        """Copy a consistent state of the gallery, while others read and write; the folder must not exist, or be empty.
 
         Encoder, rejector and uploaded images are copied too.
         """
         with replaced_folder(Path(folder)) as scratch:
-            # Images before the items and after them: an item's file is there before the item, and goes after it.
+            # Images before the items and again after: a file is written before its item, and deleted after it.
             _copy_images(self.folder, scratch / IMAGES)
             self._store.backup(scratch / DATABASE)
             _copy_images(self.folder, scratch / IMAGES)
@@ -285,9 +293,9 @@ def _folder(uri: str) -> Path:
 
 
 def link_faults(folder: Path) -> list[str]:
-    """What there is in a gallery's folder that is neither a file nor a folder of its own, one sentence each."""
+    """The links, pipes and devices in a gallery's folder, one sentence each."""
     return [
-        f"{path.relative_to(folder)}: {'a link, which is not followed' if path.is_symlink() else 'no file and no folder'}"
+        f"{path.relative_to(folder)}: {'is a link, which is not followed' if path.is_symlink() else 'is no regular file'}"
         for above, folders, files in os.walk(folder)
         for path in (Path(above, name) for name in sorted([*folders, *files]))
         if path.is_symlink() or not (path.is_file() or path.is_dir())
@@ -295,9 +303,9 @@ def link_faults(folder: Path) -> list[str]:
 
 
 def backup_gallery(folder: Path, copy: Path) -> int:
-    """Copy a gallery as it is at one moment: items, vectors, encoder, rejector, and the images that were uploaded to it.
+    """Copy a consistent state of a gallery: items, vectors, encoder, rejector, and uploaded images.
 
-    Images that lie elsewhere are not copied, nor is the index, which :func:`restore_gallery` rebuilds.
+    Images outside the gallery's folder are not copied, nor is the index, which :func:`restore_gallery` rebuilds.
 
     Args:
         folder: the gallery, which may be served meanwhile.
@@ -307,7 +315,7 @@ def backup_gallery(folder: Path, copy: Path) -> int:
         The number of items copied.
     """
     if copy.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{copy}: lies inside the gallery, and would be lost with it; a folder elsewhere is needed")
+        raise InputError(f"{copy}: is inside the gallery and would be lost with it; choose a folder outside {folder}")
     with LocalGallery.connect(str(folder), read_only=True) as gallery:
         gallery.backup(copy)
     with LocalGallery.connect(str(copy), read_only=True) as copied:
@@ -315,23 +323,23 @@ def backup_gallery(folder: Path, copy: Path) -> int:
 
 
 def restore_gallery(copy: Path, folder: Path) -> int:
-    """Put a backup in the place of a gallery, or where none is; a service over it goes on with the restored one.
+    """Replace a gallery by a backup, or create it from one; a running service continues with the restored gallery.
 
-    What was written to the gallery since the backup is lost.
+    Writes after the backup are lost.
 
     Args:
-        copy: written by :func:`backup_gallery`; it stays as it is.
-        folder: a gallery, which is replaced, or nothing.
+        copy: written by :func:`backup_gallery`; not changed.
+        folder: a gallery, which is replaced, or a folder that does not exist.
 
     Returns:
         The number of items restored.
     """
     if copy.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{copy}: is {folder} or lies inside it, and would be lost when that is replaced; move it first")
+        raise InputError(f"{copy}: is {folder} or inside it and would be lost when that is replaced; move it first")
     with replaced_folder(folder, DATABASE, "a gallery") as scratch:
         with LocalGallery.connect(str(copy), read_only=True) as gallery:
             if faults := gallery.verify():
-                raise InputError(f"{copy}: is damaged, nothing was restored: {'; '.join(faults[:3])}")
+                raise InputError(f"{copy}: the backup is damaged, nothing was restored: {'; '.join(faults[:3])}")
             gallery.backup(scratch)
         with LocalGallery.connect(str(scratch)) as restored:
             restored.build_index()
@@ -339,7 +347,7 @@ def restore_gallery(copy: Path, folder: Path) -> int:
 
 
 def _copy_images(folder: Path, to: Path) -> None:
-    """Copy uploaded images that are not there yet; files appear whole under a name that is never used again."""
+    """Copy uploaded images that are not copied yet; files appear complete, under names that are never used again."""
     images = own_folder(folder, IMAGES)
     if images is None:
         return

@@ -1,10 +1,10 @@
-"""A gallery on Milvus: a cluster by its address, or one file by way of Milvus Lite.
+"""A gallery on Milvus: a server or cluster by its address, or one file with Milvus Lite.
 
-Milvus has no transactions: an ``add`` that fails half-way takes back what it has written, if it still can, and one that is
-killed half-way leaves a part, which the same ``upsert`` completes. Equal scores come in any order.
+Milvus has no transactions: an ``add`` that fails half-way deletes what it has written, if it still can; one that is killed
+half-way leaves a part, which the same ``upsert`` completes. Equal scores have no defined order.
 
-Milvus knows a third truth value: what compares with a missing key, or one of another type, is neither true nor false, and
-``not`` leaves it so. In our filters such a comparison is false, so ``not`` is carried inwards to the comparisons.
+Milvus has three truth values: a comparison with a missing key, or with a value of another type, is neither true nor false,
+and ``not`` does not change that. In our filters such a comparison is false, so ``not`` is pushed down to the comparisons.
 """
 
 import json
@@ -37,15 +37,15 @@ from sightline.gallery.gallery import (
 )
 
 FORMAT = 1
-ABOUT = "sightline"  # the property of a collection that says whose vectors it holds
-LONGEST = 1024  # bytes of an id, and of the value that decides on the partition
+ABOUT = "sightline"  # the property of a collection that describes its encoder and metric
+LONGEST = 1024  # bytes of an id, and of a partition's value
 WRITE_BYTES = 1 << 24  # a message may have 64 MB
 READ_IDS = 1000
 MOST_RESULTS = 16384  # of one query in Milvus
 SEARCH_RESULTS = 100_000  # of one message
 WRITES = {"insert", "upsert", "delete", "flush", "compact"}
 METRIC_TYPES = {"cosine": "COSINE", "dot": "IP"}
-INDEX_TYPES = {  # by the pattern of its name here, whose groups are options: its name in Milvus, and further options
+INDEX_TYPES = {  # pattern of the factory string, whose groups are options: Milvus's name, and further options
     r"auto": ("AUTOINDEX", {}),
     r"exact": ("FLAT", {}),
     r"HNSW(?P<M>\d+)": ("HNSW", {"efConstruction": 200}),
@@ -54,23 +54,23 @@ INDEX_TYPES = {  # by the pattern of its name here, whose groups are options: it
     r"IVF(?P<nlist>\d+),PQ(?P<m>\d+)": ("IVF_PQ", {"nbits": 8}),
 }
 DEFAULT_COLLECTION = "sightline"
-SECONDS = 10.0  # to wait for an answer when connecting
+SECONDS = 10.0  # timeout when connecting
 URI = "'milvus+http://host:19530/collection', 'milvus+https://...' or 'milvus+file:path.db/collection'"
 NEVER, ALWAYS = 'id == ""', 'id != ""'  # no id is empty
 OPPOSITE = {"==": "!=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-# True of all texts and of all numbers.
+# True for all strings, and for all numbers.
 IS_TEXT, IS_NUMBER = '{path} >= ""', "{path} >= -1.7976931348623157e308"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a collection is.
+    """The address of a collection.
 
     Attributes:
         uri: what Milvus's client connects to.
         collection: its name.
         token: ``user:password``, or empty.
-        shown: the whole as people may read it, without the password.
+        shown: the whole address without the password, for messages.
     """
 
     uri: str
@@ -80,12 +80,12 @@ class Address:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file of Milvus Lite."""
+        """Whether it is a Milvus Lite file."""
         return not self.uri.startswith("http")
 
     @classmethod
     def read(cls, text: str) -> "Address":
-        """The parts of an address.
+        """Parse an address.
 
         Example:
             >>> Address.read("milvus+http://me:secret@host:19530/birds").shown
@@ -102,9 +102,11 @@ class Address:
             shown = text.replace(f":{parts.password}@", "@")
             found = cls(f"{parts.scheme}://{host}", parts.path.strip("/") or DEFAULT_COLLECTION, token, shown)
         else:
-            raise InputError(f"{text}: not an address of Milvus; what fits: {URI}")
+            raise InputError(f"{text}: not a Milvus address; use {URI}")
         if not re.fullmatch(r"[A-Za-z_]\w{0,254}", found.collection, re.ASCII):
-            raise InputError(f"{found.shown}: a collection's name is of letters, digits and _, found {found.collection!r}")
+            raise InputError(
+                f"{found.shown}: a collection's name must consist of letters, digits and _, got {found.collection!r}"
+            )
         return found
 
 
@@ -118,29 +120,31 @@ def index_type(text: str) -> tuple[str, dict[str, int]]:
     for pattern, (name, options) in INDEX_TYPES.items():
         if found := re.fullmatch(pattern, text):
             return name, {option: int(value) for option, value in found.groupdict().items()} | options
-    raise InputError(f"index {text!r} is not one of Milvus: auto, exact, HNSW32, IVF1024,Flat, IVF1024,SQ8, IVF1024,PQ64")
+    raise InputError(
+        f"index on Milvus must be such as auto, exact, HNSW32, IVF1024,Flat, IVF1024,SQ8 or IVF1024,PQ64, got {text!r}"
+    )
 
 
 def open_client(address: Address, must_exist: bool = False) -> tuple[Any, Any]:
-    """A client, and Milvus's data types; a file of Milvus Lite is made if it need not be there."""
+    """A client, and Milvus's data types; a missing Milvus Lite file is created unless it must exist."""
     if address.is_file and not (Path(address.uri) if must_exist else Path(address.uri).parent).exists():
-        raise InputError(f"{address.shown}: no such {'file' if must_exist else 'folder to put it in'}")
+        raise InputError(f"{address.shown}: no such {'file' if must_exist else 'parent folder'}")
     try:
         from pymilvus import DataType, MilvusClient
     except ImportError as error:
-        raise InputError("Milvus needs the package pymilvus: pip install 'sightline[cluster]'") from error
+        raise InputError("Milvus requires the package pymilvus: pip install 'sightline[cluster]'") from error
     with milvus_errors(address.shown, " cannot be reached"):
         return MilvusClient(address.uri, token=address.token, timeout=SECONDS), DataType
 
 
 def _refuse_recall(shown: str, recall: float | None) -> None:
     if recall is not None:
-        raise InputError(f"{shown}: Milvus does not tune its index to a recall, {recall} was asked for")
+        raise InputError(f"{shown}: Milvus does not tune its index to a recall; leave recall out, got {recall}")
 
 
 @contextmanager
 def milvus_errors(where: str, what: str = "") -> Iterator[None]:
-    """Milvus's errors as ours, in one line, and without its own report of them on standard error."""
+    """Turn Milvus's errors into one-line InputErrors, and silence its own log of them."""
     from grpc import RpcError
     from pymilvus import MilvusException
 
@@ -151,18 +155,18 @@ def milvus_errors(where: str, what: str = "") -> Iterator[None]:
         yield
     except (MilvusException, RpcError) as error:
         reason = getattr(error, "message", None) or str(error)
-        raise InputError(f"{where}:{what or ' Milvus says'}: {str(reason).splitlines()[0]}") from error
+        raise InputError(f"{where}:{what or ' Milvus failed'}: {str(reason).splitlines()[0]}") from error
     finally:
         log.setLevel(level)
 
 
 class MilvusGallery(Gallery):
-    """Items with vectors and metadata in one Milvus collection, with the encoder they are of.
+    """A gallery in one Milvus collection.
 
-    What Milvus derives it looks after itself: :attr:`repairs` is always empty.
+    Milvus maintains its derived data itself: :attr:`repairs` is always empty.
 
     Attributes:
-        partition: the metadata key whose value decides in which part of the collection an item is; None for none.
+        partition: the metadata key by whose value items are partitioned; None for no partitions.
     """
 
     def __init__(self, address: Address, client: Any, about: dict[str, Any], read_only: bool) -> None:
@@ -183,16 +187,16 @@ class MilvusGallery(Gallery):
         recall: float | None = None,
         partition: str | None = None,
     ) -> "MilvusGallery":
-        """A new, empty collection.
+        """Create an empty collection.
 
         Args:
             uri: ``milvus+http://host:19530/collection``, or ``milvus+file:path.db/collection`` for Milvus Lite.
-            encoder: what will make its vectors.
+            encoder: the encoder of its vectors.
             index: ``auto`` or ``exact``, or as for FAISS ``HNSW32``, ``IVF1024,Flat``, ``IVF1024,SQ8``, ``IVF1024,PQ64``.
             metric: ``cosine`` or ``dot``.
-            recall: refused, as Milvus does not tune its index.
-            partition: a metadata key, such as ``label_1``: items of one value are kept together, and a search with a filter
-                that fixes it reads these alone.
+            recall: must be None: Milvus does not tune its index.
+            partition: a metadata key, such as ``label_1``: items with the same value are stored together, and a search with
+                a filter that fixes the value reads only these.
         """
         address, identity = Address.read(uri), EncoderIdentity.of(encoder)
         _refuse_recall(address.shown, recall)
@@ -202,7 +206,7 @@ class MilvusGallery(Gallery):
         with milvus_errors(address.shown):
             if client.has_collection(address.collection):
                 client.close()
-                raise InputError(f"{address.shown}: is there already; it is left as it is")
+                raise InputError(f"{address.shown}: the collection exists already; open it, or choose another name")
             schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=json.dumps(about))
             schema.add_field("id", data_type.VARCHAR, is_primary=True, max_length=LONGEST)
             schema.add_field("vector", data_type.FLOAT_VECTOR, dim=identity.dim)
@@ -223,31 +227,31 @@ class MilvusGallery(Gallery):
 
     @classmethod
     def connect(cls, uri: str, *, read_only: bool = False) -> "MilvusGallery":
-        """The gallery at an address; a collection that Sightline has not made is refused."""
+        """Open the gallery at an address; raises InputError for a collection that Sightline did not create."""
         address = Address.read(uri)
         client, _ = open_client(address, must_exist=True)
         try:
             with milvus_errors(address.shown):
                 if not client.has_collection(address.collection):
                     raise InputError(
-                        f"{address.shown}: no such collection; there are {some(client.list_collections()) or 'none'}"
+                        f"{address.shown}: no such collection; existing: {some(client.list_collections()) or 'none'}"
                     )
                 described = client.describe_collection(address.collection)
                 # A server may drop properties it does not know, and Milvus Lite drops descriptions.
                 about = json.loads(described.get("properties", {}).get(ABOUT) or described["description"])
                 if about["format"] != FORMAT:
-                    raise InputError(f"{address.shown}: of format {about['format']!r}; this version reads {FORMAT}")
+                    raise InputError(f"{address.shown}: its format must be {FORMAT}, found {about['format']!r}")
                 client.load_collection(address.collection)
             return cls(address, client, about, read_only)
         except BaseException as error:
             client.close()
             if isinstance(error, KeyError | TypeError | json.JSONDecodeError):
-                raise InputError(f"{address.shown}: a collection that Sightline has not made") from error
+                raise InputError(f"{address.shown}: the collection was not created by Sightline") from error
             raise
 
     @classmethod
     def exists(cls, uri: str) -> bool:
-        """Whether there is a collection at an address, made by Sightline or not."""
+        """Whether there is a collection at an address, created by Sightline or not."""
         address = Address.read(uri)
         if address.is_file and not Path(address.uri).exists():
             return False
@@ -255,16 +259,21 @@ class MilvusGallery(Gallery):
             return bool(client.has_collection(address.collection))
 
     def close(self) -> None:
-        """Let go of the connection; may be called twice."""
+        """Close the connection; may be called twice."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def __len__(self) -> int:
-        return int(self._call("query", filter="", output_fields=["count(*)"])[0]["count(*)"])
+        return self.count()
+
+    def count(self, where: str | None = None) -> int:
+        """The number of items for which a condition holds, or of all items, counted by Milvus."""
+        condition = "" if where is None else milvus_filter(where, self.partition)
+        return int(self._call("query", filter=condition, output_fields=["count(*)"])[0]["count(*)"])
 
     def write(self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]], replace: bool) -> None:
-        """Add checked items; without ``replace``, none if one is there already, or if the server fails."""
+        """Add checked items; without ``replace``, none is added if one exists already or the server fails."""
         check_new(self.address, {} if replace else self._rows_of(ids, ["id"]))
         written: list[str] = []
         try:
@@ -278,7 +287,7 @@ class MilvusGallery(Gallery):
     def _messages(
         self, ids: list[str], vectors: NDArray[np.float32], metadata: list[dict[str, Value]]
     ) -> Iterator[Sequence[dict[str, Any]]]:
-        """The items as Milvus has them, in parts that one message can hold."""
+        """The items as Milvus's rows, in parts that fit into one message."""
         first = time.time_ns()
         rows: list[dict[str, Any]] = [
             {"id": id_, "vector": vector, "metadata": row, "added": first + place}
@@ -289,12 +298,12 @@ class MilvusGallery(Gallery):
             row["partition"] = value if isinstance(value, str) else ""
         texts = [(row["id"], text) for row in rows for text in (row["id"], row.get("partition", ""))]
         if long := [id_ for id_, text in texts if len(text.encode()) > LONGEST]:
-            raise InputError(f"{self.address}: ids or values of the partition of more than {LONGEST} bytes: {some(long)}")
+            raise InputError(f"{self.address}: ids and partition values must have at most {LONGEST} bytes: {some(long)}")
         largest = 4 * self.identity.dim + 8 * LONGEST + max(len(json.dumps(row)) for row in metadata)
         return batches(rows, max(1, WRITE_BYTES // largest))
 
     def delete(self, ids: list[str], remember: bool) -> None:
-        """Take items out; if one is unknown, none. A collection has no place to remember them."""
+        """Remove items; if one id is unknown, none is removed. A collection does not remember removals."""
         self._known(ids, "id")
         self._delete(ids)
 
@@ -303,19 +312,19 @@ class MilvusGallery(Gallery):
             self._call("delete", ids=part)
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
-        """What is known of the items of these ids, in their order."""
+        """The metadata of these ids, in their order."""
         return [dict(known) for known in self._known(ids, "metadata")]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """(N, D) the vectors of these ids, in their order, as they are stored: at length 1 for cosine."""
+        """(N, D) the vectors of these ids, in their order, as stored: at length 1 for cosine."""
         return np.array(self._known(ids, "vector"), np.float32).reshape(len(ids), self.identity.dim)
 
     def ids(self) -> list[str]:
-        """All ids, in the order they were added by the clocks of those who added them."""
+        """All ids, in the order they were added, by the clocks of the clients."""
         return self._found("")
 
     def filter(self, where: str) -> list[str]:
-        """The ids of the items for which a condition holds, in the order of :meth:`ids`."""
+        """The ids of the items that meet a condition, in the order of :meth:`ids`."""
         return self._found(milvus_filter(where, self.partition))
 
     def _found(self, condition: str) -> list[str]:
@@ -330,9 +339,9 @@ class MilvusGallery(Gallery):
         return [id_ for _, id_ in sorted(rows)]
 
     def nearest(self, queries: NDArray[np.float32], k: int, where: str | None) -> Ranking:
-        """The k nearest items of each query, from 1 to 16,384, best first."""
+        """The k nearest items of each query, at most 16,384, best first."""
         if k > MOST_RESULTS:
-            raise InputError(f"k is {k}; Milvus takes from 1 to {MOST_RESULTS}")
+            raise InputError(f"k must be at most {MOST_RESULTS} on Milvus, got {k}")
         condition = "" if where is None else milvus_filter(where, self.partition)
         n_rows = max(1, min(READ_IDS, SEARCH_RESULTS // k))
         found: list[Any] = []
@@ -348,7 +357,7 @@ class MilvusGallery(Gallery):
         return scores, ids
 
     def check_index(self, index: str | None, recall: float | None) -> None:
-        """Refuse another index than the collection's, which was chosen when it was made, and a recall."""
+        """Raise InputError for a recall, or for another index than the one the collection was created with."""
         _refuse_recall(self.address, recall)
         if index is None:
             return
@@ -358,42 +367,42 @@ class MilvusGallery(Gallery):
         if any(str(value) != str({"index_type": kind, **options}[name]) for name, value in known.items()):
             there = ", ".join(f"{name} {value}" for name, value in known.items())
             raise InputError(
-                f"{self.address}: its index is {there}, chosen when it was made; {index!r} needs a new collection"
+                f"{self.address}: its index is {there}, set when the collection was created; {index!r} requires a new one"
             )
 
     def _index(self) -> dict[str, Any]:
         return self._call("describe_index", "vector") or {}
 
     def compact(self) -> None:
-        """Have Milvus merge its segments and drop what was removed; it goes on in the background."""
+        """Let Milvus merge its segments and drop removed items; this continues in the background."""
         self._call("flush")
         self._call("compact")
 
     def verify(self) -> list[str]:
-        """What is wrong with the collection, one sentence each; vectors and their checksums are Milvus's own affair."""
+        """The faults of the collection, one sentence each; Milvus checks the vectors itself."""
         fields = {field["name"]: field for field in self._call("describe_collection")["fields"]}
         checks = {
             "dimensions of its vectors": (fields["vector"]["params"]["dim"], self.identity.dim),
             "metric of its index": (self._index().get("metric_type"), METRIC_TYPES[self.metric]),
-            "items that are listed": (len(set(self.ids())), len(self)),
+            "number of listed items": (len(set(self.ids())), len(self)),
         }
         return [
-            f"{self.address}: {what}: found {found}, expected {expected}"
+            f"{self.address}: {what}: expected {expected}, found {found}"
             for what, (found, expected) in checks.items()
             if found != expected
         ]
 
     def details(self) -> dict[str, Any]:
-        """The kind of index, and how many partitions there are."""
+        """The kind of index, and the number of partitions."""
         return {"index": self._index().get("index_type"), "partitions": len(self._call("list_partitions"))}
 
     def _rows_of(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
-        """Some fields of the items of these ids that are there."""
+        """Some fields of the items of these ids; unknown ids are left out."""
         parts = [self._call("get", ids=list(part), output_fields=fields) for part in batches(listed_ids(ids), READ_IDS)]
         return {row["id"]: row for part in parts for row in part}
 
     def _known(self, ids: Sequence[str], field: str) -> list[Any]:
-        """A field of the items of these ids, in their order; unknown ones are refused."""
+        """A field of the items of these ids, in their order; an unknown id raises InputError."""
         found = self._rows_of(ids, ["id", field])
         check_known(self.address, ids, found)
         return [found[id_][field] for id_ in ids]
@@ -402,18 +411,18 @@ class MilvusGallery(Gallery):
         if self._client is None:
             raise InputError(f"{self.address}: the gallery was closed")
         if self._read_only and name in WRITES:
-            raise InputError(f"{self.address}: opened to be read only")
+            raise InputError(f"{self.address}: was opened with read_only=True")
         with milvus_errors(self.address):
             return getattr(self._client, name)(self._collection, *values, **options)
 
 
 def milvus_filter(text: str, partition: str | None = None) -> str:
-    """The condition in Milvus's language; what :func:`~sightline.gallery.filters.compile_filter` refuses is refused alike.
+    """A filter in Milvus's language, with the errors of :func:`~sightline.gallery.filters.compile_filter`.
 
     Args:
-        text: the condition.
-        partition: the key that the collection is partitioned by: a condition that fixes it is passed to Milvus, which then
-            searches one partition alone.
+        text: the filter.
+        partition: the key that the collection is partitioned by: if the filter fixes its value, Milvus searches only that
+            partition.
 
     Example:
         >>> milvus_filter('year >= 2020 and not label_1 == "Flags"')
@@ -448,7 +457,7 @@ def _comparison(key: str, symbol: str, value: Value, holds: bool) -> str:
         of_text = f"id {symbol if holds else OPPOSITE[symbol]} {_literal(value)}"
         other = NEVER if holds else ALWAYS
         return of_text if isinstance(value, str) else other
-    path = f'metadata["{key}"]'  # no quotes in it: parse_filter has looked
+    path = f'metadata["{key}"]'  # parse_filter allows no quotes in a key
     if value is None:
         return f"{'not ' if holds else ''}(exists {path})"
     text = _literal(int(value) if isinstance(value, bool) and symbol != "==" else value)
@@ -461,7 +470,7 @@ def _comparison(key: str, symbol: str, value: Value, holds: bool) -> str:
 
 
 def _fixed(condition: FilterTerm | Junction, key: str) -> str | None:
-    """The text that a key must be equal to for the condition to hold, where it says so in so many words."""
+    """The string that a key must equal for the condition to hold, if the condition says so explicitly."""
     if isinstance(condition, Junction):
         found = [_fixed(part, key) for part in condition.parts] if condition.by_and else []
         return next((text for text in found if text is not None), None)

@@ -1,4 +1,4 @@
-"""The one way from queries to answers: search, refinement, metadata, the rejector's verdict, and what is withheld."""
+"""From queries to answers: search, refinement, metadata, and the rejector's verdict."""
 
 import os
 from collections.abc import Sequence
@@ -8,36 +8,43 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from torch import Tensor
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError, names
 from sightline.gallery.filters import filter_names
-from sightline.gallery.gallery import Gallery, Ranking, Value, image_path, labels_of
+from sightline.gallery.gallery import Gallery, Ranking, Value, checked_k, checked_vectors, image_path, labels_of
 from sightline.models.encoder import Encoder, ImageInput
 from sightline.ood.rejector import Rejector, Verdict, withholds
 from sightline.ranking.nearest import top_k
 from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, weighted_sum
 from sightline.ranking.similarity import unit
 
-SAME = 0.999  # cosine from which on two vectors are of one image, as that of another encoding of its file
+SAME = 0.999  # two vectors with at least this cosine come from one image, perhaps from files in two formats
 TRIES = 5
 Ids = NDArray[np.object_]
+Query = str | Path | Image.Image
+Queries = Query | Sequence[Query]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hit:
-    """One item that was found: its id, similarity to the query, and what is known of it."""
+    """One search result: id, similarity to the query, and metadata."""
 
     id: str
     score: float
     metadata: dict[str, Value]
 
+    def __repr__(self) -> str:
+        labels = f", labels {' < '.join(self.labels)!r}" if self.labels else ""
+        return f"Hit({self.id!r}, score {self.score:.4f}{labels})"
+
     @property
     def path(self) -> Path | None:
-        """Where its image is."""
+        """The path of its image, or None."""
         path = self.metadata.get("path")
         return None if path is None else Path(str(path))
 
@@ -47,18 +54,19 @@ class Hit:
         return tuple(labels_of(self.metadata))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
-    """What was found for one query.
+    """The results of one query.
 
     Attributes:
         query: its name.
-        query_path: its image, if there is one.
-        results: best first; none where the policy is ``reject`` and the query does not belong.
-        policy: ``reject``, ``flag`` or ``ignore``; None where nobody was asked.
-        verdict: what the rejector says of it.
-        unknown: names in the condition that no item has, where nothing was found.
+        query_path: the path of its image, if it has one.
+        results: best first; empty if the policy is ``reject`` and the query is out-of-distribution.
+        policy: ``reject``, ``flag`` or ``ignore``; None without a rejector.
+        verdict: the rejector's.
+        unknown: names in the filter that no item has, if nothing was found.
         generation: of the gallery that was searched.
+        candidates: items that were ranked: those that meet the condition, or all.
     """
 
     query: str
@@ -68,31 +76,43 @@ class Answer:
     verdict: Verdict | None = None
     unknown: tuple[str, ...] = ()
     generation: int = 0
+    candidates: int = 0
+
+    def __repr__(self) -> str:
+        best = f", best {self.results[0].id!r} {self.results[0].score:.4f}" if self.results else ""
+        remarks = "".join(f"; {remark}" for remark in self.remarks())
+        return f"Answer({self.query!r}, {len(self.results)} results{best}{remarks})"
+
+    def _repr_html_(self) -> str:
+        from sightline.gallery.display import answer_html
+
+        return answer_html(self)
 
     def remarks(self) -> list[str]:
-        """What is to be said of the query besides its results: nothing where all is well, or is to be ignored."""
+        """What a user should know besides the results: out-of-distribution, no match, or nothing found."""
         found = []
-        said = None if self.policy == "ignore" else self.verdict
-        if said and not said.belongs:
-            found.append(f"does not belong: energy {said.energy:.4g}, accepted up to {said.threshold:.4g}")
-        if said and said.matched is False:
-            found.append(f"no match: similarity {said.similarity:.4f}, a match from {said.similarity_threshold:.4f} on")
-        if not self.results and (said is None or said.belongs):
+        verdict = None if self.policy == "ignore" else self.verdict
+        if verdict and not verdict.belongs:
+            found.append(f"out-of-distribution: energy {verdict.energy:.4g} is above the threshold {verdict.threshold:.4g}")
+        if verdict and verdict.matched is False:
+            limit = verdict.similarity_threshold
+            found.append(f"no match: similarity {verdict.similarity:.4f} is below the threshold {limit:.4f}")
+        if not self.results and (verdict is None or verdict.belongs):
             found.append(f"nothing found{': no item has ' + names(self.unknown) if self.unknown else ''}")
         return found
 
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """What is asked of a gallery; queries with equal options can be answered together.
+    """The options of a query; queries with equal options can be answered together.
 
     Attributes:
         k: results for each query.
-        where: a condition that results meet; see :mod:`sightline.gallery.filters`.
-        refinement: what to do after the first ranking.
-        policy: what to do with queries that do not belong: ``reject`` gives them no results, ``flag`` says so, ``ignore``
-            does not; None for the rejector's own.
-        explain: where nothing is found, name what the condition asks for and no item has. Reads all items for each name.
+        where: a condition that results must meet; see :mod:`sightline.gallery.filters`.
+        refinement: query expansion and re-ranking.
+        policy: for out-of-distribution queries: ``reject`` returns no results, ``flag`` returns them with a remark,
+            ``ignore`` without; None for the rejector's own policy.
+        explain: if nothing is found, name the metadata in the condition that no item has. Reads all items for each name.
     """
 
     k: int = 10
@@ -112,15 +132,17 @@ def query(
 ) -> list[Answer]:
     """An answer to each query.
 
-    The verdict is by a query's own vector and its best item of all, neither filtered, expanded nor re-ranked.
+    The verdict is about the query's own vector and its best match in the whole gallery, before filters, expansion and
+    re-ranking.
 
     Args:
         gallery: what to search.
         vectors: (Q, D) of the queries.
-        options: what is asked.
-        own: the id of each query that is an item, which does not find itself; None for one that is not.
-        rejector: says which queries belong and have a match; None to ask nobody.
+        options: of the queries.
+        own: the id of each query that is an item of the gallery, which does not find itself; None for one that is not.
+        rejector: judges which queries are out-of-distribution and which have a match; None for no verdict.
     """
+    vectors = checked_vectors(vectors, gallery.identity.dim, "dot")
     own = [None] * len(vectors) if own is None else list(own)
     generation, scores, ids, known = _found(gallery, vectors, options, own)
     policy = None if rejector is None else options.policy or rejector.policy
@@ -129,18 +151,19 @@ def query(
         verdicts = rejector.judge(vectors, *best_matches(gallery, vectors, own))
     asked = filter_names(options.where) if options.explain and options.where is not None and not known else []
     unknown = tuple(name for name in asked if not gallery.filter(f"metadata[{name!r}] != None"))
+    candidates = gallery.count(options.where)
     answers = []
     for name, row_scores, row_ids, verdict in zip(own, scores, ids, verdicts, strict=True):
         pairs = [] if withholds(policy, verdict) else zip(row_ids, row_scores, strict=True)
         hits = [Hit(str(id_), float(score), known[id_]) for id_, score in pairs if id_ is not None]
-        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation))
+        answers.append(Answer(name or "", None, hits, policy, verdict, unknown, generation, candidates))
     return answers
 
 
 def _found(
     gallery: Gallery, vectors: NDArray[np.floating[Any]], options: QueryOptions, own: Sequence[str | None]
 ) -> tuple[int, NDArray[np.float32], Ids, dict[str, dict[str, Value]]]:
-    """The generation that was searched, scores, ids, and what is known of each item that was found."""
+    """The generation that was searched, scores, ids, and the metadata of each result."""
     tries_left = TRIES
     while True:
         generation, tries_left = gallery.generation, tries_left - 1
@@ -155,7 +178,7 @@ def _found(
 
 def ask(
     gallery: Gallery,
-    queries: Sequence[str],
+    queries: Queries,
     options: QueryOptions,
     *,
     encoder: Encoder | None = None,
@@ -167,18 +190,19 @@ def ask(
 
     Args:
         gallery: what to search.
-        queries: image files, folders (each image below is a query), or ids of the gallery, which do not find themselves.
-        options: what is asked.
+        queries: image files, folders (each image below is a query), PIL images, or ids of the gallery, which do not find
+            themselves; one, or a list.
+        options: of the queries.
         encoder: the gallery's; None for the one saved in it. Ids need none.
-        rejector: says which queries belong and have a match; None to ask nobody.
-        root: where to look for images that lay beside the gallery; see :func:`image_path`. Results have full paths.
+        rejector: judges which queries are out-of-distribution and which have a match; None for no verdict.
+        root: where to look for images that were beside the gallery; see :func:`image_path`. Results have full paths.
         n_workers: processes that read images.
     """
-    images, ids = _split_queries(queries)
+    images, ids = _split_queries([queries] if isinstance(queries, str | Path | Image.Image) else queries)
     try:
         known = gallery.metadata(ids)
     except InputError as error:
-        raise InputError(f"{error}; and there is no image or folder of that name") from error
+        raise InputError(f"{error}; there is no image or folder of that name either") from error
     vectors = np.empty((0, gallery.identity.dim), np.float32)
     if images:
         encoder = gallery.encoder() if encoder is None else encoder
@@ -186,7 +210,7 @@ def ask(
         vectors = encoder.encode(images, n_workers=n_workers)
     vectors = np.concatenate([vectors, gallery.vectors(ids)])
     answers = query(gallery, vectors, options, own=[*[None] * len(images), *ids], rejector=rejector)
-    files = [*images, *(image_path(gallery.folder, row, root) for row in known)]
+    files = [*map(_file_of, images), *(image_path(gallery.folder, row, root) for row in known)]
 
     def located(hit: Hit) -> Hit:
         file = image_path(gallery.folder, hit.metadata, root)
@@ -196,34 +220,67 @@ def ask(
         replace(
             answer, query=name, query_path=None if file is None else str(file), results=list(map(located, answer.results))
         )
-        for answer, name, file in zip(answers, [*map(str, images), *ids], files, strict=True)
+        for answer, name, file in zip(answers, [*map(_name_of, images), *ids], files, strict=True)
     ]
 
 
-def _split_queries(queries: Sequence[str]) -> tuple[list[Path], list[str]]:
+def _file_of(image: Path | Image.Image) -> str | Path | None:
+    """The file of an image; None for one in memory."""
+    return image if isinstance(image, Path) else getattr(image, "filename", None) or None
+
+
+def _name_of(image: Path | Image.Image) -> str:
+    return str(_file_of(image) or "image in memory")
+
+
+def _split_queries(queries: Sequence[Query]) -> tuple[list[Path | Image.Image], list[str]]:
     """The queries that are images, those in folders included, and those that are ids."""
-    if not queries or not all(queries):
-        raise InputError("nothing to search for: each query is an image, a folder or an id, and none is empty")
-    images: list[Path] = []
+    if not isinstance(queries, Sequence) or not all(isinstance(query, Query) for query in queries):
+        raise InputError(f"queries must be paths, PIL images or ids, got {type(queries).__name__}; search takes vectors")
+    if not queries or not all(str(query) for query in queries):
+        raise InputError("nothing to search for: give one or more images, folders or ids, none of them empty")
+    images: list[Path | Image.Image] = []
     ids: list[str] = []
     for query in queries:
-        if os.path.isdir(query):  # False, unlike Path's, for an id too long to be a file's name
+        if isinstance(query, Image.Image):
+            images.append(query)
+        elif os.path.isdir(query):  # False, unlike Path's, for an id too long to be a file's name
             images += read_manifest(Path(query), labelled=False).paths()
         elif os.path.isfile(query):
             images.append(Path(query))
         else:
-            ids.append(query)
+            ids.append(str(query))
     return images, ids
 
 
-def search_images(encoder: Encoder, table: EmbeddingTable, images: Sequence[ImageInput], k: int) -> list[list[Hit]]:
-    """The k nearest images of the table for each query image, best first; refused if another encoder made the table."""
+def search_images(
+    encoder: Encoder | Path | str,
+    table: EmbeddingTable | Path | str,
+    images: Query | Sequence[ImageInput],
+    k: int = 10,
+) -> list[list[Hit]]:
+    """The k nearest images of an embedding table for each query image, best first.
+
+    Args:
+        encoder: the encoder of the table, or its folder; another one raises InputError.
+        table: written by ``sightline embed``, or its file.
+        images: paths, PIL images or uint8 arrays; one, or a list.
+        k: results for each image, at least 1.
+    """
+    encoder = Encoder.from_pretrained(encoder) if isinstance(encoder, str | Path) else encoder
+    table = EmbeddingTable.read(Path(table)) if isinstance(table, str | Path) else table
+    if not isinstance(encoder, Encoder) or not isinstance(table, EmbeddingTable):
+        given = f"{type(encoder).__name__} and {type(table).__name__}"
+        raise InputError(f"search_images takes an Encoder and an EmbeddingTable, or their paths, got {given}")
     if encoder.fingerprint() != table.fingerprint:
         raise InputError(
-            f"{table.manifest.source}: its vectors are of another encoder: "
+            f"{table.manifest.source}: its vectors come from another encoder: "
             f"they have the fingerprint {table.fingerprint}, this one {encoder.fingerprint()}"
         )
-    scores, places = top_k(torch.from_numpy(encoder.encode(images)), torch.from_numpy(table.vectors), k)
+    listed = [images] if isinstance(images, str | Path | Image.Image) else images
+    if not isinstance(listed, Sequence):
+        raise InputError(f"images must be a path, an image or a list of these, got {type(images).__name__}")
+    scores, places = top_k(torch.from_numpy(encoder.encode(listed)), torch.from_numpy(table.vectors), checked_k(k))
     rows, paths = table.manifest.table, table.manifest.paths()
     return [
         [
@@ -236,35 +293,36 @@ def search_images(encoder: Encoder, table: EmbeddingTable, images: Sequence[Imag
 
 def refined_search(
     gallery: Gallery,
-    queries: NDArray[np.floating[Any]],
+    queries: ArrayLike,
     k: int = 10,
     refinement: Refinement = NOTHING,
     *,
     where: str | None = None,
     own: Sequence[str | None] | None = None,
 ) -> Ranking:
-    """The k best items of each query after all steps; without steps, what ``gallery.search`` gives.
+    """The k best items of each query after query expansion and re-ranking; without either, those of ``gallery.search``.
 
     Args:
-        gallery: any that can search and give vectors.
-        queries: (Q, D).
+        gallery: any kind.
+        queries: (Q, D): a list, array or tensor.
         k: results for each query, at least 1.
         refinement: the steps.
-        where: metadata that results must have; queries are expanded by such items too.
+        where: a condition that results must meet, also those that expand the query.
         own: the id of each query in the gallery, left out of its results and its expansion; None for one that is not there.
 
     Returns:
         (Q, K) scores, best first: cosines, or those of the re-ranking, which are not comparable between queries; and (Q, K)
-        ids. Where a query has fewer results than another, -inf and None fill its row.
+        ids. A query with fewer results is padded with -inf and None.
     """
-    vectors = np.ascontiguousarray(queries, np.float32)
+    vectors = checked_vectors(queries, gallery.identity.dim, "dot")
+    k = checked_k(k)
     own = [None] * len(vectors) if own is None else list(own)
     if len(own) != len(vectors):
-        raise InputError(f"own: one id for each of {len(vectors)} queries is needed, found {len(own)}")
+        raise InputError(f"own must have one id for each of {len(vectors)} queries, got {len(own)}")
     if refinement.expand:
         scores, ids = _search(gallery, vectors, refinement.expand, where, own)
         found = _vectors(gallery, ids, vectors.shape[1])
-        # Not the gallery's scores: it may rank by another measure.
+        # Not the gallery's scores: its metric may not be cosine.
         near = (unit(torch.from_numpy(vectors))[:, None] @ unit(found.flatten(0, 1)).view_as(found).mT)[:, 0]
         near = near.masked_fill(torch.from_numpy(scores) == -np.inf, -torch.inf)
         vectors = weighted_sum(torch.from_numpy(vectors), near, found, refinement.alpha).numpy()
@@ -277,7 +335,7 @@ def refined_search(
     rerank = RERANKERS[refinement.rerank]
     scores = np.full(ids.shape, -np.inf, np.float32)
     lengths = (ids != None).sum(1)  # noqa: E711 -- elementwise
-    for length in np.unique(lengths[lengths > 0]):  # queries with as many results as each other are scored together
+    for length in np.unique(lengths[lengths > 0]):  # queries with equally many results are scored together
         rows = np.flatnonzero(lengths == length)
         rescored = rerank(torch.from_numpy(vectors[rows]), candidates[rows, :length], refinement.reciprocal)
         scores[rows, :length] = rescored.numpy()
@@ -288,15 +346,15 @@ def refined_search(
 def best_matches(
     gallery: Gallery, queries: NDArray[np.floating[Any]], own: Sequence[str | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """How near the best item of all is to each query, as it is and itself left out, and whether the query is an item.
+    """The similarity of each query to its best item, itself left out, and whether the query is an item of the gallery.
 
     Args:
-        gallery: any that can search and give vectors.
+        gallery: any kind.
         queries: (Q, D).
-        own: the id of each query in the gallery; None for one that is not there by id.
+        own: the id of each query in the gallery; None for one that has none.
 
     Returns:
-        (Q,) scores of the gallery's measure, -1 where there is no item; and (Q,) bool, True for a query that has an id or
+        (Q,) scores of the gallery's metric, -1 in an empty gallery; and (Q,) bool, True for a query that has an id or
         whose cosine to its best item is at least ``SAME``.
     """
     vectors = np.ascontiguousarray(queries, np.float32)
@@ -325,7 +383,7 @@ def _search(gallery: Gallery, queries: NDArray[np.float32], k: int, where: str |
 
 
 def _vectors(gallery: Gallery, ids: Ids, dim: int) -> Tensor:
-    """(Q, K, D) of all results, each read once; zeros where there is none."""
+    """(Q, K, D) the vectors of all results, each read once; zeros for padding."""
     known, place = np.unique([name for name in ids.flat if name is not None], return_inverse=True)
     table = np.zeros((len(known) + 1, dim), np.float32)
     if len(known):

@@ -19,7 +19,7 @@ LARGEST = 7  # classes that the report names
 
 
 def label_groups(folder: Path, state: GroupState) -> pl.DataFrame:
-    """One row a label that was placed: ``label`` and its groups, finest first, as ``group_1`` ..."""
+    """One row per label that has a place: ``label`` and its groups, finest first, as ``group_1`` ..."""
     kept = read_step(folder, CLEAN, ("label", "text")).select("label", "text")
     rows = [(label, *state.path(text)) for label, text in kept.iter_rows() if state.home.get(text) is not None]
     return _group_table(rows, state.n_levels)
@@ -64,13 +64,13 @@ def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop"
         raise InputError(f"{manifest.source}: its images have no labels")
     n_groups = len(groups.columns) - 1
     if not n_groups:
-        raise InputError(f"{manifest.source}: the tree has one level: its labels have no group above them")
+        raise InputError(f"{manifest.source}: the tree has one level, so its labels have no groups above them")
     columns = label_columns(n_groups + 1)
     named = groups.rename({"label": "label_0"} | {f"group_{n}": f"label_{n}" for n in range(1, n_groups + 1)})
     _check_one_place(manifest, named)
     plain = manifest.table.drop(label_columns(manifest.n_levels)[1:])
     table = plain.join(named, on="label_0", how="left", maintain_order="left")
-    homeless = table.filter(pl.col(columns[1]).is_null())["label_0"].unique(maintain_order=True).to_list()
+    unplaced_labels = table.filter(pl.col(columns[1]).is_null())["label_0"].unique(maintain_order=True).to_list()
     if alone:
         # A group of the same name at the top is another one: nothing is guessed.
         taken = pl.col("label_0").is_in(named[columns[-1]].implode())
@@ -78,9 +78,9 @@ def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop"
         table = table.with_columns(pl.col(name).fill_null(itself) for name in columns[1:])
     table = table.filter(pl.col(columns[1]).is_not_null())
     if not len(table):
-        raise InputError(f"{manifest.source}: none of its labels has a group: it has other labels than the tree")
+        raise InputError(f"{manifest.source}: none of its labels is in the tree")
     first = ["id", "path", "split", *columns]
-    return Manifest(manifest.source, manifest.root, table.select(*first, pl.exclude(first)), n_groups + 1), homeless
+    return Manifest(manifest.source, manifest.root, table.select(*first, pl.exclude(first)), n_groups + 1), unplaced_labels
 
 
 def class_sizes(manifest: Manifest) -> pl.DataFrame:
@@ -133,13 +133,13 @@ def apply_groups(
     folder: Path, state: GroupState, manifest: Manifest, out: Path, unplaced: str = "drop"
 ) -> tuple[Manifest, list[str]]:
     """Write the new manifest, ``report.csv`` and ``report.svg`` (how many images each class has) and ``unplaced.csv``."""
-    found, homeless = with_groups(manifest, label_groups(folder, state), unplaced)
+    found, unplaced_labels = with_groups(manifest, label_groups(folder, state), unplaced)
     write_manifest(found, out)
     sizes = class_sizes(found)
     write_step(folder, REPORT, sizes)
     _draw_sizes(sizes, folder)
-    write_step(folder, UNPLACED, pl.DataFrame({"label": homeless}, schema={"label": pl.String}))
-    return found, homeless
+    write_step(folder, UNPLACED, pl.DataFrame({"label": unplaced_labels}, schema={"label": pl.String}))
+    return found, unplaced_labels
 
 
 def write_manifest(manifest: Manifest, out: Path) -> Path:
@@ -169,7 +169,7 @@ def _draw_sizes(sizes: pl.DataFrame, folder: Path) -> None:
             n_images = -np.sort(-level["n_images"].to_numpy().astype(np.int64))
             marker = "o" if len(n_images) < 30 else None
             axes.step(np.arange(1, len(n_images) + 1), n_images, where="mid", color=BLUE, marker=marker)
-            axes.axhline(n_images.mean(), color=INK, linestyle="--", linewidth=1, label="if all were alike")
+            axes.axhline(n_images.mean(), color=INK, linestyle="--", linewidth=1, label="mean")
             title = f"{level['level'][0]}: {len(n_images)} classes"
             axes.set(title=title, xlabel="classes, the largest first", ylabel="images", yscale="log")
             axes.legend(loc="upper right")  # the largest classes are on the left

@@ -50,7 +50,7 @@ def suggest_ks(vectors: Vectors, levels: int = 1, seed: int = 0) -> tuple[int, .
     from sklearn.metrics import silhouette_score
 
     if len(vectors) < 4:
-        raise InputError(f"{len(vectors)} texts are too few to suggest a number of groups: give it")
+        raise InputError(f"{len(vectors)} texts are too few to suggest a number of groups; set it with -k")
     sample = vectors[np.sort(np.random.default_rng(seed).choice(len(vectors), min(SAMPLE, len(vectors)), replace=False))]
     found = {}
     for k in sorted({int(k) for k in np.geomspace(2, max(2, len(sample) // 4), 14)}):
@@ -67,12 +67,14 @@ def find_groups(vectors: Vectors, options: ClusterOptions) -> list[Groups]:
     """(N,) group numbers of each level, finest first; a group is never divided between two coarser ones."""
     split = choose({"agglomerative": _agglomerative, "kmeans": _kmeans}, options.method, "method")
     if options.ks and options.levels != 1:
-        raise InputError(f"levels is {options.levels} and the numbers of groups are given: one for each level says all")
+        raise InputError(
+            f"levels is {options.levels} and the numbers of groups are given: give only the numbers, one for each level"
+        )
     ks = options.ks or suggest_ks(vectors, options.levels, options.seed)
     if any(k < 1 for k in ks) or any(later >= k for k, later in pairwise(ks)):
-        raise InputError(f"numbers of groups are {list(ks)}: falling ones from 1 on are needed, the finest level first")
+        raise InputError(f"numbers of groups must fall and be at least 1, the finest level first, got {list(ks)}")
     if ks[0] > len(vectors):
-        raise InputError(f"{ks[0]} groups of {len(vectors)} texts: at most as many groups as texts are possible")
+        raise InputError(f"{ks[0]} groups of {len(vectors)} texts: there can be at most as many groups as texts")
     return [_in_order(groups) for groups in split(vectors, ks, options.seed)]
 
 

@@ -171,7 +171,7 @@ class CleanRules:
             try:
                 pl.select(pl.lit("").str.contains(pattern))
             except pl.exceptions.PolarsError as error:
-                raise InputError(f"meta: {pattern!r} is no pattern: {' '.join(str(error).split())}") from error
+                raise InputError(f"meta: {pattern!r} is not a valid pattern: {' '.join(str(error).split())}") from error
 
 
 def choose_texts(labels: pl.DataFrame, rules: CleanRules) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -211,7 +211,7 @@ def clean_labels(folder: Path, rules: CleanRules) -> tuple[int, dict[str, int]]:
     reasons = dict(dropped["reason"].str.split(":").list.first().value_counts(sort=True).iter_rows())
     if not len(kept):
         why = ", ".join(f"{n} {reason}" for reason, n in reasons.items())
-        raise InputError(f"{folder / LABELS}: no label is left ({why}); another --text may have more: {', '.join(TEXTS)}")
+        raise InputError(f"{folder / LABELS}: no label is left ({why}); try another --text: {', '.join(TEXTS)}")
     write_step(folder, CLEAN, kept)
     return len(kept), reasons
 

@@ -42,7 +42,7 @@ class Group:
         name: unique in its level.
         level: 1 the finest.
         parent: the number of the group above; None at the top.
-        done: somebody said that it is right.
+        done: a reviewer has confirmed it.
     """
 
     name: str
@@ -114,7 +114,7 @@ class GroupState:
 
 
 def group_of(state: GroupState, number: object, level: int | None = None) -> Group:
-    """A group by its number, of a level if one is asked for."""
+    """A group by its number, of a level if one is given."""
     group = state.groups.get(number) if isinstance(number, int) else None
     if group is None:
         raise InputError(f"no group {number!r}")
@@ -126,7 +126,7 @@ def group_of(state: GroupState, number: object, level: int | None = None) -> Gro
 def _known_texts(state: GroupState, change: Change) -> list[str]:
     texts = change["texts"]
     if not isinstance(texts, list) or not texts or any(text not in state.home for text in texts):
-        raise InputError("texts must be a list of known ones")
+        raise InputError("texts must be a list of texts of these groups")
     return texts
 
 

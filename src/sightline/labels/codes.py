@@ -1,7 +1,7 @@
 """Items with several codes at several depths of a tree, such as logos with Vienna codes: how much one answers another.
 
 What a query's code is worth to an item grows with every level of it that the item has, so it is a sum over the code's
-ancestors; all pairs are then one sparse product, and only the rows asked for are made.
+ancestors; all pairs are then one sparse product, and only the requested rows are made.
 """
 
 import math
@@ -50,7 +50,7 @@ class CodeRelevance:
             is among the items, or a weight by code (or by a beginning of it, the longest decides), 1 for the rest.
         symmetry: ``query`` asks how much of the query the item has; ``mean`` and ``harmonic`` join it with the way back.
         auxiliary: the main code of each auxiliary one.
-        auxiliary_weight: worth of meeting an auxiliary code where its main code is asked for, or the other way round;
+        auxiliary_weight: worth of meeting an auxiliary code where the other item has the main code, or the other way round;
             between sharing L - 1 and L levels.
         threshold: what is below it is 0.
 
@@ -83,15 +83,15 @@ class CodeRelevance:
             or main in self._mains
         ]
         rules = {
-            f"n_levels is {self.n_levels}: at least 1 is needed": self.n_levels >= 1,
-            f"level_weights are {worth}: {self.n_levels} are needed, from 0 on, rising, the last 1": is_rising
+            f"n_levels must be at least 1, got {self.n_levels}": self.n_levels >= 1,
+            f"level_weights must be {self.n_levels} rising numbers from 0 on, the last 1, got {worth}": is_rising
             and abs(max(worth, default=0) - 1) <= 1e-9,
-            f"code_weights are {weights!r}: 'idf', or finite weights by code from 0 on, are needed": all(
+            f"code_weights must be 'idf' or finite weights by code from 0 on, got {weights!r}": all(
                 0 <= weight < math.inf for weight in weights.values()
             )
             if isinstance(weights, Mapping)
             else weights in ("idf", None),
-            f"threshold is {self.threshold}: a number from 0 to 1 is needed": 0 <= self.threshold <= 1,
+            f"threshold must be from 0 to 1, got {self.threshold}": 0 <= self.threshold <= 1,
             f"auxiliary_weight is {self.auxiliary_weight}, not between {self._coarser} and 1": not self.auxiliary
             or self._coarser <= self._family_worth <= 1,
             f"auxiliary: {', '.join(not_of_family)}: a code and its main one, which is auxiliary to none, must have "
@@ -115,7 +115,7 @@ class CodeRelevance:
         return self._coarser if self.auxiliary_weight is None else self.auxiliary_weight
 
     def between(self, queries: CodeSets, items: CodeSets | None = None, source: object = "codes") -> "CodePairs":
-        """The relevance of the items to the queries, made row by row when asked for.
+        """The relevance of the items to the queries, made row by row on access.
 
         Args:
             queries: the codes of each query.
@@ -247,7 +247,7 @@ def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDAr
     """
     sets = np.asarray(label_sets)
     if sets.dtype != bool or sets.ndim != 2:
-        raise InputError(f"label_sets: (N, C) bool is needed, found {sets.dtype} {sets.shape}")
+        raise InputError(f"label_sets must be (N, C) bool, found {sets.dtype} {sets.shape}")
     own = [np.flatnonzero(row).tolist() or [sets.shape[1] + place] for place, row in enumerate(sets)]
     return np.array(_rare_and_shared(own, min_items), np.int64)
 
@@ -255,7 +255,7 @@ def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDAr
 def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
     """One label an item: rarest first, each label takes the items left that have it, if those are enough."""
     if min_items < 1:
-        raise InputError(f"min_items is {min_items}: at least 1 is needed")
+        raise InputError(f"min_items must be at least 1, got {min_items}")
     carriers = grouped((label, item) for item, labels in enumerate(sets) for label in labels)
     # Of equally rare ones the first in order, so that items which carry both meet.
     place = {label: n for n, label in enumerate(sorted(carriers, key=lambda label: (len(carriers[label]), label)))}

@@ -1,5 +1,6 @@
 """The label tree: levels, parents, common ancestors, distances, label columns."""
 
+import html
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from sightline.files import write_text
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
 Numbers = NDArray[np.int64]
+SHOWN_NODES = 500  # in a notebook
 NOTHING = -1  # the parent of a root, and the common ancestor of two nodes that share none
 
 
@@ -47,6 +49,25 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"Tree({self.source!r}: {len(self)} nodes, {' > '.join(map(str, self.level_sizes()))} by level)"
+
+    def _repr_html_(self) -> str:
+        """The nodes as nested lists to open and close, the first 500 of them."""
+        shown = set(np.argsort(self.depths, kind="stable")[:SHOWN_NODES].tolist())
+
+        def lines(node: int) -> str:
+            inner = "".join(lines(child) for child in self.children(node) if child in shown)
+            name = html.escape(self.names[node])
+            return (
+                f"<li>{name}</li>"
+                if not inner
+                else f"<li><details><summary>{name}</summary><ul>{inner}</ul></details></li>"
+            )
+
+        roots = "".join(lines(node) for node in self.children(NOTHING) if node in shown)
+        return f"<p>{html.escape(repr(self))}</p><ul>{roots}</ul>"
 
     @classmethod
     def from_edges(cls, edges: Iterable[tuple[str, str | None]], source: object = "edges") -> "Tree":
@@ -304,7 +325,7 @@ def read_edges(file: Path, several_parents: str = "fault") -> Tree:
     if columns is None:
         table = _read_table(file, has_header=False)
         if len(table.columns) < 2:
-            raise InputError(f"{file}: columns 'child' and 'parent' are needed, found one column")
+            raise InputError(f"{file}: must have the columns 'child' and 'parent', found one column")
         columns = table.columns[0], table.columns[1]
     table = table.select(columns)
     return Tree.from_edges(
@@ -378,7 +399,7 @@ def _read_records(file: Path) -> pl.DataFrame:
         found = json.loads(file.read_text(encoding="utf-8"))
     records = found.get("categories") if isinstance(found, dict) else found
     if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
-        raise InputError(f"{file}: a list of records, or one under 'categories', is needed")
+        raise InputError(f"{file}: must hold a list of records, or one under 'categories'")
     columns = dict.fromkeys(key for one in records for key in one)  # a rank that only the last record has is one too
     texts = {key: ["" if one.get(key) is None else str(one[key]).strip() for one in records] for key in columns}
     return pl.DataFrame(texts)

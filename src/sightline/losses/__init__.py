@@ -107,7 +107,7 @@ def weighted_sum(
 
     Args:
         terms: for each loss its ``name``, its ``weight``, 0 or more, and its options; one of them may be a sum again.
-        n_classes: handed to each term that takes it and does not give it, like the next three.
+        n_classes: passed to each term that takes it and does not set it itself, like the next three.
         embedding_dim: D.
         n_levels: L.
         class_counts: classes of each level, finest first.
@@ -118,14 +118,14 @@ def weighted_sum(
         (0.9, 0.1)
     """
     if isinstance(terms, str) or not terms:
-        raise InputError(f"terms is {terms!r}; a list of losses is needed, each with its name, weight and options")
+        raise InputError(f"terms must be a list of losses, each with its name, weight and options, got {terms!r}")
     known = {"n_classes": n_classes, "embedding_dim": embedding_dim, "n_levels": n_levels, "class_counts": class_counts}
     losses, weights = zip(*(_term(place, term, known) for place, term in enumerate(terms, start=1)), strict=True)
     return WeightedSum(losses, weights, _numbered([str(term["name"]) for term in terms]))
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Names that come again with how often they have come."""
+    """The names, with a number from the second time on that one occurs."""
     counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
     return [name if count == 1 else f"{name}_{count}" for name, count in zip(names, counts, strict=True)]
 
@@ -133,11 +133,11 @@ def _numbered(names: Sequence[str]) -> list[str]:
 def _term(place: int, term: Mapping[str, object], known: Mapping[str, object]) -> tuple[nn.Module, float]:
     """One loss of a sum, and its weight."""
     if not isinstance(term, Mapping) or not {"name", "weight"} <= term.keys():
-        raise InputError(f"term {place} is {term!r}; a name and a weight are needed")
+        raise InputError(f"term {place} must have a name and a weight, got {term!r}")
     options = dict(term)
     name, weight = str(options.pop("name")), options.pop("weight")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise InputError(f"term {place}: weight is {weight!r}; a finite number of 0 or more is needed")
+        raise InputError(f"term {place}: weight must be finite and at least 0, got {weight!r}")
     try:
         return LOSSES.create(name, options, trust=False, **known), float(weight)
     except InputError as error:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
-from sightline.ranking.pairs import Pairs, check_sets, flat_levels
+from sightline.losses.base import LossBatch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
+from sightline.ranking.pairs import Pairs, as_tensor, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 
@@ -49,8 +49,8 @@ def sup_ap_loss(
         ``1 - mean over k of above(k) / (above(k) + sup(k))``
 
     Use:
-        The rank loss to begin with, wherever items are relevant or not; :class:`~sightline.losses.RoadmapLoss` adds what
-        makes small batches speak for the whole set.
+        The rank loss to start with, wherever items are relevant or not; :class:`~sightline.losses.RoadmapLoss` adds a term
+        that keeps the scores of small batches comparable.
 
     Cost:
         That of the core.
@@ -87,7 +87,7 @@ def sup_ap_loss(
 class SupAPLoss(PairLoss, of=sup_ap_loss):
     """:func:`sup_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Example:
         >>> import torch
@@ -138,9 +138,9 @@ def smooth_ap_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
 class SmoothAPLoss(PairLoss, of=smooth_ap_loss, presets=True):
     """:func:`smooth_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own list, as a
-    relevant item, and takes neighbours in the batch for a class: its value is this definition's on such a list where the
-    batch is sorted by class and has as many classes as items in each.
+    With labels in levels, only the finest counts. pytorch-metric-learning's ``SmoothAPLoss`` keeps each query in its own
+    list, as a relevant item, and takes neighbours in the batch for a class: its value is this definition's on such a list
+    where the batch is sorted by class and has as many classes as items in each.
     """
 
 
@@ -163,8 +163,8 @@ def each_label_ap_loss(
         The mean over the query's labels c of sup_ap, k running over the items with c and n over those without
 
     Use:
-        Flat sets of labels, each of which is to be found; where sharing any one is enough, sup_ap. How near two labels
-        are it does not know.
+        Flat sets of labels, each of which is to be found; where sharing any one is enough, use sup_ap. It ignores how
+        similar two labels are.
 
     Cost:
         That of the core with one row for each label of each query, and as many rows of scores held.
@@ -198,6 +198,7 @@ def each_label_ap_loss(
     """
     step, weights = SupStep(tau, rho, delta), _check_weights(label_weights)
     scores, mask = check_pairs(scores, scores, mask)  # relevance comes from the labels
+    labels, ref_labels = as_tensor(labels, "labels", scores.device), as_tensor(ref_labels, "ref_labels", scores.device)
     check_sets(labels, ref_labels, *scores.shape)
     return _of_sets(scores, labels, ref_labels, mask, step, weights)
 
@@ -207,7 +208,7 @@ def _check_weights(weights: Sequence[float] | Tensor | None) -> list[float] | No
         return None
     table = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
     if table.ndim != 1 or not (table >= 0).all() or not table.isfinite().all() or not table.any():
-        raise InputError(f"label_weights are {weights!r}; finite numbers of 0 or more are needed, not all of them 0")
+        raise InputError(f"label_weights must be finite, at least 0 and not all 0, got {weights!r}")
     return table.tolist()
 
 
@@ -216,7 +217,7 @@ def _of_sets(
 ) -> Tensor:
     """The loss of what is known to belong together: one row of the core for each label of each query."""
     if weights is not None and len(weights) != labels.shape[1]:
-        raise InputError(f"label_weights: {labels.shape[1]} are needed, one a label, found {len(weights)}")
+        raise InputError(f"label_weights must be {labels.shape[1]}, one for each label, got {len(weights)}")
     of_labels = scores.new_ones(labels.shape[1]) if weights is None else scores.new_tensor(weights) / max(weights)
     n_carriers = mask.to(scores) @ ref_labels.to(scores)
     weight = (labels & (n_carriers > 0)) * of_labels  # (Q, C)
@@ -256,13 +257,12 @@ class EachLabelAPLoss(nn.Module):
         super().__init__()
         self.step, self.label_weights = SupStep(tau, rho, delta), _check_weights(label_weights)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        pairs, labels = batch.pairs(), batch.labels
         if labels.dtype == torch.bool:
-            sets = labels if ref_labels is None else ref_labels
+            sets = labels if batch.ref_labels is None else batch.ref_labels
             return _of_sets(pairs.scores, labels, sets, pairs.mask, self.step, self.label_weights)
         if self.label_weights is not None:
-            raise InputError(f"label_weights: they weigh sets of labels, (B, C) bool; found {labels.dtype}")
+            raise InputError(f"label_weights are for sets of labels, (B, C) bool, got {labels.dtype}")
         return flat_rank_loss(pairs, self.step, sup_ap_objective)

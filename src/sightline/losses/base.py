@@ -1,4 +1,4 @@
-"""What every loss is made of: the ranking core, checks of options, SupRank's settings, and the module around a function.
+"""What losses are built from: the ranking core, checks of options, SupRank's settings, and the module around a function.
 
 A loss on pairs is written once, as a function on :class:`~sightline.ranking.pairs.Pairs`. :func:`on_scores` makes it
 public on ``(scores, relevance, mask)``; :class:`PairLoss` makes it a module on ``(embeddings, labels)`` with its options.
@@ -6,9 +6,9 @@ public on ``(scores, relevance, mask)``; :class:`PairLoss` makes it a module on 
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from sightline.errors import InputError, choose
 from sightline.ranking import pairs as labels_to_pairs
 from sightline.ranking import profile
-from sightline.ranking.pairs import Pairs, table_pairs
+from sightline.ranking.pairs import Pairs, as_tensor, only_chosen, table_pairs
 from sightline.ranking.ranks import SigmoidStep, SupStep
+from sightline.ranking.similarity import both_in_full_precision, check_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def flat_rank_loss(pairs: Pairs, step: SupStep | SigmoidStep, objective: profile
 
 @dataclass(frozen=True)
 class Preset:
-    """What a paper's formula leaves open or its code does otherwise: published runs can be repeated either way.
+    """What a paper's formula leaves open, or its code does differently: published runs can be repeated either way.
 
     Attributes:
         jump: of :class:`~sightline.ranking.ranks.SupStep`, like ``offset`` and ``strict``.
@@ -103,12 +104,12 @@ class SupRank:
 
 
 def flat_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
-    """Scores at hand, with what is relevant: all above 0."""
+    """Pairs of given scores; an item is relevant where its relevance is above 0."""
     return table_pairs(scores, relevance > 0, mask)
 
 
 def graded_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Pairs:
-    """Scores at hand, with what each item is worth, whatever the type of number."""
+    """Pairs of given scores and the worth of each item, whatever the type of number."""
     return table_pairs(scores, relevance if relevance.is_floating_point() else relevance.double(), mask)
 
 
@@ -128,6 +129,9 @@ def on_scores(
 
     @functools.wraps(function)
     def call(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, *args: P.args, **options: P.kwargs) -> Tensor:
+        check_tensor(scores, "scores")
+        relevance = as_tensor(relevance, "relevance", scores.device)
+        mask = None if mask is None else as_tensor(mask, "mask", scores.device)
         return function(to_pairs(scores, relevance, mask), *args, **options)
 
     tables = list(inspect.signature(to_pairs).parameters.values())
@@ -141,6 +145,88 @@ def on_graded_scores(function: Callable[Concatenate[Pairs, P], Tensor]) -> OnSco
     return on_scores(function, graded_pairs)
 
 
+class LossBatch(NamedTuple):
+    """What a loss is called on, in pytorch-metric-learning's order.
+
+    Attributes:
+        embeddings: (B, D).
+        labels: what the items are, as in :func:`~sightline.ranking.pairs.batch_pairs`.
+        indices_tuple: the pairs or triplets that a miner chose, as in :func:`~sightline.ranking.pairs.only_chosen`; None
+            for all pairs.
+        ref_emb: (G, D) items to rank instead of the batch; None for the batch.
+        ref_labels: what these are.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    indices_tuple: Sequence[Tensor] | None
+    ref_emb: Tensor | None
+    ref_labels: Tensor | None
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """The arguments given beside embeddings and labels, by name."""
+        return {name: value for name, value in zip(self._fields[2:], self[2:], strict=True) if value is not None}
+
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Raise if one of the named arguments was given."""
+        if found := [name for name in names if name in self.beside]:
+            raise InputError(f"{', '.join(found)}: {why}")
+
+    def in_full_precision(self) -> "LossBatch":
+        """With embeddings in float32 at least: the gradients of the terms of a sum meet before they are rounded."""
+        embeddings, ref_emb = both_in_full_precision(self.embeddings, self.ref_emb)
+        return self._replace(embeddings=embeddings, ref_emb=ref_emb)
+
+    def pairs(self, include_self: bool = False) -> Pairs:
+        """Each item as a query, with the list of items that it ranks."""
+        found = batch_pairs(self.embeddings, self.labels, self.ref_emb, self.ref_labels, include_self)
+        if self.indices_tuple is None:
+            return found
+        if include_self:
+            raise InputError("indices_tuple cannot be used with a preset that keeps a query in its own list")
+        return only_chosen(found, self.indices_tuple)
+
+
+class OnBatches(Protocol):
+    """The ``forward`` of a loss."""
+
+    def __call__(
+        self,
+        loss: Any,
+        /,
+        embeddings: Tensor,
+        labels: object,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: object = None,
+    ) -> Tensor: ...
+
+
+def on_batches(of_batch: Callable[[Any, LossBatch], Tensor]) -> OnBatches:
+    """A method on a :class:`LossBatch` as a ``forward`` that is called as those of pytorch-metric-learning are.
+
+    Labels may be tensors, numpy arrays or lists; anything else is refused here.
+    """
+
+    def forward(
+        self: Any,
+        embeddings: Tensor,
+        labels: object,
+        indices_tuple: Sequence[Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: object = None,
+    ) -> Tensor:
+        check_tensor(embeddings, "embeddings")
+        if ref_emb is not None:
+            check_tensor(ref_emb, "ref_emb")
+        own = as_tensor(labels, "labels", embeddings.device)
+        others = None if ref_labels is None else as_tensor(ref_labels, "ref_labels", embeddings.device)
+        return of_batch(self, LossBatch(embeddings, own, indices_tuple, ref_emb, others))
+
+    return forward
+
+
 NO_PAIRS = Pairs(torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.int8), 1, 1)
 
 
@@ -149,7 +235,7 @@ class PairLoss(nn.Module):
 
     ``class SupAPLoss(PairLoss, of=sup_ap_loss)`` has the options of that function, which checks them when the loss is made.
     With ``presets=True`` it has an option ``preset`` too, by which a query is in its own list, as in the code that was
-    released with ROADMAP. Of labels in levels the finest counts, unless the loss says otherwise.
+    released with ROADMAP. With labels in levels, only the finest counts, unless the loss says otherwise.
 
     Attributes:
         options: of the function, by name.
@@ -179,13 +265,12 @@ class PairLoss(nn.Module):
         self.options = {name: value for name, value in bound.arguments.items() if name in self.formula_options}
         self.formula(NO_PAIRS, **self.options)  # refuses an option that does not fit
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        return self.of_pairs(batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self))
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        return self.of_pairs(batch.pairs(self.include_self))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand."""
+        """The loss of given pairs."""
         return self.formula(pairs, **self.options)
 
 
@@ -197,8 +282,8 @@ def makes_loss(maker: object) -> bool:
 class OutsideLoss(nn.Module):
     """A loss of another package, such as pytorch-metric-learning, called as ours are.
 
-    It gets (B,) labels: the finest of (B, L), unless it has an attribute ``takes_levels`` that is true; and a reference set
-    where its ``forward`` has ``ref_emb`` and ``ref_labels``.
+    It gets (B,) labels: the finest of (B, L), unless it has an attribute ``takes_levels`` that is true. It gets
+    ``indices_tuple`` and a reference set where its ``forward`` has these arguments.
 
     Args:
         loss: called on (embeddings, labels).
@@ -208,19 +293,21 @@ class OutsideLoss(nn.Module):
     def __init__(self, loss: object, name: str) -> None:
         super().__init__()
         if not isinstance(loss, nn.Module):
-            raise InputError(f"loss {name!r} must be a torch.nn.Module, found {type(loss).__name__}")
+            raise InputError(f"loss {name!r} must be a torch.nn.Module, got {type(loss).__name__}")
         self.loss, self.name = loss, name
-        self.takes_references = {"ref_emb", "ref_labels"} <= inspect.signature(loss.forward).parameters.keys()
+        arguments = inspect.signature(loss.forward).parameters
+        self.lacks = [argument for argument in ("indices_tuple", "ref_emb", "ref_labels") if argument not in arguments]
+        self.takes_references = not {"ref_emb", "ref_labels"} & set(self.lacks)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        references = {}
-        if ref_emb is not None and ref_labels is not None:
-            if not self.takes_references:
-                raise InputError(f"ref_emb, ref_labels: loss {self.name!r} takes no reference set")
-            references = {"ref_emb": ref_emb, "ref_labels": self._finest(ref_labels)}
-        return self.loss(embeddings, self._finest(labels), **references)  # type: ignore[no-any-return]
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        batch.refuse(self.lacks, f"loss {self.name!r} takes no such argument")
+        if (batch.ref_emb is None) != (batch.ref_labels is None):
+            raise InputError("ref_emb and ref_labels must be given together")
+        labels, beside = self._finest(batch.labels), batch.beside
+        if batch.ref_labels is not None:
+            beside["ref_labels"] = self._finest(batch.ref_labels)
+        return self.loss(batch.embeddings, labels, **beside)  # type: ignore[no-any-return]
 
     def _finest(self, labels: Tensor) -> Tensor:
         return labels if labels.ndim == 1 or getattr(self.loss, "takes_levels", False) else labels[:, 0]

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import one_minus_ap
-from sightline.losses.base import PairLoss, on_scores
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores
 from sightline.losses.state import RecentBatches, SeededDraws, pairs_with_memory
-from sightline.ranking.pairs import Pairs
+from sightline.ranking.pairs import Pairs, as_tensor
 from sightline.ranking.profile import mean_over_queries, with_gradient
 from sightline.ranking.ranks import check_pairs, check_range
+from sightline.ranking.similarity import check_tensor
 
 
 def best_first(scores: Tensor, relevant: Tensor, mask: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def _penalty(weights: str | Sequence[float]) -> Callable[[Tensor], Tensor]:
     if isinstance(weights, str):
         return choose(PENALTIES, weights, "weights")
     if not weights or not all(0 <= weight < math.inf for weight in weights):
-        raise InputError(f"weights are {list(weights)}; one or more finite numbers of 0 or more are needed")
+        raise InputError(f"weights must be one or more finite numbers, each at least 0, got {list(weights)}")
 
     def summed(n_above: Tensor) -> Tensor:
         steps = torch.tensor([*weights, 0.0]).to(n_above)
@@ -265,8 +266,8 @@ def blackbox_recall_loss(
 class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
     """:func:`blackbox_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. In evaluation mode there is neither margin nor memory. An image that comes again
-    while it is in memory is an easy relevant item of its own list: let an epoch show each once.
+    With labels in levels, only the finest counts. Evaluation mode uses neither margin nor memory. An image that comes again
+    while it is in memory is an easy relevant item of its own list: let an epoch contain each image once.
 
     Args:
         strength: as in :func:`blackbox_ap_loss`, like ``margin``.
@@ -274,7 +275,7 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
         memory: how many earlier batches of the epoch lengthen the lists, without a gradient and without being queries. They
             are part of the ``state_dict``; :meth:`reset` forgets them.
         margin_noise: True to multiply each item's margin by the size of a standard normal number.
-        seed: of that noise.
+        seed: random seed of that noise.
 
     Example:
         >>> import torch
@@ -293,10 +294,9 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
         """Empty the memory."""
         self.recent.reset()
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        pairs = pairs_with_memory(self.recent, batch)
         if not self.training:
             return self.formula(pairs, **self.options | {"margin": 0.0})
         return self.formula(pairs, **self.options | {"generator": self.draws.next() if self.margin_noise else None})
@@ -329,10 +329,9 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
         """Empty the memory."""
         self.recent.reset()
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = pairs_with_memory(self.recent, embeddings, labels, ref_emb, ref_labels)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        pairs = pairs_with_memory(self.recent, batch)
         return self.formula(pairs, **self.options | ({} if self.training else {"margin": 0.0}))
 
 
@@ -372,6 +371,8 @@ def class_map_loss(
         >>> class_map_loss(logits, torch.tensor([[True, False], [False, True], [False, False]]))
         tensor(0.2500)
     """
+    check_tensor(logits, "logits")
+    targets = as_tensor(targets, "targets", logits.device)
     logits, mask = check_pairs(logits, targets, mask)
     return blackbox_ap_loss(logits.T, targets.T, mask.T, strength, margin)
 
@@ -401,6 +402,8 @@ def all_classes_ap_loss(
     Returns:
         () the loss of the one list; 0 where nothing is relevant.
     """
+    check_tensor(logits, "logits")
+    targets = as_tensor(targets, "targets", logits.device)
     logits, mask = check_pairs(logits, targets, mask)
     return blackbox_ap_loss(logits.reshape(1, -1), targets.reshape(1, -1), mask.reshape(1, -1), strength, margin)
 
@@ -437,6 +440,8 @@ class DetectionAPLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of (N, C) scores and targets; those of a batch are kept after its loss is computed."""
+        check_tensor(logits, "logits")
+        targets = as_tensor(targets, "targets", logits.device)
         check_pairs(logits, targets, None)
         targets = targets > 0
         margin = self.margin if self.training else 0.0

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError, choose
 from sightline.kernels.blocks import packed
-from sightline.losses.base import PairLoss, batch_pairs, on_scores, uncompiled
-from sightline.ranking.pairs import Pairs, check_labels
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores, uncompiled
+from sightline.ranking.pairs import Pairs, check_indices, check_labels
 from sightline.ranking.ranks import check_range, smooth_counts
 
 REDUCTIONS = dict.fromkeys(["mean", "nonzero"])
@@ -28,7 +28,7 @@ def mean_of_nonzero(terms: Tensor) -> Tensor:
 def calibration_loss(pairs: Pairs, alpha: float = 0.9, beta: float = 0.6, reduction: str = "mean") -> Tensor:
     """How far relevant scores lie below ``alpha`` and irrelevant ones above ``beta``: the pair form of decomposability.
 
-    Scores that mean the same in every batch make the average precision of a batch speak for the whole set. For each query
+    If scores mean the same in every batch, a high average precision in each batch is one on the whole set. For each query
     the mean shortfall of its relevant items plus the mean excess of its irrelevant ones; an empty side is 0.
 
     Formula:
@@ -66,7 +66,7 @@ def calibration_loss(pairs: Pairs, alpha: float = 0.9, beta: float = 0.6, reduct
         tensor(0.1200)
     """
     if not -math.inf < beta < alpha < math.inf:
-        raise InputError(f"alpha is {alpha}, beta is {beta}; alpha must be above beta, and both finite")
+        raise InputError(f"alpha must be above beta, and both finite, got alpha {alpha} and beta {beta}")
     choose(REDUCTIONS, reduction, "reduction")
     return _hinge_loss(pairs.scores, pairs.flat, alpha, beta, reduction)
 
@@ -172,7 +172,7 @@ def contrastive_loss(pairs: Pairs, pos_margin: float = 0.9, neg_margin: float = 
 class ContrastiveLoss(PairLoss, of=contrastive_loss):
     """:func:`contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
     """
 
 
@@ -224,7 +224,7 @@ def xbm_contrastive_loss(pairs: Pairs, neg_margin: float = 0.5, epsilon: float =
 class XBMContrastiveLoss(PairLoss, of=xbm_contrastive_loss):
     """:func:`xbm_contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
-    The memory is the reference set; it may hold the batch. Of labels in levels the finest counts.
+    The memory is the reference set; it may contain the batch. With labels in levels, only the finest counts.
     """
 
 
@@ -339,11 +339,11 @@ class TripletLoss(PairLoss, of=triplet_loss):
     """:func:`triplet_loss` over a batch in which each item queries all the others, or a reference set.
 
     ``mining="distance-weighted"`` draws, for each item, as many triplets as its class has items: positives evenly,
-    negatives the more likely the rarer their distance is on the sphere, none from 1.4 on, those under 0.5 taken for 0.5. It
+    negatives the more likely the rarer their distance is on the sphere, none beyond 1.4, those under 0.5 as if at 0.5. It
     wraps pytorch-metric-learning's ``DistanceWeightedMiner`` and runs it in float64: in float32, one close pair in a batch
     of many dimensions leaves most other items without a negative. It draws from torch's global generator.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         margin: how much more similar relevant items should be, from 0 up.
@@ -359,20 +359,21 @@ class TripletLoss(PairLoss, of=triplet_loss):
         super().__init__(margin, "all" if mining == DISTANCE_WEIGHTED else mining)
         self.is_drawn = mining == DISTANCE_WEIGHTED
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels)
-        if not self.is_drawn:
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        pairs = batch.pairs()
+        if batch.indices_tuple is not None and len(batch.indices_tuple) == 3:
+            anchors, positives, negatives = check_indices(batch.indices_tuple, *pairs.scores.shape)
+        elif self.is_drawn:
+            batch.refuse(["indices_tuple"], "distance-weighted mining draws from all pairs; give triplets, or none")
+            anchors, positives, negatives = _draw_triplets(pairs, batch)
+        else:
             return self.of_pairs(pairs)
-        anchors, positives, negatives = _draw_triplets(pairs, embeddings, labels, ref_emb, ref_labels)
         gap = pairs.scores[anchors, negatives] - pairs.scores[anchors, positives]
         return mean_of_nonzero((gap + self.options["margin"]).relu())
 
 
-def _draw_triplets(
-    pairs: Pairs, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
-) -> tuple[Tensor, ...]:
+def _draw_triplets(pairs: Pairs, batch: LossBatch) -> tuple[Tensor, ...]:
     """Anchors, positives and negatives, (T,) int64 each, drawn by distance."""
     # Here, as it loads scipy.stats, which takes a second.
     from pytorch_metric_learning.miners import DistanceWeightedMiner
@@ -381,11 +382,11 @@ def _draw_triplets(
     near = pairs.scores > 1 - miner.nonzero_loss_cutoff**2 / 2  # the cosine at that distance
     if not (near & pairs.mask & ~pairs.relevant).any():  # the miner fails where all references lie opposite to all items
         return torch.zeros(3, 0, dtype=torch.int64, device=near.device).unbind()
-    vectors = [part.detach().double() for part in (embeddings, ref_emb) if part is not None]
-    tables = [table for table in (labels, ref_labels) if table is not None]
+    vectors = [part.detach().double() for part in (batch.embeddings, batch.ref_emb) if part is not None]
+    tables = [table for table in (batch.labels, batch.ref_labels) if table is not None]
     tables = [check_labels(table, len(table), "labels") for table in tables]
     classes = torch.cat(tables).unique(dim=0, return_inverse=True)[1].split([len(table) for table in tables])
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with torch.autocast(batch.embeddings.device.type, enabled=False):
         anchors, positives, negatives = miner(vectors[0], classes[0], *vectors[1:], *classes[1:])
     fits = pairs.relevant[anchors, positives]  # the miner takes an item without a label for one of a class
     return anchors[fits], positives[fits], negatives[fits]

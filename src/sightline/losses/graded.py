@@ -97,7 +97,7 @@ def sup_h_ap_loss(
         That of the core.
 
     Defaults:
-        As sup_ap; the module takes the relevance of HAPPIER (Ramzi et al., ECCV 2022), worked out on the list at hand,
+        As sup_ap; the module takes the relevance of HAPPIER (Ramzi et al., ECCV 2022), computed on each query's list,
         and its alpha of 1.
 
     Limit:
@@ -230,9 +230,9 @@ def smooth_ndcg_loss(pairs: Pairs, tau: float = 0.01) -> Tensor:
 class SupHAPLoss(PairLoss, of=sup_h_ap_loss):
     """:func:`sup_h_ap_loss` over a batch, relevance from the label levels that query and item share.
 
-    Which items count as better is decided by the level, what they are worth by the relevance, worked out on the list at
-    hand. Sets of labels and a relevance matrix (:func:`~sightline.ranking.pairs.batch_pairs`) say themselves what an
-    item is worth.
+    Which items count as better is decided by the level, what they are worth by the relevance, computed on each query's
+    list. Sets of labels and a relevance matrix (:func:`~sightline.ranking.pairs.batch_pairs`) give the worth of an
+    item themselves.
 
     Args:
         relevance: ``population`` (the papers'), ``weight``, ``sum_wap`` or ``exponential``; see
@@ -277,7 +277,7 @@ class SmoothHAPLoss(PairLoss, of=smooth_h_ap_loss, presets=True):
 class SupNDCGLoss(PairLoss, of=sup_ndcg_loss):
     """:func:`sup_ndcg_loss` over a batch, with the gain ``2 ** l - 1`` for l shared label levels.
 
-    Of sets of labels and of a relevance matrix the gain is the relevance itself.
+    With sets of labels or a relevance matrix, the gain is the relevance itself.
     """
 
 

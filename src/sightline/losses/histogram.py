@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, batch_pairs, on_scores
+from sightline.losses.base import LossBatch, PairLoss, on_batches, on_scores
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.profile import mean_over_queries
 from sightline.ranking.ranks import check_counts
@@ -124,7 +124,7 @@ def softbin_ap_loss(
     """
     check_counts(least=2, n_bins=n_bins)
     if not -math.inf < low < high < math.inf:
-        raise InputError(f"low is {low}, high is {high}; low must be below high, and both finite")
+        raise InputError(f"low must be below high, and both finite, got low {low} and high {high}")
     precision_in = choose(TIES, ties, "ties")
     scores, relevant = pairs.scores, pairs.relevant
     n_relevant = relevant.sum(1)
@@ -134,7 +134,7 @@ def softbin_ap_loss(
     if weights is None:
         return mean_over_queries(1 - ap, n_relevant)
     if weights.shape != n_relevant.shape or not (weights.isfinite() & (weights >= 0)).all():
-        raise InputError(f"weights: ({len(scores)},) finite numbers from 0 on are needed, found {weights}")
+        raise InputError(f"weights must be ({len(scores)},), finite and at least 0, got {weights}")
     weights = weights.to(scores) * (n_relevant > 0)
     whole = weights.sum()
     return ((1 - ap) * weights).sum() / torch.where(whole > 0, whole, 1)
@@ -163,7 +163,7 @@ def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
 class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
     """:func:`softbin_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_bins: as in :func:`softbin_ap_loss`, like ``low``, ``high`` and ``ties``.
@@ -194,11 +194,10 @@ class SoftBinAPLoss(PairLoss, of=softbin_ap_loss, presets=True):
         super().__init__(n_bins, low, high, ties, preset=preset)
         self.class_balanced, self.include_self = class_balanced, include_self or self.include_self
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
-        weights = class_balanced_weights(labels, pairs.relevant.any(1)) if self.class_balanced else None
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        pairs = batch.pairs(self.include_self)
+        weights = class_balanced_weights(batch.labels, pairs.relevant.any(1)) if self.class_balanced else None
         return self.formula(pairs, **self.options | {"weights": weights})
 
 
@@ -243,5 +242,6 @@ def fast_ap_loss(pairs: Pairs, n_bins: int = 10) -> Tensor:
 class FastAPLoss(PairLoss, of=fast_ap_loss):
     """:func:`fast_ap_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Of labels in levels the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as many bins.
+    With labels in levels, only the finest counts. The value is that of pytorch-metric-learning's ``FastAPLoss`` with as
+    many bins.
     """

@@ -1,4 +1,4 @@
-"""Losses against one learned vector a class, its proxy: they need no other item of the class in the batch."""
+"""Losses against one learned vector a class, its proxy: a batch may hold a single item of a class."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,16 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import shared_levels
+from sightline.losses.base import LossBatch, on_batches, shared_levels
 from sightline.ranking.pairs import check_labels
 from sightline.ranking.ranks import check_counts, check_range
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
 
-def refuse_references(ref_emb: Tensor | None, ref_labels: Tensor | None) -> None:
-    """Refuse a reference set: a proxy loss compares with its proxies alone."""
-    if ref_emb is not None or ref_labels is not None:
-        raise InputError("ref_emb, ref_labels: a proxy loss compares each item with its proxies, not with other items")
+def check_alone(batch: LossBatch) -> None:
+    """Refuse a reference set and chosen pairs: a proxy loss compares with its proxies alone."""
+    batch.refuse(LossBatch._fields, "a proxy loss compares each item with its proxies, not with other items")
 
 
 def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
@@ -27,7 +26,7 @@ def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
     outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
     if outside.any():
         found = labels[:, 0][outside].unique().tolist()
-        raise InputError(f"labels: there are {n_classes} proxies, for classes 0 to {n_classes - 1}; found {found[:10]}")
+        raise InputError(f"labels must be one of the {n_classes} proxies, 0 to {n_classes - 1}, got {found[:10]}")
     return labels
 
 
@@ -61,12 +60,12 @@ def uniform_proxies(n_classes: int, embedding_dim: int, seed: int) -> nn.Paramet
 
 
 class ProxyLoss(nn.Module):
-    """A function on embeddings, labels and proxies as a module with proxies of its own.
+    """A function on embeddings, labels and proxies as a module with its own proxies.
 
     Args:
         n_classes: proxies to learn; labels of the finest level run from 0 to one less.
         embedding_dim: D.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
         options: of the function, by name; it checks them when the loss is made.
     """
 
@@ -80,17 +79,16 @@ class ProxyLoss(nn.Module):
         with torch.no_grad():  # refuses an option that does not fit
             self.formula(self.proxies[:0], torch.zeros(0, dtype=torch.int64), self.proxies, **options)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        refuse_references(ref_emb, ref_labels)
-        return self.formula(embeddings, labels, self.proxies, **self.options)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        check_alone(batch)
+        return self.formula(batch.embeddings, batch.labels, self.proxies, **self.options)
 
 
 def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 0.05) -> Tensor:
     """Cross-entropy of the cosines with one proxy a class: the proxy form of decomposability, NormSoftmax.
 
-    A proxy is the same point in every batch, so scores mean the same in all of them. Equal to pytorch-metric-learning's
+    A proxy is the same point in every batch, so scores are comparable across batches. Equal to pytorch-metric-learning's
     ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its parameter to the type of the
     batch.
 
@@ -129,15 +127,15 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
 
 class NormSoftmaxLoss(ProxyLoss):
-    """:func:`norm_softmax_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`norm_softmax_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = NormSoftmaxLoss(n_classes=3, embedding_dim=2)
@@ -190,15 +188,15 @@ def proxy_nca_pp_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
 
 class ProxyNCAPPLoss(ProxyLoss):
-    """:func:`proxy_nca_pp_loss` with proxies of its own, drawn from a normal distribution of deviation 1/8.
+    """:func:`proxy_nca_pp_loss` with its own proxies, drawn from a normal distribution of deviation 1/8.
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = ProxyNCAPPLoss(n_classes=3, embedding_dim=2)
@@ -267,16 +265,16 @@ def arcface_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, margin: fl
 
 
 class ArcFaceLoss(ProxyLoss):
-    """:func:`arcface_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`arcface_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    Of labels in levels the finest counts.
+    With labels in levels, only the finest counts.
 
     Args:
         n_classes: proxies to learn; labels run from 0 to one less.
         embedding_dim: D.
         margin: in radians, from 0 to pi.
         scale: what cosines are multiplied by.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = ArcFaceLoss(n_classes=3, embedding_dim=2)
@@ -309,7 +307,7 @@ def check_csl(gamma: float, margins: Sequence[float] | None, n_levels: int) -> S
     check_range("(0, inf)", gamma=gamma)
     margins = csl_margins(n_levels) if margins is None else margins
     if len(margins) != n_levels or not all(map(math.isfinite, margins)):
-        raise InputError(f"margins are {list(margins)}; {n_levels} finite numbers are needed, one a level")
+        raise InputError(f"margins must be {n_levels} finite numbers, one for each level, got {list(margins)}")
     return margins
 
 
@@ -323,7 +321,7 @@ def csl_loss(
 ) -> Tensor:
     """CSL: at each level, proxies outside the item's class of that level stay a margin less similar than its own proxy.
 
-    A level outside which no known class lies adds 0. Classes of a level are compared with everything above them, as in
+    A level that contains every known class adds 0. Classes of a level are compared with everything above them, as in
     :func:`~sightline.ranking.pairs.shared_levels`.
 
     Formula:
@@ -363,8 +361,8 @@ def csl_loss(
     n_levels = labels.shape[1]
     if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
         raise InputError(
-            f"paths: int64 {(len(proxies), n_levels)} is needed, "
-            f"found {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
+            f"paths must be int64 {(len(proxies), n_levels)}, "
+            f"got {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
         )
     margins = check_csl(gamma, margins, n_levels)
     check_paths(paths, labels)
@@ -386,17 +384,16 @@ def check_paths(paths: Tensor, labels: Tensor) -> None:
     if differ.any():
         label = labels[differ][0].tolist()
         raise InputError(
-            f"labels: {int(differ.sum())} of {len(labels)} do not have the path of their class: "
+            f"labels of one class must have one path; {int(differ.sum())} of {len(labels)} do not: "
             f"class {label[0]} has {label} and, elsewhere, {paths[label[0]].tolist()}"
         )
 
 
 class CSLLoss(nn.Module):
-    """:func:`csl_loss` with proxies of its own, drawn uniformly from ±1 / sqrt(D).
+    """:func:`csl_loss` with its own proxies, drawn uniformly from ±1 / sqrt(D).
 
-    It learns which path each class has from the labels it is trained on, and keeps them in the buffer ``paths``; the proxy
-    of a class not seen yet does not count. A class that shows up with two paths is refused. In evaluation mode nothing is
-    kept.
+    It reads the path of each class from the labels it is trained on, and keeps them in the buffer ``paths``; the proxy
+    of a class not seen yet does not count. A class with two paths is refused. Evaluation mode stores nothing.
 
     Args:
         n_classes: proxies to learn; labels of the finest level run from 0 to one less.
@@ -404,7 +401,7 @@ class CSLLoss(nn.Module):
         n_levels: L, columns of the labels.
         gamma: what cosines are multiplied by.
         margins: L numbers, finest level first; None for :func:`csl_margins`.
-        seed: of the first proxies.
+        seed: random seed of the initial proxies.
 
     Example:
         >>> loss = CSLLoss(n_classes=3, embedding_dim=2, n_levels=2)
@@ -432,18 +429,17 @@ class CSLLoss(nn.Module):
         self.proxies = uniform_proxies(n_classes, embedding_dim, seed)
         self.paths = nn.Buffer(torch.full((n_classes, n_levels), -1))
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        refuse_references(ref_emb, ref_labels)
-        check_vectors(embeddings, "embeddings")
-        labels = check_classes(labels, len(embeddings), len(self.proxies))
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        check_alone(batch)
+        check_vectors(batch.embeddings, "embeddings")
+        labels = check_classes(batch.labels, len(batch.embeddings), len(self.proxies))
         if labels.shape[1] != self.paths.shape[1]:
-            raise InputError(f"labels: {self.paths.shape[1]} levels are needed, found {labels.shape[1]}")
+            raise InputError(f"labels must have {self.paths.shape[1]} levels, got {labels.shape[1]}")
         new = self.paths[labels[:, 0], 0] < 0
         paths = self.paths.clone()
         paths[labels[new, 0]] = labels[new]
-        loss = csl_loss(embeddings, labels, self.proxies, paths, self.gamma, self.margins)
+        loss = csl_loss(batch.embeddings, labels, self.proxies, paths, self.gamma, self.margins)
         if self.training:  # after the checks of the loss: labels it refuses leave no trace
             self.paths.copy_(paths)
         return loss

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, choose
-from sightline.losses.base import PairLoss, SupRank, batch_pairs, flat_rank_loss, on_scores
+from sightline.losses.base import LossBatch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
 from sightline.losses.state import SeededDraws
 from sightline.ranking.pairs import Pairs
 from sightline.ranking.profile import Objective, RankProfile
@@ -22,7 +22,7 @@ def recall_objective(
 ) -> Objective:
     """The formula on the ranks; with SupRank the rank among relevant items is exact and carries no gradient."""
     if not ks or not all(isinstance(k, int) and k > 0 for k in ks):
-        raise InputError(f"ks are {list(ks)}; places from 1 on are needed")
+        raise InputError(f"ks must be whole numbers of at least 1, got {list(ks)}")
     check_range("(0, inf)", rank_width=width)
     check_range("(-inf, inf)", offset=offset)
     capped = choose(NORMALISERS, normalise, "normalise")
@@ -59,8 +59,7 @@ def sup_recall_loss(
         ``1 - mean over K of sum over k of sigmoid((K - above(k) - sup(k)) / rank_width) / min(P, K)``
 
     Use:
-        Where recall at a few places is what is reported. Several places are needed for all relevant items to get a
-        gradient.
+        Where recall at a few places is reported. Use several places, so that all relevant items get a gradient.
 
     Cost:
         That of the core, and one sigmoid for each relevant item and place.
@@ -157,7 +156,7 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
             (SiMix); their similarities are those of the unscaled mean. Not with a reference set.
         include_query: count the query as an irrelevant item of its own list, as the authors' code does: every rank is about
             one larger.
-        seed: of the mixing weights.
+        seed: random seed of the mixing weights.
         preset: ``released-code`` counts the query as a relevant item of its own list, as the code of ROADMAP does.
     """
 
@@ -176,20 +175,20 @@ class SmoothRecallLoss(PairLoss, of=smooth_recall_loss, presets=True):
     ) -> None:
         super().__init__(ks, rank_width, tau, normalise, offset, preset=preset)
         if self.include_self and (include_query or mixup):
-            raise InputError(f"preset={preset!r} goes with neither include_query nor mixup")
+            raise InputError(f"preset {preset!r} ranks the query itself: leave out include_query and mixup")
         self.mixup, self.include_query, self.draws = mixup, include_query, SeededDraws(seed)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.include_self)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        if self.include_query or self.mixup:
+            batch.refuse(["indices_tuple"], "include_query and mixup rank all pairs of a batch; set both to False")
+        pairs = batch.pairs(self.include_self)
         scores, levels = pairs.scores, pairs.flat
         if self.mixup and self.training:
-            if ref_emb is not None:
-                raise InputError("mixup works within a batch: leave out ref_emb, or set mixup to false")
+            batch.refuse(["ref_emb"], "mixup works within a batch; leave it out, or set mixup to False")
             n_pairs = int((levels > 0).triu(1).sum())
-            scores, levels = mixed_pairs(embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
-        if self.include_query and (ref_emb is None or ref_emb is embeddings):
+            scores, levels = mixed_pairs(batch.embeddings, levels, torch.rand(n_pairs, generator=self.draws.next()))
+        if self.include_query and (batch.ref_emb is None or batch.ref_emb is batch.embeddings):
             levels = levels.clone().fill_diagonal_(0)
         return self.of_pairs(Pairs(scores, levels, 1, 1))
 

@@ -1,6 +1,6 @@
-"""What a loss carries from batch to batch: the last few batches as further items to rank, and random draws.
+"""The state a loss carries from batch to batch: the last few batches as further items to rank, and random draws.
 
-A part of a loss with a method ``start_epoch()`` is called before each epoch, one with ``identify(ids)`` before each batch.
+Training calls ``start_epoch()`` of a loss and its parts before each epoch, and ``identify(ids)`` before each batch.
 """
 
 from typing import Any
@@ -10,21 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError
-from sightline.losses.base import batch_pairs
+from sightline.losses.base import LossBatch, batch_pairs
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import check_counts
-from sightline.ranking.similarity import both_in_full_precision
 
 
 def start_epoch(loss: nn.Module) -> None:
-    """Tell the loss and its parts that an epoch begins."""
+    """Call ``start_epoch`` of the loss and of its parts that have it."""
     for part in loss.modules():
         if callable(hook := getattr(part, "start_epoch", None)):
             hook()
 
 
 def identify_batch(loss: nn.Module, ids: Tensor) -> None:
-    """Tell the loss and its parts which items the next batch holds, (B,) int64 from 0 on."""
+    """Call ``identify`` of the loss and its parts with the items of the next batch, (B,) int64, 0 or more."""
     for part in loss.modules():
         if callable(hook := getattr(part, "identify", None)):
             hook(ids)
@@ -44,9 +43,9 @@ class RecentBatches(nn.Module):
     Attributes:
         rows: (N, D) the rows, oldest batch first.
         labels: (N, L) their labels.
-        ids: (N,) int64 which items they are of; -1 where nobody said.
+        ids: (N,) int64 which items they are; -1 where unknown.
         sizes: (n,) int64 rows of each batch kept.
-        coming: (B,) int64 which items the next batch holds; None where nobody said.
+        coming: (B,) int64 which items the next batch holds; None where unknown.
     """
 
     def __init__(self, n_batches: int) -> None:
@@ -57,7 +56,7 @@ class RecentBatches(nn.Module):
         self.register_load_state_dict_pre_hook(fit_buffers)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """Forget all."""
+        """Empty the memory."""
         self.rows: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.labels: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=torch.int64))
         self.ids: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -67,21 +66,21 @@ class RecentBatches(nn.Module):
     start_epoch = reset  # an item of the last epoch may come at any time
 
     def identify(self, ids: Tensor) -> None:
-        """Say which items the next batch holds, (B,) int64 from 0 on, so that none of them meets its own older copy."""
+        """Set which items the next batch holds, (B,) int64, 0 or more: none of them then ranks an older copy of itself."""
         self.coming = ids
 
     def before(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept, on the device of ``rows`` and as wide; nothing in evaluation. Refuses rows of another width."""
+        """The rows in memory, on the device of ``rows``; none in evaluation. Refuses rows of another width."""
         if not (self.training and self.n_batches and len(self.rows)):
             return rows[:0].detach(), labels[:0]
         if self.rows.shape[1] != rows.shape[1]:
             raise InputError(
-                f"memory holds rows of {self.rows.shape[1]} numbers, found {rows.shape[1]}; reset() empties it"
+                f"rows must be as wide as those in memory, {self.rows.shape[1]}, got {rows.shape[1]}; reset() empties it"
             )
         return self.rows.to(rows.device), self.labels.to(rows.device)
 
     def push(self, rows: Tensor, labels: Tensor) -> None:
-        """Keep one more batch, and let go of the oldest where there are too many; do nothing in evaluation."""
+        """Add a batch, and drop the oldest where there are too many; do nothing in evaluation."""
         if not (self.training and self.n_batches):
             return
         old_rows, old_labels = self.before(rows, labels)
@@ -95,30 +94,27 @@ class RecentBatches(nn.Module):
 
 
 def fit_buffers(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Make room for what is about to be loaded: how much is kept is known by the run alone."""
+    """Give the buffers the shapes that are about to be loaded: they depend on the batches seen so far."""
     for name, buffer in module.named_buffers(recurse=False):
         if (kept := state.get(prefix + name)) is not None:
             setattr(module, name, torch.zeros(kept.shape, dtype=kept.dtype, device=buffer.device))
 
 
-def pairs_with_memory(
-    recent: RecentBatches, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None
-) -> Pairs:
+def pairs_with_memory(recent: RecentBatches, batch: LossBatch) -> Pairs:
     """Every item of the batch as a query against the rest of the batch and the items kept, or against a reference set.
 
     The batch is kept afterwards; items kept have no gradient, are never queries and not in the lists of later copies of
     themselves, where ids are known. A reference set is refused beside a memory in use: the items kept are not of it.
     """
-    # The gradients of both parts of the list meet before they are rounded.
-    wide, references = both_in_full_precision(embeddings, ref_emb)
-    pairs = batch_pairs(wide, labels, references, ref_labels)
+    wide = batch.in_full_precision()
+    pairs = wide.pairs()
     if not (recent.training and recent.n_batches):
         return pairs
-    if ref_emb is not None:
-        raise InputError("a reference set and a memory do not go together: leave out ref_emb, or set memory to 0")
+    batch.refuse(["indices_tuple", "ref_emb"], "not beside a memory; leave it out, or set memory to 0")
+    embeddings, labels = batch.embeddings, batch.labels
     if labels.dtype != torch.bool:  # sets of labels
         labels = check_labels(labels, len(embeddings), "labels")
-    earlier = batch_pairs(wide, labels, *recent.before(embeddings, labels))
+    earlier = batch_pairs(wide.embeddings, labels, *recent.before(embeddings, labels))
     if recent.coming is not None:
         older_copies = recent.coming[:, None].to(recent.ids) == recent.ids
         earlier.levels.masked_fill_(older_copies.to(earlier.levels.device), -1)
@@ -128,7 +124,7 @@ def pairs_with_memory(
 
 
 class SeededDraws(nn.Module):
-    """A new generator for each call, by the seed and how many were made: the count is in the loss's state.
+    """A new generator for each call, from the seed and the number of calls, which is part of the loss's state.
 
     Example:
         >>> draws = SeededDraws(seed=1)

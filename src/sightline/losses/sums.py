@@ -1,7 +1,7 @@
 """Sums of losses: a rank loss with a decomposability term, any losses with weights, one loss on every level of the labels.
 
 A sum keeps in ``terms`` what each term was at the last call, by name, for the log of a run: not weighted, without a graph.
-That is no state: no ``state_dict`` has it, and it is empty before the first call.
+It is not part of the ``state_dict``, and empty before the first call.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss
-from sightline.losses.base import PRESETS, PairLoss, batch_pairs
+from sightline.losses.base import PRESETS, LossBatch, PairLoss, on_batches
 from sightline.losses.contrastive import CalibrationLoss, TripletLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
-from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, refuse_references
+from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_alone
 from sightline.losses.recall import PLACES, SupRecallLoss
 from sightline.ranking.pairs import Pairs, check_labels
 from sightline.ranking.ranks import check_counts, check_range
-from sightline.ranking.similarity import both_in_full_precision
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
 NAMES: dict[type, str] = {
@@ -52,13 +51,18 @@ def all_terms(names: Sequence[str], losses: Iterable[nn.Module], values: Sequenc
     return {name: value for term in zip(names, losses, values, strict=True) for name, value in named_terms(*term).items()}
 
 
-def takes_references(loss: nn.Module) -> bool:
-    """Whether the loss can be called with a reference set: those with proxies alone cannot."""
+def takes_references(loss: object) -> bool:
+    """Whether the loss can be called with a reference set: losses on proxies cannot."""
     return bool(getattr(loss, "takes_references", True))
 
 
+def call_on(loss: Callable[..., Tensor], batch: LossBatch) -> Tensor:
+    """The loss of a batch; a loss with proxies gets neither references nor chosen pairs."""
+    return loss(batch.embeddings, batch.labels, **(batch.beside if takes_references(loss) else {}))
+
+
 class Decomposed(nn.Module):
-    """``(1 - weight) * rank + weight * term``: a rank loss and what makes a batch speak for the whole set.
+    """``(1 - weight) * rank + weight * term``: a rank loss and a term that keeps scores comparable across batches.
 
     Args:
         rank: the rank loss; its preset sets the reduction of ``calibration`` too.
@@ -96,24 +100,21 @@ class Decomposed(nn.Module):
         if decomposability == "calibration":
             self.term: CalibrationLoss | NormSoftmaxLoss = calibration
         elif n_classes is None or embedding_dim is None:
-            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim; 'calibration' needs neither")
+            raise InputError("decomposability 'proxy' needs n_classes and embedding_dim, 'calibration' neither")
         else:
             self.term = NormSoftmaxLoss(n_classes, embedding_dim, temperature)
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        # The gradients of both terms meet before they are rounded.
-        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-        pairs = batch_pairs(embeddings, labels, ref_emb, ref_labels, self.rank.include_self)
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        batch = batch.in_full_precision()
+        pairs = batch.pairs(self.rank.include_self)
         if isinstance(self.term, CalibrationLoss) and not self.rank.include_self:
             return self.of_pairs(pairs)
         # Proxies compare with the batch alone; the pairs of calibration are of two items, never a query with itself.
-        references = (ref_emb, ref_labels) if takes_references(self.term) else ()
-        return self._sum(self.rank.of_pairs(pairs), self.term(embeddings, labels, *references))
+        return self._sum(self.rank.of_pairs(pairs), call_on(self.term, batch))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of pairs at hand, with ``calibration``: of scores and relevance, see :func:`table_pairs`.
+        """The loss of given pairs, with ``calibration``; :func:`table_pairs` makes pairs of scores and relevance.
 
         Example:
             >>> import torch
@@ -139,7 +140,7 @@ class RoadmapLoss(Decomposed):
         ``decomposability="proxy"``
 
     Use:
-        The default of recipes: sup_ap alone does not tie one batch's scores to another's, and small batches need that.
+        The default of recipes. sup_ap alone does not tie one batch's scores to another's, which matters in small batches.
 
     Cost:
         The core's, and a few passes over the scores; scores are computed once for both terms.
@@ -203,7 +204,7 @@ class RODRecallLoss(Decomposed):
         sup_recall's, and the term's.
 
     Defaults:
-        The papers give no weight here; those of roadmap are taken. The released code sets none, which is 0.5 with either
+        The papers give no weight; those of roadmap are used. The released code sets none, which means 0.5 with either
         term.
 
     Limit:
@@ -304,7 +305,7 @@ class HappierFLoss(Decomposed):
         That of happier with alpha 5
 
     Use:
-        Label trees of which the finest level is what counts most.
+        Label trees where the finest level matters most.
 
     Cost:
         As happier.
@@ -393,15 +394,15 @@ class RODNDCGLoss(Decomposed):
 
 
 def _released(preset: str, given: float | None, value: float) -> float | None:
-    """What was given; where nothing was, the value of the released code if that is to be repeated."""
+    """The given value, or that of the released code where none is given and the preset is not the paper's."""
     return value if given is None and preset != "paper" else given
 
 
 class WeightedSum(nn.Module):
-    """The sum of losses, each times its weight; losses with proxies see the batch alone where there is a reference set.
+    """The sum of losses, each times its weight; losses with proxies ignore a reference set.
 
     Args:
-        losses: what is added up.
+        losses: the terms.
         weights: of each.
         names: of each, in ``terms``; None for their places, from 1.
 
@@ -421,12 +422,12 @@ class WeightedSum(nn.Module):
         self.terms: dict[str, Tensor] = {}
         self.takes_references = any(map(takes_references, losses))
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
-        embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
-        references = ref_emb, ref_labels
-        values = [loss(embeddings, labels, *(references if takes_references(loss) else ())) for loss in self.losses]
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
+        if not self.takes_references:
+            check_alone(batch)
+        batch = batch.in_full_precision()
+        values = [call_on(loss, batch) for loss in self.losses]
         self.terms = all_terms(self.names, self.losses, values)
         return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum()
 
@@ -444,7 +445,7 @@ def sum_over_levels(
 
     Args:
         losses: one loss without proxies for all levels, or L losses, finest level first; each is called as
-            ``loss(embeddings, labels, ref_emb, ref_labels)``.
+            ``loss(embeddings, labels)``, with ``ref_emb=`` and ``ref_labels=`` where a reference set is given.
         embeddings: (B, D).
         labels: (B, L) integers, finest level first; (B,) for one level.
         ref_emb: (G, D) items to compare with instead of the batch.
@@ -461,42 +462,37 @@ def sum_over_levels(
     """
     if callable(losses):
         if isinstance(losses, nn.Module) and any(True for _ in losses.parameters()):
-            raise InputError("losses: a loss with proxies needs a table for each level: make it with SumOverLevels")
+            raise InputError("losses must have no proxies, which need a table for each level; use SumOverLevels")
         losses = [losses] * check_labels(labels, len(embeddings), "labels").shape[1]
     check_counts(n_levels=len(losses))
-    return torch.stack(_of_levels(losses, embeddings, labels, ref_emb, ref_labels)).mean()
+    return torch.stack(_of_levels(losses, LossBatch(embeddings, labels, None, ref_emb, ref_labels))).mean()
 
 
-def _of_levels(
-    losses: Sequence[Callable[..., Tensor]],
-    embeddings: Tensor,
-    labels: Tensor,
-    ref_emb: Tensor | None,
-    ref_labels: Tensor | None,
-) -> list[Tensor]:
+def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: LossBatch) -> list[Tensor]:
     """The loss of each level, finest first."""
-    # The gradients of all levels meet before they are rounded.
-    embeddings, ref_emb = both_in_full_precision(embeddings, ref_emb)
+    batch.refuse(["indices_tuple"], "a sum over levels takes no chosen pairs: those of one level are not another's")
+    embeddings, labels, _, ref_emb, ref_labels = batch.in_full_precision()
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")
     if ref_emb is not None and ref_labels is not None:  # one without the other is refused by the losses
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
-    return [
-        loss(embeddings, labels[:, level:], ref_emb, None if ref_labels is None else ref_labels[..., level:])
-        for level, loss in enumerate(losses)
+    above = [
+        LossBatch(embeddings, labels[:, level:], None, ref_emb, None if ref_labels is None else ref_labels[..., level:])
+        for level in range(len(losses))
     ]
+    return [loss(part.embeddings, part.labels, **part.beside) for loss, part in zip(losses, above, strict=True)]
 
 
 def _check_levels(labels: Tensor, n_items: int, n_levels: int, name: str) -> Tensor:
     labels = check_labels(labels, n_items, name)
     if labels.shape[1] != n_levels:
-        raise InputError(f"{name}: {n_levels} levels are needed, found {labels.shape[1]}")
+        raise InputError(f"{name} must have {n_levels} levels, got {labels.shape[1]}")
     return labels
 
 
 class PathNumbers(nn.Module):
-    """Numbers the paths of one level from 0 in the order in which they are met, and remembers them.
+    """Numbers the paths of one level from 0 in the order in which they occur, and keeps the numbers.
 
-    New paths of one call are numbered in sorted order, whatever the order of the batch. In evaluation mode nothing is kept.
+    New paths of one call are numbered in sorted order, whatever the order of the batch. Evaluation mode stores nothing.
 
     Args:
         n_classes: how many different paths there may be.
@@ -523,7 +519,7 @@ class PathNumbers(nn.Module):
         table = torch.cat([known, met[is_new]])
         if len(table) > len(self.paths):
             raise InputError(
-                f"labels: there are places for {len(self.paths)} classes; {table[len(self.paths)].tolist()} is one too many"
+                f"labels must be of at most {len(self.paths)} classes; {table[len(self.paths)].tolist()} is one more"
             )
         if self.training:
             self.paths[: len(table)] = table
@@ -536,15 +532,15 @@ class PathNumbers(nn.Module):
 class SumOverLevels(nn.Module):
     """:func:`sum_over_levels` of one loss made for every level, each with a proxy table of its own if it has one.
 
-    A loss that numbers its proxies by label is known by ``n_classes``: it gets one number for each path from the
-    coarsest level down to its own, so names that recur below two parents have two proxies. Paths are numbered as they are
-    met in training, and kept in buffers; give ``paths`` to fix the numbers beforehand, as several processes need.
+    With ``n_classes``, for losses that number their proxies by label, each gets one number for each path from the
+    coarsest level down to its own, so names that recur below two parents have two proxies. Paths are numbered as they
+    occur in training, and kept in buffers; give ``paths`` to fix the numbers beforehand, as several processes must.
 
     Args:
         loss_factory: called with each level, 0 the finest, to make its loss.
         n_levels: L.
         n_classes: classes of each level, finest first, for losses with proxies; None for those without.
-        paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; repeated ones count once.
+        paths: (N, L) label paths to number beforehand, with ``n_classes`` alone; duplicates count once.
 
     Attributes:
         terms: ``level_0``, ``level_1``, ... of the last call; see :mod:`sightline.losses.sums`.
@@ -566,9 +562,9 @@ class SumOverLevels(nn.Module):
         super().__init__()
         check_counts(n_levels=n_levels)
         if n_classes is not None and (isinstance(n_classes, int) or len(n_classes) != n_levels):
-            raise InputError(f"n_classes is {n_classes}; {n_levels} counts are needed, one a level, finest first")
+            raise InputError(f"n_classes must be {n_levels} counts, one for each level, finest first; got {n_classes}")
         if paths is not None and n_classes is None:
-            raise InputError("paths: only losses with proxies, for which n_classes is given, number their classes")
+            raise InputError("paths are for losses with proxies: give n_classes too, or leave paths out")
         self.losses = nn.ModuleList(loss_factory(level) for level in range(n_levels))
         self.takes_references = n_classes is None
         self.terms: dict[str, Tensor] = {}
@@ -579,19 +575,18 @@ class SumOverLevels(nn.Module):
             for level, numbers in enumerate(self.numbers):
                 numbers(paths[:, level:])
 
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> Tensor:
+    @on_batches
+    def forward(self, batch: LossBatch) -> Tensor:
         called: Sequence[Callable[..., Tensor]] = list(self.losses)
         if self.numbers:
-            refuse_references(ref_emb, ref_labels)
+            check_alone(batch)
             called = [partial(_by_number, *both) for both in zip(self.losses, self.numbers, strict=True)]
-        values = _of_levels(called, embeddings, labels, ref_emb, ref_labels)
+        values = _of_levels(called, batch)
         self.terms = all_terms([f"level_{level}" for level in range(len(values))], self.losses, values)
         return torch.stack(values).mean()
 
 
-def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor, *_: None) -> Tensor:
+def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
     """A loss called with the numbers of the paths for labels."""
     return loss(embeddings, numbers(labels))  # type: ignore[no-any-return]
 
@@ -650,7 +645,7 @@ def norm_softmax_over_levels(
         class_counts: classes of each level, finest first.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the finest level's first proxies; each coarser level takes the next number.
+        seed: random seed of the finest level's initial proxies; each coarser level takes the next number.
         paths: as in :class:`SumOverLevels`.
 
     Example:
@@ -689,7 +684,7 @@ def proxy_nca_pp_over_levels(
         class_counts: classes of each level, finest first.
         embedding_dim: D.
         temperature: what cosines are divided by.
-        seed: of the finest level's first proxies; each coarser level takes the next number.
+        seed: random seed of the finest level's initial proxies; each coarser level takes the next number.
         paths: as in :class:`SumOverLevels`.
 
     Example:

@@ -51,7 +51,7 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
     """
     if name == "tiny":
         if weights is not None:
-            raise InputError(f"backbone 'tiny' has no weights, {weights!r} was asked for")
+            raise InputError(f"backbone 'tiny' has no pretrained weights, got weights={weights!r}; use None")
         return TinyBackbone()
     if not timm.is_model(name):
         raise InputError(f"unknown backbone {name!r}: {nearest(name, ['tiny', *timm.list_models()])}")
@@ -65,7 +65,7 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(source, pretrained=is_remote, num_classes=0)
     except failure as error:
-        what = f"its weights cannot be had from the hub ({error}); give a file" if is_remote else error
+        what = f"its weights cannot be downloaded from the hub ({error}); give a file" if is_remote else error
         raise InputError(f"backbone {name!r}: {what}") from error
     if weights == "distilled":
         stored = model.state_dict()
@@ -138,15 +138,15 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def add_lora(backbone: nn.Module, rank: int = 8, seed: int = 0) -> None:
-    """Put a trainable product of two thin matrices beside each linear layer; the backbone's own weights rest.
+    """Add a trainable product of two low-rank matrices to each linear layer, and freeze the backbone's own weights.
 
-    At first the products are 0, so nothing that the backbone computes changes. Convolutions are taken where there is no
-    linear layer; those in groups are left as they are.
+    The products start at 0, so that the backbone computes what it did. Where there is no linear layer, convolutions get
+    them, except those in groups.
 
     Args:
         backbone: changed in place.
-        rank: the thin side of the matrices.
-        seed: of the random one of the two.
+        rank: of the products.
+        seed: random seed of the one of the two matrices that does not start at 0.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -167,7 +167,7 @@ def adapters(backbone: nn.Module) -> dict[str, nn.Module]:
 
 
 def merge_adapters(backbone: nn.Module) -> None:
-    """Add what was learnt to the backbone's own weights and put its own layers back, in place; peft is needed no more."""
+    """Merge the adapters into the backbone's own weights and put its own layers back, in place; peft is no longer used."""
     for name, layer in adapters(backbone).items():
         layer.merge(safe_merge=True)  # type: ignore[operator]
         backbone.set_submodule(name, layer.get_base_layer())  # type: ignore[operator]

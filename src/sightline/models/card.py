@@ -1,6 +1,6 @@
-"""The model card beside a saved encoder, read back; and hubs, which show it: folders as ``owner/name``.
+"""The model card beside a saved encoder, and upload to and download from hubs, where a folder is ``owner/name``.
 
-``README.md`` has a head that hubs read. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` who asks.
+The card is ``README.md``, with a YAML head that hubs read. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` is the token.
 """
 
 import hashlib
@@ -63,9 +63,9 @@ class DataFacts(Facts):
 
 
 class TrainingFacts(Facts):
-    """How an encoder was trained: the loss with all its options, the budget, and where the weights began.
+    """How an encoder was trained: the loss with all its options, the budget, and the starting weights.
 
-    ``trained_share`` is how far the weights are from where they began to where training ended, if that was chosen.
+    ``trained_share`` is the position of the weights between the start (0) and the end (1) of training, if it was chosen.
     """
 
     loss: str
@@ -143,6 +143,7 @@ class ModelCard(Account):
     dim: int
     is_whitened: bool
     preprocessing: Preprocessing
+    factory: str | None = None  # import path, of a wrapped module
     version: str = __version__
 
     def as_markdown(self) -> str:
@@ -205,7 +206,7 @@ def read_card(folder: Path | str) -> ModelCard:
     """
     file = Path(folder) / CARD_FILE
     if not file.is_file():
-        raise InputError(f"{folder}: it has no {CARD_FILE}; sightline export card writes one")
+        raise InputError(f"{folder}: no {CARD_FILE}; `sightline export card` writes one")
     try:
         head = metadata_load(file)
         if head is None or SECTION not in head:
@@ -244,7 +245,9 @@ def download(name: str, files: Sequence[str], revision: str | None = None) -> Pa
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # what network libraries raise has no base in common
         at = "" if revision is None else f" at {revision!r}"
-        raise InputError(f"{name}: no such folder, and the hub does not give it{at}: {_first_line(error)}") from error
+        raise InputError(
+            f"{name}: no such folder, and it cannot be downloaded from the hub{at}: {_first_line(error)}"
+        ) from error
 
 
 def upload(
@@ -263,7 +266,7 @@ def upload(
         The commit's address.
     """
     if not is_hub_name(name):
-        raise InputError(f"{name!r}: 'owner/name' is needed")
+        raise InputError(f"a hub name must be 'owner/name', got {name!r}")
     api = HfApi(library_name="sightline")
     try:
         api.create_repo(name, private=private, exist_ok=True)
@@ -271,7 +274,7 @@ def upload(
             api.create_branch(name, branch=revision, exist_ok=True)
         done = api.upload_folder(repo_id=name, folder_path=folder, revision=revision, commit_message=message)
     except Exception as error:
-        raise InputError(f"{name}: the hub did not take it: {_first_line(error)}") from error
+        raise InputError(f"{name}: the upload to the hub failed: {_first_line(error)}") from error
     return str(done.commit_url)
 
 

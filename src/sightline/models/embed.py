@@ -8,20 +8,38 @@ import torch
 
 from sightline.data.dataset import ImageDataset
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest
+from sightline.data.manifest import Manifest, read_manifest
 from sightline.data.transforms import eval_transform
-from sightline.models.encoder import Encoder
+from sightline.errors import InputError
+from sightline.models.encoder import Encoder, check_encoder
 
 
 def embed_manifest(
     encoder: Encoder,
-    manifest: Manifest,
+    manifest: Manifest | Path | str,
     batch_size: int = 64,
     n_workers: int = 0,
     show_progress: bool = False,
     backend: str = "auto",
 ) -> EmbeddingTable:
-    """A vector for each image of the manifest, in its order; one error names all images that cannot be read."""
+    """A vector for each image of the manifest, in its order; one error names all images that cannot be read.
+
+    Args:
+        encoder: what embeds.
+        manifest: the images; or a ``.csv`` or ``.parquet`` file, or a folder of images, with or without labels.
+        batch_size: images in one pass through the model.
+        n_workers: processes that read images ahead; 0 reads them in threads.
+        show_progress: draw a progress bar.
+        backend: what computes; see :meth:`Encoder.encode`.
+    """
+    check_encoder(encoder)
+    if isinstance(manifest, str | Path):
+        manifest = read_manifest(Path(manifest), labelled=False)
+    if not isinstance(manifest, Manifest):
+        raise InputError(
+            f"manifest must be a Manifest, a file or a folder of images, got {type(manifest).__name__}; "
+            "Encoder.encode takes a list of images"
+        )
     dataset = ImageDataset.of(manifest, eval_transform(encoder.settings.preprocessing))
     vectors = encoder.encode_dataset(dataset, batch_size, n_workers, show_progress, backend)
     return EmbeddingTable(manifest, vectors, encoder.fingerprint())

@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.inference import WORTH_EXPORTING, Backend, open_backend, torch_backend
 from sightline.models.pooling import POOLINGS
 from sightline.models.quick_backward import quick_backward
-from sightline.progress import tracked
+from sightline.models.wrapped import ModuleSource, WrappedBackbone, as_preprocessing, module_source
+from sightline.progress import html_table, tracked
 
 FORMAT = 1
 SETTINGS_FILE = "encoder.json"
@@ -60,12 +61,17 @@ class EncoderSettings(BaseModel):
     preprocessing: Preprocessing
     feature_norm: FeatureNorm = "layer"
     whitening_dim: int | None = Field(default=None, ge=1, le=MOST_DIMENSIONS)
+    module: ModuleSource | None = None  # of a wrapped module, whose name ``backbone`` then is
+
+    def absent(self) -> set[str]:
+        """The keys that an encoder without whitening or wrapped module does without, in files and fingerprints."""
+        return {key for key in ("whitening_dim", "module") if getattr(self, key) is None}
 
 
 class Encoder(nn.Module):
     """Images to unit vectors: backbone, pooling, a norm, projection, L2 norm and, where one was fitted, a whitening.
 
-    Make one with :meth:`create` or :meth:`from_pretrained`; ``card`` is what the latter found written of it.
+    Make one with :meth:`create`, :meth:`wrap` or :meth:`from_pretrained`; ``card`` is the model card read by the last.
     """
 
     def __init__(self, settings: EncoderSettings, backbone: nn.Module, trust: bool = False) -> None:
@@ -101,7 +107,7 @@ class Encoder(nn.Module):
         stretch: bool = False,
         trust: bool = False,
     ) -> "Encoder":
-        """A new encoder; what no file gives is drawn from the seed.
+        """A new encoder; weights that come from no file are random, by the seed.
 
         Args:
             backbone: a timm model's name, or ``tiny``.
@@ -122,7 +128,7 @@ class Encoder(nn.Module):
             (1, 8)
         """
         if resize is not None and resize < image_size:
-            raise InputError(f"resize is {resize}, image_size {image_size}: no such square can be cut out")
+            raise InputError(f"resize must be at least image_size, got {resize} and {image_size}")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = create_backbone(backbone, weights)
@@ -140,15 +146,82 @@ class Encoder(nn.Module):
         encoder._check_image_size()
         return encoder
 
+    @classmethod
+    def wrap(
+        cls,
+        module: nn.Module,
+        preprocessing: Preprocessing | int | object,
+        name: str | None = None,
+        *,
+        factory: str | Callable[..., nn.Module] | None = None,
+        output: str | None = None,
+        pooling: str | None = None,
+        embedding_dim: int | None = None,
+        freeze_batch_norm: FreezeBatchNorm = "stats",
+        seed: int = 0,
+    ) -> "Encoder":
+        """An encoder around a module of your own, or a Hugging Face vision model; it shares the module's weights.
+
+        It encodes, trains, indexes and serves like any other. To be saved it needs a factory that another process can
+        import, and :meth:`from_pretrained` imports it only with ``trust=True``. A Hugging Face model, or a module whose
+        class is importable and takes no arguments, is its own factory.
+
+        Args:
+            module: from (B, 3, H, W) images to (B, C) vectors, (B, C, H, W) maps or (B, T, C) tokens.
+            preprocessing: of the images; or their side in pixels, with ImageNet's colours; or a Hugging Face image
+                processor.
+            name: what cards and galleries call it; default: the name of its class.
+            factory: a function or class that makes the module without arguments, itself or as ``package.module:name``.
+            output: the attribute or key of the module's output that holds the features; default: the output itself or, of
+                a Hugging Face model, ``image_embeds``, ``last_hidden_state`` or ``pooler_output``, the first it has.
+            pooling: see :meth:`create`; default: ``none`` for vectors, ``cls`` for tokens of which the first is no part of
+                the image, ``avg`` otherwise.
+            embedding_dim: dimensions of a projection added to it, after a LayerNorm; None keeps the module's vectors.
+            freeze_batch_norm: see :meth:`create`.
+            seed: random seed of the projection.
+
+        Example:
+            >>> encoder = Encoder.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5)), 8, name="linear")
+            >>> encoder.encode([Image.new("RGB", (40, 30))]).shape
+            (1, 5)
+        """
+        if not isinstance(module, nn.Module):
+            raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+        seen, was_training = as_preprocessing(preprocessing), module.training
+        source = module_source(module, factory, output)
+        backbone = WrappedBackbone(module, seen.crop, output)
+        learning = [key for key, weight in backbone.named_parameters() if weight.requires_grad]
+        tokens = "cls" if backbone.num_prefix_tokens else "avg"
+        settings = EncoderSettings(
+            backbone=name or type(module).__name__,
+            pooling=pooling or {2: "none", 3: tokens, 4: "avg"}[backbone.n_axes],
+            embedding_dim=embedding_dim,
+            freeze_batch_norm=freeze_batch_norm,
+            preprocessing=seen,
+            feature_norm="none" if embedding_dim is None else "layer",
+            module=source,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            encoder = cls(settings, backbone)
+        encoder._check_image_size()
+        encoder.learn_only(learning)  # what the user has frozen stays frozen
+        return encoder.train(was_training)
+
     def _check_image_size(self) -> None:
         """Refuse an image size that the backbone cannot take, as most transformers take one alone."""
         name, side = self.settings.backbone, self.settings.preprocessing.crop
         try:
             with torch.inference_mode():
-                self.eval()(torch.zeros(1, 3, side, side))
+                self.eval()(torch.zeros(1, 3, side, side, device=self.device))
         except (AssertionError, RuntimeError) as error:
             raise InputError(f"backbone {name!r} takes no images of {side} x {side} pixels: {error}") from error
         self.train()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next((weight.device for weight in self.parameters()), torch.device("cpu"))
 
     @property
     def dim(self) -> int:
@@ -174,9 +247,9 @@ class Encoder(nn.Module):
         return self
 
     def allow_gradients(self, backbone: bool = True) -> None:
-        """Say whether the backbone learns: by its adapters alone if it has some, or by what :meth:`learn_only` named.
+        """Make the backbone trainable or freeze it: its adapters alone if it has some, else what :meth:`learn_only` named.
 
-        Batch norms that are frozen altogether never do.
+        Batch norms that are frozen altogether stay frozen.
         """
         has_adapters = bool(adapters(self.backbone))
         for name, weight in self.backbone.named_parameters():
@@ -187,18 +260,18 @@ class Encoder(nn.Module):
                 layer.requires_grad_(False)
 
     def learn_only(self, names: Collection[str], pooling: bool = True) -> None:
-        """Let the backbone learn by these of its weights alone; the head learns in any case.
+        """Train only these weights of the backbone; the head is trained in any case.
 
         Args:
             names: of weights, as the backbone has them.
-            pooling: whether the pooling learns.
+            pooling: whether to train the pooling.
         """
         self._learning = frozenset(names)
         self.pooling.requires_grad_(pooling)
         self.allow_gradients()
 
     def add_lora(self, rank: int = 8, seed: int = 0) -> None:
-        """Let the backbone learn by added weights of low rank alone; they are merged with its own when it is saved."""
+        """Train the backbone by LoRA adapters alone; they are merged into its weights when it is saved."""
         add_lora(self.backbone, rank, seed)
         self.allow_gradients()
 
@@ -209,19 +282,33 @@ class Encoder(nn.Module):
             whitening: fitted on vectors of this encoder.
         """
         if self.head.whitening is not None:
-            raise InputError("the encoder whitens its vectors already: fit on the encoder without whitening")
+            raise InputError("the encoder already whitens its vectors: fit on the encoder without whitening")
         out_dim, in_dim = whitening.weight.shape
         if in_dim != self.dim:
             raise InputError(f"whitening: fitted on {in_dim} dimensions, the encoder has {self.dim}")
         encoder = copy.deepcopy(self)
         encoder.settings = self.settings.model_copy(update={"whitening_dim": out_dim})
-        encoder.head.whitening = copy.deepcopy(whitening).to(next(self.parameters()).device)
+        encoder.head.whitening = copy.deepcopy(whitening).to(self.device)
         return encoder
+
+    def _repr_html_(self) -> str:
+        settings = self.settings
+        seen, factory = settings.preprocessing, settings.module and settings.module.factory
+        n_learn = sum(weight.numel() for weight in self.parameters() if weight.requires_grad)
+        rows = {
+            "backbone": settings.backbone + (f" ({factory})" if factory else ""),
+            "pooling": settings.pooling,
+            "vectors": f"{self.dim} dimensions{', whitened' if settings.whitening_dim else ''}",
+            "images": f"{seen.crop} x {seen.crop} pixels, from {seen.resize}{' stretched' if seen.stretch else ''}",
+            "weights": f"{sum(weight.numel() for weight in self.parameters()):,}, {n_learn:,} of them trainable",
+            "device": str(self.device),
+        }
+        return html_table([["Encoder", ""], *rows.items()])
 
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
-        unsaid = {"freeze_batch_norm"} | ({"whitening_dim"} if self.settings.whitening_dim is None else set())
-        return state_hash(self.state_dict(), self.settings.model_dump_json(exclude=unsaid))
+        exclude = {"freeze_batch_norm", *self.settings.absent()}
+        return state_hash(self.state_dict(), self.settings.model_dump_json(exclude=exclude))
 
     def encode(
         self,
@@ -245,7 +332,7 @@ class Encoder(nn.Module):
             (N, D) float32.
         """
         if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and _is_picture(images)):
-            raise InputError(f"encode takes a list of images, found a single {type(images).__name__}")
+            raise InputError(f"encode takes a list of images, got a single {type(images).__name__}")
         opened = [_as_source(image, place) for place, image in enumerate(images)]
         dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
         return self.encode_dataset(dataset, batch_size, n_workers, show_progress, backend)
@@ -296,18 +383,25 @@ class Encoder(nn.Module):
 
         Args:
             folder: where to.
-            account: what the card tells of data, training and metrics; None for that of ``card``, if it is still about
-                this encoder by its fingerprint, or else nothing.
+            account: what the card says about data, training and metrics; None for that of ``card`` if it has the
+                fingerprint of this encoder, else nothing.
         """
         if adapters(self.backbone):
             merged = copy.deepcopy(self)
             merge_adapters(merged.backbone)
             return merged.save_pretrained(folder, account)
-        folder = Path(folder)
+        source, folder = self.settings.module, Path(folder)
+        if source is not None and source.factory is None:
+            raise InputError(
+                f"encoder {self.settings.backbone!r} cannot be saved: another process must be able to make the module; "
+                "put what makes it into a .py file and give Encoder.wrap(..., factory='my_module:make_model')"
+            )
         with replaced_folder(folder, SETTINGS_FILE, "an encoder") as new:
-            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, new / WEIGHTS_FILE)
+            save_file(_separate(self.state_dict()), new / WEIGHTS_FILE)
             card = self.described(folder.resolve().name, account)
-            described = {"format": FORMAT, "fingerprint": card.fingerprint, **self.settings.model_dump()}
+            # Without ``module`` where there is none; ``whitening_dim`` has always been written.
+            settings = self.settings.model_dump(exclude=self.settings.absent() - {"whitening_dim"})
+            described = {"format": FORMAT, "fingerprint": card.fingerprint, **settings}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
             write_card(new, card)
             _keep_rejector(folder, new, card.fingerprint)
@@ -325,6 +419,7 @@ class Encoder(nn.Module):
             pooling=self.settings.pooling,
             dim=self.dim,
             is_whitened=self.settings.whitening_dim is not None,
+            factory=None if self.settings.module is None else self.settings.module.factory,
             preprocessing=self.settings.preprocessing,
             **{key: getattr(account, key) for key in Account.model_fields},
         )
@@ -349,12 +444,13 @@ class Encoder(nn.Module):
         Args:
             folder: a folder; or, as a string, ``owner/name`` on a hub where there is no such folder.
             revision: of a hub's: branch, tag or commit; None for ``main``.
-            trust: import and run a pooling that the encoder names as ``package.module:Name``; otherwise it is refused.
+            trust: import and run the factory of a wrapped module, or a pooling that the encoder names as
+                ``package.module:Name``; otherwise they are refused.
         """
         hub_name, folder = folder, recovered_folder(Path(folder))
         root = folder
         if revision is not None and folder.exists():
-            raise InputError(f"{folder}: a folder, which has no revision {revision!r}")
+            raise InputError(f"{folder}: revision is for a hub, and this is a folder; got revision {revision!r}")
         if is_hub_name(hub_name) and not folder.exists():
             folder = download(str(hub_name), (SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE), revision)
             root = folder.parents[1]  # whose snapshots are links to its blobs
@@ -369,7 +465,9 @@ class Encoder(nn.Module):
         try:
             settings = EncoderSettings.model_validate(described)
             with torch.random.fork_rng():  # the weights drawn here are replaced
-                encoder = cls(settings, create_backbone(settings.backbone), trust)
+                encoder = cls(settings, _create_backbone(settings, trust), trust)
+        except InputError as error:
+            raise InputError(f"{folder / SETTINGS_FILE}: {error}") from error
         except (TypeError, ValueError, RuntimeError) as error:  # not these keys, or values that no encoder has
             raise InputError(f"{folder / SETTINGS_FILE}: not an encoder's settings: {error}") from error
         try:
@@ -382,6 +480,30 @@ class Encoder(nn.Module):
             regular_file(folder / CARD_FILE, root)
             encoder.card = read_card(folder)
         return encoder.eval()
+
+
+def check_encoder(encoder: object) -> None:
+    """Refuse anything but an encoder."""
+    if not isinstance(encoder, Encoder):
+        hint = "; Encoder.from_pretrained reads a folder" if isinstance(encoder, str | Path) else ""
+        raise InputError(f"encoder must be an Encoder, got {type(encoder).__name__}{hint}; Encoder.wrap wraps any module")
+
+
+def _create_backbone(settings: EncoderSettings, trust: bool) -> nn.Module:
+    """The backbone that the settings name, with random weights."""
+    if settings.module is None:
+        return create_backbone(settings.backbone)
+    return WrappedBackbone(settings.module.create(trust), settings.preprocessing.crop, settings.module.output)
+
+
+def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, contiguous, and those that share memory with an earlier one copied: safetensors refuses them."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in state.items():
+        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def state_hash(state: dict[str, Tensor], settings: str = "") -> str:
@@ -412,7 +534,5 @@ def _as_source(image: ImageInput, place: int) -> Path | Image.Image:
         return image
     array = np.asarray(image)
     if array.dtype != np.uint8 or 0 in array.shape or not (array.ndim == 2 or _is_picture(array)):
-        raise InputError(
-            f"image {place}: uint8 (H, W), (H, W, 3) or (H, W, 4) is needed, found {array.dtype} {array.shape}"
-        )
+        raise InputError(f"image {place} must be uint8 (H, W), (H, W, 3) or (H, W, 4), got {array.dtype} {array.shape}")
     return Image.fromarray(array)

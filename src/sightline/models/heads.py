@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sightline.errors import InputError, choose
+from sightline.errors import InputError, choose, named_errors
 from sightline.files import replaced
 
 FeatureNorm = Literal["layer", "l2", "none"]
@@ -46,7 +48,7 @@ class Whitening(nn.Module):
         self.bias = nn.Buffer(torch.zeros(out_dim))
 
     @classmethod
-    def fit(cls, vectors: Tensor, dim: int | None = None, power: float = 0.25) -> "Whitening":
+    def fit(cls, vectors: Tensor | ArrayLike, dim: int | None = None, power: float = 0.25) -> "Whitening":
         """The whitening of some vectors, which should be others than those to be searched.
 
         Directions of no variance, below 1e-10 of the largest, are dropped. The largest entry of every direction is
@@ -57,10 +59,14 @@ class Whitening(nn.Module):
             dim: directions to keep, those of the largest variance; None for all.
             power: 0 rotates, 0.25 is square-rooted, 0.5 makes every variance 1.
         """
-        if vectors.ndim != 2 or len(vectors) < 2 or not vectors.isfinite().all():
-            raise InputError(f"whitening: at least 2 finite vectors (N, D) are needed, found {tuple(vectors.shape)}")
+        if not isinstance(vectors, Tensor):
+            with named_errors("whitening", "vectors must be a (N, D) table of numbers", TypeError, ValueError):
+                vectors = torch.from_numpy(np.array(vectors, np.result_type(np.float32, np.asarray(vectors))))
+        if vectors.ndim != 2 or len(vectors) < 2 or not vectors.is_floating_point() or not vectors.isfinite().all():
+            found = f"{vectors.dtype} {tuple(vectors.shape)}"
+            raise InputError(f"whitening: vectors must be at least 2 finite rows (N, D), got {found}")
         if not 0 <= power <= 1:
-            raise InputError(f"whitening: power is {power}; from 0 to 1 fits: 0.25 is square-rooted, 0.5 whitens fully")
+            raise InputError(f"whitening: power must be from 0 to 1 (0.25 square-rooted, 0.5 unit variance), got {power}")
         mean = vectors.mean(0, dtype=torch.float64)
         covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=vectors.device)
         for block in vectors.split(FITTED_ROWS):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sightline.errors import InputError, nearest
 from sightline.files import cache_root, replaced, write_text
-from sightline.models.onnx_export import INPUT, export_onnx
 from sightline.progress import say
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _missing_packages(name: str) -> list[str]:
 
 
 def _automatic(encoder: "Encoder", n_images: int) -> Backend:
-    if next(encoder.parameters()).device.type != "cpu" or _missing_packages("onnx"):
+    if encoder.device.type != "cpu" or _missing_packages("onnx"):
         return torch_backend(encoder)
     file = onnx_file(encoder)
     if file.is_file():
@@ -90,6 +89,8 @@ def onnx_file(encoder: "Encoder") -> Path:
 
 def _make(encoder: "Encoder", file: Path) -> None:
     """Export the encoder to the cache, if ONNX Runtime then computes what torch does."""
+    from sightline.models.onnx_export import export_onnx  # which imports the encoder, and that this module
+
     say(f"exporting the encoder to ONNX (once, kept in {file.parent})")
     with replaced(file) as scratch:
         export = export_onnx(encoder, scratch.with_suffix(".onnx"))
@@ -105,13 +106,13 @@ def _difference(encoder: "Encoder", file: Path) -> float:
     side = encoder.settings.preprocessing.crop
     noise = torch.randn(N_COMPARED, 3, side, side, generator=torch.Generator().manual_seed(0))
     smooth = noise.cumsum(2).cumsum(3) / side
-    images = torch.cat([noise, smooth]).to(next(encoder.parameters()).device)
+    images = torch.cat([noise, smooth]).to(encoder.device)
     return float(np.abs(torch_backend(encoder)(images) - onnx_backend(file)(images.cpu())).max())
 
 
 def torch_backend(encoder: "Encoder", compute: Callable[[Tensor], Tensor] | None = None) -> Backend:
     """The encoder itself, or another function of it, on its device."""
-    device, function = next(encoder.parameters()).device, compute or encoder
+    device, function = encoder.device, compute or encoder
 
     def run(images: Tensor) -> NDArray[np.float32]:
         with torch.inference_mode():
@@ -127,10 +128,11 @@ def onnx_backend(file: Path) -> Backend:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
 
     def run(images: Tensor) -> NDArray[np.float32]:
         parts = [part.contiguous().numpy() for part in images.split(AT_ONCE)]
-        return np.concatenate([session.run(None, {INPUT: part})[0] for part in parts])
+        return np.concatenate([session.run(None, {name: part})[0] for part in parts])
 
     return run
 

@@ -5,16 +5,14 @@ import json
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.models.backbones import adapters, merge_adapters
-
-if TYPE_CHECKING:
-    from sightline.models.encoder import Encoder
+from sightline.models.encoder import Encoder, check_encoder
 
 OPSET = 18
 MAX_BYTES = 1 << 31  # of a protobuf, which the file is
@@ -22,7 +20,7 @@ METADATA_KEY = "sightline"
 INPUT, OUTPUT = "images", "embeddings"
 
 
-def export_onnx(encoder: "Encoder", file: Path | str) -> Path:
+def export_onnx(encoder: Encoder, file: Path | str) -> Path:
     """Write the encoder as an ONNX file of opset 18: normalised images in, unit vectors out, any number at a time.
 
     The file's metadata has one entry, ``sightline``: JSON of :func:`onnx_description`. Needs the extra ``onnx``.
@@ -34,9 +32,10 @@ def export_onnx(encoder: "Encoder", file: Path | str) -> Path:
     Returns:
         The file.
     """
+    check_encoder(encoder)
     file = Path(file)
     if file.suffix != ".onnx":
-        raise InputError(f"{file}: a file that ends in .onnx is needed")
+        raise InputError(f"{file}: the file must end in .onnx")
     if missing := [package for package in ("onnx", "onnxscript") if find_spec(package) is None]:
         raise InputError(f"ONNX export needs {' and '.join(missing)}: pip install 'sightline[onnx]'")
     plain = copy.deepcopy(encoder).cpu().eval()
@@ -63,11 +62,10 @@ def export_onnx(encoder: "Encoder", file: Path | str) -> Path:
     return file
 
 
-def onnx_description(encoder: "Encoder") -> dict[str, Any]:
+def onnx_description(encoder: Encoder) -> dict[str, Any]:
     """What someone who has the file alone must know: how an image becomes the input, and which encoder this is.
 
     Example:
-        >>> from sightline import Encoder
         >>> onnx_description(Encoder.create("tiny", 8, image_size=32))["preprocessing"]["crop"]
         32
     """

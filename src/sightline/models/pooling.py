@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sightline.errors import InputError
 from sightline.registry import Registry
 
 GEM_EPSILON = 1e-6
@@ -17,6 +18,10 @@ GEM_EPSILON = 1e-6
 
 def positions(features: Tensor, n_prefix_tokens: int) -> Tensor:
     """(B, C, positions): the map without its geometry, and without class and register tokens."""
+    if features.ndim not in (3, 4):
+        raise InputError(
+            f"pooling needs (B, C, H, W) or (B, T, C) features, got {tuple(features.shape)}; use pooling 'none'"
+        )
     return features.flatten(2) if features.ndim == 4 else features[:, n_prefix_tokens:].transpose(1, 2)
 
 
@@ -82,6 +87,15 @@ class ClassToken(nn.Module):
         return features[:, 0]
 
 
+class NoPooling(nn.Module):
+    """The vectors of a backbone that pools by itself."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.ndim != 2:
+            raise InputError(f"pooling 'none' needs (B, C) vectors, got features of shape {tuple(features.shape)}")
+        return features
+
+
 def frozen_gem_pooling(n_prefix_tokens: int = 0) -> GeMPooling:
     """Generalised mean over positions whose power stays 3."""
     return GeMPooling(n_prefix_tokens, learns=False)
@@ -96,6 +110,7 @@ POOLINGS: Registry[nn.Module] = Registry(
         "gem_frozen": frozen_gem_pooling,
         "max": max_pooling,
         "mean+max": mean_max_pooling,
+        "none": NoPooling,
     },
     "sightline.poolings",
     wanted="a class of modules from feature maps to (B, C) vectors",

@@ -82,10 +82,14 @@ class CutBackbone:
     def __init__(self, backbone: nn.Module, n_upper: int | None, side: int) -> None:
         names = stage_names(backbone)
         if len(names) < 2:
-            raise InputError("the backbone has no list of stages or blocks, so it cannot be cut: use adaptation 'full'")
+            raise InputError(
+                "the backbone has no list of stages or blocks and cannot be cut: use adaptation 'full' or 'frozen'"
+            )
         self.n_upper = max(1, round(UPPER_SHARE * len(names))) if n_upper is None else n_upper
         if not 1 <= self.n_upper < len(names):
-            raise InputError(f"upper:{n_upper}: the backbone has {len(names)} stages, so 1 to {len(names) - 1} can learn")
+            raise InputError(
+                f"upper:{n_upper}: the backbone has {len(names)} stages, so 1 to {len(names) - 1} of them can be trained"
+            )
         self._backbone, self._side = backbone, side
         self._first = backbone.get_submodule(names[-self.n_upper])
         self._lower_stages = names[: -self.n_upper]
@@ -101,7 +105,9 @@ class CutBackbone:
                 if self._gives(features, whole):
                     break
             else:
-                raise InputError("the backbone cannot be cut: its upper stages need more than the lower ones' output")
+                raise InputError(
+                    "the backbone cannot be cut: its upper stages read more than the lower ones' output; use 'full'"
+                )
         self.upper_weights = self._reached_weights(features)
         backbone.train(was_training)
 
@@ -130,7 +136,7 @@ class CutBackbone:
                 return reached.features
         finally:
             hook.remove()
-        raise InputError("the backbone cannot be cut: its stages do not hand on one tensor, one after the other")
+        raise InputError("the backbone cannot be cut: its stages do not pass one tensor to the next; use adaptation 'full'")
 
     def upper(self, features: Tensor) -> Tensor:
         """The backbone's feature map, from what :meth:`lower` gave."""

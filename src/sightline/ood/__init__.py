@@ -1,4 +1,4 @@
-"""Does an item belong? Scorers by name: an energy, higher for what is further out; calibrated, saved and loaded."""
+"""Out-of-distribution detection: scorers by name, whose energy is higher for items further out of distribution."""
 
 from sightline.ood.classifier import Classifier, classifier_of_proxies
 from sightline.ood.composition import Composition, composed

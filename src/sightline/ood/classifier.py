@@ -1,4 +1,4 @@
-"""Vectors to logits: a classifier's last layer, or what stands in for it where an encoder has none; linear layers."""
+"""Vectors to logits: a classifier's last layer, or a stand-in for encoders that have none; linear layers."""
 
 import math
 import warnings
@@ -16,8 +16,8 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.kernels.row_loops import n_chunks, run_in_torch_threads, through_layers
 
-LARGE = 1 << 20  # weights; with fewer, starting threads costs what they save
-LARGE_SET = 20_000  # vectors; above it k-means learns from parts of them
+LARGE = 1 << 20  # weights; with fewer, starting threads costs more than it saves
+LARGE_SET = 20_000  # vectors; with more, k-means works on mini-batches
 StandIn = Literal["auto", "prototypes", "centroids"]
 
 
@@ -28,7 +28,7 @@ class Classifier:
     Attributes:
         weight: (C, D).
         bias: (C,).
-        unit: whether vectors are brought to length 1 first.
+        unit: whether vectors are normalised to length 1 first.
     """
 
     weight: Tensor
@@ -39,14 +39,15 @@ class Classifier:
         self.weight, self.bias = torch.as_tensor(self.weight), torch.as_tensor(self.bias)
         if self.weight.ndim != 2 or self.bias.shape != self.weight.shape[:1]:
             raise InputError(
-                f"a weight (C, D) and a bias (C,) are needed, found {tuple(self.weight.shape)} and {tuple(self.bias.shape)}"
+                f"a classifier must have a weight (C, D) and a bias (C,), got shapes {tuple(self.weight.shape)} and "
+                f"{tuple(self.bias.shape)}"
             )
         if not (self.weight.isfinite().all() and self.bias.isfinite().all()):
-            raise InputError("the classifier's weight or bias has values that are not finite")
+            raise InputError("the classifier's weight and bias must be finite")
 
 
 def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
-    """The classifier that a proxy or normalised-softmax loss has trained: ``scale`` times cosines.
+    """The classifier of a proxy or normalised-softmax loss: ``scale`` times cosines.
 
     ``exp(-energy)`` of its logits is a mixture of von Mises-Fisher densities of concentration ``scale``.
 
@@ -60,7 +61,7 @@ def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
                 [ 0., 16.]])
     """
     if not 0 < scale < math.inf:
-        raise InputError(f"scale is {scale}; above 0 is needed")
+        raise InputError(f"scale must be above 0 and finite, got {scale}")
     weight = scale * F.normalize(proxies.detach(), dim=1)
     return Classifier(weight, weight.new_zeros(len(weight)), unit=True)
 
@@ -68,19 +69,19 @@ def classifier_of_proxies(proxies: Tensor, scale: float) -> Classifier:
 def stand_in_classifier(
     vectors: Tensor, labels: Tensor | None, kind: StandIn, scale: float, n_clusters: int, seed: int
 ) -> Classifier:
-    """What takes a classifier's place: class means or k-means centroids as proxies.
+    """A stand-in for a classifier: class means or k-means centroids as proxies.
 
     Args:
         vectors: (N, D).
-        labels: (N,) classes from 0; None where they are not known.
-        kind: ``prototypes``, ``centroids``, or ``auto``: prototypes where there are labels.
+        labels: (N,) classes from 0, or None.
+        kind: ``prototypes``, ``centroids``, or ``auto``: prototypes if there are labels.
         scale: of the cosines.
         n_clusters: centroids, at most N.
-        seed: of k-means.
+        seed: random seed of k-means.
     """
     unit = F.normalize(vectors, dim=1)
     if kind == "prototypes" and labels is None:
-        raise InputError("prototypes need labels; give them, or take centroids")
+        raise InputError("stand_in 'prototypes' requires labels; pass them, or use 'centroids'")
     known = None if kind == "centroids" else labels
     means, _ = cluster_means(unit, n_clusters, seed) if known is None else class_means(unit, known)
     return classifier_of_proxies(means, scale)
@@ -102,9 +103,9 @@ def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, 
     n_clusters = min(n_clusters, len(array))
     method = MiniBatchKMeans if len(array) > LARGE_SET else KMeans
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # of clusters that stay empty, as where vectors are equal
+        warnings.simplefilter("ignore", ConvergenceWarning)  # about empty clusters, as with equal vectors
         found = method(n_clusters, n_init=1, random_state=seed, max_iter=50).fit(array)
-    # Clusters that no vector is nearest to are left out.
+    # Drop empty clusters.
     clusters = torch.from_numpy(found.labels_).long().unique(return_inverse=True)[1]
     return class_means(vectors, clusters)[0], clusters.to(vectors.device)
 
@@ -112,17 +113,17 @@ def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, 
 def linear_layers(
     features: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, slope: float = 1.0
 ) -> Tensor:
-    """``features @ weight.T + bias`` of each layer in turn, what is below 0 then times ``slope``.
+    """``features @ weight.T + bias`` of each layer in turn, each followed by a LeakyReLU with ``slope``.
 
-    torch multiplies a single row by a matrix on one thread, and more slowly than it could read the matrix. Here all threads
-    do, in float32 on a CPU and without a gradient; everything else is torch's. Sums have the same order with any number
-    of threads. Weights in bfloat16 take half the time to read; what comes out is of the features' type all the same.
+    torch multiplies a single row by a matrix on one thread, more slowly than memory could be read. Here all threads do it,
+    in float32 on a CPU and without a gradient; all other cases use torch. The order of summation does not depend on the
+    number of threads. Weights in bfloat16 take half the time to read; the result has the features' dtype in any case.
 
     Args:
         features: (N, D).
-        weights: (C, D) of the first layer, like the rest; of the features' type or bfloat16.
-        biases: (C,) of the first layer, like the rest; None for none.
-        slope: of LeakyReLU; 1 for none.
+        weights: one (C, D) per layer, of the features' dtype or bfloat16.
+        biases: one (C,) per layer; None for none.
+        slope: of the LeakyReLU; 1 for none.
 
     Returns:
         (N, C) of the last layer.
@@ -146,7 +147,7 @@ def linear_layers(
 
 
 def _are_compiled(row: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Whether the row goes through the layers in compiled code."""
+    """Whether the compiled loop applies."""
     return (
         not torch.is_grad_enabled()
         and row.dtype == torch.float32

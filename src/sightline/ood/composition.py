@@ -1,4 +1,4 @@
-"""Several energies as one."""
+"""Several energies composed into one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def composed(energies: Tensor, beta: float) -> Tensor:
         tensor([2.3333])
     """
     if math.isnan(beta):
-        raise InputError("beta is not a number")
+        raise InputError("beta must not be NaN")
     if math.isinf(beta):
         return energies.amax(1) if beta > 0 else energies.amin(1)
     mean = energies.mean(1)
@@ -49,7 +49,7 @@ def composed(energies: Tensor, beta: float) -> Tensor:
 
 
 class Composed(Scorer):
-    """Members, each brought to mean 0 and deviation 1 on the fit set, then :func:`composed`."""
+    """Members, each standardised to mean 0 and deviation 1 on the fit set, then :func:`composed`."""
 
     state: ClassVar[tuple[str, ...]] = ("means", "deviations")
 
@@ -76,8 +76,7 @@ class Composed(Scorer):
         usable = self.deviations > 1e-12 * energies.abs().amax(0)  # False also where an energy is not finite
         if called := [member.name for member, is_usable in zip(self.members, usable, strict=True) if not is_usable]:
             raise InputError(
-                f"scorer {names(called)} cannot be brought to scale: it gives all items of the fit set one energy, or "
-                "energies that are not finite"
+                f"scorer {names(called)} cannot be standardised: its energies on the fit set are all equal, or not finite"
             )
         self.width = self.members[0].width
 
@@ -86,11 +85,11 @@ class Composed(Scorer):
 
 
 class Composition(Composed):
-    """Any scorers, each brought to mean 0 and deviation 1 on the fit set, composed.
+    """Any scorers, each standardised to mean 0 and deviation 1 on the fit set, composed.
 
     Args:
         scorers: names, or mappings with a name and options.
-        beta: 0 for the mean, -1 for the mixture of their densities, infinite for the furthest out.
+        beta: 0 for the mean, -1 for the mixture of their densities, infinite for the maximum.
     """
 
     def __init__(self, scorers: Several = ("gmm", "energy"), beta: Beta = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""How dense the fit set is about a vector: Gaussians with one covariance, nearest neighbours, and samples on the sphere."""
+"""Scorers by the density of the fit set around a vector: Gaussians with one covariance, and nearest neighbours."""
 
 import math
 import warnings
@@ -19,26 +19,25 @@ from sightline.ood.scorer import Scorer, Seed
 Shrinkage = NonNegativeFloat | Literal["auto"]
 Components = PositiveInt | Literal["auto", "classes", "one"]
 MOST_COMPONENTS = 1000
-ITEMS_A_CLUSTER = 50  # where k-means takes the place of too many classes
+ITEMS_A_CLUSTER = 50  # if k-means replaces too many classes
 
 
 class Mahalanobis(Scorer):
-    """``min_c d_c^2`` of vectors as they are, d_c the Mahalanobis distance to the mean of class c.
+    """Mahalanobis distance of unnormalised vectors to the nearest class mean: ``min_c d_c^2``.
 
-    The covariance is one for all classes, ``(1/N) sum_i (z_i - mu_i)(z_i - mu_i)^T + shrinkage * trace / D * I``. Of
-    classes with a single item none has a spread: they share one component, whose mean is that of all items.
+    All classes share one covariance, ``(1/N) sum_i (z_i - mu_i)(z_i - mu_i)^T + shrinkage * trace / D * I``. A class with a
+    single item has no spread: all such classes share one component, whose mean is that of all items.
 
     Args:
-        components: ``classes``; ``one`` Gaussian; a number of k-means clusters; or ``auto``: classes where there are
-            labels of at most 1,000 classes, one cluster for every 50 items (1,000 at most) where there are more, one
-            Gaussian without labels.
+        components: ``classes``; ``one`` Gaussian; a number of k-means clusters; or ``auto``: classes if there are at most
+            1,000, one cluster for every 50 items (1,000 at most) if there are more, one Gaussian without labels.
         shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
-            diagonal as Ledoit and Wolf (2004) do, which helps where there are not many more items than dimensions.
-        seed: of k-means.
+            diagonal as Ledoit and Wolf (2004) do, which helps if there are not many more items than dimensions.
+        seed: random seed of k-means.
     """
 
     state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights")
-    normalise = False  # bring vectors to length 1 first
+    normalise = False  # normalise vectors to length 1 first
 
     def __init__(self, components: Components = "auto", shrinkage: Shrinkage = 1e-6, seed: Seed = 0) -> None:
         self.components, self.shrinkage, self.seed = components, shrinkage, seed
@@ -57,11 +56,11 @@ class Mahalanobis(Scorer):
         covariance = centred.T @ centred / n_items
         size = float(covariance.trace()) / dim
         if not size > 1e-12 * float(features.square().mean()):
-            raise InputError(f"scorer {self.name!r}: the items do not differ within their classes: no spread to measure")
+            raise InputError(f"scorer {self.name!r}: items must differ within their classes; their spread is 0")
         if n_items - len(means) < dim:
             warnings.warn(
-                f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) for {dim} dimensions; "
-                f"shrinkage {self.shrinkage} fills in the directions in which they do not vary",
+                f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) are few for {dim} dimensions, "
+                f"shrinkage {self.shrinkage} fills the rest; fit on more items, or set shrinkage to 'auto'",
                 stacklevel=2,
             )
         identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
@@ -72,12 +71,12 @@ class Mahalanobis(Scorer):
             covariance += self.shrinkage * size * identity
         factor, fault = torch.linalg.cholesky_ex(covariance)
         if fault:
-            raise InputError(f"scorer {self.name!r}: the covariance cannot be inverted; raise shrinkage ({self.shrinkage})")
+            raise InputError(f"scorer {self.name!r}: the covariance is singular; raise shrinkage ({self.shrinkage})")
         self.whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)  # (D, D)
-        self.centre = features.mean(0)  # taken off first: distances lose fewer digits
+        self.centre = features.mean(0)  # subtracted first: distances lose fewer digits
         self.means: Tensor = (means - self.centre) @ self.whitening.T  # (C, D)
         self.log_weights = (counts.double() / n_items).log()
-        self.__dict__.pop("squared_means", None)  # of an earlier fit
+        self.__dict__.pop("squared_means", None)  # cached by an earlier fit
 
     def distances(self, features: Tensor) -> Tensor:
         """(N, C) squared Mahalanobis distances to the means."""
@@ -87,19 +86,19 @@ class Mahalanobis(Scorer):
 
     @cached_property
     def squared_means(self) -> Tensor:
-        """(C,) squared lengths of the means, found once: for one query they would cost as much as its own products."""
+        """(C,) squared lengths of the means, cached: for one query they would cost as much as its own products."""
         return self.means.square().sum(1)
 
 
 class GMM(Mahalanobis):
-    """``-log sum_c pi_c exp(-d_c^2 / 2)``, d_c the Mahalanobis distance to the mean of class c.
+    """Gaussian mixture with a component per class: ``-log sum_c pi_c exp(-d_c^2 / 2)``.
 
     Args:
         components: as for ``mahalanobis``.
         weights: ``counts`` for pi_c by the size of the class, ``uniform`` for pi_c = 1.
-        normalise: bring vectors to length 1 first.
+        normalise: normalise vectors to length 1 first.
         shrinkage: as for ``mahalanobis``.
-        seed: of k-means.
+        seed: random seed of k-means.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class GMMStd(GMM):
     """:class:`GMM` of the standard deviation of each channel over the positions of a feature map.
 
     Args:
-        components: as for ``gmm``, like the rest.
+        components: all options are those of ``gmm``.
     """
 
     needs = ("feature maps",)
@@ -142,26 +141,26 @@ class GMMStd(GMM):
 def std_pooled(maps: Tensor) -> Tensor:
     """(N, C) the standard deviation (divisor n - 1) over positions of (N, C, H, W), or over tokens of (N, T, C).
 
-    0 where there is one position. Class and register tokens are to be cut off before.
+    0 if there is one position. Remove class and register tokens before.
 
     Example:
         >>> std_pooled(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
         tensor([[1.2910]])
     """
     if maps.ndim not in (3, 4):
-        raise InputError(f"feature maps (N, C, H, W) or (N, T, C) are needed, found shape {tuple(maps.shape)}")
+        raise InputError(f"feature maps must have shape (N, C, H, W) or (N, T, C), got {tuple(maps.shape)}")
     values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
     return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
 
 
 class SSD(Mahalanobis):
-    """``min_c d_c^2`` of unit vectors, to k-means clusters or, as SSD+, to classes.
+    """Mahalanobis distance of unit vectors to the nearest k-means cluster or, for SSD+, class: ``min_c d_c^2``.
 
     Args:
-        supervised: SSD+: labels in place of clusters.
+        supervised: SSD+: use labels instead of clusters.
         n_clusters: of k-means.
         shrinkage: as for ``mahalanobis``.
-        seed: of k-means.
+        seed: random seed of k-means.
     """
 
     normalise = True
@@ -176,7 +175,7 @@ class SSD(Mahalanobis):
 def component_means(
     features: Tensor, labels: Tensor | None, components: str | int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(C, D) means, (C,) counts, and (N, D) the mean about which each item is spread."""
+    """(C, D) means, (C,) counts, and (N, D) the mean of each item's component."""
     too_many = labels is not None and int(labels.max()) >= MOST_COMPONENTS
     if components == "auto" and (labels is None or too_many):
         components = min(MOST_COMPONENTS, max(1, len(features) // ITEMS_A_CLUSTER)) if too_many else "one"
@@ -185,7 +184,7 @@ def component_means(
     elif isinstance(components, int):
         groups = cluster_means(features, components, seed)[1]
     elif labels is None:
-        raise InputError("components 'classes' needs labels; give them, or take 'one' or a number of clusters")
+        raise InputError("components 'classes' requires labels; pass them, or use 'one' or a number of clusters")
     else:
         groups = labels.to(features.device)
     means, counts = class_means(features, groups)
@@ -198,7 +197,7 @@ def component_means(
 
 
 class Neighbours(Scorer):
-    """Keeps unit vectors of the fit set, all or some drawn at random."""
+    """A bank of unit vectors of the fit set, all of them or a random sample."""
 
     state: ClassVar[tuple[str, ...]] = ("bank",)
 
@@ -210,14 +209,16 @@ class Neighbours(Scorer):
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         if self.k > len(inputs):
-            raise InputError(f"scorer {self.name!r}: k is {self.k}, the fit set has {len(inputs)} items")
+            raise InputError(
+                f"scorer {self.name!r}: k must be at most the {len(inputs)} items of the fit set, got {self.k}"
+            )
         self.bank = self.features(inputs)
         if self.bank_size is not None and self.bank_size < len(inputs):
             drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(self.seed))[: self.bank_size]
             self.bank = self.bank[drawn.sort().values.to(inputs.device)]
 
     def nearest(self, features: Tensor, k: int) -> Tensor:
-        """(N, k) cosines to the nearest of the bank, best first."""
+        """(N, k) cosines to the nearest vectors of the bank, best first."""
         return linear_layers(features, [self.bank]).topk(k, dim=1).values
 
 
@@ -225,10 +226,10 @@ class KNN(Neighbours):
     """Squared distance to the k-th nearest vector of the fit set, all at length 1: ``2 - 2 cos``.
 
     Args:
-        k: which neighbour; 50 in the papers for 50,000 vectors of 10 classes, 1,000 for ImageNet. Lowered in proportion
-            where the bank is smaller than the fit set.
-        bank_size: vectors to keep, drawn at random; None for all.
-        seed: of that draw.
+        k: which neighbour; 50 in the papers for 50,000 vectors of 10 classes, 1,000 for ImageNet. Lowered in proportion if
+            the bank is smaller than the fit set.
+        bank_size: size of the random sample to keep; None for all vectors.
+        seed: random seed of that sample.
     """
 
     state: ClassVar[tuple[str, ...]] = (*Neighbours.state, "neighbour")
@@ -242,13 +243,13 @@ class KNN(Neighbours):
 
 
 class SoftKNN(Neighbours):
-    """``-(1/s) log sum_j exp(s z.g_j)`` over the k nearest vectors of the fit set: :class:`KNN` with a slope everywhere.
+    """Smooth :class:`KNN`: ``-(1/s) log sum_j exp(s z.g_j)`` over the k nearest vectors of the fit set.
 
     Args:
         k: neighbours.
-        scale: s; the larger, the more the nearest counts.
-        bank_size: vectors to keep, drawn at random; None for all.
-        seed: of that draw.
+        scale: s; the larger, the more weight the nearest has.
+        bank_size: size of the random sample to keep; None for all vectors.
+        seed: random seed of that sample.
     """
 
     def __init__(
@@ -263,13 +264,13 @@ class SoftKNN(Neighbours):
 
 
 def mixture_on_sphere(directions: Tensor, concentration: float, n: int, generator: torch.Generator) -> Tensor:
-    """Draw from a mixture, in equal parts, of von Mises-Fisher densities ``exp(concentration * cos)``.
+    """Sample from a uniform mixture of von Mises-Fisher densities ``exp(concentration * cos)``.
 
     Args:
-        directions: (C, D) unit vectors, the middle of each density; D at least 2.
-        concentration: 0 for the whole sphere evenly.
-        n: how many.
-        generator: of the draws, on the CPU.
+        directions: (C, D) unit vectors, the centre of each density; D at least 2.
+        concentration: 0 for the uniform density on the sphere.
+        n: number of samples.
+        generator: random generator on the CPU.
 
     Returns:
         (n, D) unit vectors of the directions' type.
@@ -281,7 +282,7 @@ def mixture_on_sphere(directions: Tensor, concentration: float, n: int, generato
     """
     middle = directions[torch.randint(len(directions), (n,), generator=generator).to(directions.device)]
     dim = directions.shape[1]
-    # The density of the angle to the middle, and from it, by its cumulated sum, angles for even numbers between 0 and 1.
+    # Inverse transform sampling: the density of the angle to the centre, its cumulative sum, and angles of uniform numbers.
     angles = torch.linspace(0, math.pi, 1 << 15, dtype=torch.float64)
     density = (concentration * angles.cos() + torch.xlogy(dim - 2, angles.sin().clamp(min=0))).softmax(0)
     uniform = torch.rand(n, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""HEAT: prior energies, each corrected by a network that is trained against samples of the hybrid, composed into one."""
+"""HEAT: prior energies, each corrected by a network trained against samples of the hybrid, and composed into one."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ from sightline.ood.composition import Beta, Composed
 from sightline.ood.scorer import Scorer, Seed, Several, create, create_several, tensors_below
 from sightline.progress import tracked
 
-N_HIDDEN = 5  # layers of ``width`` units: 6 linear layers with the one that gives the energy
+N_HIDDEN = 5  # hidden layers: 6 linear layers with the last, which computes the energy
 SLOPE = 0.2
 BUFFER_SIZE, RESTARTS = 40_000, 0.1
 FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_length=2)]
@@ -27,31 +27,31 @@ FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_len
 
 @dataclass(frozen=True)
 class HeatSettings:
-    """What :class:`Heat` is made and trained with.
+    """Settings of :class:`Heat`.
 
     Attributes:
         priors: names, or mappings with a name and options: ``["gmm"]`` is HEAT-GMM, ``["energy"]`` HEAT-EL,
             ``["gmm", "gmm_std", "energy"]`` what the papers call HEAT.
         beta: of the composition; 0 for the mean.
-        weight: lambda, of the squared residual; the residual is at most ``1 / (2 weight)`` from 0.
-        temperature: T of each prior; ``auto`` brings its deviation on the fit set to ``spread / (2 weight)``.
-        spread: of the prior against the residual's bound, with ``auto``.
+        weight: lambda, the weight of the squared residual; it bounds the residual by ``1 / (2 weight)``.
+        temperature: T of each prior; ``auto`` scales its deviation on the fit set to ``spread / (2 weight)``.
+        spread: of the prior relative to the bound of the residual, with ``auto``.
         hidden: units of each of the network's 5 hidden layers.
-        tie_hidden: 4 of these share their weights, as in the authors' released code.
+        tie_hidden: share the weights of 4 of these layers, as the authors' released code does.
         epochs: passes over the fit set; the learning rate falls to a tenth after half of them.
-        batch_size: real items a step.
+        batch_size: real items per step.
         lr: learning rate of Adam.
-        n_chains: samples a step.
-        negatives: ``chain+init`` takes chains and their starts as samples, ``chain`` the chains alone.
-        start: where chains begin: ``prior``; ``gmm``, one fitted for it; ``normal``; ``data``; ``buffer``, earlier
-            chains; ``auto`` is ``prior`` where it can draw, else ``gmm``.
+        n_chains: Langevin chains per step.
+        negatives: ``chain+init`` uses the ends and the starts of chains as samples, ``chain`` only the ends.
+        start: where chains start: ``prior``, a sample of the prior; ``gmm``, of a GMM fitted for it; ``normal``; ``data``;
+            ``buffer``, the ends of earlier chains; ``auto`` is ``prior`` if the prior can sample, else ``gmm``.
         n_steps: of each chain.
-        step: size of a chain's steps, first and last.
-        noise: of a chain's steps, first and last.
+        step: first and last step size of a chain.
+        noise: first and last noise of a chain.
         decay: of both: ``linear`` or ``quadratic``.
-        coupled: noise that belongs to the step: chains then sample the hybrid itself, not a sharpened form.
-        input_noise: deviation of noise on what the network learns from.
-        seed: of weights, batches and chains.
+        coupled: derive the noise from the step size: chains then sample the hybrid itself, not a sharpened density.
+        input_noise: standard deviation of the noise on the network's training inputs.
+        seed: random seed of weights, batches and chains.
     """
 
     priors: Several = ("gmm",)
@@ -77,7 +77,7 @@ class HeatSettings:
 
 
 def decayed(ends: Sequence[float], place: int, n_steps: int, decay: str = "linear") -> float:
-    """A value that falls from the first towards the last: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
+    """A value that decays from first to last: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
 
     Example:
         >>> round(decayed((1e-4, 1e-5), 10, 20, "quadratic"), 9)
@@ -94,17 +94,17 @@ def langevin_chains(
     generator: torch.Generator,
     project: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Where chains end.
+    """The ends of Langevin chains.
 
-    A step is ``z - step * slope + noise * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as the
-    papers use. Coupled, it is ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``.
+    A step is ``z - step * slope + noise * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as in the
+    papers. If coupled, it is ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``.
 
     Args:
         energy: (N, D) to (N,), with a gradient.
         start: (N, D).
-        settings: ``n_steps``, of which 0 leaves the start as it is; ``step``, ``noise``, ``decay`` and ``coupled``.
-        generator: of the noise, on the CPU.
-        project: back to where features can lie, after every step.
+        settings: ``n_steps`` (0 returns the start), ``step``, ``noise``, ``decay`` and ``coupled``.
+        generator: random generator of the noise, on the CPU.
+        project: maps features back to where data can be, after every step.
 
     Returns:
         (N, D) without a gradient.
@@ -125,13 +125,13 @@ def langevin_chains(
 
 
 def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Sequential:
-    """D to one number in 6 linear layers; it starts as 0 everywhere, so that a hybrid starts as its prior.
+    """A network from D to one number in 6 linear layers; it starts as 0 everywhere, so a hybrid starts as its prior.
 
     Args:
         dim: D.
-        hidden: units of each layer between.
-        tie_hidden: the four layers from ``hidden`` to ``hidden`` are one, as in the authors' released code.
-        seed: of the weights.
+        hidden: units of each hidden layer.
+        tie_hidden: use one layer for the four from ``hidden`` to ``hidden``, as the authors' released code does.
+        seed: random seed of the weights.
 
     Example:
         >>> sum(weight.numel() for weight in energy_network(512, 1024, False, 0).parameters())
@@ -152,8 +152,8 @@ def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Seq
 def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
     """``mean(real) - mean(generated) + weight * (mean(real^2) + mean(generated^2))``.
 
-    Where samples are of density p_gen and data of p, it is least for ``(p_gen - p) / (2 weight (p_gen + p))``: never more
-    than ``1 / (2 weight)`` from 0.
+    For samples of density p_gen and data of density p, its minimum is ``(p_gen - p) / (2 weight (p_gen + p))``, which is
+    bounded by ``1 / (2 weight)``.
 
     Args:
         real: (N,) residuals of data.
@@ -168,7 +168,7 @@ def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
 
 
 class ResidualEnergy(Scorer):
-    """``E_prior / T + E_theta``: any scorer with a gradient, and the network that corrects it.
+    """``E_prior / T + E_theta``: a differentiable scorer, and the network that corrects it.
 
     Args:
         prior: not fitted yet.
@@ -179,7 +179,7 @@ class ResidualEnergy(Scorer):
 
     def __init__(self, prior: Scorer, settings: HeatSettings) -> None:
         if not prior.differentiable:
-            raise InputError(f"prior {prior.name!r} has no gradient for chains to follow; take another one")
+            raise InputError(f"a prior must be differentiable, {prior.name!r} is not")
         self.prior, self.settings, self.needs = prior, settings, prior.needs
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class ResidualEnergy(Scorer):
         return self.prior.energy(features) / self.temperature + self.residual(features)
 
     def residual(self, features: Tensor) -> Tensor:
-        """(N,) what the network adds."""
+        """(N,) the network's correction."""
         *between, last = [layer for layer in self.network if isinstance(layer, nn.Linear)]
         hidden = linear_layers(
             self.scale * features, [layer.weight for layer in between], [layer.bias for layer in between], SLOPE
@@ -203,17 +203,17 @@ class ResidualEnergy(Scorer):
         energies = self.prior._energies({self.needs[0]: inputs})
         deviation = float(energies.std(correction=0))
         if not deviation > 1e-12 * float(energies.abs().max()):
-            raise InputError(f"prior {self.prior.name!r} gives all items of the fit set one energy")
-        # The residual is at most 1 / (2 weight) from 0: the prior is brought to that order.
+            raise InputError(f"the energies of prior {self.prior.name!r} must differ on the fit set, all are equal")
+        # The residual is bounded by 1 / (2 weight): scale the prior to that order.
         fitting = deviation * 2 * settings.weight / settings.spread
         self.temperature = torch.tensor(
             fitting if settings.temperature == "auto" else settings.temperature, dtype=torch.float64
         )
-        # What the network sees is scaled: unit vectors of many dimensions would leave it nearly constant.
+        # Scale the network's input: on unit vectors of many dimensions it would be nearly constant.
         self.scale = data.square().mean().rsqrt()
         self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
         self._train(data, labels)
-        if data.dtype == torch.float32:  # half the bytes to save, and to read for a query
+        if data.dtype == torch.float32:  # half the bytes to save, and to read for each query
             self.network.bfloat16()
 
     def _train(self, data: Tensor, labels: Tensor | None) -> None:
@@ -240,7 +240,7 @@ class ResidualEnergy(Scorer):
                 residuals = self.residual(both + settings.input_noise * noise)
                 loss = residual_loss(residuals[: len(real)], residuals[len(real) :], settings.weight)
                 if not loss.isfinite():
-                    raise InputError(f"the residual of prior {self.prior.name!r} diverges; lower lr ({settings.lr})")
+                    raise InputError(f"the residual of prior {self.prior.name!r} diverged; lower lr ({settings.lr})")
                 optimizer.zero_grad()
                 loss.backward()
             optimizer.step()
@@ -263,7 +263,7 @@ class ResidualEnergy(Scorer):
 
 
 class _Starts:
-    """Where chains begin."""
+    """The starts of Langevin chains."""
 
     def __init__(
         self, prior: Scorer, data: Tensor, labels: Tensor | None, settings: HeatSettings, generator: torch.Generator
@@ -273,7 +273,7 @@ class _Starts:
         self.source = prior
         draws = self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is not None
         if self.kind == "prior" and not draws:
-            raise InputError(f"start is 'prior', but scorer {prior.name!r} has no samples to draw; take 'gmm' or 'data'")
+            raise InputError(f"start 'prior' requires a prior that can sample, {prior.name!r} cannot; use 'gmm' or 'data'")
         if not draws and self.kind not in ("normal", "data"):
             self.source = create("gmm", normalise=_is_unit(data), seed=settings.seed).fit(data, labels)
 
@@ -302,7 +302,7 @@ def _is_unit(data: Tensor) -> bool:
 
 
 def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
-    """Back to where the data lies: no negative entry if it has none, at length 1 if it is."""
+    """A map back to where the data is: no negative values if it has none, length 1 if it is normalised."""
     rectify = bool((data >= 0).all())
     unit = _is_unit(data)
 
@@ -314,25 +314,25 @@ def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class Heat(Composed):
-    """Prior energies, each with a residual that is trained to tell data from samples of the hybrid.
+    """Prior energies, each with a residual trained to separate data from samples of the hybrid.
 
-    ``E_k = prior_k / T_k + E_theta_k``; each brought to mean 0 and deviation 1 on the fit set; then composed.
+    ``E_k = prior_k / T_k + E_theta_k``; each standardised to mean 0 and deviation 1 on the fit set; then composed.
 
     The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
-    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for some thousands of vectors and a minute or two. The network
-    sees vectors scaled to a root mean square of 1: unit vectors of many dimensions would leave it nearly constant.
-    Fitted on float32, its weights are rounded to bfloat16 once they are trained: a query then reads half as much.
+    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for a few thousand vectors and take a minute or two. The network
+    gets vectors scaled to a root mean square of 1: on unit vectors of many dimensions it would be nearly constant. If it is
+    fitted on float32, its trained weights are rounded to bfloat16: a query then reads half as much memory.
 
     Options are those of :class:`HeatSettings`.
     """
 
-    __signature__ = inspect.signature(HeatSettings)  # what create() checks and help shows
+    __signature__ = inspect.signature(HeatSettings)  # for the checks of create() and for help
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.settings = HeatSettings(*args, **options)
         priors = create_several(self.settings.priors)
         if several := [prior.name for prior in priors if isinstance(prior, Composed)]:
-            raise InputError(f"priors: {names(several)} cannot be one, for it is composed of several")
+            raise InputError(f"a prior must not be a composition, got {names(several)}")
         super().__init__([ResidualEnergy(prior, self.settings) for prior in priors], self.settings.beta)
 
     def options(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Scorers of a classifier's logits; for encoders without one, prototypes or centroids stand in for its weights."""
+"""Scorers of a classifier's logits; for encoders without a classifier, prototypes or centroids replace its weights."""
 
 import warnings
 from collections.abc import Callable
@@ -22,12 +22,12 @@ class LogitScorer(Scorer):
     """An energy of the logits ``W z + b``.
 
     Args:
-        inputs: ``vectors``, to which the classifier or its stand-in is applied, or ``logits`` as they are.
-        stand_in: without a classifier: ``prototypes`` (class means), ``centroids`` (k-means), or ``auto``: prototypes where
+        inputs: ``vectors``, to which the classifier or its stand-in is applied, or ``logits``.
+        stand_in: without a classifier: ``prototypes`` (class means), ``centroids`` (k-means), or ``auto``: prototypes if
             there are labels.
         scale: of the cosines to prototypes or centroids.
-        n_clusters: centroids.
-        seed: of k-means.
+        n_clusters: number of centroids.
+        seed: random seed of k-means.
     """
 
     state: ClassVar[tuple[str, ...]] = ("weight", "bias", "unit")
@@ -52,26 +52,26 @@ class LogitScorer(Scorer):
         return features if self.inputs == "logits" else features @ self.weight.T + self.bias
 
     def energy(self, features: Tensor) -> Tensor:
-        """``-log sum_c exp f_c``, unless the scorer has another."""
+        """``-log sum_c exp f_c``, unless a subclass overrides it."""
         return energy_of_logits(self.logits(features))
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         if self.inputs == "logits":
             if classifier is not None:
-                raise InputError("a classifier is of no use to a scorer that is given logits")
+                raise InputError("a scorer of logits takes no classifier; leave it out, or use inputs='vectors'")
             classifier = Classifier(inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(inputs.shape[1]))
         elif classifier is None:
             classifier = stand_in_classifier(inputs, labels, self.stand_in, self.scale, self.n_clusters, self.seed)
         elif (width := classifier.weight.shape[1]) != inputs.shape[1]:
-            raise InputError(f"the classifier takes vectors of {width} dimensions, these have {inputs.shape[1]}")
+            raise InputError(f"vectors must have the classifier's {width} dimensions, got {inputs.shape[1]}")
         if len(classifier.weight) < self.n_classes_needed:
-            raise InputError(f"scorer {self.name!r} needs {self.n_classes_needed} classes or more, there is one")
+            raise InputError(f"scorer {self.name!r} requires {self.n_classes_needed} classes or more, got 1")
         self.weight, self.bias = classifier.weight.detach().to(inputs), classifier.bias.detach().to(inputs)
         self.unit = torch.tensor(classifier.unit)
         self._fit_features(self.features(inputs))
 
     def _fit_features(self, features: Tensor) -> None:
-        """What is learnt beyond the classifier."""
+        """Fit what the scorer has beyond the classifier."""
 
 
 class MSP(LogitScorer):
@@ -91,11 +91,11 @@ class MaxLogit(LogitScorer):
 
 
 class Energy(LogitScorer):
-    """``-T log sum_c exp(f_c / T)``, EL in the papers.
+    """Energy of the logits, EL in the papers: ``-T log sum_c exp(f_c / T)``.
 
     Args:
         temperature: T.
-        inputs: as for every scorer of logits, like the rest.
+        inputs: as for every scorer of logits, like the options that follow.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Energy(LogitScorer):
         return energy_of_logits(self.logits(features), self.temperature)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """From the mixture of von Mises-Fisher densities that proxies, prototypes and centroids are."""
+        """From the mixture of von Mises-Fisher densities of proxies, prototypes or centroids."""
         concentration = self.weight.norm(dim=1)
-        # Densities of other concentrations have other normalisers: their mixture would not be uniform.
+        # Different concentrations have different normalisers: their mixture would not be uniform.
         is_even = (concentration - concentration[0]).abs().max() <= 1e-4 * concentration[0]
         if not (self.unit and is_even) or self.temperature != 1 or self.bias.any() or self.weight.shape[1] < 2:
             return None
@@ -134,7 +134,7 @@ def energy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 class KLMatching(LogitScorer):
-    """``min_c KL(p || t_c)``: p the probabilities of an item, t_c their mean over fit items predicted as c."""
+    """Divergence from the nearest mean prediction: ``min_c KL(p || t_c)``, t_c the mean over fit items predicted as c."""
 
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "templates")
     n_classes_needed = 2
@@ -151,11 +151,11 @@ class KLMatching(LogitScorer):
 
 
 class ReAct(LogitScorer):
-    """:class:`Energy` of vectors whose entries are cut off at a quantile of all entries of the fit set.
+    """:class:`Energy` of vectors clipped at a quantile of all values of the fit set.
 
     Args:
-        quantile: where to cut.
-        stand_in: as for every scorer of logits, like the rest.
+        quantile: where to clip.
+        stand_in: as for every scorer of logits, like the options that follow.
     """
 
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "limit")
@@ -180,11 +180,11 @@ class ReAct(LogitScorer):
 
 
 class DICE(LogitScorer):
-    """:class:`Energy` with the weights that contribute little set to 0: those where ``W * mean(z)`` is low.
+    """:class:`Energy` with the weights that contribute least, by ``W * mean(z)``, set to 0.
 
     Args:
-        percentile: the share of weights to leave out, in percent.
-        stand_in: as for every scorer of logits, like the rest.
+        percentile: the share of weights to set to 0, in percent.
+        stand_in: as for every scorer of logits, like the options that follow.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class DICE(LogitScorer):
 
 
 class Residual(LogitScorer):
-    """``|R^T (z - u)|``: how far a vector is from the leading directions of the fit set, about ``u = -W^+ b``.
+    """Distance from the principal subspace of the fit set: ``|R^T (z - u)|``, around ``u = -W^+ b``.
 
     Args:
-        n_principal: leading directions; None for half of D, or of N where that is less, 256 at most.
-        stand_in: as for every scorer of logits, like the rest.
+        n_principal: dimensions of that subspace; None for half of D, or of N if that is less, 256 at most.
+        stand_in: as for every scorer of logits, like the options that follow.
     """
 
     state: ClassVar[tuple[str, ...]] = (*LogitScorer.state, "origin", "minor")
@@ -228,16 +228,17 @@ class Residual(LogitScorer):
         n_items, dim = features.shape
         n_principal = min(256, dim // 2, max(1, n_items // 2)) if self.n_principal is None else self.n_principal
         if not 1 <= n_principal < dim:
-            raise InputError(f"n_principal is {n_principal}; 1 to {dim - 1} is needed for vectors of {dim} dimensions")
+            raise InputError(f"n_principal must be 1 to {dim - 1} for vectors of {dim} dimensions, got {n_principal}")
         self.origin = -torch.linalg.pinv(self.weight.double()) @ self.bias.double()  # (D,) u
         shifted = features.double() - self.origin
         values = torch.linalg.eigh(shifted.T @ shifted / n_items)  # smallest first
         self.minor: Tensor = values.eigenvectors[:, : dim - n_principal]  # (D, D - n_principal) R
         if not self.residual(features.double()).max() > 1e-9 * shifted.norm(dim=1).max():
-            raise InputError(f"scorer {self.name!r}: the vectors lie in the leading directions: lower n_principal")
+            raise InputError(f"scorer {self.name!r}: all vectors lie in the principal subspace; lower n_principal")
         if n_items < dim:
             warnings.warn(
-                f"scorer {self.name!r}: {n_items} items for {dim} dimensions, {n_principal} of which are taken to vary",
+                f"scorer {self.name!r}: {n_items} items are few for {dim} dimensions, {n_principal} of them principal; "
+                "fit on more items, or set n_principal",
                 stacklevel=2,
             )
 
@@ -251,10 +252,10 @@ class Residual(LogitScorer):
 
 
 class ViM(Residual):
-    """``alpha * residual - log sum_c exp f_c``, alpha so that both are of one size on the fit set (virtual logit).
+    """Virtual logit: ``alpha * residual - log sum_c exp f_c``; alpha gives both terms the same scale on the fit set.
 
     Args:
-        n_principal: as for ``residual``, like the rest.
+        n_principal: all options are those of ``residual``.
     """
 
     state: ClassVar[tuple[str, ...]] = (*Residual.state, "alpha")
@@ -270,7 +271,7 @@ class ViM(Residual):
 class ODIN(Scorer):
     """``-max_c softmax(f(x') / T)_c`` with ``x' = x + epsilon * sign(gradient of log softmax(f(x) / T) at its largest)``.
 
-    Needs images and the model; the model is not saved with it and is given again to ``load``.
+    Takes images and the model; the model is not saved and must be passed again to ``load``.
 
     Args:
         model: (N, 3, H, W) normalised images to (N, C) logits.
@@ -291,13 +292,13 @@ class ODIN(Scorer):
         return {"temperature": self.temperature, "epsilon": self.epsilon}
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
-        """Nothing is learnt."""
+        """Nothing to fit."""
 
     def energy(self, features: Tensor) -> Tensor:
         with torch.enable_grad():
             moved = features.detach().clone().requires_grad_()
             logits = self.model(moved)
             if logits.ndim != 2:
-                raise InputError(f"scorer 'odin': the model gives shape {tuple(logits.shape)}; logits (N, C) are needed")
+                raise InputError(f"scorer 'odin': the model must return logits (N, C), got shape {tuple(logits.shape)}")
             (slope,) = torch.autograd.grad((logits / self.temperature).log_softmax(1).amax(1).sum(), moved)
         return -(self.model(features + self.epsilon * slope.sign()) / self.temperature).softmax(1).amax(1).detach()

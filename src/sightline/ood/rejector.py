@@ -1,4 +1,4 @@
-"""A fitted scorer with its threshold, bound to one encoder: does a query belong here, and has it a match?"""
+"""A calibrated scorer bound to one encoder: is a query out-of-distribution, and does it have a match?"""
 
 import json
 from dataclasses import dataclass, fields
@@ -17,9 +17,9 @@ from sightline.ood.scorer import Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
-FOLDER = "rejector"  # where it lies inside an encoder's or a gallery's folder
+FOLDER = "rejector"  # inside an encoder's or a gallery's folder
 SETTINGS_FILE = "rejector.json"
-HELD_OUT = 0.2  # share of a table's images to calibrate on where no other table is given
+HELD_OUT = 0.2  # share of a table's images to calibrate on if no other table is given
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
 POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
@@ -27,17 +27,18 @@ POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one query.
+    """The rejector's verdict on one query.
 
     Attributes:
-        belongs: is it the kind of image the collection is of? True where ``energy`` is at most ``threshold``, and for what
-            is an item of the gallery.
-        energy: how far out it is.
-        threshold: at which the stated share of images that belong is accepted.
-        matched: does the gallery hold its match? True where ``similarity`` is at least ``similarity_threshold``; None
-            where either is not known.
+        belongs: whether it is in distribution: ``energy`` is at most ``threshold``, or the query is an item of the gallery.
+        energy: how far out of distribution it is.
+        threshold: calibrated to accept the stated share of in-distribution images.
+        matched: whether the gallery has a match: ``similarity`` is at least ``similarity_threshold``; None if either is
+            unknown.
         similarity: to the best item of the gallery.
-        similarity_threshold: at which the stated share of queries that have a match is recognised.
+        similarity_threshold: calibrated to recognise the stated share of queries that have a match.
+        quantile: the share of the calibration images with a lower energy, in [0, 1]; None if unknown, as for rejectors
+            saved by an earlier version.
     """
 
     belongs: bool
@@ -46,25 +47,26 @@ class Verdict:
     matched: bool | None
     similarity: float | None
     similarity_threshold: float | None
+    quantile: float | None
 
 
 def withholds(policy: str | None, verdict: Verdict | None) -> bool:
-    """Whether a query gets no results: under the policy ``reject``, if a rejector says that it does not belong."""
+    """Whether a query gets no results: the policy is ``reject`` and the query is out-of-distribution."""
     return policy == "reject" and verdict is not None and not verdict.belongs
 
 
 @dataclass
 class Rejector:
-    """Says of queries whether they belong; see :func:`fit_rejector`.
+    """Detects out-of-distribution queries; see :func:`fit_rejector`.
 
     Attributes:
         scorer: fitted on vectors and calibrated.
         fingerprint: of the encoder whose vectors it judges.
-        policy: ``reject`` gives a query that does not belong no results, ``flag`` gives them and says so, ``ignore`` does
-            not ask.
-        similarity_threshold: below which the best item is no match; None where no gallery was given.
-        similarity_acceptance: the share of queries with a match above it.
-        generation: of the gallery that it lies in and was fitted on; None for one that was fitted on a table.
+        policy: for out-of-distribution queries: ``reject`` returns no results, ``flag`` returns them with a remark,
+            ``ignore`` without.
+        similarity_threshold: below it the best item is no match; None if it was fitted without a gallery.
+        similarity_acceptance: the share of queries with a match that reach it.
+        generation: of the gallery that it is in and was fitted on; None if it was fitted on a table.
     """
 
     scorer: Scorer
@@ -77,10 +79,10 @@ class Rejector:
     def __post_init__(self) -> None:
         if self.scorer.needs != ("vectors",):
             raise InputError(
-                f"a rejector judges vectors; scorer {self.scorer.name!r} needs {' and '.join(self.scorer.needs)}"
+                f"the scorer of a rejector must take vectors, {self.scorer.name!r} takes {' and '.join(self.scorer.needs)}"
             )
         if self.scorer.threshold is None:
-            raise InputError(f"scorer {self.scorer.name!r} has no threshold yet: calibrate it on held-out items")
+            raise InputError(f"scorer {self.scorer.name!r} has no threshold; calibrate it on held-out items first")
         choose(POLICIES, self.policy, "policy")
         if not isinstance(self.similarity_threshold, float | int | None):
             raise InputError(f"similarity_threshold must be a number or None, got {self.similarity_threshold!r}")
@@ -91,17 +93,19 @@ class Rejector:
         """One verdict for each query.
 
         Args:
-            vectors: (Q, D) of the encoder it belongs to.
+            vectors: (Q, D) of the rejector's encoder.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
-            is_item: (Q,) bool, the queries that are items of the gallery, as
-                :func:`~sightline.gallery.query.best_matches` finds: they belong, however late they were added.
+            is_item: (Q,) bool, the queries that are items of the gallery, from
+                :func:`~sightline.gallery.query.best_matches`: they belong, even if added after the rejector was fitted.
         """
-        energies = self.scorer.score(np.asarray(vectors))
+        energies = self.scorer.score(vectors)
         best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
         if len(best) != len(energies):
-            raise InputError(f"best_scores: one for each of the {len(energies)} queries is needed, found {len(best)}")
+            raise InputError(f"best_scores must have one value for each of the {len(energies)} queries, got {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
         threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
+        known = self.scorer.quantiles(energies)
+        quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
             Verdict(
                 energy <= threshold or item,
@@ -110,20 +114,21 @@ class Rejector:
                 None if score is None or limit is None else score >= limit,
                 score,
                 limit,
+                quantile,
             )
-            for energy, score, item in zip(energies.tolist(), best, items, strict=True)
+            for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
         ]
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
-        """Refuse an encoder, gallery or table of another fingerprint."""
+        """Raise InputError for an encoder, gallery or table with another fingerprint."""
         if fingerprint != self.fingerprint:
             raise InputError(
-                f"{where}: the rejector was fitted on vectors of encoder {self.fingerprint}, these are of {fingerprint}; "
+                f"{where}: the rejector was fitted on vectors of encoder {self.fingerprint}, these are from {fingerprint}; "
                 "fit another with `sightline ood fit`"
             )
 
     def save(self, folder: Path | str) -> Path:
-        """Write three files to a folder of their own, which appears complete or not at all."""
+        """Write the rejector to a folder, which appears complete or not at all."""
         with replaced_folder(Path(folder), SETTINGS_FILE, "a rejector") as scratch:
             self.scorer.write(scratch)
             described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scorer"}
@@ -133,12 +138,12 @@ class Rejector:
 
     @classmethod
     def load(cls, folder: Path | str, fingerprint: str | None = None, *, trust: bool = False) -> "Rejector":
-        """The rejector that :meth:`save` wrote there, or in ``rejector`` inside that folder.
+        """Load the rejector that :meth:`save` wrote to a folder, or to ``rejector`` inside it.
 
         Args:
-            folder: its own, or that of an encoder or gallery that holds one.
-            fingerprint: of the encoder in use; a rejector of another one is refused.
-            trust: import a scorer that is named by its path.
+            folder: its own, or that of an encoder or gallery that contains one.
+            fingerprint: of the encoder in use; raises InputError if the rejector has another.
+            trust: allow importing a scorer named ``package.module:Name``.
         """
         places = (recovered_folder(place) for place in (Path(folder), Path(folder) / FOLDER))
         held = next((place for place in places if (place / SETTINGS_FILE).is_file()), None)
@@ -146,19 +151,19 @@ class Rejector:
             raise InputError(f"{folder}: not a rejector: it has no {SETTINGS_FILE}")
         described = read_json_object(held / SETTINGS_FILE, held)
         if (found := described.pop("format", None)) != FORMAT:
-            raise InputError(f"{held}: a rejector of format {found!r}; this version of Sightline reads {FORMAT}")
+            raise InputError(f"{held}: the rejector's format must be {FORMAT}, found {found!r}")
         scorer = load(held, trust=trust)
         try:
             rejector = cls(scorer, **described)
         except (ValueError, TypeError) as error:
-            raise InputError(f"{held / SETTINGS_FILE}: not a rejector's settings: {error}") from error
+            raise InputError(f"{held / SETTINGS_FILE}: not the settings of a rejector: {error}") from error
         if fingerprint is not None:
             rejector.check_encoder(fingerprint, held)
         return rejector
 
 
 def check_place(folder: Path | str) -> None:
-    """Refuse a folder that :meth:`Rejector.save` would refuse: to be called before minutes of fitting."""
+    """Raise the InputError of :meth:`Rejector.save`, if any: to be called before a long fit."""
     check_folder(Path(folder), SETTINGS_FILE, "a rejector")
 
 
@@ -179,34 +184,36 @@ def fit_rejector(
     """Fit a scorer on a table's vectors and calibrate it on vectors it was not fitted on.
 
     Args:
-        table: images that belong.
+        table: in-distribution images.
         scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors.
-        tpr: the share of images that belong to accept; likewise of queries with a match to recognise.
-        held_out: images that belong, to calibrate on; None for a fifth of the table, drawn at random.
-        gallery: what queries are searched in; sets the similarity below which there is no match.
+        tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
+        held_out: in-distribution images to calibrate on; None for a random fifth of the table.
+        gallery: what queries are searched in, to calibrate the similarity threshold of a match; None for no threshold.
         policy: ``reject``, ``flag`` or ``ignore``.
-        level: of the labels to fit on, 0 being the finest.
-        seed: of the draw, and of the scorer if it has one.
-        show_progress: draw a bar.
-        trust: import a scorer that is named by its path.
+        level: label level to fit on; 0 is the finest.
+        seed: random seed of the held-out part and of the scorer.
+        show_progress: draw a progress bar.
+        trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
-    check_tpr(tpr)  # before minutes of fitting, as all that can be refused
+    check_tpr(tpr)  # all checks before a long fit
     policy = choose(POLICIES, policy, "policy")
     made = create_named(scorer, options, trust=trust, seed=seed)
     if made.needs != ("vectors",):
-        raise InputError(f"a rejector judges vectors; scorer {scorer!r} needs {' and '.join(made.needs)}")
+        raise InputError(f"the scorer of a rejector must take vectors, {scorer!r} takes {' and '.join(made.needs)}")
     for other in (table, held_out, gallery):
         if other is not None:
             other.check_finite()
             if other.fingerprint != table.fingerprint or not len(other):
                 found = f"{len(other)} vectors of encoder {other.fingerprint}"
-                raise InputError(f"{other.manifest.source}: {found}; vectors of encoder {table.fingerprint} are needed")
+                raise InputError(
+                    f"{other.manifest.source}: must have vectors of encoder {table.fingerprint}, found {found}"
+                )
     if held_out is None:
-        table, held_out = _parted(table, seed)
+        table, held_out = _hold_out(table, seed)
     n_levels = table.manifest.n_levels
     if not 0 <= level < max(1, n_levels):
-        raise InputError(f"level is {level}; the table has {n_levels} label levels")
+        raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
     labels = table.manifest.labels()[:, level] if n_levels else None
     limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
     made.fit(table.vectors, labels, show_progress=show_progress)
@@ -220,7 +227,7 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
     A query is not compared with itself (by id); queries without an item of their class are left out.
     """
     if not queries.manifest.n_levels or not gallery.manifest.n_levels:
-        raise InputError("a threshold for matches needs labels in both tables")
+        raise InputError("the similarity threshold requires labels in both tables")
     names = [table.manifest.table["label_0"].cast(pl.String).to_numpy() for table in (queries, gallery)]
     ids = np.array(queries.ids, object), np.array(gallery.ids, object)
     blocks = score_blocks(torch.from_numpy(queries.vectors), torch.from_numpy(gallery.vectors), BLOCK_ELEMENTS)
@@ -235,10 +242,10 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
     return float(np.quantile(found, 1 - tpr, method="lower"))
 
 
-def _parted(table: EmbeddingTable, seed: int) -> tuple[EmbeddingTable, EmbeddingTable]:
-    """A part to fit on, and a part held out."""
+def _hold_out(table: EmbeddingTable, seed: int) -> tuple[EmbeddingTable, EmbeddingTable]:
+    """A part to fit on, and a held-out part."""
     if len(table) < 2:
-        raise InputError(f"{table.manifest.source}: {len(table)} image(s); 2 or more are needed, one to calibrate on")
+        raise InputError(f"{table.manifest.source}: must have 2 images or more, one to calibrate on, found {len(table)}")
     n_held_out = max(1, round(HELD_OUT * len(table)))
     drawn = np.random.default_rng(seed).permutation(len(table))[:n_held_out]
     held_out = pl.lit(pl.Series(np.isin(np.arange(len(table)), drawn)))

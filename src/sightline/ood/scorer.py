@@ -1,4 +1,4 @@
-"""What all scorers share: what they are given, how they are calibrated, saved and loaded."""
+"""The interface of all scorers: inputs, calibration, saving and loading, and the table of scorers by name."""
 
 import json
 import math
@@ -23,11 +23,12 @@ from sightline.registry import Registry, option_parameters
 FORMAT = 1
 SETTINGS_FILE, TENSORS_FILE = "scorer.json", "scorer.safetensors"
 BLOCK = 1024  # items scored at once
+MOST_KEPT = 1001  # energies of the calibration items that are saved: steps of 0.1 %
 Inputs = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
-# Scorers by name, or by a mapping with a name and options.
+# Scorers by name, or as mappings with a name and options.
 Several = Annotated[Sequence[str | Mapping[str, object]], Field(min_length=1)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 32)]  # what k-means takes
-KINDS = {  # what scorers are given: shape, and numbers of dimensions
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]  # the range that k-means accepts
+KINDS = {  # inputs of scorers: shape, and number of dimensions
     "vectors": ("(N, D)", (2,)),
     "logits": ("(N, C)", (2,)),
     "feature maps": ("(N, C, H, W) or (N, T, C)", (3, 4)),
@@ -36,43 +37,46 @@ KINDS = {  # what scorers are given: shape, and numbers of dimensions
 
 
 class Scorer(ABC):
-    """How far out an item is: an energy, low for what the fit set is like, high for what it is not.
+    """How far out of distribution an item is: an energy, low for items like the fit set.
 
     Attributes:
-        name: what :func:`~sightline.ood.create` calls it.
-        needs: what it is given: ``vectors``, ``feature maps``, ``logits`` or ``images``; several for a composition.
-        differentiable: whether the energy has a gradient, as a prior of HEAT needs.
-        threshold: energies above it are outliers; None until :meth:`calibrate`.
-        acceptance: the share of held-out items below that threshold.
+        name: its name for :func:`~sightline.ood.create`.
+        needs: its inputs: ``vectors``, ``feature maps``, ``logits`` or ``images``; several for a composition.
+        differentiable: whether the energy has a gradient, which a prior of HEAT must have.
+        threshold: energies above it are outliers; None before :meth:`calibrate`.
+        acceptance: the share of held-out items below the threshold.
+        calibration: energies of the held-out items in ascending order, at most 1001 of their quantiles; None before
+            :meth:`calibrate`, and in scorers saved by an earlier version.
     """
 
     name: str = "scorer"
     needs: tuple[str, ...] = ("vectors",)
     differentiable: ClassVar[bool] = True
-    state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting makes, all tensors
+    state: ClassVar[tuple[str, ...]] = ()  # attributes that fitting sets, all tensors
     threshold: float | None = None
     acceptance: float | None = None
+    calibration: NDArray[np.float64] | None = None
     width: int | None = None  # D of what it was fitted on
     shows_progress: bool = False
 
-    # What a scorer is made of -------------------------------------------------------------------------------------
+    # What a scorer implements -------------------------------------------------------------------------------------
     @abstractmethod
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
-        """Set what ``state`` names from checked inputs (float32 or float64) and int64 labels from 0."""
+        """Set the attributes in ``state`` from checked inputs (float32 or float64) and int64 labels from 0."""
 
     def features(self, inputs: Tensor) -> Tensor:
-        """(N, D) what the energy is a function of: the inputs, pooled, clipped or at unit length as the scorer wants."""
+        """(N, D) the features that the energy depends on: the inputs, pooled, clipped or normalised."""
         return inputs
 
     @abstractmethod
     def energy(self, features: Tensor) -> Tensor:
-        """(N,) energies of what :meth:`features` returns, with a gradient where there is one."""
+        """(N,) energies of what :meth:`features` returns, with a gradient if the scorer is differentiable."""
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """(n, D) features drawn from the density ``exp(-energy)``; None where the scorer cannot draw."""
+        """(n, D) features sampled from the density ``exp(-energy)``; None if the scorer cannot sample."""
         return None
 
-    # What it is used for ------------------------------------------------------------------------------------------
+    # What its users call ------------------------------------------------------------------------------------------
     def fit(
         self,
         inputs: Inputs,
@@ -80,37 +84,37 @@ class Scorer(ABC):
         classifier: Classifier | None = None,
         show_progress: bool = False,
     ) -> Self:
-        """Learn what belongs; no outlier is ever seen.
+        """Fit on in-distribution items; no outliers are used.
 
         Args:
-            inputs: what :attr:`needs` says, of N items that belong, as array or tensor; for a composition that needs
-                several things, each by its name.
-            labels: (N,) or (N, L) classes, of which the finest are used.
-            classifier: the linear layer that makes logits of vectors, where there is one.
-            show_progress: draw a bar, where fitting takes long.
+            inputs: the inputs in :attr:`needs` of N in-distribution items, as a list, array or tensor; a dictionary by
+                name if there are several.
+            labels: (N,) or (N, L) classes, as numbers or strings; the finest are used.
+            classifier: the linear layer from vectors to logits, if there is one.
+            show_progress: draw a progress bar if fitting takes long.
         """
         if classifier is not None and not isinstance(classifier, Classifier):
-            raise InputError(f"classifier is a {type(classifier).__name__}; a sightline.ood.Classifier is needed")
+            raise InputError(f"classifier must be a sightline.ood.Classifier, got {type(classifier).__name__}")
         self.shows_progress = show_progress
         given = self._checked(inputs)
         self._fit_given(given, _codes(labels, len(next(iter(given.values())))), classifier)
-        self.threshold = self.acceptance = None
+        self.threshold = self.acceptance = self.calibration = None
         return self
 
     def score(self, inputs: Inputs) -> NDArray[np.float64]:
-        """(N,) energies; the higher, the further out."""
+        """(N,) energies; higher is further out of distribution."""
         self._check_fitted()
         given = self._checked(inputs)
         return self._energies(given).cpu().numpy() if len(given[self.needs[0]]) else np.empty(0)
 
     def calibrate(self, held_out: Inputs, tpr: float = 0.95, method: Literal["linear", "higher"] = "linear") -> float:
-        """Set the threshold below which a share ``tpr`` of items that belong lies.
+        """Set the threshold that accepts a share ``tpr`` of in-distribution items.
 
         Args:
-            held_out: items that belong and that it was not fitted on.
+            held_out: in-distribution items that it was not fitted on.
             tpr: the share to accept, between 0 and 1.
-            method: ``linear`` interpolates between two energies; ``higher`` takes the upper of them, so that at least
-                ``tpr`` of these items are accepted.
+            method: ``linear`` interpolates between two energies; ``higher`` takes the upper one, which accepts at least
+                ``tpr`` of these items.
 
         Returns:
             The threshold.
@@ -119,16 +123,24 @@ class Scorer(ABC):
         energies = self.score(held_out)
         if (n_bad := int((~np.isfinite(energies)).sum())) or not len(energies):
             raise InputError(
-                f"scorer {self.name!r}: {n_bad} of {len(energies)} items to calibrate on have no finite energy"
+                f"scorer {self.name!r}: items to calibrate on must have finite energies, {n_bad} of {len(energies)} do not"
             )
         self.threshold = float(np.quantile(energies, tpr, method=method))
         self.acceptance = tpr
+        levels = np.linspace(0, 1, MOST_KEPT)
+        self.calibration = np.sort(energies) if len(energies) <= MOST_KEPT else np.quantile(energies, levels)
         return self.threshold
 
+    def quantiles(self, energies: ArrayLike) -> NDArray[np.float64] | None:
+        """(N,) share of the calibration items with a lower energy, in [0, 1]; None where their energies are not known."""
+        if self.calibration is None:
+            return None
+        return np.searchsorted(self.calibration, np.asarray(energies)) / len(self.calibration)
+
     def is_outlier(self, inputs: Inputs) -> NDArray[np.bool_]:
-        """(N,) True where the energy is above the threshold, or no number."""
+        """(N,) True if the energy is above the threshold, or NaN."""
         if self.threshold is None:
-            raise InputError(f"scorer {self.name!r} has no threshold yet: calibrate it on held-out items")
+            raise InputError(f"scorer {self.name!r} has no threshold; calibrate it on held-out items first")
         return ~(self.score(inputs) <= self.threshold)
 
     def save(self, folder: Path | str) -> Path:
@@ -139,8 +151,10 @@ class Scorer(ABC):
         return Path(folder)
 
     def write(self, folder: Path) -> None:
-        """Write both files into a folder that is there."""
+        """Write both files into an existing folder."""
         stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
+        if self.calibration is not None:
+            stored["calibration"] = torch.from_numpy(self.calibration)
         save_file(stored, folder / TENSORS_FILE)
         described = {
             "format": FORMAT,
@@ -156,17 +170,17 @@ class Scorer(ABC):
             raise InputError(f"scorer {self.name!r} has an option that cannot be saved: {error}") from error
         (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
 
-    # How it is done -----------------------------------------------------------------------------------------------
+    # Implementation -----------------------------------------------------------------------------------------------
     def options(self) -> dict[str, object]:
         """The settings it was created with."""
         return {option: getattr(self, option) for option in option_parameters(type(self))}
 
     def parts(self) -> dict[str, "Scorer"]:
-        """Scorers that this one is made of, by what the names of their tensors begin with."""
+        """Scorers that this one consists of, by the prefix of their tensors' names."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What fitting made."""
+        """The fitted state."""
         found = {name: getattr(self, name) for name in self.state}
         for prefix, part in self.parts().items():
             inside = part.tensors() | {"width": torch.tensor(part.width)}
@@ -174,36 +188,37 @@ class Scorer(ABC):
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`tensors` gave."""
+        """Set the fitted state from what :meth:`tensors` returned."""
         for name in self.state:
             setattr(self, name, tensors[name])
         for prefix, part in self.parts().items():
             inside = tensors_below(prefix, tensors)
             part.restore(inside)
-            part.width = int(inside["width"]) if "width" in inside else self.width  # older files have none of priors
+            part.width = int(inside["width"]) if "width" in inside else self.width  # missing in older files
 
     def _fit_given(self, given: Mapping[str, Tensor], labels: Tensor | None, classifier: Classifier | None) -> None:
         inputs = given[self.needs[0]]
         if not len(inputs):
-            raise InputError("no items to fit on")
+            raise InputError("the fit set must have at least one item")
         self._fit(inputs, labels, classifier)
         self.width = _width(inputs)
-        for name in self.state:  # float64 was for fitting; scoring takes the type of the inputs
+        for name in self.state:  # fitting is in float64; scoring in the dtype of the inputs
             tensor = getattr(self, name)
-            # Contiguous as it is saved: a product with a transposed layout differs in the last bits.
+            # Contiguous as when saved: a product with a transposed layout differs in the last bits.
             setattr(self, name, tensor.to(inputs.dtype if tensor.is_floating_point() else tensor.dtype).contiguous())
 
     def _energy_given(self, given: Mapping[str, Tensor]) -> Tensor:
         inputs = given[self.needs[0]]
         if self.width is not None and _width(inputs) != self.width:
             raise InputError(
-                f"scorer {self.name!r} was fitted on {self.needs[0]} of {self.width} dimensions, found {_width(inputs)}"
+                f"scorer {self.name!r}: {self.needs[0]} must have the {self.width} dimensions it was fitted on, "
+                f"got {_width(inputs)}"
             )
         kept = next((getattr(self, name) for name in self.state if getattr(self, name).is_floating_point()), inputs)
         return self.energy(self.features(inputs.to(kept.dtype)))
 
     def _energies(self, given: Mapping[str, Tensor]) -> Tensor:
-        """(N,) float64, found in blocks and without a gradient; N at least 1."""
+        """(N,) float64, computed in blocks and without a gradient; N at least 1."""
         starts = range(0, len(given[self.needs[0]]), BLOCK)
         with torch.no_grad():
             blocks = [{kind: rows[start : start + BLOCK] for kind, rows in given.items()} for start in starts]
@@ -211,24 +226,24 @@ class Scorer(ABC):
 
     def _check_fitted(self) -> None:
         if self.width is None:
-            raise InputError(f"scorer {self.name!r} is not fitted yet")
+            raise InputError(f"scorer {self.name!r} is not fitted; call fit first")
 
     def _checked(self, inputs: Inputs) -> dict[str, Tensor]:
-        """The inputs as float tensors by what they are; refused where something is missing, misshapen or not a number."""
+        """The inputs as float tensors by kind; raises InputError if one is missing, misshapen or not finite."""
         by_kind = inputs if isinstance(inputs, Mapping) else {self.needs[0]: inputs}
         if missing := [kind for kind in self.needs if kind not in by_kind]:
-            raise InputError(f"scorer {self.name!r} needs {' and '.join(missing)}: give each input by its name in a dict")
+            raise InputError(f"scorer {self.name!r} requires {' and '.join(missing)}; pass a dictionary of inputs by name")
         given = {kind: _as_tensor(by_kind[kind], kind, self.name) for kind in self.needs}
         if len({len(rows) for rows in given.values()}) > 1:
             counts = ", ".join(f"{len(rows)} {kind}" for kind, rows in given.items())
-            raise InputError(f"scorer {self.name!r}: one of each for every item is needed, found {counts}")
+            raise InputError(f"scorer {self.name!r}: all inputs must have the same number of items, got {counts}")
         return given
 
 
 def check_tpr(tpr: float) -> None:
-    """Refuse what is no share of items to accept."""
-    if not 0 < tpr < 1:
-        raise InputError(f"tpr is {tpr}; between 0 and 1 is needed")
+    """Raise InputError unless the share to accept is between 0 and 1."""
+    if not isinstance(tpr, float | int) or not 0 < tpr < 1:
+        raise InputError(f"tpr must be between 0 and 1, got {tpr!r}")
 
 
 SCORERS: Registry[Scorer] = Registry(
@@ -279,12 +294,12 @@ def scorer_options(name: str) -> list[str]:
 
 
 def create(name: str, *, trust: bool = False, **options: object) -> Scorer:
-    """The named scorer, to be fitted.
+    """Create a scorer by name, to be fitted.
 
     Args:
         name: one of :func:`list_scorers`, or ``package.module:Name``.
-        trust: import such a path.
-        options: the scorer's own settings; one it does not have is refused.
+        trust: allow importing ``package.module:Name``.
+        options: of the scorer; an unknown one raises InputError.
 
     Example:
         >>> vectors = np.random.default_rng(0).normal([5, 0, 0, 0], 1, (300, 4))
@@ -297,24 +312,24 @@ def create(name: str, *, trust: bool = False, **options: object) -> Scorer:
 
 
 def create_named(name: str, options: Mapping[str, object], *, trust: bool = False, **known: object) -> Scorer:
-    """The scorer of :meth:`~sightline.registry.Registry.create`, with the name by which it is loaded again."""
+    """The scorer of :meth:`~sightline.registry.Registry.create`, with the name it is loaded by."""
     made = SCORERS.create(name, options, trust=trust, **known)
     made.name = name
     return made
 
 
 def create_several(several: Several) -> list[Scorer]:
-    """Scorers of names, or of mappings with a name and options."""
+    """Create scorers from names, or from mappings with a name and options."""
     described = [{"name": one} if isinstance(one, str) else dict(one) for one in several]
     return [create_named(str(options.pop("name", "")), options) for options in described]
 
 
 def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Scorer:
-    """The scorer that :meth:`Scorer.save` wrote there.
+    """Load the scorer that :meth:`Scorer.save` wrote.
 
     Args:
         folder: with ``scorer.json`` and ``scorer.safetensors``.
-        trust: import a scorer that is named by its path.
+        trust: allow importing a scorer named ``package.module:Name``.
         not_stored: options that cannot be saved: the ``model`` of ``odin``.
     """
     folder = Path(folder)
@@ -322,19 +337,21 @@ def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Sc
         tensors_file = regular_file(folder / TENSORS_FILE, folder)
         stored = read_json_object(folder / SETTINGS_FILE, folder)
         if stored.get("format") != FORMAT:
-            raise InputError(f"of format {stored.get('format')!r}; this version reads {FORMAT}")
+            raise InputError(f"its format must be {FORMAT}, found {stored.get('format')!r}")
         described = check_seal(stored, folder / SETTINGS_FILE, tensors_file)
         scorer = create(described["name"], trust=trust, **described["options"] | not_stored)
         scorer.width = described["width"]
-        scorer.restore(load_file(tensors_file))
+        tensors = load_file(tensors_file)
+        scorer.restore(tensors)
+        scorer.calibration = tensors["calibration"].numpy() if "calibration" in tensors else None
         scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"{folder}: not a scorer that can be opened: {error}") from error
+        raise InputError(f"{folder}: cannot be loaded as a scorer: {error}") from error
     return scorer
 
 
 def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin with ``prefix.``, by the rest of their names."""
+    """The tensors whose names start with ``prefix.``, by the rest of their names."""
     return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
 
 
@@ -342,15 +359,15 @@ def _as_tensor(given: ArrayLike | Tensor, kind: str, name: str) -> Tensor:
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError) as error:
-        raise InputError(f"scorer {name!r} needs {kind} {KINDS[kind][0]}, found no numbers in rows: {error}") from error
+        raise InputError(f"scorer {name!r}: {kind} must be numbers of shape {KINDS[kind][0]}: {error}") from error
     if tensor.ndim not in KINDS[kind][1] or 0 in tensor.shape[1:]:
-        raise InputError(f"scorer {name!r} needs {kind} {KINDS[kind][0]}, found shape {tuple(tensor.shape)}")
+        raise InputError(f"scorer {name!r}: {kind} must have shape {KINDS[kind][0]}, got {tuple(tensor.shape)}")
     if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
-    # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
+    # The sum first: it is fast, and finite only if all values are; it can overflow too, so rows are checked after it.
     if not math.isfinite(tensor.sum().item()) and (bad := ~tensor.isfinite().flatten(1).all(1)).any():
         raise InputError(
-            f"{kind}: row {int(bad.nonzero()[0])} has values that are not finite, and {int(bad.sum())} rows in all"
+            f"{kind} must be finite; NaN or infinity in {int(bad.sum())} rows, the first is {int(bad.nonzero()[0])}"
         )
     return tensor
 
@@ -359,16 +376,19 @@ def _codes(labels: ArrayLike | Tensor | None, n_items: int) -> Tensor | None:
     """(N,) classes as numbers from 0."""
     if labels is None:
         return None
-    array = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    try:
+        array = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError as error:
+        raise InputError(f"labels must have shape (N,) or (N, L): {error}") from error
     array = array[:, 0] if array.ndim == 2 and array.shape[1] else array
     if array.shape != (n_items,):
-        raise InputError(f"labels: one for each of the {n_items} items is needed, found shape {array.shape}")
+        raise InputError(f"labels must be one for each of the {n_items} items, got shape {array.shape}")
     if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
-        raise InputError(f"labels: that of item {int(np.isnan(array).argmax())} is not a number")
+        raise InputError(f"labels must not be NaN; that of item {int(np.isnan(array).argmax())} is")
     try:
         return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
     except TypeError as error:
-        raise InputError(f"labels: all are to be words, or all numbers: {error}") from error
+        raise InputError(f"labels must be all strings or all numbers: {error}") from error
 
 
 def _width(inputs: Tensor) -> int:

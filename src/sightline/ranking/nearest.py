@@ -16,7 +16,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Args:
         queries: (Q, D).
         gallery: (G, D).
-        k: results wanted, at least 1; fewer come back where the gallery is smaller.
+        k: results to return, at least 1; fewer where the gallery is smaller.
 
     Returns:
         (Q, K) scores, float32 or, where either side is, float64; and (Q, K) int64 places in the gallery.
@@ -29,7 +29,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     check_vectors(queries, "queries")
     check_vectors(gallery, "gallery")
     if queries.shape[1] != gallery.shape[1]:
-        raise InputError(f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}")
+        raise InputError(f"queries and gallery must have one dimension, got {queries.shape[1]} and {gallery.shape[1]}")
     check_range("[1, inf)", k=k)
     k = min(k, len(gallery))
     found = [_top_k_rows(scores, k) for _, scores in score_blocks(queries, gallery, BLOCK_ELEMENTS)]
@@ -81,13 +81,13 @@ def neighbours(queries: Tensor, gallery: Tensor, k: int, own: Tensor | None = No
 def top_k_products(
     queries: Tensor, table: Tensor, n_rows: int, k: int, shown: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k largest inner products of each query, without a check or a copy: for vectors that were checked when stored.
+    """The k largest inner products of each query, without a check or a copy: for vectors that were checked before.
 
     Args:
         queries: (Q, D) float32.
         table: (R', D) float32, its rows filled up to a multiple of 16: copies of a vector then score the same.
         n_rows: R, how many of them count.
-        k: results wanted, no more than there are.
+        k: results to return, no more than there are.
         shown: (R,) bool, False where a row cannot be found; None for all.
 
     Returns:

@@ -3,8 +3,10 @@
 Levels are int8 tables of (Q, G): 0 irrelevant, up to the highest, -1 not in the query's list.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,7 +36,9 @@ def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
         tensor([[2, 1, 0]], dtype=torch.int8)
     """
     if labels.shape[1] != ref_labels.shape[1]:
-        raise InputError(f"labels of {labels.shape[1]} and {ref_labels.shape[1]} levels cannot be compared")
+        raise InputError(
+            f"labels must have as many levels on both sides, got {labels.shape[1]} and {ref_labels.shape[1]} levels"
+        )
     shared = torch.zeros(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
     if labels.device.type == "cpu":
         columns, ref_columns = (table.T.contiguous().numpy() for table in (labels, ref_labels))
@@ -94,13 +98,13 @@ def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """
     relevance = relevance.masked_fill(~mask, 0)
     if not (relevance >= 0).all() or not relevance.isfinite().all():
-        raise InputError("relevance: finite numbers from 0 on are needed")
+        raise InputError("relevance must be finite and at least 0")
     ascending, order = F.pad(relevance, (1, 0)).sort(1)  # a 0 for level 0
     places = (ascending[:, 1:] > ascending[:, :-1]).cumsum(1)
     n_levels = int(places.max()) if places.numel() else 0
     if n_levels > MOST_LEVELS:
         raise InputError(
-            f"a query's list has {n_levels} grades of relevance, at most {MOST_LEVELS} are supported: round them to fewer"
+            f"relevance must have at most {MOST_LEVELS} different values in a row, got {n_levels}; round them to fewer"
         )
     places = F.pad(places, (1, 0))
     worth = torch.zeros(len(relevance), n_levels + 1, dtype=torch.float64, device=relevance.device)
@@ -148,28 +152,45 @@ class Pairs(NamedTuple):
         return self.levels if self.n_levels == 1 else flat_levels(self.relevant, self.mask)
 
 
-def check_labels(labels: Tensor, n_items: int, name: str) -> Tensor:
+def as_tensor(values: object, name: str, device: torch.device | None = None) -> Tensor:
+    """Labels, relevance or a mask, from a tensor, a numpy array or a list, as a tensor on the device.
+
+    Example:
+        >>> as_tensor([[7, 1], [8, 1]], "labels").dtype
+        torch.int64
+    """
+    if isinstance(values, Tensor):
+        return values if device is None else values.to(device)
+    try:
+        return torch.as_tensor(np.array(values), device=device)  # a copy: torch warns of arrays that cannot be written to
+    except (TypeError, ValueError) as error:
+        found = f"{type(values).__name__} ({str(error).partition('. ')[0]})"
+        raise InputError(f"{name} must be numbers in a tensor, an array or a list, got {found}") from error
+
+
+def check_labels(labels: object, n_items: int, name: str) -> Tensor:
     """The labels as an int64 (N, L) table, finest level first.
 
     Args:
         labels: (N,) or (N, L) of an integer type, L up to ``MOST_LEVELS``: a class number that went through a float is
             refused.
         n_items: N, as the vectors have it.
-        name: what the caller's user knows them by.
+        name: their name in the message.
     """
+    labels = as_tensor(labels, name)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"{name}: whole numbers are needed, found {labels.dtype}")
+        raise InputError(f"{name} must be of an integer type, got {labels.dtype}")
     if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
-        raise InputError(f"{name}: ({n_items},) or ({n_items}, L) is needed, found {tuple(labels.shape)}")
+        raise InputError(f"{name} must have shape ({n_items},) or ({n_items}, L), got {tuple(labels.shape)}")
     if labels.ndim == 2 and labels.shape[1] > MOST_LEVELS:
         raise InputError(
-            f"{name}: at most {MOST_LEVELS} levels are supported, found {labels.shape[1]} columns; sets of labels are bool"
+            f"{name} must have at most {MOST_LEVELS} levels, got {labels.shape[1]} columns; give sets of labels as bool"
         )
     return labels.long() if labels.ndim == 2 else labels.long()[:, None]
 
 
 def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n_levels: int | None = None) -> Pairs:
-    """Scores at hand, with the relevance of each pair.
+    """Pairs of given scores and relevance.
 
     Args:
         scores: (Q, G).
@@ -187,7 +208,7 @@ def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n
     least, most = (int(end) for end in shared.aminmax()) if shared.numel() else (0, 0)
     n_levels = max(1, most) if n_levels is None else n_levels
     if least < 0 or not most <= n_levels <= MOST_LEVELS:
-        raise InputError(f"relevance: shared label levels are 0 to {min(n_levels, MOST_LEVELS)}, found others")
+        raise InputError(f"relevance in shared levels must be 0 to {min(n_levels, MOST_LEVELS)}, got {least} to {most}")
     return Pairs(scores, relevance.to(torch.int8).masked_fill(~mask, -1), n_levels, n_levels)
 
 
@@ -219,14 +240,14 @@ def batch_pairs(
         check_vectors(ref_emb, "ref_emb")
     is_relevance = labels.is_floating_point() and labels.ndim == 2
     if (ref_emb is None) != (ref_labels is None) and not (is_relevance and ref_labels is None):
-        raise InputError("ref_emb and ref_labels go together: one was given without the other")
+        raise InputError("ref_emb and ref_labels must be given together")
     items = embeddings if ref_emb is None else ref_emb
     item_labels = labels if ref_labels is None else ref_labels
     n_queries, n_items = len(embeddings), len(items)
     worth = None
     if is_relevance:
         if labels.shape != (n_queries, n_items):
-            raise InputError(f"labels: relevance of ({n_queries}, {n_items}) is needed, found {tuple(labels.shape)}")
+            raise InputError(f"labels as relevance must be ({n_queries}, {n_items}), got {tuple(labels.shape)}")
         levels, worth = graded_levels(labels, torch.ones_like(labels, dtype=torch.bool))
     elif labels.dtype == torch.bool and labels.ndim == 2:
         levels, worth = _shared_labels(labels, item_labels, n_queries, n_items)
@@ -242,6 +263,44 @@ def batch_pairs(
     return Pairs(scores, levels, table.shape[1], table.shape[1])
 
 
+def only_chosen(pairs: Pairs, indices_tuple: Sequence[object]) -> Pairs:
+    """Pairs of classes of which a miner chose some: the chosen positives are relevant, the chosen negatives are not.
+
+    What was not chosen is in nobody's list; a pair that was chosen twice is in it once.
+
+    Args:
+        pairs: of :func:`batch_pairs`.
+        indices_tuple: as pytorch-metric-learning's miners return it: (anchors, positives, anchors, negatives) or
+            (anchors, positives, negatives), rows and columns of the scores.
+    """
+    if pairs.n_levels != 1 or pairs.worth is not None:
+        raise InputError("indices_tuple needs classes: labels of shape (B,), not levels, sets or a relevance matrix")
+    chosen = check_indices(indices_tuple, *pairs.scores.shape)
+    anchors, positives, other_anchors, negatives = chosen if len(chosen) == 4 else (*chosen[:2], chosen[0], chosen[2])
+    levels = torch.full_like(pairs.levels, -1)
+    levels[other_anchors, negatives] = 0
+    levels[anchors, positives] = 1
+    return Pairs(pairs.scores, levels, 1, 1)
+
+
+def check_indices(indices_tuple: Sequence[object], n_queries: int, n_items: int) -> list[Tensor]:
+    """Three or four int64 tensors; refused where they are not indices of queries and items, in pairs or triplets."""
+    parts = [as_tensor(part, "indices_tuple") for part in indices_tuple]
+    fit = len(parts) in (3, 4) and all(part.ndim == 1 and not part.is_floating_point() for part in parts)
+    sizes = [len(part) for part in parts] if fit else []
+    if not fit or sizes[0] != sizes[1] or sizes[-2] != sizes[-1]:
+        raise InputError(
+            "indices_tuple must be (anchors, positives, anchors, negatives) or (anchors, positives, negatives), "
+            f"integers of equal length, got shapes {[tuple(part.shape) for part in parts]}"
+        )
+    limits = [n_queries, n_items, n_queries, n_items] if len(parts) == 4 else [n_queries, n_items, n_items]
+    if any(
+        len(part) and not 0 <= int(part.min()) <= int(part.max()) < most for part, most in zip(parts, limits, strict=True)
+    ):
+        raise InputError(f"indices_tuple must index {n_queries} queries and {n_items} items; some indices are outside")
+    return [part.long() for part in parts]
+
+
 def _begins_with(items: Tensor, item_labels: Tensor, embeddings: Tensor, labels: Tensor) -> bool:
     """Whether the first items are those of the batch, with the same labels."""
     n_queries = len(embeddings)
@@ -255,7 +314,7 @@ def check_sets(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> 
     fit = sets.ndim == ref_sets.ndim == 2 and sets.dtype == ref_sets.dtype == torch.bool
     if not fit or (len(sets), len(ref_sets), sets.shape[1]) != (n_queries, n_items, ref_sets.shape[1]):
         found = f"{sets.dtype} {tuple(sets.shape)} and {ref_sets.dtype} {tuple(ref_sets.shape)}"
-        raise InputError(f"labels: sets of ({n_queries}, C) and ({n_items}, C) bool are needed, found {found}")
+        raise InputError(f"labels as sets must be bool, ({n_queries}, C) and ({n_items}, C), got {found}")
 
 
 def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> tuple[Tensor, Tensor]:
@@ -264,7 +323,7 @@ def _shared_labels(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int)
     n_labels = sets.sum(1)
     n_levels = max(1, int(n_labels.max()) if len(sets) else 1)
     if n_levels > MOST_LEVELS:
-        raise InputError(f"labels: an item has {n_levels} labels, at most {MOST_LEVELS} are supported")
+        raise InputError(f"labels must have at most {MOST_LEVELS} labels an item, got {n_levels}")
     shared = (sets.float() @ ref_sets.float().T).to(torch.int8)
     each = torch.arange(n_levels + 1, dtype=torch.float64, device=sets.device)
     return shared, each / n_labels[:, None].clamp(min=1)

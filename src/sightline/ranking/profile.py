@@ -100,7 +100,7 @@ def rank_loss(
     """
     n_levels = counts.shape[1] - 1
     if n_levels > MOST_LEVELS:
-        raise InputError(f"{n_levels} levels of relevance; at most {MOST_LEVELS} are supported: round them to fewer")
+        raise InputError(f"relevance must have at most {MOST_LEVELS} levels, got {n_levels}; round it to fewer")
     if n_levels == 0:  # nothing can be relevant
         return scores[:0].sum()  # not 0 times the sum, which may be infinite
     if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:

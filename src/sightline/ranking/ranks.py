@@ -13,51 +13,56 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.ranking.similarity import all_finite, full_precision
+from sightline.ranking.similarity import all_finite, check_tensor, full_precision
 
 WORKSPACE_ELEMENTS = 1 << 21  # of a (rows, targets, G) block: 8 MB in float32, which stays near the cache
 
 
 def check_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Refuse scores, relevance and mask that do not belong together.
+    """Refuse scores, relevance and mask that do not fit together.
 
     Returns:
         The scores in float32 at least and 0 outside the mask, where they may be anything; and the mask, all True where None
         was given.
     """
+    check_tensor(scores, "scores")
     if scores.ndim != 2 or not scores.is_floating_point():
-        raise InputError(f"scores: a (Q, G) floating point table is needed, found {scores.dtype} {tuple(scores.shape)}")
+        raise InputError(f"scores must be a (Q, G) floating point table, got {scores.dtype} {tuple(scores.shape)}")
     if relevance.shape != scores.shape:
-        raise InputError(f"relevance is {tuple(relevance.shape)}, scores are {tuple(scores.shape)}")
+        raise InputError(
+            f"relevance and scores must have one shape, got {tuple(relevance.shape)} and {tuple(scores.shape)}"
+        )
     if mask is None:
         mask = torch.ones_like(scores, dtype=torch.bool)
     elif mask.shape != scores.shape or mask.dtype != torch.bool:
-        raise InputError(f"mask: bool {tuple(scores.shape)} is needed, found {mask.dtype} {tuple(mask.shape)}")
+        raise InputError(f"mask must be bool {tuple(scores.shape)}, got {mask.dtype} {tuple(mask.shape)}")
     else:
         scores = scores.masked_fill(~mask, 0.0)
     if not all_finite(scores):
-        raise InputError("scores hold NaN or infinity")
+        raise InputError("scores must be finite, found NaN or infinity")
     return full_precision(scores), mask
 
 
 def check_range(interval: str, **values: float) -> None:
-    """Refuse a named number outside an interval, whose ends belong to it at a square bracket and not at a round one.
+    """Refuse a named number outside an interval; a square bracket includes its end, a round one does not.
 
     Example:
         >>> check_range("[0, inf)", margin=0.1, width=-1.0)
         Traceback (most recent call last):
-        sightline.errors.InputError: width is -1.0; a number in [0, inf) is needed
+        sightline.errors.InputError: width must be in [0, inf), got -1.0
     """
     low, high = map(float, interval[1:-1].split(","))
     ends = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"]
-    if wrong := [f"{name} is {value}" for name, value in values.items() if not (low < value < high or value in ends)]:
-        raise InputError(f"{', '.join(wrong)}; a number in {interval} is needed")
+    outside = {name: value for name, value in values.items() if not (low < value < high or value in ends)}
+    if outside:
+        raise InputError("; ".join(f"{name} must be in {interval}, got {value}" for name, value in outside.items()))
 
 
 def check_counts(least: int = 1, **values: int) -> None:
     """Refuse a named count that is not a whole number, or below the least."""
-    if wrong := [f"{name} is {value!r}" for name, value in values.items() if type(value) is not int or value < least]:
-        raise InputError(f"{', '.join(wrong)}; a whole number from {least} on is needed")
+    if wrong := {name: value for name, value in values.items() if type(value) is not int or value < least}:
+        faults = (f"{name} must be a whole number of at least {least}, got {value!r}" for name, value in wrong.items())
+        raise InputError("; ".join(faults))
 
 
 class Step(Protocol):

@@ -1,4 +1,4 @@
-"""What is done around the first ranking, on plain vectors: expand queries, augment the gallery, re-rank the first results.
+"""The steps around the first ranking, on plain vectors: expand queries, augment the gallery, re-rank the first results.
 
 The order that works: whiten (:class:`~sightline.models.heads.Whitening`), augment the gallery, expand queries against it.
 """
@@ -106,8 +106,7 @@ def kreciprocal_scores(
     """
     if candidates.ndim != 3 or queries.shape != (len(candidates), candidates.shape[2]):
         raise InputError(
-            "queries (Q, D) and candidates (Q, M, D) are needed, "
-            f"found {tuple(queries.shape)} and {tuple(candidates.shape)}"
+            f"queries and candidates must be (Q, D) and (Q, M, D), got {tuple(queries.shape)} and {tuple(candidates.shape)}"
         )
     check_range("[1, inf)", k_1=k_1, k_2=k_2)
     check_range("[0, 1]", original_weight=original_weight)
@@ -167,7 +166,7 @@ class Refinement:
         alpha: power of their similarity that they are weighted by; 0 weights them alike.
         rerank: how the first results are ordered again: ``kreciprocal``; None leaves them.
         depth: results that are ordered again, or as many as are asked for if that is more.
-        reciprocal: neighbours that the re-ranking looks at: about as many images as there are of one thing.
+        reciprocal: neighbours that the re-ranking compares: about as many images as a class has.
 
     Example:
         >>> Refinement(expand=10, rerank="kreciprocal")

@@ -23,15 +23,23 @@ def all_finite(table: Tensor) -> bool:
     return math.isfinite(table.detach().sum().item()) or bool(table.isfinite().all())
 
 
+def check_tensor(value: object, name: str) -> None:
+    """Refuse anything but a torch tensor: a copy of an array or a list would carry no gradient."""
+    if not isinstance(value, Tensor):
+        kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+        raise InputError(f"{name} must be a torch.Tensor, got {kind}")
+
+
 def check_vectors(vectors: Tensor, name: str) -> None:
     """Refuse anything but a (B, D) table of finite numbers.
 
     Args:
         vectors: the table to check.
-        name: what the caller's user knows it by.
+        name: its name in the message.
     """
+    check_tensor(vectors, name)
     if vectors.ndim != 2 or not vectors.is_floating_point():
-        raise InputError(f"{name}: a (B, D) floating point table is needed, found {vectors.dtype} {tuple(vectors.shape)}")
+        raise InputError(f"{name} must be a (B, D) floating point table, got {vectors.dtype} {tuple(vectors.shape)}")
     if not all_finite(vectors):
         rows = (~vectors.isfinite().all(1)).nonzero()[:, 0].tolist()
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
@@ -146,7 +154,7 @@ def cosine_scores(queries: Tensor, gallery: Tensor) -> Tensor:
         tensor([[1., 0.]])
     """
     if queries.shape[1] != gallery.shape[1]:
-        raise InputError(f"vectors of {queries.shape[1]} and {gallery.shape[1]} dimensions cannot be compared")
+        raise InputError(f"vectors must have one size, got {queries.shape[1]} and {gallery.shape[1]} dimensions")
     wider = torch.promote_types(queries.dtype, gallery.dtype)
     with torch.autocast(queries.device.type, enabled=False):
         rows = unit(queries.to(wider))

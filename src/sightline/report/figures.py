@@ -65,7 +65,7 @@ LABEL_LINES = ("-", "--", ":", "-.")  # of relevance by the finest label, the ne
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A figure with the name of its file and a sentence for those who cannot see it."""
+    """A figure with its file name and a description for screen readers."""
 
     name: str
     description: str
@@ -74,13 +74,13 @@ class Panel:
 
 @contextmanager
 def drawn_panel(name: str, description: str, n_columns: int = 0, **axes_settings: Any) -> Iterator[tuple[Panel, Axes]]:
-    """A panel and its axes, to be drawn in.
+    """A panel and its axes to draw on.
 
     Args:
         name: of the panel.
         description: of the panel.
-        n_columns: of a legend under the axes, one for each model: inside they would cover the curves; 0 for no legend.
-        axes_settings: such as ``title``, ``xlabel`` and ``ylim``, set once all is drawn.
+        n_columns: of a legend below the axes, where it covers no curves; 0 for no legend.
+        axes_settings: such as ``title``, ``xlabel`` and ``ylim``, applied after drawing.
     """
     with drawing() as (figure, axes):
         yield Panel(name, description, figure), axes
@@ -90,12 +90,12 @@ def drawn_panel(name: str, description: str, n_columns: int = 0, **axes_settings
 
 
 def columns_of_several(models: Sized) -> int:
-    """Columns of a legend that is there only where there are several models."""
+    """Legend columns: one per model, or none for a single model."""
     return len(models) if len(models) > 1 else 0
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """An exponential mean, unbiased at the start.
+    """An exponential moving average, corrected for bias at the start.
 
     Example:
         >>> smoothed([1.0, 1.0, 1.0])
@@ -105,7 +105,7 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def training_panels(logs: dict[str, Sequence[LogRow]], metric: str) -> list[Panel]:
-    """The loss of every step, its terms where it has some, and the validation metric of every epoch that was validated.
+    """The loss of every step, its terms if it has several, and the validation metric.
 
     Args:
         logs: rows of each model's ``log.csv``; those without rows are left out.
@@ -168,14 +168,14 @@ def recall_panel(ks: Sequence[int], recalls: dict[str, Floats]) -> Panel:
 
     Args:
         ks: ascending.
-        recalls: by model, (L, K) for each label as what counts, finest first.
+        recalls: by model, (L, K) with relevance by each label, finest first.
     """
     with drawn_panel(
         "recall",
         "share of queries with a right image among the first k, against k",
         len(recalls),
         ylim=(None, 101),
-        title="Recall@k: a right image among the first k",
+        title="Recall@k: a relevant image in the first k",
         xlabel="k",
         ylabel="queries (%)",
     ) as (panel, axes):
@@ -219,7 +219,7 @@ def h_precision_panel(curves: dict[str, Curves]) -> Panel:
 
 
 def severity_panel(shares: dict[str, Floats], k: int) -> Panel:
-    """How far up the common ancestor of query and result is, as shares of the first k results."""
+    """Height of the common ancestor of query and result, as fractions of the first k results."""
     n_levels, width = len(next(iter(shares.values()))) - 1, 0.8 / len(shares)
     with drawn_panel(
         f"severity-{k}",
@@ -240,7 +240,7 @@ def severity_panel(shares: dict[str, Floats], k: int) -> Panel:
 
 
 def score_panel(name: str, histogram: NDArray[np.int64], thresholds: dict[str, float]) -> Panel:
-    """Scores of pairs by what they share, each kind as a density."""
+    """Scores of pairs by shared labels, each as a density."""
     n_levels = len(histogram) - 1
     used = np.flatnonzero(histogram.sum(0))
     ends = [EDGES[used[0]], EDGES[used[-1] + 1], *thresholds.values()]
@@ -300,7 +300,7 @@ def outlier_panel(found: Outliers) -> Panel:
     edges = _energy_edges(np.concatenate([*kinds.values(), [found.threshold]]), found.threshold)
     with drawn_panel(
         "outliers",
-        "densities of energies: how far out images are, and the threshold",
+        "densities of out-of-distribution energies, and the threshold",
         len(kinds) + 1,
         title=f"Energies by {found.scorer}",
         xlabel="further out →",
@@ -319,17 +319,17 @@ def _draw_density(axes: Axes, density: Floats, edges: Floats, colour: str, line:
 
 
 def draw_detection(result: DetectionResult, file: Path, threshold: float) -> Path:
-    """Draw the ROC of each outlier set beside the histograms of all energies.
+    """Draw the ROC curve of each outlier set beside histograms of all energies.
 
     Args:
-        result: energies of both kinds.
-        file: to write; its ending says the format.
-        threshold: drawn as a line over the histograms.
+        result: energies of in-distribution images and outliers.
+        file: to write; the suffix sets the format.
+        threshold: drawn as a line.
     """
     bins = _energy_edges(np.concatenate([result.inside, *result.outside.values()]))
     with drawing(9.5, 3.8, ncols=2) as (figure, (left, right)):
         inside = np.clip(result.inside, bins[0], bins[-1])
-        right.hist(inside, bins.tolist(), density=True, color=INK, alpha=0.5, label="belongs")
+        right.hist(inside, bins.tolist(), density=True, color=INK, alpha=0.5, label="in distribution")
         for (name, energies), colour in zip(result.outside.items(), cycle(OUTLIER_SETS)):
             area = f"{name}: {100 * result.per_set[name]['auroc']:.1f}"
             left.plot(*roc(result.inside, energies), color=colour, label=area)
@@ -337,7 +337,7 @@ def draw_detection(result: DetectionResult, file: Path, threshold: float) -> Pat
             right.hist(clipped, bins.tolist(), density=True, histtype="step", color=colour, linewidth=1.5, label=name)
         right.axvline(threshold, color="black", linestyle="--", linewidth=1, label="threshold")
         left.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
-        left.set(xlabel="outliers accepted", ylabel="images that belong accepted")
+        left.set(xlabel="outliers accepted", ylabel="in-distribution images accepted")
         right.set(xlabel="energy", ylabel="density")
         left.legend(loc="lower right", fontsize=9, title="AUROC in percent")
         right.legend(loc="upper right", fontsize=9)
@@ -345,7 +345,7 @@ def draw_detection(result: DetectionResult, file: Path, threshold: float) -> Pat
 
 
 def _energy_edges(energies: Floats, least: float = -np.inf) -> Floats:
-    """Edges of a histogram, up to ``least`` or further: a few energies far out are left for its last bin."""
+    """Histogram edges, up to at least ``least``: the few largest energies fall in the last bin."""
     low, high = float(energies.min()), max(float(np.quantile(energies, 0.995)), least)
     return np.linspace(low, high if high > low else low + 1, N_BINS + 1)
 

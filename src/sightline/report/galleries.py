@@ -1,4 +1,4 @@
-"""Queries with what they find, framed by what each result shares with the query; answers of a gallery as a page."""
+"""Queries with their results, framed by the labels they share with the query; answers of a gallery as a page."""
 
 import base64
 import io
@@ -24,8 +24,8 @@ from sightline.gallery.query import Answer
 from sightline.report.numbers import FirstResults
 from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines, template
 
-THUMBNAIL = 112  # pixels at most; shown at 72, so that screens with fine pixels show it sharp
-SHEET_THUMBNAIL = 320  # likewise in a contact sheet, shown at 160
+THUMBNAIL = 112  # pixels; displayed at 72, so that it is sharp on high-density screens
+SHEET_THUMBNAIL = 320  # the same in a contact sheet, displayed at 160
 N_QUERIES = 8
 
 Counts = NDArray[np.int64]
@@ -38,10 +38,10 @@ class ShownImage:
 
     Attributes:
         row: of the table; -1 for none.
-        name: what it is called, for people who hover or cannot see it.
+        name: shown on hover and to screen readers.
         label: its finest label.
         score: similarity to the query; None for the query itself.
-        height: of the common ancestor with the query: 0 the same finest label, L nothing shared.
+        height: of the common ancestor with the query: 0 for the same finest label, L for nothing shared.
     """
 
     row: int
@@ -53,7 +53,7 @@ class ShownImage:
 
 @dataclass(frozen=True)
 class ShownQuery:
-    """One query and, for each model, what it finds and how well: the average precision."""
+    """One query and, for each model, its results and average precision."""
 
     query: ShownImage
     found: dict[str, list[ShownImage]]
@@ -62,7 +62,7 @@ class ShownQuery:
 
 @dataclass(frozen=True)
 class QueryGallery:
-    """Some queries, chosen for a reason."""
+    """Queries selected for a reason."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class QueryGallery:
 
 @dataclass(eq=False)
 class Thumbnails:
-    """Small pictures of a table's images, each read once; one that cannot be read is None."""
+    """Thumbnails of a table's images, each read once; None if unreadable."""
 
     table: EmbeddingTable
     _images: dict[int, Image.Image | None] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Thumbnails:
 
     @property
     def missing(self) -> set[int]:
-        """Rows that were asked for and cannot be read."""
+        """Requested rows that cannot be read."""
         return {row for row, image in self._images.items() if image is None}
 
 
@@ -107,14 +107,14 @@ def read_thumbnail(path: Path, size: int, box: Any = None) -> Image.Image | None
 
 
 def data_uri(image: Image.Image, kind: str, quality: int) -> str:
-    """The image as a part of a page."""
+    """The image as a data URI."""
     encoded = io.BytesIO()
     image.save(encoded, kind, quality=quality)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded.getvalue()).decode()}"
 
 
 def choose_queries(values: Floats, classes: Counts, n_queries: int = N_QUERIES) -> Counts:
-    """Places of the queries with the lowest values, each of another class, best first; NaN are left out.
+    """Positions of the queries with the lowest values, one per class, lowest first; NaN are left out.
 
     Example:
         >>> choose_queries(np.array([0.3, 0.1, 0.2, np.nan]), np.array([0, 1, 1, 2])).tolist()
@@ -133,14 +133,14 @@ def galleries(
     n_queries: int = N_QUERIES,
     seed: int = 0,
 ) -> list[QueryGallery]:
-    """The hardest, the most severe, the most changed and random queries, each of another class.
+    """The hardest, most severe, most changed and random queries, one per class in each gallery.
 
     Args:
         table: the images.
         found: the first results by model; the first model decides which queries are shown.
         precision: by model, the average precision of each query.
-        n_queries: in each gallery.
-        seed: of the random ones.
+        n_queries: per gallery.
+        seed: random seed of the random gallery.
     """
     name = next(iter(found))
     own, mine = found[name], precision[name]
@@ -148,9 +148,11 @@ def galleries(
     counted = ~np.isnan(mine)
     chosen = {
         ("hardest", "Hardest", f"The lowest average precision of {name}."): mine,
-        ("severe", "Most severe", "The first results share the least with the query; the surest mistakes first."): np.where(
-            counted & (own.heights[:, 0] > 0), _severity_order(own), np.nan
-        ),
+        (
+            "severe",
+            "Most severe",
+            "The first results share the fewest labels with the query; the most confident mistakes first.",
+        ): np.where(counted & (own.heights[:, 0] > 0), _severity_order(own), np.nan),
     }
     for other in list(found)[1:]:
         gain = mine - precision[other]
@@ -158,7 +160,7 @@ def galleries(
             reason = f"Average precision {verb} the most from {other} to {name}."
             chosen[key, f"Most {key}", reason] = np.where(change < 0, change, np.nan)
     drawn = np.random.default_rng(seed).permutation(len(mine)).astype(np.float64)
-    chosen["random", "Random", "Drawn at random, each of another class."] = np.where(counted, drawn, np.nan)
+    chosen["random", "Random", "Drawn at random, one per class."] = np.where(counted, drawn, np.nan)
     places = {why: choose_queries(values, classes, n_queries).tolist() for why, values in chosen.items()}
     return [
         QueryGallery(*why, [_asked(table, found, precision, place) for place in own_places])
@@ -168,7 +170,7 @@ def galleries(
 
 
 def _severity_order(found: FirstResults) -> Floats:
-    """The place of each query by how little its first result shares, then its others, then by how sure the first is."""
+    """The rank of each query by how little its first result shares, then the others, then by the first score."""
     others = np.where(found.heights >= 0, found.heights, np.nan)
     order = np.lexsort((-found.scores[:, 0], -np.nanmean(others, 1), -found.heights[:, 0]))
     return np.argsort(order).astype(np.float64)
@@ -190,13 +192,13 @@ def _asked(table: EmbeddingTable, found: dict[str, FirstResults], precision: dic
 
 
 def picture_of(table: EmbeddingTable, row: int, score: float | None = None, height: int = 0) -> ShownImage:
-    """The image at a row of the table, as it stands in a gallery."""
+    """The image at a row of the table, for a gallery."""
     row_values = table.manifest.table.row(row, named=True)
     return ShownImage(row, str(row_values.get("name") or row_values["path"]), row_values["label_0"], score, height)
 
 
 def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
-    """The gallery as papers print it: the query, then the results in their frames, a line for each model."""
+    """The gallery as in papers: the query, then its framed results, one line per model."""
     colours, lines = level_colours(n_levels), level_lines(n_levels)
     n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
     n_lines = sum(len(asked.found) for asked in gallery.rows)
@@ -216,7 +218,7 @@ def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int)
 
 
 def _place(axes: Axes, image: Image.Image | None, across: float, down: float, colour: str, line: str) -> None:
-    """One picture in its frame, in a square of side 1, or a grey square."""
+    """One framed picture in a unit square; grey if there is none."""
     wide, high = (1, 1) if image is None else (side / max(image.size) for side in image.size)
     left, top = across + (1 - 0.84 * wide) / 2, down + (1 - 0.84 * high) / 2
     pixels = np.full((1, 1, 3), 225, np.uint8) if image is None else np.asarray(image)
@@ -226,15 +228,15 @@ def _place(axes: Axes, image: Image.Image | None, across: float, down: float, co
 
 
 def write_contact_sheet(file: Path, answers: Sequence[Answer], title: str) -> Path:
-    """One HTML file with small pictures of queries and results, which needs nothing but itself."""
+    """A self-contained HTML file with thumbnails of queries and results."""
     if file.is_dir():
-        raise InputError(f"{file}: a folder; the page is one file, such as {file / 'found.html'}")
+        raise InputError(f"{file}: must be a file, got a folder; try {file / 'results.html'}")
     write_text(file, template("contact_sheet.html").render(title=title, answers=answers, picture=_picture))
     return file
 
 
 def _picture(path: Path | str | None, name: str) -> str:
-    """An image element, or a word where there is no image."""
+    """An image element, or text if there is no image."""
     image = None if path is None else read_thumbnail(Path(path), SHEET_THUMBNAIL)
     return (
         Markup("no image") if image is None else Markup('<img src="{}" alt="{}">').format(data_uri(image, "JPEG", 85), name)

@@ -1,4 +1,4 @@
-"""The numbers of a report: metrics with intervals, what every query finds, curves, classes, the papers' numbers."""
+"""The numbers of a report: metrics with intervals, first results, curves, classes, published results."""
 
 import os
 import re
@@ -46,8 +46,8 @@ class FirstResults:
         queries: (Q,) rows of the table.
         rows: (Q, K) rows of the results, best first; -1 where there are fewer.
         scores: (Q, K) their cosines.
-        heights: (Q, K) how far up the common ancestor is: 0 the same finest label, L nothing shared; -1 where there are
-            fewer. Of equal scores the higher comes first.
+        heights: (Q, K) height of the common ancestor: 0 for the same finest label, L for nothing shared; -1 where there
+            are fewer. Of equal scores the higher comes first.
     """
 
     queries: Counts
@@ -56,7 +56,7 @@ class FirstResults:
     heights: Counts
 
     def height_shares(self, k: int, n_levels: int) -> Floats:
-        """(L + 1,) which share of the first k results of all queries has its common ancestor at each height."""
+        """(L + 1,) fraction of the first k results of all queries at each height of the common ancestor."""
         heights = self.heights[:, :k]
         counts = np.bincount(heights[heights >= 0], minlength=n_levels + 1)
         return counts / max(1, int(counts.sum()))
@@ -89,7 +89,9 @@ def first_results(subject: Subject, k: int) -> FirstResults:
     rows = items[places]
     itself = rows == queries[:, None]
     heights = (labels[rows] != labels[queries][:, None]).sum(2)
-    order = np.lexsort((-heights, -scores, itself))[:, :k]  # itself last, then best first, of equal ones the worse
+    order = np.lexsort((-heights, -scores, itself))[
+        :, :k
+    ]  # the query itself last, then best first; of equal scores the worse
     rows, scores, heights, gone = (np.take_along_axis(part, order, 1) for part in (rows, scores, heights, itself))
     return FirstResults(queries, np.where(gone, -1, rows), scores.astype(np.float64), np.where(gone, -1, heights))
 
@@ -105,7 +107,7 @@ def sampled_curves(subject: Subject, seed: int = 0) -> Curves:
     asked = np.sort(np.random.default_rng(seed).permutation(asked)[:n_queries])
     vectors = torch.from_numpy(subject.table.vectors)
     histogram = np.zeros((n_levels + 1, len(EDGES) - 1), np.int64)
-    rows_of: list[list[Floats]] = [[] for _ in range(n_levels + 1)]  # with each label as what counts, then with all
+    rows_of: list[list[Floats]] = [[] for _ in range(n_levels + 1)]  # relevance by each label, then by all
     for block, scores in score_blocks(vectors[asked], vectors[items], BLOCK_ELEMENTS):
         rows = asked[block]
         levels = (labels[rows][:, None] == labels[items]).sum(2).astype(np.int8)
@@ -198,7 +200,7 @@ LEVEL = 0.95
 BATCH_SIZES = (32, 64, 128, 256, 512, 1024)
 GAP_IMAGES = 4000  # of whole classes drawn at random, where there are more
 
-# The data sets that papers report on: names of manifests and of folders they are in, and the tables with their numbers.
+# Data sets in papers: names of their manifests and folders, and the tables with results.
 KNOWN = {
     "SOP": (("sop", "stanfordonlineproducts"), ("tpami_table04", "tpami_table05")),
     "CUB": (("cub", "cub2002011"), ("tpami_table04",)),
@@ -241,21 +243,21 @@ def measure(subject: Subject, k: int) -> Result:
 
 
 def table_metrics(n_levels: int, k: int) -> list[str]:
-    """The metrics of the table, those that other packages add among them; the others are for curves."""
+    """The metrics of the table, including those that other packages register."""
     added = [name for name in METRICS if name not in METRICS.table]
     at_k = [f"{name}@{k}" if cast(Metric, METRICS.find(name)).takes_k == "always" else name for name in added]
     return [*metric_names(DEFAULT_KS, n_levels), *([f"distance@{k}"] if n_levels > 1 else []), *at_k]
 
 
 def metric_rows(results: dict[str, Result], wanted: list[str]) -> tuple[list[dict[str, Any]], Unit]:
-    """The table of metrics: means with 95 % intervals and, for two models, which differences are real.
+    """The table of metrics: means with 95 % intervals and, for two models, which differences are significant.
 
-    Chance is taken to draw classes, for queries of one class rise and fall together; queries where there are few classes.
+    Intervals resample classes, as queries of one class are correlated; with fewer than 10 classes they resample queries.
 
     Returns:
-        A row for each metric: ``name``; ``meaning``, in a few words; ``cells``, the mean and its interval for each model;
+        A row for each metric: ``name``; ``meaning``; ``cells``, the mean and its interval for each model;
         for two models ``difference``, first minus second and its interval, and ``verdict``: ``better``, ``worse`` or
-        ``may be chance``. And what intervals resample.
+        ``may be chance``. And the unit that intervals resample.
     """
     mine, *others = results.values()
     by: Unit = "classes" if mine.labels is not None and len(np.unique(mine.labels)) >= 10 else "queries"
@@ -277,7 +279,7 @@ def metric_rows(results: dict[str, Result], wanted: list[str]) -> tuple[list[dic
 
 
 def _difference(name: str, compared: Comparison | None) -> dict[str, Any]:
-    """First minus second with its interval, and the verdict; none where there is one model."""
+    """First minus second with its interval, and the verdict; empty for a single model."""
     if compared is None:
         return {"difference": None, "verdict": ""}
     found, metric = compared.differences[name], metric_of(name)
@@ -295,7 +297,7 @@ def label_recalls(result: Result, n_levels: int, ks: list[int]) -> NDArray[np.fl
 
 
 def gaps_by_batch_size(subject: Subject, seed: int = 0) -> dict[int, Gap]:
-    """The decomposability gap of average precision at several batch sizes, among the images that are ranked."""
+    """The decomposability gap of average precision at several batch sizes, among the gallery images."""
     codes = subject.table.manifest.labels()[subject.items, 0]
     classes = np.random.default_rng(seed).permutation(int(codes.max()) + 1)
     within = np.cumsum(np.bincount(codes, minlength=len(classes))[classes]) <= max(GAP_IMAGES, 2)
@@ -307,11 +309,11 @@ def gaps_by_batch_size(subject: Subject, seed: int = 0) -> dict[int, Gap]:
     sizes = [size for size in BATCH_SIZES if size < len(rows)]
     gaps = {size: decomposability_gap(vectors, codes, size, seeds=range(2), whole=whole) for size in sizes}
     n_queries = int((~np.isnan(whole)).sum())
-    return gaps | {len(rows): Gap(0.0, 0.0, (0.0, 0.0), 2 * n_queries, 0)}  # one batch is the whole set
+    return gaps | {len(rows): Gap(0.0, 0.0, (0.0, 0.0), 2 * n_queries, 0)}  # a single batch is the whole set
 
 
 def paper_metric(column: str) -> str | None:
-    """The name here of a metric of the papers; None for one that is not measured here.
+    """Sightline's name for a metric in a paper; None if Sightline does not measure it.
 
     Example:
         >>> paper_metric("R@10"), paper_metric("mAP@R"), paper_metric("minutes/epoch")
@@ -322,14 +324,14 @@ def paper_metric(column: str) -> str | None:
 
 
 def places_of(manifest: Manifest) -> list[Path]:
-    """What may bear the name of a data set: the manifest without its suffix, and the folder that all images are in."""
+    """Paths that may name the data set: the manifest without its suffix, and the common folder of all images."""
     source = manifest.source.absolute()
     images = os.path.commonpath([path.absolute().parent for path in manifest.paths()])
     return [source.parent / source.stem, Path(os.path.normpath(images))]
 
 
 def known_dataset(place: Path) -> str | None:
-    """The data set of a folder or manifest, by its name or that of a folder above it.
+    """The data set of a folder or manifest, by its name or a parent folder's; None if unknown.
 
     Example:
         >>> known_dataset(Path("/data/Stanford_Online_Products/images")), known_dataset(Path("/data/photos"))
@@ -340,16 +342,16 @@ def known_dataset(place: Path) -> str | None:
 
 
 def published_tables_of(places: Sequence[Path], table: str | None, measured: list[str]) -> list[dict[str, Any]]:
-    """The tables to show beside a result.
+    """The published tables to show beside a result.
 
     Args:
-        places: whose names may say which data set it is, the most telling first; see :func:`places_of`.
-        table: the name of one table; None for those of the data set that the images are of, if it is known.
+        places: paths that may name the data set, most specific first; see :func:`places_of`.
+        table: name of one table; None for those of the data set, if it is known.
         measured: metrics of the result; others are left out.
 
     Returns:
-        For each its name, ``table``; ``dataset``; ``metrics``, as they are called here; and ``rows``: a method and its
-        share in percent for each metric, None where the table has none.
+        For each its name, ``table``; ``dataset``; ``metrics``, by Sightline's names; and ``rows``: a method and its
+        value in percent for each metric, None where the table has none.
     """
     dataset = next((found for place in places if (found := known_dataset(place))), None)
     if table is None:
@@ -357,8 +359,8 @@ def published_tables_of(places: Sequence[Path], table: str | None, measured: lis
     there = sorted({row.dataset for row in read_published(table)})
     if dataset not in there and len(there) > 1:
         raise InputError(
-            f"published table {table!r} is of {names(there)}, and the folder {str(places[-1])!r} does not say "
-            "which of them these images are; put the set in a folder of its name"
+            f"published table {table!r} covers {names(there)}, and the folder {str(places[-1])!r} names none of them; "
+            "put the images in a folder with the data set's name"
         )
     return [_read(table, dataset if dataset in there else there[0], measured)]
 

@@ -1,4 +1,4 @@
-"""One offline page about a model, alone or against another: a list of sections.
+"""One offline page about a model, or about two for comparison: a list of sections.
 
 A section is one function of the :class:`Material`, one row of :data:`SECTIONS` and one template of that name.
 """
@@ -54,16 +54,16 @@ from sightline.report.subject import Outliers, Subject, matched
 
 @dataclass(frozen=True, eq=False)
 class ReportOptions:
-    """How a report is made.
+    """Options of a report.
 
     Attributes:
         title: of the page; None for the names of the models.
-        summary: sentences that say what was done, and how to repeat it.
-        figures: folder for every figure as PNG and SVG; None for none.
-        published: the name of a paper's table to show beside; None for those of a data set that is known by its folder.
-        outliers: what a rejector says of the first model's images, if there is one.
-        k: results of a query that galleries show.
-        n_queries: in each gallery.
+        summary: sentences on what was done and how to repeat it.
+        figures: folder for every figure as PNG and SVG; None to write none.
+        published: name of a paper's table to show; None for the tables of the data set, if its folder names a known one.
+        outliers: out-of-distribution scores of the first model's images, if there is a rejector.
+        k: results per query in the galleries.
+        n_queries: queries per gallery.
         seed: random seed of samples and of t-SNE.
     """
 
@@ -82,14 +82,14 @@ DEFAULTS = ReportOptions()
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """A report that was written.
 
     Attributes:
         file: the page.
         results: the metrics by model.
-        galleries: the queries it shows.
-        n_missing: images that could not be read and have a placeholder.
-        figures: files written beside it.
+        galleries: the queries shown.
+        n_missing: images that could not be read and were replaced by a placeholder.
+        figures: figure files.
     """
 
     file: Path
@@ -101,19 +101,19 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What sections are made of: one or two models, the options, and what several sections read, measured once."""
+    """The input of sections: one or two models, the options, and shared measurements, each made once."""
 
     subjects: list[Subject]
     options: ReportOptions
 
     @property
     def subject(self) -> Subject:
-        """The model that the page is about."""
+        """The model the page is about."""
         return self.subjects[0]
 
     @property
     def n_levels(self) -> int:
-        """Label levels."""
+        """Number of label levels."""
         return self.subject.table.manifest.n_levels
 
     @cached_property
@@ -133,24 +133,24 @@ class Material:
 
     @cached_property
     def galleries(self) -> list[QueryGallery]:
-        """The queries that are shown."""
+        """The queries shown."""
         precision = {name: one.per_query["map"] for name, one in self.results.items()}
         return galleries(self.subject.table, self.found, precision, self.options.n_queries, self.options.seed)
 
     @cached_property
     def thumbnails(self) -> Thumbnails:
-        """The images that are shown."""
+        """The images shown."""
         return Thumbnails(self.subject.table)
 
 
 @dataclass(frozen=True, eq=False)
 class ReportSection:
-    """What a section shows.
+    """The content of a section.
 
     Attributes:
-        values: by the names that its template has for them.
+        values: template variables by name.
         panels: figures of the section.
-        files: figures that are drawn for ``--figures`` alone.
+        files: figures drawn only for ``--figures``.
     """
 
     values: dict[str, object]
@@ -159,7 +159,7 @@ class ReportSection:
 
 
 def metrics_section(material: Material) -> ReportSection:
-    """Every metric with its interval, and the papers' numbers for a known set."""
+    """Every metric with its interval, and published results if the data set is known."""
     names = table_metrics(material.n_levels, material.options.k)
     rows, by = metric_rows(material.results, names)
     ks = recall_places(len(material.subject.items))
@@ -186,7 +186,7 @@ def curves_section(material: Material) -> ReportSection:
 
 
 def galleries_section(material: Material) -> ReportSection:
-    """Queries with what they find."""
+    """Queries with their results."""
     n_levels, thumbnails, shown = material.n_levels, material.thumbnails, material.galleries
     levels = list(zip(level_names(n_levels), level_colours(n_levels), strict=True))
     values = {"galleries": shown, "thumbnails": thumbnails, "levels": levels}
@@ -195,7 +195,7 @@ def galleries_section(material: Material) -> ReportSection:
 
 
 def map_section(material: Material) -> ReportSection:
-    """The class means on a plane."""
+    """A map of the class means."""
     plane = class_map(material.subjects, material.options.seed)
     values = {
         "plane": plane,
@@ -218,7 +218,7 @@ def severity_section(material: Material) -> ReportSection:
 
 
 def scores_section(material: Material) -> ReportSection:
-    """Cosines of pairs by what they share, and thresholds."""
+    """Cosines of pairs by shared labels, and thresholds."""
     thresholds = {one.name: one.thresholds for one in material.subjects}
     outliers = material.options.outliers
     match = {} if outliers is None or outliers.match is None else {"match": outliers.match}
@@ -228,13 +228,13 @@ def scores_section(material: Material) -> ReportSection:
 
 
 def outliers_section(material: Material) -> ReportSection | None:
-    """What a rejector says of the images."""
+    """Out-of-distribution scores of the images."""
     outliers = material.options.outliers
     return None if outliers is None else ReportSection({"outliers": outliers}, [outlier_panel(outliers)])
 
 
 def gap_section(material: Material) -> ReportSection | None:
-    """How much better average precision looks inside batches."""
+    """The decomposability gap: how much higher average precision is inside batches."""
     seed = material.options.seed
     gaps = {one.name: gaps for one in material.subjects if (gaps := gaps_by_batch_size(one, seed))}
     return ReportSection({}, [gap_panel(gaps)]) if gaps else None
@@ -247,8 +247,8 @@ def classes_section(material: Material) -> ReportSection:
     return ReportSection({"classes": rows, "most_rows": MOST_ROWS})
 
 
-# In the order of the page: the id and template of each section, its name in the navigation, and what makes it; a section
-# that has nothing to show gives None.
+# In page order: id and template of each section, its title in the navigation, and its function, which returns None if there
+# is nothing to show.
 SECTIONS: list[tuple[str, str, Callable[[Material], ReportSection | None]]] = [
     ("metrics", "Metrics", metrics_section),
     ("training", "Training", training_section),
@@ -264,13 +264,13 @@ SECTIONS: list[tuple[str, str, Callable[[Material], ReportSection | None]]] = [
 
 
 def write_report(file: Path, subject: Subject, against: Subject | None = None, options: ReportOptions = DEFAULTS) -> Report:
-    """Write one HTML file that needs nothing but itself.
+    """Write a self-contained HTML file.
 
     Args:
-        file: where to.
+        file: to write.
         subject: the model to show.
-        against: one to compare it with, of the same images and labels.
-        options: what to show and how.
+        against: a model to compare with, on the same images and labels.
+        options: of the report.
     """
     subjects = [subject]
     if against is not None:
@@ -288,7 +288,7 @@ def write_report(file: Path, subject: Subject, against: Subject | None = None, o
 
 def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSection]]) -> str:
     table = material.subject.table
-    shared = {  # what every template may read
+    shared = {  # available in every template
         "names": list(material.results),
         "results": material.results,
         "result": material.results[material.subject.name],
@@ -307,6 +307,7 @@ def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSecti
         summary=material.options.summary,
         n_images=len(table),
         n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
+        selections=[one.selection for one in material.subjects if one.selection is not None],
         fingerprints={one.name: one.table.fingerprint for one in material.subjects},
         version=__version__,
     )

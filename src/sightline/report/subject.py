@@ -1,4 +1,4 @@
-"""What a report is about: a run folder or an embedding table, how it was made, and what a rejector says of its images."""
+"""The subject of a report: a run folder or an embedding table, how it was made, and its out-of-distribution scores."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,16 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, label_columns, read_manifest
+from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
 from sightline.losses import LOSSES
+from sightline.models.card import Account
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.training.logs import read_log
-from sightline.training.prepare import train_and_validation, untrained_encoder
+from sightline.training.prepare import recipe_images, train_and_validation, untrained_encoder
 from sightline.training.recipe import Recipe
 from sightline.training.run_folder import RunFolder
 
@@ -31,20 +32,37 @@ class Subject:
     """One model as a report shows it.
 
     Attributes:
-        name: what readers know it by.
+        name: shown to readers.
         table: labelled images with their vectors.
-        log: rows of the run's ``log.csv``; none where it is not known.
-        recipe: of the run, where it is known.
+        log: rows of the run's ``log.csv``; empty if unknown.
+        recipe: of the run, if known.
+        card: of the run's encoder, if known.
+        shows_validation: whether images of the table chose the epoch.
     """
 
     name: str
     table: EmbeddingTable
     log: tuple[LogRow, ...] = ()
     recipe: Recipe | None = None
+    card: Account | None = None
+    shows_validation: bool = False
+
+    @property
+    def selection(self) -> str | None:
+        """A sentence on the validation images that chose the epoch; None where none did, or it is not known."""
+        card = self.card
+        if card is None or card.training is None or card.evaluation is None or not card.evaluation.chose:
+            return None
+        by = "" if self.recipe is None else f" by {self.recipe.validation.metric}"
+        share = card.training.trained_share
+        mixed = "" if share is None else f", with the weights {share:g} of the way from start to end,"
+        chosen = f"epoch {card.training.epoch} of {card.training.epochs}{mixed} was chosen{by} on {card.evaluation.on}"
+        optimistic = "; this page shows those images, so its numbers are optimistic" if self.shows_validation else ""
+        return f"{self.name}: {chosen}{optimistic}."
 
     @property
     def queries(self) -> NDArray[np.int64]:
-        """Rows of the table that ask."""
+        """Rows of the table that are queries."""
         return np.flatnonzero(has_role(self.table.manifest, "is_query"))
 
     @property
@@ -54,7 +72,7 @@ class Subject:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Scores that training aimed at: relevant images above alpha, others below beta, where the loss calibrates."""
+        """Target scores of a calibrating loss: relevant images above alpha, others below beta; empty for other losses."""
         if self.recipe is None or self.recipe.loss.name not in LOSSES:
             return {}
         parameters = LOSSES.options(self.recipe.loss.name)
@@ -70,18 +88,19 @@ def read_subject(
     split: str | None = None,
     name: str | None = None,
     like: EmbeddingTable | None = None,
+    trust: bool = False,
 ) -> Subject:
-    """Read an embedding table, or embed the images that a run did not learn from.
+    """Read an embedding table, or embed the images that a run was not trained on.
 
-    Of a run these are its split ``test``, else ``val``, else the classes it held out; their vectors are kept in the run
-    folder.
+    For a run these are its split ``test``, else ``val``, else the classes it held out; the run folder keeps their vectors.
 
     Args:
         source: a ``.parquet`` file of ``sightline embed`` or a folder of ``sightline train``.
         show_progress: draw a bar while embedding.
-        split: only this one.
-        name: what readers know it by; None for the name of the file or folder.
+        split: use only this split.
+        name: shown to readers; None for the name of the file or folder.
         like: embed the images of this table instead.
+        trust: import the module of a wrapped encoder.
     """
     source = Path(source)
     if not source.is_dir():
@@ -89,34 +108,42 @@ def read_subject(
         return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
     run = RunFolder(source)
     recipe = run.read_recipe()
-    encoder = Encoder.from_pretrained(run.encoder)
+    encoder = Encoder.from_pretrained(run.encoder, trust=trust)
     manifest = _unseen(recipe, split) if like is None else like.manifest
+    chose = train_and_validation(recipe_images(recipe)[0], recipe)[1] if like is None else None
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
         vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
         vectors.write(kept)
-    return Subject(name or source.resolve().name, _labelled(vectors), tuple(read_log(run.log_file)), recipe)
+    return Subject(
+        name or source.resolve().name,
+        _labelled(vectors),
+        tuple(read_log(run.log_file)),
+        recipe,
+        encoder.card,
+        shows_validation=chose is not None and not set(chose.table["id"]).isdisjoint(vectors.ids),
+    )
 
 
-def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None) -> Subject:
-    """The run's pretrained backbone on the same images: pooled by a mean, without projection or training."""
+def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None, trust: bool = False) -> Subject:
+    """The run's pretrained backbone on the same images, mean-pooled, without projection; or the encoder it started from."""
     if run.recipe is None:
-        raise InputError(f"--against {UNTRAINED}: a run folder is needed, for {run.name!r} is a table without a recipe")
-    encoder = untrained_encoder(run.recipe)
+        raise InputError(f"--against {UNTRAINED} requires a run folder; {run.name!r} is a table without a recipe")
+    encoder = untrained_encoder(run.recipe, trust)
     return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
 
 
 def matched(subject: Subject, other: Subject) -> Subject:
-    """The other one with its rows in the order of the first; refused unless they are the same images and labels."""
+    """``other`` with its rows in the order of ``subject``; raises InputError unless images and labels are the same."""
     ids, both = subject.table.ids, f"{subject.name!r} and {other.name!r}"
     place = {name: row for row, name in enumerate(other.table.ids)}
     if only := sorted(place.keys() ^ set(ids)):
-        raise InputError(f"{both} are of other images: {len(only)} ids are in one alone, such as {only[0]!r}")
+        raise InputError(f"{both} must have the same images; {len(only)} ids are in only one of them, such as {only[0]!r}")
     order = np.array([place[name] for name in ids])
     levels = subject.table.manifest.n_levels, other.table.manifest.n_levels
     if levels[0] != levels[1]:
-        raise InputError(f"{both}: labels of {levels[0]} and {levels[1]} levels")
+        raise InputError(f"{both} must have the same label levels, got {levels[0]} and {levels[1]}")
     mine, theirs = (one.table.manifest.table.select(label_columns(levels[0])) for one in (subject, other))
     if len(differ := np.flatnonzero((mine.to_numpy() != theirs[order].to_numpy()).any(1))):
         row = int(differ[0])
@@ -129,34 +156,34 @@ def matched(subject: Subject, other: Subject) -> Subject:
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
-    manifest = read_manifest(recipe.data.manifest)
+    manifest = recipe_images(recipe)[0]
     if wanted is not None or "test" in manifest.table["split"]:
         return manifest.split(wanted or "test")
     held_out = train_and_validation(manifest, recipe)[1]
     if held_out is None:
         raise InputError(
-            f"{manifest.source}: the run learned from all its images: embed others with `sightline embed`, "
-            "and give that table"
+            f"{manifest.source}: the run was trained on all its images; embed others with `sightline embed` and report on "
+            "that table"
         )
     return held_out
 
 
 def _labelled(table: EmbeddingTable) -> EmbeddingTable:
     if not table.manifest.n_levels:
-        raise InputError(f"{table.manifest.source}: its images have no labels, and a report compares with labels")
+        raise InputError(f"{table.manifest.source}: a report requires labels; these images have none")
     return table
 
 
 @dataclass(frozen=True, eq=False)
 class Outliers:
-    """Energies, higher being further out.
+    """Out-of-distribution energies; higher is further out.
 
     Attributes:
-        scorer: its name.
-        threshold: energies up to it belong.
-        inside: of the images shown.
-        outside: of images that do not belong; None where none were given.
-        match: the cosine from which on the best result is a match; None where it was not calibrated.
+        scorer: name of the scorer.
+        threshold: images with at most this energy are accepted.
+        inside: energies of the images shown.
+        outside: energies of known outliers; None if none were given.
+        match: cosine from which the best result counts as a match; None if it was not calibrated.
     """
 
     scorer: str
@@ -167,23 +194,23 @@ class Outliers:
 
     @property
     def auroc(self) -> float | None:
-        """Of both kinds of images, where there are outliers."""
+        """Area under the ROC curve; None without outliers."""
         return None if self.outside is None else detection_metrics(self.inside, self.outside)["auroc"]
 
 
 def held_rejector(run: Path) -> Path | None:
-    """The rejector that lies in the encoder's folder of a run, if there is one."""
+    """The rejector in the encoder folder of a run, if any."""
     folder = RunFolder(run).encoder / "rejector"
     return folder if folder.is_dir() else None
 
 
 def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | None = None) -> Outliers:
-    """Ask a rejector about a table.
+    """Score a table with a rejector.
 
     Args:
-        folder: written by ``sightline ood fit``, or an encoder or gallery that holds one.
-        table: of the encoder that it was fitted for.
-        outlier_table: an embedding table of images that do not belong, of the same encoder.
+        folder: written by ``sightline ood fit``, or an encoder or gallery folder that has one.
+        table: vectors of the rejector's encoder.
+        outlier_table: an embedding table of outliers, of the same encoder.
     """
     rejector = Rejector.load(folder, table.fingerprint)
     outside = None

@@ -1,8 +1,9 @@
-"""The HTTP application over galleries: search, items and their images, galleries, health, sessions and the page."""
+"""The HTTP application: search, items and their images, galleries, health, sessions and the page."""
 
 import io
 import time
 from dataclasses import asdict
+from math import isnan
 from typing import Annotated, Any, cast
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from sightline.gallery.gallery import Item, Value, labels_of
 from sightline.gallery.query import QueryOptions
 from sightline.ood.rejector import POLICIES
 from sightline.ranking.refine import Refinement
+from sightline.serve.browse import Sort
 from sightline.serve.collection import Collection, SearchJob, is_damage, shared_levels
 from sightline.serve.guard import COOKIE, LOG, OPEN, check_scope, guarded_app
 from sightline.serve.pictures import LARGEST, read_form
@@ -27,6 +29,8 @@ from sightline.serve.schemas import (
     OF_THE_IMAGE,
     RETRY,
     AnswerBody,
+    BrowseBody,
+    BrowsedItem,
     ChangedItem,
     GalleryBody,
     Health,
@@ -55,13 +59,13 @@ IMAGE_TYPES = "image/jpeg, image/png, image/webp, image/gif, image/bmp"
 SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"}
 PICTURE: dict[int | str, dict[str, object]] = {
     200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}, "image/png": {}}},
-    304: {"description": "As before."},
+    304: {"description": "Not modified."},
 }
 router = APIRouter()
 
 
 def create_app(settings: ServeSettings) -> FastAPI:
-    """The application over the galleries of some settings; they are closed when it shuts down.
+    """The application over the galleries of the settings, which it closes at shutdown.
 
     Args:
         settings: see :func:`sightline.serve.settings.read_settings`.
@@ -84,7 +88,7 @@ def create_app(settings: ServeSettings) -> FastAPI:
 
 
 async def _refuse_input(request: Request, error: InputError) -> Response:
-    """An error of the caller, or of a gallery, which may be over the next time; it names galleries, not their folders."""
+    """422 for an error of the caller, 503 for one of a gallery; messages name galleries, not their folders."""
     names = {str(collection.folder): name for name, collection in request.app.state.service.galleries.items()}
     message = str(error)
     for folder in sorted(names, key=len, reverse=True):  # one folder's path may begin with another's
@@ -93,7 +97,7 @@ async def _refuse_input(request: Request, error: InputError) -> Response:
 
 
 def _describe(app: FastAPI, dims: list[int]) -> None:
-    """Say in the OpenAPI document what FastAPI does not know: the form of problems, tokens, and how long vectors are."""
+    """Add to the OpenAPI document what FastAPI does not know: problem bodies, tokens, and the length of vectors."""
     document = app.openapi()
     schemas = document["components"]["schemas"]
     schemas["ProblemBody"] = ProblemBody.model_json_schema()
@@ -105,9 +109,9 @@ def _describe(app: FastAPI, dims: list[int]) -> None:
 
 
 def form_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of a multipart body that has the fields of a model."""
+    """The OpenAPI description of a multipart body with the fields of a model."""
     schema, encoding = model.model_json_schema(), {"image": {"contentType": IMAGE_TYPES}}
-    for name, field in schema["properties"].items():  # a form has texts; one that is left out is none
+    for name, field in schema["properties"].items():  # form fields are strings; a missing one means None
         kinds = field.pop("anyOf", [{}])
         schema["properties"][name] = {key: value for key, value in field.items() if value is not None} | kinds[0]
     if "metadata" in schema["properties"]:
@@ -122,13 +126,17 @@ def find_service(request: Request) -> Service:
 
 
 ServiceOf = Annotated[Service, Depends(find_service)]
-GalleryName = Annotated[str | None, Query(max_length=200, description="The first by default.")]
+GalleryName = Annotated[str | None, Query(max_length=200, description="Default: the first gallery.")]
 PathId = Annotated[str, Path(description="URL-encoded.", json_schema_extra=ID_SCHEMA), AfterValidator(id_in_path)]
-Size = Annotated[int, Query(ge=16, le=1024, description="Longer side in pixels, at most.")]
+Condition = Annotated[
+    str | None,
+    Query(max_length=10_000, json_schema_extra={"format": "sightline-filter"}, description="Such as `year >= 2020`."),
+]
+Size = Annotated[int, Query(ge=16, le=1024, description="Longest side in pixels.")]
 
 
 def find_collection(service: ServiceOf, gallery: GalleryName = None) -> Collection:
-    """The gallery that a request's address names."""
+    """The gallery named in a request's address."""
     return service.gallery(gallery)
 
 
@@ -136,7 +144,7 @@ CollectionOf = Annotated[Collection, Depends(find_collection)]
 
 
 def item_body(collection: Collection, id_: str, metadata: dict[str, Value]) -> ItemBody:
-    """An item as it is shown: without where its file lies, so that its metadata can be sent back."""
+    """An item without the location of its file, so that its metadata can be sent back."""
     start, end = f"/v1/items/{quote(id_, safe='')}", f"?gallery={quote(collection.name, safe='')}"
     has_image = bool(metadata.get("path"))
     return ItemBody(
@@ -156,7 +164,7 @@ async def _search(
     own: Item | None = None,
     encode_ms: float = 0.0,
 ) -> AnswerBody:
-    """What is found for a vector; ``own`` is the item that it is of, if it is of one."""
+    """Search by a vector; ``own`` is the item it belongs to, if any."""
     refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
     wanted = QueryOptions(options.k, options.where, refinement, options.policy)
     id_, labels = (own.id, labels_of(own.metadata)) if own else (None, [])
@@ -187,7 +195,7 @@ def _milliseconds(since: float) -> float:
 
 @router.post("/v1/search", tags=["search"], openapi_extra=form_body(SearchForm))
 async def search_by_image(request: Request, service: ServiceOf) -> AnswerBody:
-    """The items that resemble an uploaded image, or a part of it."""
+    """Items similar to an uploaded image, or to a part of it."""
     service.check_waiting()
     form = await read_form(request, SearchForm)
     async with service.accept():
@@ -198,7 +206,7 @@ async def search_by_image(request: Request, service: ServiceOf) -> AnswerBody:
 
 @router.post("/v1/search/id", tags=["search"])
 async def search_by_id(body: IdSearch, service: ServiceOf) -> AnswerBody:
-    """The items that resemble an item, itself left out."""
+    """Items similar to an item, which is left out."""
     async with service.accept():
         collection = service.gallery(body.gallery)
         own = await service.run(lambda: collection.item(body.id))
@@ -207,22 +215,22 @@ async def search_by_id(body: IdSearch, service: ServiceOf) -> AnswerBody:
 
 @router.post("/v1/search/vector", tags=["search"])
 async def search_by_vector(body: VectorSearch, service: ServiceOf) -> AnswerBody:
-    """The items nearest to a vector of the gallery's encoder."""
+    """Items nearest to a vector of the gallery's encoder."""
     async with service.accept():
         collection = service.gallery(body.gallery)
         identity = await service.run(collection.identity)
         if body.fingerprint not in (None, identity.fingerprint):
-            raise Problem(409, f"fingerprint: the vector is of {body.fingerprint}, the gallery's of {identity.fingerprint}")
+            raise Problem(409, f"fingerprint must be that of the gallery, {identity.fingerprint}, got {body.fingerprint}")
         if len(body.vector) != identity.dim or not any(body.vector):
-            raise Problem(422, f"vector: {identity.dim} numbers are needed, not all 0, found {len(body.vector)}")
-        vector = np.asarray(body.vector) / np.abs(body.vector).max()  # so that no square is too small
+            raise Problem(422, f"vector must have {identity.dim} numbers, not all 0, got {len(body.vector)}")
+        vector = np.asarray(body.vector) / np.abs(body.vector).max()  # or squares could underflow
         unit = np.asarray(vector / np.linalg.norm(vector), np.float32)
         return await _search(service, collection, body, unit)
 
 
 @router.post("/v1/items", tags=["items"], status_code=201, openapi_extra=form_body(NewItem))
 async def add_item(request: Request, service: ServiceOf) -> Written:
-    """Add an item; 409 if its id is there already. Once this is answered, the item survives whatever happens."""
+    """Add an item; 409 if its id exists. Once acknowledged, the item survives a crash."""
     service.check_waiting()
     form = await read_form(request, NewItem)
     async with service.accept():
@@ -230,9 +238,31 @@ async def add_item(request: Request, service: ServiceOf) -> Written:
         return (await _write(service, collection, form.id, form.metadata or {}, form.image, replace=False))[1]
 
 
+@router.get("/v1/items", tags=["items"])
+async def browse_items(
+    service: ServiceOf,
+    collection: CollectionOf,
+    where: Condition = None,
+    level: Annotated[int, Query(ge=0, le=9, description="Of the labels that are the classes; 0 is the finest.")] = 0,
+    sort: Annotated[Sort, Query(description="Least typical first, in each class or among all items.")] = "class",
+    offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 60,
+) -> BrowseBody:
+    """The items of the gallery by class, the least typical first, one page at a time."""
+    async with service.accept():
+        total, found = await service.run(lambda: collection.browse(where or None, level, sort, offset, limit))
+    items = [
+        BrowsedItem(
+            **item_body(collection, item.id, item.metadata).model_dump(), typicality=None if isnan(value) else value
+        )
+        for item, value in found
+    ]
+    return BrowseBody(gallery=collection.name, total=total, items=items)
+
+
 @router.get("/v1/items/{id}/image", tags=["items"], response_class=Response, responses=PICTURE)
 async def item_image(id: PathId, request: Request, service: ServiceOf, collection: CollectionOf) -> Response:
-    """The image of an item, encoded again, at most 2048 pixels wide and high."""
+    """The image of an item, re-encoded, at most 2048 pixels on the longer side."""
     return await item_thumbnail(id, request, service, collection, LARGEST)
 
 
@@ -240,7 +270,7 @@ async def item_image(id: PathId, request: Request, service: ServiceOf, collectio
 async def item_thumbnail(
     id: PathId, request: Request, service: ServiceOf, collection: CollectionOf, size: Size = 256
 ) -> Response:
-    """The image of an item, small."""
+    """The thumbnail of an item."""
 
     def encode() -> Response:
         metadata = collection.item(id).metadata
@@ -252,7 +282,7 @@ async def item_thumbnail(
 
 @router.get("/v1/items/{id}", tags=["items"])
 async def item(id: PathId, service: ServiceOf, collection: CollectionOf) -> ItemBody:
-    """What is known of an item."""
+    """One item with its labels and metadata."""
     found = await service.run(lambda: collection.item(id))
     return item_body(collection, id, found.metadata)
 
@@ -261,7 +291,7 @@ async def item(id: PathId, service: ServiceOf, collection: CollectionOf) -> Item
 async def replace_item(
     id: PathId, request: Request, response: Response, service: ServiceOf, collection: CollectionOf
 ) -> Written:
-    """Replace an item's image, metadata or both, or add it; 201 where it is new."""
+    """Replace an item's image, metadata or both, or add it; 201 if it is new."""
     service.check_waiting()
     form = await read_form(request, ChangedItem)
     async with service.accept():
@@ -285,11 +315,11 @@ async def _write(
     data: bytes | None,
     replace: bool,
 ) -> tuple[bool, Written]:
-    """Whether the item is new, and what is answered."""
+    """Whether the item is new, and the response."""
     image = None
     if data is not None:
         vector = await service.encode(collection, data)
-        with open_image(io.BytesIO(data)) as opened:  # a header that was read before
+        with open_image(io.BytesIO(data)) as opened:  # its header was checked by encode()
             image = data, SUFFIXES[opened.format or ""], vector
     is_new, generation, known = await service.write(lambda: collection.write(id_, metadata, image, replace))
     return is_new, Written(gallery=collection.name, generation=generation, item=item_body(collection, id_, known))
@@ -297,13 +327,13 @@ async def _write(
 
 @router.get("/v1/galleries", tags=["galleries"])
 async def galleries(request: Request, service: ServiceOf) -> list[GalleryBody]:
-    """The galleries that are served, the default first."""
+    """The galleries, the default first."""
     may_write = "write" in request.state.caller.scopes
     return await service.run(lambda: [gallery_body(collection, may_write) for collection in service.galleries.values()])
 
 
 def gallery_body(collection: Collection, may_write: bool) -> GalleryBody:
-    """A gallery as a page needs it; reads all items where they changed, so not for the event loop."""
+    """A gallery and its fields; reads all items after a change, so call it outside the event loop."""
     fields = collection.fields()
     with collection.gallery() as gallery:
         return GalleryBody(
@@ -323,7 +353,7 @@ def gallery_body(collection: Collection, may_write: bool) -> GalleryBody:
 
 @router.get("/v1/stats", tags=["galleries"])
 async def stats(service: ServiceOf) -> dict[str, Any]:
-    """Numbers of each gallery, and the limits of uploads."""
+    """Statistics of each gallery, and the upload limits."""
 
     def read_stats(collection: Collection) -> dict[str, Any]:
         with collection.gallery() as gallery:
@@ -335,13 +365,13 @@ async def stats(service: ServiceOf) -> dict[str, Any]:
 
 @router.get("/v1/health", tags=["service"])
 async def health() -> Health:
-    """That the process answers."""
+    """200 while the process is up."""
     return Health(status="ok")
 
 
 @router.get("/v1/ready", tags=["service"], responses={503: {"model": Ready}})
 async def ready(service: ServiceOf, response: Response) -> Ready:
-    """That every gallery can be searched."""
+    """200 if every gallery can be searched, 503 otherwise."""
     found = await service.run(lambda: {name: service.is_ready(one) for name, one in service.galleries.items()})
     if not_ready := [name for name, is_ready in found.items() if not is_ready]:
         LOG.warning("not ready", extra={"fields": {"galleries": not_ready}})
@@ -351,13 +381,13 @@ async def ready(service: ServiceOf, response: Response) -> Ready:
 
 @router.get("/metrics", tags=["service"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceOf) -> Response:
-    """Numbers for Prometheus."""
+    """Metrics for Prometheus."""
     return Response(await service.run(service.metrics_text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.post("/v1/session", tags=["service"], status_code=204)
 async def begin_session(request: Request, service: ServiceOf) -> Response:
-    """Set a cookie by which a page's images may be read; needs the token where one is needed."""
+    """Set a cookie that lets the page load images; requires a token if the service does."""
     caller, response = request.state.caller, Response(status_code=204)
     check_scope(caller, "read")
     if caller.token is not None:
@@ -375,7 +405,7 @@ async def begin_session(request: Request, service: ServiceOf) -> Response:
 
 @router.delete("/v1/session", tags=["service"], status_code=204)
 async def end_session() -> Response:
-    """Take the cookie away."""
+    """Delete the cookie."""
     response = Response(status_code=204)
     response.delete_cookie(COOKIE, path="/v1/items", httponly=True, samesite="strict")
     return response

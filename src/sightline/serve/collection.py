@@ -1,4 +1,4 @@
-"""One served gallery: its search in batches, what is known of its items, and its writes, kept up with changes on disk."""
+"""One served gallery: batched search, browsing and writes; follows changes on disk."""
 
 import json
 import os
@@ -8,12 +8,14 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
+from itertools import chain, takewhile
 from operator import eq
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +27,19 @@ from sightline.gallery.gallery import IMAGES, REJECTOR_FOLDER, EncoderIdentity, 
 from sightline.gallery.query import Answer, QueryOptions, query
 from sightline.gallery.store import DATABASE, DamagedError
 from sightline.ood.rejector import SETTINGS_FILE, Rejector
+from sightline.serve.browse import Listing, Sort, read_all, read_existing, read_listing
 from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE, RETRY, FieldBody, Problem, ValueCount
 from sightline.serve.settings import file_stamp
 
 MOST_VALUES = 200
-AT_ONCE = 5000  # items read at a time: others read in between
-FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read through for each question
+FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read in full for each request
 KINDS = {str: "text", bool: "bool", int: "number", float: "number"}
 Upload = tuple[bytes, str, NDArray[np.float32]]
+Made = TypeVar("Made")
 
 
 def shared_levels(query: list[str] | None, item: list[str]) -> int | None:
-    """How many label levels an item shares with a query, from the coarsest on; None where the query has no labels.
+    """How many label levels an item shares with a query, counted from the coarsest; None if the query has no labels.
 
     Example:
         >>> shared_levels(["oak", "tree"], ["elm", "tree"]), shared_levels(["oak", "tree"], ["oak", "name"])
@@ -49,7 +52,7 @@ def shared_levels(query: list[str] | None, item: list[str]) -> int | None:
 
 
 def summarise_fields(rows: Iterable[dict[str, Value]]) -> list[FieldBody]:
-    """The fields of these items: kind, most frequent values or range; labels first, then by name."""
+    """The metadata fields of these items: kind, most frequent values or range; labels first, then by name."""
     counts: dict[str, Counter[tuple[type, Value]]] = defaultdict(Counter)  # by type: True and 1 are equal
     for row in rows:
         for name, value in row.items():
@@ -70,22 +73,28 @@ def _summarise_field(name: str, counts: Counter[tuple[type, Value]]) -> FieldBod
     return FieldBody(name=name, kind="bool" if is_bool else "text", values=values, min=None, max=None)
 
 
-def _rows(gallery: Gallery) -> Iterator[dict[str, Value]]:
-    """What is known of each item, some at a time."""
-    ids = gallery.ids()
-    for start in range(0, len(ids), AT_ONCE):
-        part = ids[start : start + AT_ONCE]
-        try:
-            found = gallery.metadata(part)
-        except InputError:  # one was removed meanwhile
-            there = set(gallery.ids())
-            found = gallery.metadata([id_ for id_ in part if id_ in there])
-        yield from found
+class Cached(Generic[Made]):
+    """What is computed from all items of a gallery: again where they changed, but not more often than every 5 seconds."""
+
+    def __init__(self, compute: Callable[[Gallery], Made]) -> None:
+        self._compute = compute
+        self._lock = threading.Lock()
+        self._kept: tuple[Made, int, float] | None = None  # with its generation, and when it was computed
+
+    def of(self, gallery: Gallery) -> Made:
+        """The value for the gallery as it is, or was some seconds ago; not for the event loop."""
+        with self._lock:
+            if self._kept is None or (
+                self._kept[1] != gallery.generation and time.monotonic() - self._kept[2] >= FRESH_SECONDS
+            ):
+                generation = gallery.generation
+                self._kept = self._compute(gallery), generation, time.monotonic()
+            return self._kept[0]
 
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """A query: its (D,) vector and what is asked; ``own`` is its id where it is an item."""
+    """A query: its (D,) vector and options; ``own`` is its id if it is an item of the gallery."""
 
     vector: NDArray[np.float32]
     options: QueryOptions
@@ -94,49 +103,48 @@ class SearchJob:
 
 @dataclass(eq=False)
 class Held:
-    """An open gallery and how many use it, its opener included until another folder has taken its place."""
+    """An open gallery and its number of users; the collection itself is one until the folder is replaced."""
 
     gallery: Gallery
     n_users: int = 1
 
     def leave(self) -> None:
-        """Close it after the last user; inside the collection's lock."""
+        """Close the gallery after its last user; call with the collection's lock held."""
         self.n_users -= 1
         if not self.n_users:
             self.gallery.close()
 
 
 class Collection:
-    """A gallery by name. Reading and writing have a connection each: a writer that waits keeps no reader waiting.
+    """A gallery by name. Reads and writes have a connection each, so that a waiting writer blocks no reader.
 
-    Where another folder takes the gallery's place, as a restored one does, that one is opened; the one before is closed
-    when the last who used it is done.
+    When the gallery's folder is replaced, as by a restore, the new one is opened and the old one is closed after its last
+    user.
     """
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
-        self.folder = folder.absolute()  # which stands in messages for nothing else, as "." would
+        self.folder = folder.absolute()  # unique in messages, unlike "."
         self.name = folder.resolve().name
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._fields_lock = threading.Lock()
         self._inode = self.inode()
         self._open: dict[bool, Held] = {}  # by whether it is for writing
         self._rejector: Rejector | None = None
         self._rejector_stamp: tuple[int, int] | None = None
-        self._fields: list[FieldBody] = []
-        self._fields_stamp = -1, 0.0  # generation, and when they were read
+        self._fields = Cached(lambda gallery: summarise_fields(chain(*read_all(gallery, gallery.metadata))))
+        self._listings: dict[int, Cached[Listing]] = {}  # by label level
         with self.gallery() as gallery:
             self.writable = not read_only and gallery.capabilities.keeps_uploads
 
     @contextmanager
     def gallery(self, *, writing: bool = False) -> Iterator[Gallery]:
-        """The gallery, to be read or written to, which stays open for the block; beyond it, it may be closed."""
+        """The gallery, open for the duration of the block."""
         if writing and not self.writable:
-            raise Problem(403, f"gallery {self.name!r} is served to be read only")
+            raise Problem(403, f"gallery {self.name!r} is read-only")
         if writing and self.inode() is None:
-            raise Problem(503, f"the files of gallery {self.name!r} are gone", RETRY)
+            raise Problem(503, f"gallery {self.name!r}: its files are missing", RETRY)
         with self._lock:
-            if self.inode() not in (None, self._inode):  # another folder has taken its place
+            if self.inode() not in (None, self._inode):  # the folder was replaced
                 self._leave_all()
                 self._inode = self.inode()
             if writing not in self._open:
@@ -155,51 +163,60 @@ class Collection:
         self._open.clear()
 
     def close(self) -> None:
-        """Let go of the files, once nobody uses them any more."""
+        """Close the files after their last user."""
         with self._lock:
             self._leave_all()
 
     def inode(self) -> int | None:
-        """The number of the database's file, which no other has while it is open.
+        """The inode of the database file, unique while it is open.
 
-        None where it is gone: what was opened before can be read on then, and writes would be lost.
+        None if the file is missing: an open gallery can still be read, but writes would be lost.
         """
         stamp = file_stamp(self.folder / DATABASE)
         return None if stamp is None else stamp[1]
 
     def identity(self) -> EncoderIdentity:
-        """The encoder of its vectors."""
+        """The identity of the encoder that made the vectors."""
         with self.gallery() as gallery:
             return gallery.identity
 
     def fields(self) -> list[FieldBody]:
-        """The fields of its items, at most some seconds old; reads all items where they changed."""
-        with self._fields_lock, self.gallery() as gallery:
-            generation, since = self._fields_stamp
-            if generation < 0 or (generation != gallery.generation and time.monotonic() - since >= FRESH_SECONDS):
-                generation = gallery.generation
-                self._fields = summarise_fields(_rows(gallery))
-                self._fields_stamp = generation, time.monotonic()
-            return self._fields
+        """The metadata fields, at most some seconds old; reads all items after a change."""
+        with self.gallery() as gallery:
+            return self._fields.of(gallery)
+
+    def browse(
+        self, where: str | None, level: int, sort: Sort, offset: int, limit: int
+    ) -> tuple[int, list[tuple[Item, float]]]:
+        """The number of items that meet a condition, and those on one page with their typicality, NaN where undefined."""
+        check_where(where)
+        with self._named_failures(), self.gallery() as gallery:
+            with self._lock:
+                cached = self._listings.setdefault(level, Cached(partial(read_listing, level=level)))
+            listing = cached.of(gallery)
+            n_items, places = listing.page(sort, None if where is None else gallery.filter(where), offset, limit)
+            typicality = dict(zip(listing.ids[places].tolist(), listing.typicality[places].tolist(), strict=True))
+            items = read_existing(gallery, list(typicality), gallery.get)
+            return n_items, [(item, typicality[item.id]) for item in items]
 
     def rejector(self) -> Rejector | None:
-        """The rejector in the gallery's folder, if there is one; read again when it changes."""
+        """The rejector in the gallery's folder, if any; read again when it changes."""
         stamp = file_stamp(self.folder / REJECTOR_FOLDER / SETTINGS_FILE)
         with self.gallery() as gallery, self._lock:
             if stamp is not None and stamp != self._rejector_stamp:
                 try:
                     self._rejector = gallery.rejector()
                 except InputError as error:
-                    raise DamagedError(f"the rejector cannot be used: {error}") from error
+                    raise DamagedError(f"the rejector cannot be loaded: {error}") from error
                 self._rejector_stamp = stamp
             return None if stamp is None else self._rejector
 
     def warm(self) -> None:
-        """Read what the first search would read, and say what is wrong with it."""
+        """Load what the first search needs, and rebuild a damaged index; raises what is wrong."""
         with self.gallery() as gallery:
             any_query = np.zeros((1, gallery.identity.dim), np.float32)
             gallery.search(any_query, 1)
-            is_damaged = bool(gallery.repairs)  # its index: a reader may not rebuild it
+            is_damaged = bool(gallery.repairs)  # a read-only connection cannot rebuild the index
         if is_damaged and self.writable:
             with suppress(InputError), self.gallery(writing=True) as writer:
                 writer.search(any_query, 1)
@@ -207,7 +224,7 @@ class Collection:
 
     @contextmanager
     def _named_failures(self) -> Iterator[None]:
-        """A disk that fails, or is full, as a problem that names the gallery and not its folder."""
+        """Turn disk errors into a problem that names the gallery, not its folder."""
         try:
             yield
         except OSError as error:
@@ -215,19 +232,18 @@ class Collection:
             raise Problem(503, f"gallery {self.name!r} cannot be read or written: {reason}", RETRY) from error
 
     def search(self, jobs: Sequence[SearchJob]) -> list[Answer | Exception]:
-        """Answers in the order of the jobs; those that ask the same are searched together."""
+        """Answers in the order of the jobs; jobs with equal options are searched together."""
         answers: dict[SearchJob, Answer | Exception] = {}
         for options in {job.options for job in jobs}:
             alike = [job for job in jobs if job.options == options]
             try:
                 answers |= zip(alike, self._answer(options, alike), strict=True)
-            except Exception as error:  # each of those who asked gets it
+            except Exception as error:  # every caller gets it
                 answers |= dict.fromkeys(alike, error)
         return [answers[job] for job in jobs]
 
     def _answer(self, options: QueryOptions, jobs: list[SearchJob]) -> list[Answer]:
-        if options.where is not None and (hidden := sorted({*filter_names(options.where)} & {*HIDDEN})):
-            raise Problem(422, f"where: {', '.join(hidden)} cannot be asked for")
+        check_where(options.where)
         with self._named_failures(), self.gallery() as gallery:
             rejector = self.rejector()
             if rejector is not None and (options.policy or rejector.policy) == "ignore":
@@ -236,17 +252,17 @@ class Collection:
             return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector)
 
     def item(self, id_: str) -> Item:
-        """An item."""
+        """The item with this id."""
         with self.gallery() as gallery:
             return self._check_found(self._find(gallery, id_))
 
     def _check_found(self, item: Item | None) -> Item:
         if item is None:
-            raise Problem(404, f"gallery {self.name!r} has no item of this id")
+            raise Problem(404, f"gallery {self.name!r} has no item with this id")
         return item
 
     def _find(self, gallery: Gallery, id_: str) -> Item | None:
-        """An item; None where there is none of this id."""
+        """The item with this id, or None."""
         try:
             return gallery.get([id_])[0]
         except InputError as error:
@@ -257,24 +273,24 @@ class Collection:
     def write(
         self, id_: str, metadata: dict[str, Value] | None, image: Upload | None, replace: bool
     ) -> tuple[bool, int, dict[str, Value]]:
-        """Add an item, or put it in the place of another; what is not given stays as it was.
+        """Add or replace an item; what is not given keeps its value.
 
         Args:
-            id_: the item's.
-            metadata: without the keys that say where its image is, and which part of it counts.
-            image: the bytes of its file, how such files' names end, and its vector.
-            replace: whether an item of that id may be, and is then replaced.
+            id_: of the item.
+            metadata: without the keys for the image's file and bounding box.
+            image: the file's bytes, its suffix, and the vector.
+            replace: whether the id may exist already.
 
         Returns:
-            Whether it is new, the generation that has it, and its metadata.
+            Whether the item is new, the generation that has it, and its metadata.
         """
         with self._named_failures(), self._write_lock, self.gallery(writing=True) as gallery:
             with self._store_upload(image) as new_image, gallery.writing():
                 before = self._find(gallery, id_)
                 if before is not None and not replace:
-                    raise Problem(409, f"gallery {self.name!r} has an item of this id already; PUT replaces it")
+                    raise Problem(409, f"gallery {self.name!r} already has an item with this id; replace it with PUT")
                 if before is None and image is None:
-                    raise Problem(404, f"gallery {self.name!r} has no item of this id, and a new one needs an image")
+                    raise Problem(404, f"gallery {self.name!r} has no item with this id; a new item requires an image")
                 known = {} if before is None else before.metadata
                 old_image = {key: value for key, value in known.items() if key in OF_THE_IMAGE}
                 plain = {key: value for key, value in known.items() if key not in OF_THE_IMAGE}
@@ -286,13 +302,13 @@ class Collection:
 
     @contextmanager
     def _store_upload(self, image: Upload | None) -> Iterator[dict[str, Value]]:
-        """What an item is to know of a new image; its file is there for the block, and stays if that raises nothing."""
+        """Metadata for a new image; its file exists in the block, and is removed if the block raises."""
         if image is None:
             yield {}
             return
         file = self.folder / IMAGES / f"{uuid.uuid4().hex}{image[1]}"
         if file.parent.is_symlink():
-            raise Problem(503, f"gallery {self.name!r} cannot take images: its folder {IMAGES!r} is a link")
+            raise Problem(503, f"gallery {self.name!r} cannot store images: its folder {IMAGES!r} is a symbolic link")
         with replaced(file) as scratch:
             scratch.write_bytes(image[0])
         try:
@@ -302,7 +318,7 @@ class Collection:
             raise
 
     def remove(self, id_: str) -> None:
-        """Remove an item, and the file of its image if it was uploaded."""
+        """Remove an item and, if its image was uploaded, the file."""
         with self._named_failures(), self._write_lock, self.gallery(writing=True) as gallery:
             with gallery.writing():
                 before = self._check_found(self._find(gallery, id_))
@@ -310,14 +326,14 @@ class Collection:
             self._drop_file(before.metadata)
 
     def _drop_file(self, metadata: dict[str, Value]) -> None:
-        """Remove an uploaded file that no item has any more; files that lie elsewhere and links are not ours.
+        """Remove an uploaded file that no item uses any more; other files and links are left alone.
 
-        Galleries may come from somebody else, so a path is only ever a name in the folder of uploaded images.
+        A gallery may come from somebody else, so a path counts only as a name in the folder of uploads.
         """
         folder, _, name = str(metadata.get("path")).partition("/")
         if folder != IMAGES or name in ("", ".", "..") or "/" in name or "\0" in name:
             return
-        with suppress(FileNotFoundError, NotADirectoryError):  # O_NOFOLLOW: or the folder is a link
+        with suppress(FileNotFoundError, NotADirectoryError):  # O_NOFOLLOW: not if the folder is a link
             images = os.open(self.folder / IMAGES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if stat.S_ISREG(os.stat(name, dir_fd=images, follow_symlinks=False).st_mode):
@@ -326,6 +342,12 @@ class Collection:
                 os.close(images)
 
 
+def check_where(where: str | None) -> None:
+    """Refuse a filter on where image files are stored."""
+    if where is not None and (hidden := sorted({*filter_names(where)} & {*HIDDEN})):
+        raise Problem(422, f"where: {', '.join(hidden)} cannot be used in a filter")
+
+
 def is_damage(error: InputError) -> bool:
-    """Whether an error is the gallery's, and not that of who asked."""
+    """Whether an error is a fault of the gallery rather than of the request."""
     return isinstance(error, DamagedError) or isinstance(error.__cause__, sqlite3.Error | json.JSONDecodeError)

@@ -1,4 +1,4 @@
-"""What stands before every route: who asks, by which name, how often, how much; headers, counters and the log."""
+"""The layer in front of every route: authentication, host checks, rate and size limits, headers, metrics, logs."""
 
 import asyncio
 import ipaddress
@@ -40,18 +40,18 @@ METRICS: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "requests": (Counter, "Requests answered.", ("method", "route", "status"), {}),
     "request_seconds": (Histogram, "Time to answer.", ("method", "route"), {"buckets": SECONDS}),
     "batch_images": (Histogram, "Images in one pass through the encoder.", (), {"buckets": (1, 2, 4, 8, 16, 32, 64, 128)}),
-    "refused": (Counter, "Requests that got 429.", ("reason",), {}),
-    "accepted_requests": (Gauge, "Searches and writes taken and not yet answered.", (), SUM),
-    "queued_images": (Gauge, "Images that wait for the encoder.", (), SUM),
+    "refused": (Counter, "Requests refused with 429.", ("reason",), {}),
+    "accepted_requests": (Gauge, "Searches and writes accepted and not yet answered.", (), SUM),
+    "queued_images": (Gauge, "Images waiting for the encoder.", (), SUM),
     "items": (Gauge, "Items of a gallery.", ("gallery",), NEWEST),
     "generation": (Gauge, "Generation of a gallery.", ("gallery",), NEWEST),
 }
-MOST_MESSAGES = 100  # that are counted
+MOST_MESSAGES = 100  # whose repetitions are counted
 LOG = logging.getLogger("sightline.serve")
 
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
-    """All values, of all workers if there are several."""
+    """All metrics as Prometheus text, summed over the workers."""
     if MULTIPROCESS in os.environ:
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ def metrics_text(registry: CollectorRegistry) -> bytes:
 
 
 class JsonLines(logging.Formatter):
-    """A log record as one line of JSON; what ``extra={"fields": {...}}`` holds becomes keys of their own."""
+    """A log record as one line of JSON; ``extra={"fields": {...}}`` adds keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -73,14 +73,14 @@ class JsonLines(logging.Formatter):
 
 @dataclass
 class RateLimit:
-    """A bucket for each caller that fills at a rate, None for no limit, and holds a burst."""
+    """A token bucket for each caller: it fills at ``rate`` per second (None for no limit) and holds ``burst``."""
 
     rate: float | None
     burst: float
     buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def seconds_to_wait(self, caller: str, cost: float, now: float) -> float:
-        """0, the cost being taken, or the time until it could be."""
+        """Take the cost and return 0, or return the seconds until it can be taken."""
         if self.rate is None:
             return 0.0
         level, since = self.buckets.pop(caller, (self.burst, now))
@@ -93,9 +93,9 @@ class RateLimit:
 
 
 class Sparse(logging.Filter):
-    """Lets each message pass a few times a minute; the next one to pass says how many did not.
+    """Log each message a few times a minute; the next one logged says how many were left out.
 
-    Without it, whoever exhausts the process's files or sends what is no HTTP also fills the disk with logs.
+    Otherwise a client that exhausts the file descriptors or does not speak HTTP would also fill the disk with logs.
     """
 
     def __init__(self, most: int = 5, seconds: float = 60.0) -> None:
@@ -104,7 +104,7 @@ class Sparse(logging.Filter):
         self._n_left_out: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it passes."""
+        """Whether to log the record."""
         key = str(record.msg).partition("\n")[0]
         n_left_out = self._n_left_out.pop(key, 0)
         if self._limit.seconds_to_wait(key, 1, record.created):
@@ -136,8 +136,8 @@ COOKIE = "sightline_session"
 JSON_BYTES = 1_000_000
 MOST_CALLERS = 10_000
 READ_COST = 0.1
-LAST_SECONDS = 1.0  # that a body still has once the service shuts down
-CLIENT_LEFT = 499  # in logs and metrics alone, as nginx has it
+LAST_SECONDS = 1.0  # for a request body to arrive once the service shuts down
+CLIENT_LEFT = 499  # in logs and metrics only, as in nginx
 PROBES = frozenset({"/v1/health", "/v1/ready"})
 OPEN = frozenset({"/", "/favicon.ico", "/openapi.json", "/v1/session", *PROBES})
 CSP = (
@@ -157,7 +157,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a token's name or an address, and what that may do."""
+    """Who sent a request: a token's name or an address, and its scopes."""
 
     name: str
     scopes: frozenset[str]
@@ -165,7 +165,7 @@ class Caller:
 
 
 def needed_scope(method: str, path: str) -> str | None:
-    """What a request needs; whatever is not known to only read needs to write.
+    """The scope a request requires; whatever is not known to be a read requires write.
 
     Example:
         >>> needed_scope("POST", "/v1/search/id"), needed_scope("DELETE", "/v1/items/a"), needed_scope("GET", "/v1/health")
@@ -180,7 +180,7 @@ def needed_scope(method: str, path: str) -> str | None:
 
 @dataclass(eq=False)
 class Arrival:
-    """The body of one request: its bytes so far, and until when it may arrive, by the event loop's clock."""
+    """The body of one request: bytes received, and its deadline by the event loop's clock."""
 
     n_bytes: int = 0
     until: float = 0.0
@@ -193,13 +193,13 @@ class Arrival:
 class Arrivals:
     """The bodies of requests that are not answered yet.
 
-    While more than ``budget_bytes`` are held, nothing more is read; then the oldest body alone arrives, so that there is
-    always one that comes to its end. So at most ``budget_bytes`` and one request are held.
+    While more than ``budget_bytes`` are held, only the oldest incomplete body is read, so that one always completes. At
+    most ``budget_bytes`` and one request are held.
 
     Attributes:
-        budget_bytes: of all requests that are not answered yet.
-        most: bodies that arrive at once; for one more, the oldest has to go.
-        seconds: that a body may take.
+        budget_bytes: memory for the bodies of all unanswered requests.
+        most: bodies that may arrive at once; for one more, the oldest is dropped.
+        seconds: time limit for a body.
     """
 
     budget_bytes: int
@@ -210,7 +210,7 @@ class Arrivals:
     _is_ending: bool = False
 
     def n_bytes(self) -> int:
-        """Of all bodies that are held."""
+        """Bytes of all bodies held."""
         return sum(arrival.n_bytes for arrival in self._held)
 
     async def message(self, arrival: Arrival, receive: Receive) -> Message:
@@ -231,16 +231,16 @@ class Arrivals:
         arrival.n_bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
             arrival.is_complete = True
-            self._wake()  # another is the oldest now
+            self._wake()  # another one is the oldest now
         return message
 
     def release(self, arrival: Arrival) -> None:
-        """Let go of a request's bytes, once it is answered; may be called twice."""
+        """Free a request's bytes once it is answered; may be called twice."""
         self._held.pop(arrival, None)
         self._wake()
 
     def end(self) -> None:
-        """Give what has not arrived one more second: the service shuts down."""
+        """Shut down: incomplete bodies have one more second."""
         self._is_ending = True
         for arrival in self._arriving():
             self._hasten(arrival, LAST_SECONDS)
@@ -263,7 +263,7 @@ class Arrivals:
             arrival.timeout.reschedule(arrival.until)
 
     def _has_room(self, arrival: Arrival) -> bool:
-        """Whether more may be read: below the budget, or where all would wait for each other if this one waited."""
+        """Whether more may be read: below the budget, or if every body would wait for another."""
         is_whole = any(one.is_complete and one.n_bytes for one in self._held)
         return self.n_bytes() < self.budget_bytes or (not is_whole and self._arriving()[0] is arrival)
 
@@ -273,14 +273,14 @@ class Arrivals:
 
     def _problem(self, arrival: Arrival) -> Problem:
         if self._is_ending:
-            return Problem(503, "the service shuts down; the request did not arrive in time", {**CLOSE, **RETRY})
+            return Problem(503, "the service is shutting down; the request did not arrive in time", {**CLOSE, **RETRY})
         if arrival.is_crowded_out or not self._has_room(arrival):
-            return Problem(429, "too many requests arrive at once; ask again later", {**CLOSE, **RETRY})
+            return Problem(429, "too many requests are arriving at once; try again later", {**CLOSE, **RETRY})
         return Problem(408, f"the request did not arrive within {self.seconds:g} s", CLOSE)
 
 
 class Gate:
-    """What the guard of an application keeps: its settings, tokens, counters and the requests that arrive."""
+    """The guard's state: settings, tokens, metrics and arriving requests."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
@@ -295,7 +295,7 @@ class Gate:
         self.arrivals = Arrivals(settings.upload_budget_bytes, most_arrivals, settings.upload_seconds)
 
     def close(self) -> None:
-        """Let go of everything when the application shuts down."""
+        """Release resources when the application shuts down."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Guard:
     gate: Gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -317,7 +317,7 @@ class Guard:
             nonlocal status, has_begun
             if message["type"] == "http.response.start":
                 status, has_begun = message["status"], True
-                self.gate.arrivals.release(arrival)  # a client that does not listen holds no bytes of its request
+                self.gate.arrivals.release(arrival)  # a client that does not read its answer occupies no memory
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -325,7 +325,7 @@ class Guard:
                 headers["X-Request-Id"] = request_id
             await send(message)
 
-        # Ids of items stay encoded until the route has been found: %2F belongs to the id, / does not.
+        # Item ids stay encoded until the route is found: %2F is part of the id, / is not.
         if (raw := scope.get("raw_path", b"")).startswith(b"/v1/items/"):
             scope["path"] = raw.decode("latin-1")
         scope.setdefault("state", {})
@@ -338,11 +338,11 @@ class Guard:
                 failure = problem_response(problem.status_code, problem.detail, problem.headers)
             except ClientDisconnect:
                 status = CLIENT_LEFT
-            except asyncio.CancelledError:  # by the server, which has waited for as long as it may
-                status, failure = 503, problem_response(503, "the service shuts down", CLOSE)
+            except asyncio.CancelledError:  # by the server, after shutdown_seconds
+                status, failure = 503, problem_response(503, "the service is shutting down", CLOSE)
             except Exception:
                 LOG.exception("failed", extra={"fields": {"request": request_id}})
-                failure = problem_response(500, f"an error of the service, noted as {request_id}")
+                failure = problem_response(500, f"internal error; the log has it as {request_id}")
             if failure is not None and not has_begun:
                 await failure(scope, receive, send_guarded)
         finally:
@@ -351,7 +351,7 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
-        # What asks whether it runs asks by whatever address it has.
+        # Health probes use whatever address they have.
         check_origin(headers, None if path in PROBES else self.gate.settings.known_hosts())
         caller = find_caller(HTTPConnection(scope), self.gate.tokens, self.gate.settings)
         scope["state"]["caller"] = caller
@@ -360,20 +360,20 @@ class Guard:
             if wait := self.gate.limit.seconds_to_wait(caller.name, cost, time.monotonic()):
                 self.gate.metrics["refused"].labels("rate").inc()
                 retry = {"Retry-After": str(max(1, round(wait)))}
-                raise Problem(429, "too many requests of one caller; ask again later", retry)
+                raise Problem(429, "too many requests from one caller; try again later", retry)
         check_scope(caller, needed_scope(method, path))
 
     def _bounded(self, scope: Scope, receive: Receive, arrival: Arrival) -> Receive:
-        """Receive that ends a request as soon as it has grown too long or takes too long."""
+        """A ``receive`` that ends a request as soon as it is too long or too slow."""
         headers = Headers(scope=scope)
         is_form = headers.get("content-type", "").lower().startswith("multipart/")
         limit = self.gate.settings.upload_bytes if is_form else JSON_BYTES
-        # A client that sends everything before it listens hears of the limit only if the rest is taken, up to a point.
+        # A client that sends everything before it reads sees the error only if the rest is received, up to a point.
         most = 2 * limit
-        too_long = Problem(413, f"the request is longer than {limit} bytes", CLOSE)
+        too_long = Problem(413, f"the request must have at most {limit} bytes", CLOSE)
         if int(headers.get("content-length", "0")) > most:
             raise too_long
-        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may take the other for the body's end
+        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may read the other one
             raise Problem(400, "Content-Length and Transfer-Encoding contradict each other", CLOSE)
 
         async def receive_bounded() -> Message:
@@ -387,7 +387,7 @@ class Guard:
         return receive_bounded
 
     def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        """Count and log; a route by its template, so that neither ids nor searches are kept."""
+        """Count and log the request, its route by template, so that neither ids nor queries are kept."""
         route = getattr(scope.get("route"), "path", scope.get("root_path") or "none")
         method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
         self.gate.metrics["requests"].labels(method, route, str(status)).inc()
@@ -405,13 +405,11 @@ class Guard:
 
 
 def check_origin(headers: Headers, known: frozenset[str] | None) -> None:
-    """Refuse requests that a page of another site makes: by another name for this host than those known, or from
-    another origin.
-    """
+    """Refuse requests from pages of other sites: with an unknown host name, or from another origin."""
     host = headers.get("host", "").lower()
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if known is not None and name not in known:
-        raise Problem(421, "the service is not known by this name; see allowed_hosts")
+        raise Problem(421, "unknown host name; add it to allowed_hosts")
     if "origin" in headers and headers["origin"].lower().partition("://")[2] != host:
         raise Problem(403, "pages of other origins may not use the service")
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
@@ -419,34 +417,36 @@ def check_origin(headers: Headers, known: frozenset[str] | None) -> None:
 
 
 def check_scope(caller: Caller, needed: str | None) -> None:
-    """Refuse a caller who may not do what is asked for; None needs nothing."""
+    """Refuse a caller who lacks a scope; None requires none."""
     if needed is None or needed in caller.scopes:
         return
     challenge = f'Bearer realm="sightline", scope="{needed}"'
     if caller.token is not None:
-        raise Problem(403, f"this token may not {needed}", {"WWW-Authenticate": f'{challenge}, error="insufficient_scope"'})
-    raise Problem(401, f"a token that may {needed} is needed", {"WWW-Authenticate": challenge})
+        raise Problem(
+            403, f"this token lacks the scope {needed!r}", {"WWW-Authenticate": f'{challenge}, error="insufficient_scope"'}
+        )
+    raise Problem(401, f"a token with the scope {needed!r} is required", {"WWW-Authenticate": challenge})
 
 
 def find_caller(asked: HTTPConnection, tokens: Tokens, settings: ServeSettings) -> Caller:
-    """Who asks: by bearer token, or for reading by the cookie that stands for one."""
+    """The caller, by bearer token or, for reading, by session cookie."""
     address = _address(asked.scope)
     kind, _, secret = asked.headers.get("authorization", "").partition(" ")
     if token := tokens.find(secret.strip()) if kind.lower() == "bearer" else None:
         return Caller(f"token:{token.name}", SCOPES[token.scope], token)
     if "authorization" in asked.headers and settings.token_file is not None:
-        return Caller(address, frozenset())  # a wrong token opens nothing, not even what is public
+        return Caller(address, frozenset())  # a wrong token grants nothing, not even what is public
     if asked.scope["method"] == "GET" and (token := tokens.find_session(asked.cookies.get(COOKIE, ""))):
         return Caller(f"token:{token.name}", SCOPES["read"], token)
     scopes = settings.open_scopes()
     if "write" in scopes and (asked.headers.get("x-forwarded-for") or asked.headers.get("forwarded")):
-        # On loopback without tokens, and yet it comes through a proxy, from anywhere.
+        # Loopback without tokens, but through a proxy: the request may come from anywhere.
         scopes = SCOPES["read"] if settings.public_read else frozenset()
     return Caller(address, scopes)
 
 
 def _address(scope: Scope) -> str:
-    """Where the request comes from; of an IPv6 address the network, of which one customer has all addresses."""
+    """The client's address; for IPv6 the /64 network, which usually belongs to one customer."""
     host = (scope.get("client") or ("unknown", 0))[0]
     with suppress(ValueError):
         if (address := ipaddress.ip_address(host)).version == 6:
@@ -455,13 +455,13 @@ def _address(scope: Scope) -> str:
 
 
 def guarded_app(gate: Gate, router: APIRouter, page: str, **described: Any) -> FastAPI:
-    """An application of some routes and the files of the pages behind a :class:`Guard`; its errors are problem documents.
+    """An application with these routes and the page's files behind a :class:`Guard`; errors are problem documents.
 
     Args:
         gate: closed when the application shuts down.
-        router: its routes.
-        page: the file of its page.
-        described: what FastAPI says of it in its OpenAPI document.
+        router: the routes.
+        page: file name of the page.
+        described: FastAPI's description, for the OpenAPI document.
     """
 
     @asynccontextmanager
@@ -472,7 +472,7 @@ def guarded_app(gate: Gate, router: APIRouter, page: str, **described: Any) -> F
     async def index() -> Response:
         return FileResponse(WEB / page)
 
-    # The pages of documentation would load scripts from elsewhere.
+    # FastAPI's documentation pages load scripts from other hosts.
     app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False, **described)
     app.state.routes = router.routes
     app.include_router(router)
@@ -486,7 +486,7 @@ def guarded_app(gate: Gate, router: APIRouter, page: str, **described: Any) -> F
 
 async def _refuse(request: Request, error: HTTPException) -> Response:
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # a path has a route for each method, and each knows of its own alone
+    if error.status_code == 405:  # a path has one route per method, each of which knows only its own
         routes = [route for route in request.app.state.routes if isinstance(route, Route)]
         matched = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({*headers["Allow"].split(", "), *chain(*matched)}))

@@ -1,4 +1,4 @@
-"""Images that come in, refused before they are decoded if unfit, and images of items that go out, encoded again."""
+"""Uploaded images, checked before they are decoded, and images of items, re-encoded before they are sent."""
 
 import hashlib
 import io
@@ -29,7 +29,7 @@ LOSSLESS = 128 * 128  # pixels up to which PNG is small enough
 
 
 class Pictures:
-    """Makes images of items at any size, and remembers the last ones."""
+    """Images of items at any size, with a cache of the latest."""
 
     def __init__(self, roots: tuple[Path, ...], pixels: int, cache_bytes: int) -> None:
         self._roots = [root.resolve() for root in roots]
@@ -40,9 +40,9 @@ class Pictures:
         self._lock = threading.Lock()
 
     def file_of(self, folder: Path, metadata: dict[str, Value]) -> Path | None:
-        """Where an item's image is: below the gallery's folder or a root, once links are followed; None elsewhere.
+        """The image file of an item, if it is below the gallery's folder or a root once links are followed; else None.
 
-        Images that lay beside the gallery and do so no more are looked for in the roots.
+        Images that used to be beside the gallery are looked for in the roots.
         """
         found = [image_path(folder, metadata, root) for root in (None, *self._roots)]
         allowed = [folder.resolve(), *self._roots]
@@ -50,10 +50,10 @@ class Pictures:
         return next((file for file in files if file.is_file()), files[0] if files else None)
 
     def respond(self, file: Path | None, metadata: dict[str, Value], size: int, known_etags: str = "") -> Response:
-        """The image of an item, its longer side at most ``size``; 304 where it is known by its ETag already."""
+        """The image of an item, its longer side at most ``size``; 304 if the client has it, by ETag."""
         stamp = None if file is None else file_stamp(file)
         if file is None or stamp is None or not file.is_file():
-            raise Problem(404, "this item has no image, or none in a folder that may be shown (`sightline serve --images`)")
+            raise Problem(404, "this item has no image in a folder that may be shown (`sightline serve --images`)")
         content = f"{file} {stamp} {[metadata.get(side) for side in BOX]} {size}"
         etag = f'"{hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}"'
         headers = {"Cache-Control": "private, max-age=300", "ETag": etag}
@@ -76,15 +76,15 @@ class Pictures:
         try:
             with open_image(file) as opened:
                 if opened.width * opened.height > 4 * self._pixels:
-                    raise Problem(404, "the image of this item is too large to be shown")
+                    raise Problem(404, "the image of this item is too large to show")
                 box = _box(metadata)
                 if box is not None and not (0 <= box[0] < box[2] and 0 <= box[1] < box[3]):
                     raise ValueError(f"the box {box} is empty or begins outside the image")
                 if box is None:
-                    opened.draft(None, (2 * size, 2 * size))  # no larger than needed, of a JPEG file
+                    opened.draft(None, (2 * size, 2 * size))  # decode a JPEG file no larger than necessary
                 image = load_image(opened, box)
         except (InputError, OSError, ValueError, OverflowError, Image.DecompressionBombError) as error:
-            raise Problem(404, "the image of this item cannot be read any more") from error
+            raise Problem(404, "the image of this item cannot be read") from error
         image.thumbnail((size, size))
         encoded = io.BytesIO()
         kind = "PNG" if image.width * image.height <= LOSSLESS else "JPEG"
@@ -98,9 +98,9 @@ def _box(metadata: dict[str, Value]) -> Box | None:
 
 
 def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
-    """The folders of images that are not shown because they lie neither below the gallery nor below a root.
+    """Folders whose images are not shown because they are neither below the gallery nor below a root.
 
-    Found by up to 500 items: for each folder below ``/``, what all paths in it have in common.
+    Estimated from up to 500 items: for each folder below ``/``, the common path of its images.
     """
     folder = Path(gallery.address).resolve()
     allowed = [folder, *(root.resolve() for root in roots)]
@@ -113,56 +113,59 @@ def hidden_folders(gallery: Gallery, roots: Iterable[Path]) -> list[Path]:
 
 MOST_FIELDS = 16
 FIELD_BYTES = 65_536
-LONGEST_ASPECT = 40  # a longer strip, its shorter side brought to 256 pixels, would take gigabytes
-MOST_SCANS = 64  # of a JPEG file; each costs a pass over all pixels, and takes a few bytes
+LONGEST_ASPECT = 40  # resized to 256 pixels on its shorter side, a longer strip would take gigabytes
+MOST_SCANS = 64  # of a JPEG file; each takes a few bytes and costs a pass over all pixels
 ACTIVE = (b"<script", b"<html", b"<!doctype html", b"<?php", b"<iframe", b"javascript:")
 Form = TypeVar("Form", bound=RequestFields)
 
 
 async def read_form(request: Request, model: type[Form]) -> Form:
-    """The fields of a multipart request, ``image`` a file and the others texts.
+    """The fields of a multipart request: ``image`` is a file, all others are text.
 
-    The guard has bounded its bytes and its time already; here its parts and fields are.
+    The guard limits its size and time; this limits its parts and fields.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise Problem(415, "a request of type multipart/form-data is needed")
+        raise Problem(415, "the request must be of type multipart/form-data")
     fields: dict[str, str | bytes] = {}
     try:
         async with request.form(max_files=1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES) as form:
             for name, value in form.multi_items():
                 if name in fields or isinstance(value, UploadFile) != (name == "image"):
-                    raise Problem(422, f"{name[:100]!r} is there twice, or is no file; 'image' is one, and no other field")
+                    raise Problem(422, f"{name[:100]!r}: fields must be unique, and only 'image' must be a file")
                 fields[name] = await value.read() if isinstance(value, UploadFile) else value
         return model.model_validate(fields)
     except UnicodeError as error:
-        raise Problem(400, "the form cannot be read in the charset that its Content-Type names") from error
+        raise Problem(400, "the form cannot be decoded with the charset in its Content-Type") from error
     except ValidationError as error:
         raise Problem(422, fault_text(error.errors())) from error
 
 
 def decode_upload(data: bytes, settings: ServeSettings, crop: Crop | None = None) -> Image.Image:
-    """The image in RGB, upright, cut to a part if one is given.
+    """The image in RGB, upright, and cropped if asked.
 
     Args:
         data: the bytes of a file.
-        settings: what is accepted.
-        crop: left, top, right and bottom of the part as shares of width and height.
+        settings: limits and formats.
+        crop: left, top, right and bottom as fractions of width and height.
     """
     if fault := foreign_content(data):
         raise Problem(415, f"image: {fault}")
-    formats = (*settings.formats, *(("MPO",) if "JPEG" in settings.formats else ()))  # two JPEGs in one file, of phones
+    formats = (
+        *settings.formats,
+        *(("MPO",) if "JPEG" in settings.formats else ()),
+    )  # two JPEG images in one file, from phones
     try:
         with Image.open(io.BytesIO(data), formats=formats) as opened:
             _check_size(opened.width, opened.height, settings.pixels)
             if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
-                raise Problem(415, f"image: a JPEG file of more than {MOST_SCANS} scans")
+                raise Problem(415, f"image: a JPEG file must have at most {MOST_SCANS} scans")
             image = load_image(opened)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Problem(413, f"image: more than {settings.pixels} pixels") from error
+        raise Problem(413, f"image must have at most {settings.pixels} pixels") from error
     except Problem:
         raise
-    except Exception as error:  # whatever the bytes of a header lead to
-        raise Problem(415, f"image: not a readable image of these formats: {', '.join(settings.formats)}") from error
+    except Exception as error:  # a malformed file may raise anything
+        raise Problem(415, f"image: not a readable image; accepted formats: {', '.join(settings.formats)}") from error
     if crop is None:
         return image
     box = pixel_box(crop, image.width, image.height)
@@ -172,13 +175,15 @@ def decode_upload(data: bytes, settings: ServeSettings, crop: Crop | None = None
 
 def _check_size(width: int, height: int, pixels: int) -> None:
     if width * height > pixels:
-        raise Problem(413, f"image: {width} x {height} pixels, more than {pixels}")
+        raise Problem(413, f"image must have at most {pixels} pixels, got {width} x {height}")
     if min(width, height) < 1 or max(width, height) > LONGEST_ASPECT * min(width, height):
-        raise Problem(422, f"image: {width} x {height} pixels; the longer side may be {LONGEST_ASPECT} times the shorter")
+        raise Problem(
+            422, f"image: the longer side must be at most {LONGEST_ASPECT} times the shorter, got {width} x {height}"
+        )
 
 
 def pixel_box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
-    """The pixels of a part: its edges rounded to the nearest ones, at least one pixel wide and high.
+    """The pixel box of a crop: edges rounded, at least one pixel wide and high.
 
     Example:
         >>> pixel_box((0.25, 0.0, 0.75, 1.0), 40, 30)
@@ -189,11 +194,11 @@ def pixel_box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def foreign_content(data: bytes) -> str | None:
-    """A sentence if the file is, besides an image, something that a browser or a shell would act upon."""
+    """What else the file is that a browser or a shell could execute; None if nothing."""
     lowered = data.lower()
     kinds = {
         "markup or a script": any(word in lowered for word in ACTIVE),
         "a PDF document": b"%PDF-" in data[:1024],
         "a ZIP archive": b"PK\x05\x06" in data[-65_557:] and b"PK\x03\x04" in data,
     }
-    return next((f"the file holds {kind} too" for kind, is_there in kinds.items() if is_there), None)
+    return next((f"the file also contains {kind}" for kind, is_there in kinds.items() if is_there), None)

@@ -32,14 +32,14 @@ THUMB = 112
 
 
 class ReviewAction(BaseModel):
-    """A change, and how many lines the journal had when the person saw the groups."""
+    """A change, and the length of the journal when the page was drawn."""
 
     version: int
     change: Change
 
 
 class ReviewPage:
-    """What the page asks for; each public method answers a request.
+    """Answers to the page's requests, one per public method.
 
     Args:
         review: the journal and its state.
@@ -61,7 +61,7 @@ class ReviewPage:
         """All groups with their counts, and what can be undone."""
         state = self.review.state
         counts = {number: np.zeros(3, np.int64) for number in state.groups}
-        for number, group in sorted(state.groups.items(), key=lambda pair: pair[1].level):  # so children come first
+        for number, group in sorted(state.groups.items(), key=lambda pair: pair[1].level):  # children first
             if group.level == 1:
                 counts[number] += self.counts[self._rows(number)].sum(0)
             if group.parent is not None:
@@ -80,7 +80,7 @@ class ReviewPage:
         }
 
     def members(self, group: int) -> dict[str, Any]:
-        """What is in a group, the most typical first: texts of level 1, groups above."""
+        """The members of a group, the most typical first: texts at level 1, groups above."""
         state = self.review.state
         if group_of(state, group).level > 1:
             return {"groups": [{"id": child, "images": self._with_image(child)} for child in state.children(group)]}
@@ -101,30 +101,30 @@ class ReviewPage:
         return [others[place] for place in np.argsort(gaps, kind="stable").tolist()][:NEAR_SHOWN]
 
     def find(self, words: str = "") -> list[dict[str, Any]]:
-        """Texts that hold the words, with the group each is in."""
+        """Texts that contain all the words, with their groups."""
         wanted = words.lower().split()
         hits = ((text, home) for text, home in self.review.state.home.items() if all(word in text for word in wanted))
         return [{"text": text, "group": home} for text, home in islice(hits, FOUND_SHOWN if wanted else 0)]
 
     def act(self, action: ReviewAction) -> dict[str, Any]:
-        """Make a change; all groups after it."""
+        """Apply a change and return all groups."""
         if action.version != self.review.version:
-            raise InputError("the groups were changed elsewhere; they are shown as they are now")
+            raise InputError("the groups were changed elsewhere; the page now shows their current state")
         change = action.change
         self.review.act(self._halves(change) if change.get("action") == "halve" else change)
         return self.overview()
 
     def _halves(self, change: Change) -> Change:
-        """A split in two by k-means, as the change that the journal keeps."""
+        """A split in two by k-means, as a change for the journal."""
         number: Any = change.get("group")
         state, group = self.review.state, group_of(self.review.state, number)
         parts: list[Any] = state.children(number) if group.level > 1 else state.texts(number)
         if len(parts) < 2:
-            raise InputError(f"{group.name!r} has one member: nothing to split")
+            raise InputError(f"{group.name!r} must have at least 2 members to be split")
         points = np.stack([self._centre(part) if group.level > 1 else self.vectors[self.place[part]] for part in parts])
         halves = find_groups(points.astype(np.float32), ClusterOptions(ks=(2,)))[0]
         if halves.max() == 0:
-            raise InputError(f"the members of {group.name!r} are all alike: choose some by hand")
+            raise InputError(f"the members of {group.name!r} are identical: select some by hand")
         texts = [state.groups[part].name if group.level > 1 else part for part in parts]
         taken = {one.name for one in state.groups.values() if one.level == group.level}
         called = group_names(texts, halves, np.zeros(len(parts)))[1]
@@ -133,7 +133,7 @@ class ReviewPage:
         return {"action": "split", "group": number, "name": name, "groups" if group.level > 1 else "texts": moved}
 
     def picture(self, text: str, n: int) -> Response:
-        """An example image of a text, small."""
+        """A thumbnail of a text's example image."""
         shown = self.examples[self.place[text]] if text in self.place else []
         if not 0 <= n < len(shown):
             raise InputError(f"no image {n} of {text!r}")
@@ -154,12 +154,12 @@ class ReviewPage:
         }
 
     def _with_image(self, number: int) -> list[str]:
-        """Some texts of a group that have an image."""
+        """Up to 3 texts of a group that have an image."""
         return [text for text in self.review.state.texts(number) if self.examples[self.place[text]]][:3]
 
 
 def create_review_app(review: Review, settings: ServeSettings) -> FastAPI:
-    """The application of one review; it needs no gallery."""
+    """The application of one review; it has no gallery."""
 
     def locked(answer: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(answer)
@@ -188,22 +188,24 @@ def serve_review(review: Review, host: str, port: int, open_page: bool, tell: Ca
 
     Args:
         review: the journal and its state.
-        host: a loopback address: the page asks for no token.
-        port: 0 takes a free one.
-        open_page: in a browser.
-        tell: is given the address once it is listened to.
+        host: a loopback address: the page has no tokens.
+        port: 0 picks a free one.
+        open_page: open the page in a browser.
+        tell: called with the address once the service listens.
     """
     settings = ServeSettings(host=host, port=port, rate=None)
     if not settings.is_loopback():
-        raise InputError(f"--host {host}: the review page asks for no token, so it serves this machine alone: 127.0.0.1")
+        raise InputError(f"--host must be a loopback address such as 127.0.0.1, got {host}: the review page has no tokens")
 
     def begin(address: str) -> None:
-        tell(f"{address}/ (Ctrl-C ends)")
-        threading.Thread(target=import_module, args=("sklearn.cluster",), daemon=True).start()  # or the first split waits
+        tell(f"{address}/ (stop with Ctrl-C)")
+        threading.Thread(
+            target=import_module, args=("sklearn.cluster",), daemon=True
+        ).start()  # or the first split would wait for it
         if open_page:
             webbrowser.open(address)
 
-    with suppress(KeyboardInterrupt):  # uvicorn hands the signal on once it has ended
+    with suppress(KeyboardInterrupt):  # uvicorn re-raises the signal after it has shut down
         run_app(lambda: create_review_app(review, settings), settings, begin, log_level="WARNING")
 
 

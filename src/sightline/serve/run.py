@@ -1,4 +1,4 @@
-"""Run the service: one process, or several that share the address and the galleries' files."""
+"""Run the service: one process, or several that share the address and the gallery files."""
 
 import asyncio
 import logging.config
@@ -24,15 +24,15 @@ from sightline.serve.settings import ServeSettings
 
 WORKER_SETTINGS = "SIGHTLINE_SERVE__SETTINGS"
 BACKLOG = 128
-HEAD_SECONDS = 10.0  # for the head of a request to arrive
+HEAD_SECONDS = 10.0  # for the headers of a request to arrive
 
 
 def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
-    """Serve until a signal ends it; what was accepted by then is finished.
+    """Serve until a signal; accepted requests are finished first.
 
     Args:
-        settings: what to serve, and how.
-        tell: is given the address once it is listened to, then a line for each gallery whose images are not shown.
+        settings: of the service.
+        tell: called with the address once the service listens, then with a line for each gallery whose images are hidden.
     """
 
     def begin(address: str) -> None:
@@ -42,7 +42,7 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
                 hidden = hidden_folders(gallery, settings.image_roots)
             if hidden:
                 options = " ".join(f"--images {shlex.quote(_from_here(one))}" for one in hidden)
-                tell(f"{folder}: its images lie outside of it and are not shown; to show them add: {options}")
+                tell(f"{folder}: its images are in other folders and are not shown; to show them, add {options}")
 
     if settings.workers > 1:
         _serve_by_workers(settings, begin)
@@ -55,13 +55,13 @@ def serve(settings: ServeSettings, tell: Callable[[str], object]) -> None:
 def run_app(
     create: Callable[[], FastAPI], settings: ServeSettings, begin: Callable[[str], None], log_level: str = "INFO"
 ) -> None:
-    """Run an application in this process until a signal ends it.
+    """Run an application in this process until a signal.
 
     Args:
-        create: makes it, once the address is ours.
-        settings: the address and the limits of connections.
-        begin: is given the address once it is listened to.
-        log_level: of the service's own lines.
+        create: creates it, once the address is bound.
+        settings: the address and the connection limits.
+        begin: called with the address once the service listens.
+        log_level: of the service's own messages.
     """
     with _bind(settings) as listening:
         server = uvicorn.Server(uvicorn_config(settings, create()))
@@ -74,9 +74,9 @@ def run_app(
 
 def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> None:
     with _bind(settings) as listening, tempfile.TemporaryDirectory(prefix="sightline-metrics-") as folder:
-        for gallery in settings.galleries:  # one message of a fault here, not one from every worker again and again
+        for gallery in settings.galleries:  # report a fault once, not from every worker
             with Gallery.open(gallery, read_only=True) as opened:
-                opened.encoder()
+                opened.encoder(settings.trust)
         logging.config.dictConfig(LOGGING)
         os.environ.update({WORKER_SETTINGS: settings.model_dump_json(), MULTIPROCESS: folder})
         config = uvicorn_config(settings, "sightline.serve.run:create_worker_app")
@@ -85,7 +85,7 @@ def _serve_by_workers(settings: ServeSettings, begin: Callable[[str], None]) -> 
 
 
 def create_worker_app() -> FastAPI:
-    """The application of a worker process, whose parent left the settings in the environment."""
+    """The application of a worker process, with the settings its parent put in the environment."""
     from sightline.serve.app import create_app
 
     logging.config.dictConfig(LOGGING)
@@ -93,15 +93,15 @@ def create_worker_app() -> FastAPI:
 
 
 def _from_here(folder: Path) -> str:
-    """A path as people write it: from the working folder on, if it lies below."""
+    """The path, relative if it is below the working directory."""
     here = Path.cwd().resolve()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with a limit of connections and deadlines for their clients.
+    """uvicorn's HTTP/1.1 with a limit on connections and deadlines for clients.
 
-    uvicorn itself limits the time between requests alone, and the number of requests, not of connections.
+    uvicorn only limits the time between requests and the number of requests, not of connections.
     """
 
     def __init__(self, *args: Any, settings: ServeSettings, **options: Any) -> None:
@@ -112,21 +112,21 @@ class BoundedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def is_busy(self) -> bool:
-        """Whether a request is being answered to somebody who listens."""
+        """Whether a request is being answered, to a client that reads the answer."""
         return self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; close the one that has been idle the longest if there are too many, which may be this one."""
+        """Start; if there are too many connections, close the longest idle one, which may be this one."""
         super().connection_made(transport)
         self._set_deadline()
         if len(self.connections) > self.most_connections:
             idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.is_busy()]
             longest = min(idle, key=lambda one: one.idle_since)
-            self.connections.discard(longest)  # at once: connection_lost comes later
+            self.connections.discard(longest)  # now: connection_lost is called later
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request; one that comes in drops has no more time for it."""
+        """Receive a part of a request; a slow sender gets no more time."""
         super().data_received(data)
         if self.is_busy():
             self._cancel_deadline()
@@ -137,22 +137,22 @@ class BoundedProtocol(H11Protocol):
         self._set_deadline()
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not listen, for a while."""
+        """Give a client that does not read its answer a deadline."""
         super().pause_writing()
         self._set_deadline()
 
     def resume_writing(self) -> None:
-        """Go on: the client listens."""
+        """The client reads again."""
         super().resume_writing()
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Clean up."""
         super().connection_lost(exc)
         self._cancel_deadline()
 
     def shutdown(self) -> None:
-        """End after the answer that is being made; a request that is still arriving has a moment left."""
+        """Finish the current answer; give an incomplete request one more second."""
         super().shutdown()
         if end_arrivals := self.app_state.get("end_arrivals"):
             end_arrivals()
@@ -163,7 +163,7 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _set_deadline(self) -> None:
-        """Close the connection later, unless a request is being answered: no head, or nobody listens to the answer."""
+        """Close the connection after a timeout unless a request is being answered."""
         self._cancel_deadline()
         if not self.is_busy():
             seconds = self.answer_seconds if self.flow.write_paused else min(HEAD_SECONDS, self.answer_seconds)
@@ -172,7 +172,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def uvicorn_config(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Config:
-    """How uvicorn runs an application: its limits, and nothing said of itself."""
+    """uvicorn's configuration: limits, and no headers or logs of its own."""
     return uvicorn.Config(
         app,
         factory=isinstance(app, str),
@@ -183,11 +183,11 @@ def uvicorn_config(settings: ServeSettings, app: FastAPI | str) -> uvicorn.Confi
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         timeout_graceful_shutdown=settings.shutdown_seconds,
-        timeout_worker_healthcheck=60,  # a worker answers once it has imported torch
+        timeout_worker_healthcheck=60,  # importing torch takes a while
         h11_max_incomplete_event_size=65_536,
         http=partial(BoundedProtocol, settings=settings),  # type: ignore[arg-type]
         ws="none",
-        # uvicorn accepts up to so many connections at once, each of which has a file before another is closed.
+        # uvicorn accepts this many connections at once; each uses a file before another one is closed.
         backlog=min(BACKLOG, max(1, settings.most_connections() // 2)),
     )
 
@@ -200,13 +200,13 @@ def _bind(settings: ServeSettings) -> socket.socket:
     except OSError as error:
         made.close()
         where = f"{settings.host}:{settings.port}"
-        raise InputError(f"{where}: cannot be listened on: {error.strerror or error}; --port 0 takes a free one") from error
+        raise InputError(f"{where}: cannot listen: {error.strerror or error}; pick a free port with --port 0") from error
     made.set_inheritable(True)
     return made
 
 
 def _listen(bound: socket.socket) -> str:
-    """The address that is listened to from now on."""
+    """Start listening; the address."""
     bound.listen(BACKLOG)
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -20,31 +20,31 @@ from sightline.ood.rejector import Policy, Verdict
 MEDIA_TYPE = "application/problem+json"
 RETRY = {"Retry-After": "1"}
 CLOSE = {"Connection": "close"}
-Crop = tuple[float, float, float, float]  # left, top, right and bottom as shares of width and height
+Crop = tuple[float, float, float, float]  # left, top, right and bottom as fractions of width and height
 
 
 class Problem(HTTPException):
-    """What a caller gets instead of an answer: a status and a sentence."""
+    """An error response: a status and a sentence."""
 
 
 def problem_response(
     status: int, detail: str, headers: Mapping[str, str] | None = None, errors: list[dict[str, Any]] | None = None
 ) -> JSONResponse:
-    """The document of a problem."""
+    """A problem document (RFC 9457)."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     body |= {} if errors is None else {"errors": errors}
     return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
 
 
 LONGEST_ID = 1024
-HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash", "file_root", "file_prefix")  # where an image lies
-OF_THE_IMAGE = (*HIDDEN, *BOX)  # what goes with an item's image, and is not for requests to set
-NOT_SET = ("id", *OF_THE_IMAGE)  # keys of metadata that requests may not set
+HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash", "file_root", "file_prefix")  # where an image is stored
+OF_THE_IMAGE = (*HIDDEN, *BOX)  # belongs to the image; requests may not set it
+NOT_SET = ("id", *OF_THE_IMAGE)  # metadata keys that requests may not set
 MOST_KEYS, LONGEST_KEY, LONGEST_VALUE = 100, 200, 10_000  # of an item's metadata
 ID_SCHEMA: dict[str, Any] = {
     "minLength": 1,
     "maxLength": LONGEST_ID,
-    "pattern": r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$",  # neither . nor .., which addresses cannot name
+    "pattern": r"^(?:\.{0,2}[^.\x00]|\.{3})[^\x00]*$",  # not . or .., which an address cannot express
 }
 SHARE = r"(?:0(?:\.[0-9]{1,20})?|1(?:\.0{1,20})?)"
 CROP = rf"^(?:{SHARE}(?:,{SHARE}){{3}})?$"
@@ -52,14 +52,14 @@ Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=Tru
 
 
 def check_id(id_: str) -> str:
-    """The id, if a gallery can hold it and an address can name it."""
+    """The id, if a gallery can store it and an address can express it."""
     if len(id_) > LONGEST_ID or id_ in (".", "..") or not may_be_id(id_):
-        raise Problem(422, f"id: 1 to {LONGEST_ID} letters are needed, no NUL among them, and neither '.' nor '..'")
+        raise Problem(422, f"id must have 1 to {LONGEST_ID} characters without NUL, and must not be '.' or '..'")
     return id_
 
 
 def id_in_path(encoded: str) -> str:
-    """The id that stands URL-encoded in a path."""
+    """The id from its URL-encoded form in a path."""
     try:
         return check_id(unquote(encoded, errors="strict"))
     except UnicodeDecodeError as error:
@@ -67,7 +67,7 @@ def id_in_path(encoded: str) -> str:
 
 
 def parse_metadata(text: str | None) -> dict[str, Value] | None:
-    """The JSON object of a form that describes an item; None where there is none."""
+    """The metadata of an item from its JSON form field; None if absent."""
     if text is None:
         return None
     try:
@@ -75,16 +75,16 @@ def parse_metadata(text: str | None) -> dict[str, Value] | None:
     except (ValueError, RecursionError) as error:
         raise Problem(422, f"metadata: not JSON: {error}") from error
     if not isinstance(found, dict) or len(found) > MOST_KEYS:
-        raise Problem(422, f"metadata: a JSON object of at most {MOST_KEYS} keys is needed")
+        raise Problem(422, f"metadata must be a JSON object with at most {MOST_KEYS} keys")
     if taken := sorted({*NOT_SET} & found.keys()):
-        raise Problem(422, f"metadata: these keys are not for requests to set: {', '.join(taken)}")
-    texts = {key: str(value) for key, value in found.items()}  # of what type values may be is checked by the gallery
+        raise Problem(422, f"metadata: reserved keys: {', '.join(taken)}")
+    texts = {key: str(value) for key, value in found.items()}  # the gallery checks the types of values
     if odd := [
         key
         for key, text in texts.items()
         if not 0 < len(key) <= LONGEST_KEY or len(text) > LONGEST_VALUE or "\0" in key + text
     ]:
-        fits = f"keys have 1 to {LONGEST_KEY} letters, values at most {LONGEST_VALUE}, none of them NUL"
+        fits = f"keys must have 1 to {LONGEST_KEY} characters, values at most {LONGEST_VALUE}, without NUL"
         raise Problem(422, f"metadata: {odd[0][:100]!a}: {fits}")
     return found
 
@@ -92,7 +92,7 @@ def parse_metadata(text: str | None) -> dict[str, Value] | None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = Counter(name for name, _ in pairs)
     if twice := [name for name, count in counts.items() if count > 1]:
-        raise Problem(422, f"metadata: the key {twice[0][:100]!a} is there twice")
+        raise Problem(422, f"metadata: duplicate key {twice[0][:100]!a}")
     return dict(pairs)
 
 
@@ -121,14 +121,14 @@ ImageFile = Annotated[bytes, Field(min_length=1, description="JPEG, PNG, WebP, G
 
 
 class RequestFields(BaseModel):
-    """The fields of a form or a JSON body; unknown ones are refused."""
+    """The fields of a form or JSON body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     @field_validator("*", mode="before")
     @classmethod
     def _nothing(cls, value: object) -> object:
-        """A form sends an empty text for a field that is not filled in."""
+        """An empty form field counts as missing."""
         return None if value == "" else value
 
 
@@ -142,24 +142,24 @@ class NewItem(RequestFields):
 
 
 class ChangedItem(RequestFields):
-    """A form that replaces an item; what is left out stays as it was."""
+    """A form that replaces an item; fields left out keep their value."""
 
     image: ImageFile | None = None
     metadata: Metadata = None
 
 
 class SearchOptions(RequestFields):
-    """What every search may say.
+    """Options of every search.
 
     Attributes:
-        gallery: its name; the first by default.
-        k: results wanted.
-        where: a condition on metadata, such as ``label_1 == "Flags" and year >= 2020``.
-        expand: neighbours that the query is expanded by.
-        alpha: power of similarity that these are weighted by.
-        rerank: how the first results are re-ranked.
-        policy: ``reject`` gives what does not belong no results, ``flag`` says so, ``ignore`` does not ask; by default what
-            the gallery's rejector says.
+        gallery: name of the gallery; default: the first.
+        k: number of results.
+        where: a filter on metadata, such as ``label_1 == "Flags" and year >= 2020``.
+        expand: neighbours for query expansion.
+        alpha: power of similarity that weights them.
+        rerank: re-ranking method.
+        policy: for out-of-distribution queries: ``reject`` returns no results, ``flag`` returns them with the verdict,
+            ``ignore`` skips the rejector; default: the rejector's.
     """
 
     gallery: GalleryField = None
@@ -175,8 +175,8 @@ class SearchForm(SearchOptions):
     """A form that searches by an image.
 
     Attributes:
-        image: a file.
-        crop: ``x1,y1,x2,y2``, shares of the upright image's width and height: search by this part alone.
+        image: the file.
+        crop: ``x1,y1,x2,y2`` as fractions of the upright image's width and height: search by this part only.
     """
 
     image: ImageFile
@@ -188,12 +188,12 @@ class SearchForm(SearchOptions):
             return None
         left, top, right, bottom = (float(side) for side in self.crop.split(","))
         if not (left < right and top < bottom):
-            raise Problem(422, "crop: 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1 are needed")
+            raise Problem(422, f"crop must satisfy 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1, got {self.crop}")
         return left, top, right, bottom
 
 
 class JsonOptions(SearchOptions):
-    """Options in JSON, where numbers are numbers; in a form they are texts."""
+    """Options in JSON, where numbers must be numbers; in a form they are strings."""
 
     @field_validator("k", "expand", "alpha", mode="before")
     @classmethod
@@ -213,8 +213,8 @@ class VectorSearch(JsonOptions):
     """A search by a vector of the gallery's encoder.
 
     Attributes:
-        vector: as the encoder gives it, of any length above 0.
-        fingerprint: of the encoder it is from, as a gallery's description has it; that of another is refused.
+        vector: from the gallery's encoder, of any length above 0.
+        fingerprint: of the encoder that made it; refused if it is not the gallery's.
     """
 
     vector: list[Number] = Field(
@@ -224,7 +224,7 @@ class VectorSearch(JsonOptions):
 
 
 class QueryBody(BaseModel):
-    """What was asked by: the id and labels of an item, if it was one."""
+    """The query: id and labels if it is an item."""
 
     id: str | None
     labels: list[str] | None
@@ -238,7 +238,7 @@ class VerdictBody(Verdict):
 
 
 class ItemBody(BaseModel):
-    """An item: labels finest first, addresses of its image."""
+    """An item: labels (finest first), metadata, and the addresses of its image."""
 
     id: str
     labels: list[str]
@@ -248,27 +248,42 @@ class ItemBody(BaseModel):
 
 
 class ResultBody(ItemBody):
-    """An item that was found, how similar it is, and how many label levels it shares with the query, coarsest first."""
+    """A result: its similarity, and how many label levels it shares with the query, counted from the coarsest."""
 
     score: float
     relation: int | None
 
 
+class BrowsedItem(ItemBody):
+    """An item, and its cosine to the mean of the other items of its class; None where there is no other."""
+
+    typicality: float | None
+
+
+class BrowseBody(BaseModel):
+    """One page of a gallery's items, and how many items there are to page through."""
+
+    gallery: str
+    total: int
+    items: list[BrowsedItem]
+
+
 class Took(BaseModel):
-    """Milliseconds, waiting included."""
+    """Milliseconds, including time in queues."""
 
     encode_ms: float
     search_ms: float
 
 
 class AnswerBody(BaseModel):
-    """What was found."""
+    """The results; ``candidates`` is the number of items that were ranked: all, or those that pass the filter."""
 
     gallery: str
     generation: int
     query: QueryBody
     verdict: VerdictBody | None
     results: list[ResultBody]
+    candidates: int
     took: Took
 
 
@@ -290,7 +305,7 @@ class FieldBody(BaseModel):
 
 
 class GalleryBody(BaseModel):
-    """A gallery: what it holds, and what can be asked of it."""
+    """A gallery: its size, encoder, label levels and fields, and what it supports."""
 
     name: str
     items: int
@@ -306,7 +321,7 @@ class GalleryBody(BaseModel):
 
 
 class Written(BaseModel):
-    """An item that was written, and the generation of the gallery that has it."""
+    """The item as written, and the gallery's generation."""
 
     gallery: str
     generation: int
@@ -314,7 +329,7 @@ class Written(BaseModel):
 
 
 class ProblemBody(BaseModel):
-    """An error, as RFC 9457 has it."""
+    """An error (RFC 9457)."""
 
     type: str
     title: str
@@ -324,12 +339,12 @@ class ProblemBody(BaseModel):
 
 
 class Health(BaseModel):
-    """How the service is."""
+    """Health of the process."""
 
     status: Literal["ok"]
 
 
 class Ready(BaseModel):
-    """Whether every gallery can be searched; which one cannot is in the log."""
+    """Whether every gallery can be searched; the log names those that cannot."""
 
     status: Literal["ready", "not ready"]

@@ -1,4 +1,4 @@
-"""The galleries, encoders and threads behind the routes; nothing here knows of HTTP but the problems it raises."""
+"""The galleries, encoders and threads behind the routes; independent of HTTP except for the problems it raises."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ Done = TypeVar("Done")
 
 
 class Batcher(Generic[Job, Done]):
-    """Takes jobs from any thread and does them in batches, in the order they came.
+    """Runs jobs from any thread in batches, in order of submission.
 
     Example:
         >>> batcher = Batcher(lambda numbers: [2 * number for number in numbers], "double")
@@ -51,12 +51,12 @@ class Batcher(Generic[Job, Done]):
         """Start the thread.
 
         Args:
-            run: does a batch; gives an answer, or an exception, for each job.
+            run: runs a batch; returns a result or an exception for each job.
             name: of the thread.
-            largest: jobs in a batch.
+            largest: maximum number of jobs in a batch.
             wait: seconds that a batch waits for more jobs after its first.
-            watch: is given the number of jobs of each batch.
-            begin: is called first in the thread.
+            watch: called with the size of each batch.
+            begin: called first in the thread.
         """
         self._run = run
         self._largest = largest
@@ -67,22 +67,22 @@ class Batcher(Generic[Job, Done]):
         self._begun = self._thread.submit(begin)
 
     def submit(self, job: Job) -> "Future[Done]":
-        """The answer to come."""
+        """A future for the job's result."""
         future: Future[Done] = Future()
         self._jobs.append((job, future))
-        self._thread.submit(self._run_batch)  # does nothing where the batch before has taken the job already
+        self._thread.submit(self._run_batch)  # does nothing if an earlier batch has taken the job
         return future
 
     def n_waiting(self) -> int:
-        """Jobs that no batch has taken yet."""
+        """Number of jobs waiting for a batch."""
         return len(self._jobs)
 
     def is_alive(self) -> bool:
-        """Whether jobs will be done: False once the thread could not be set up."""
+        """Whether jobs will run: False if the thread could not be set up."""
         return not self._begun.done() or self._begun.exception() is None
 
     def close(self) -> None:
-        """Do what was submitted, then end the thread; may be called twice."""
+        """Finish submitted jobs, then end the thread; may be called twice."""
         self._thread.shutdown()
 
     def _run_batch(self) -> None:
@@ -95,7 +95,7 @@ class Batcher(Generic[Job, Done]):
         self._watch(len(batch))
         try:
             answers = self._run([job for job, _ in batch])
-        except Exception as error:  # each caller gets it; the thread goes on
+        except Exception as error:  # every caller gets it; the thread goes on
             answers = [error] * len(batch)
         for (_, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
@@ -105,7 +105,7 @@ class Batcher(Generic[Job, Done]):
 
 
 class Encoding:
-    """An encoder in a thread of its own: images that wait are encoded in one pass."""
+    """An encoder in its own thread: waiting images are encoded in one pass."""
 
     def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
         self.encoder = encoder.eval()
@@ -116,7 +116,7 @@ class Encoding:
         )
 
     def _begin(self) -> None:
-        """Set the thread up, and run once: the first pass takes several times as long as the others."""
+        """Set up the thread and run once: the first pass is several times slower."""
         torch.set_num_threads(self._n_threads)
         side = self.encoder.settings.preprocessing.crop
         self._encode([torch.zeros(3, side, side)])
@@ -129,12 +129,12 @@ class Encoding:
 
 
 class Service(Gate):
-    """Everything that is open while the service runs."""
+    """The state of a running service: galleries, encoders, threads."""
 
     def __init__(self, settings: ServeSettings) -> None:
         super().__init__(settings)
         self.pictures = Pictures(settings.image_roots, settings.pixels, settings.cache_bytes)
-        # Decoding threads compute on one core each; those of the encoder and of searches use all.
+        # Decoding threads use one core each; the encoder and searches use all.
         use_all_cores = partial(torch.set_num_threads, torch.get_num_threads())
         self._pool = ThreadPoolExecutor(settings.threads, "decode", initializer=partial(torch.set_num_threads, 1))
         self._writer = ThreadPoolExecutor(1, "write")
@@ -152,25 +152,25 @@ class Service(Gate):
             self._pool.submit(collection.fields)
 
     def gallery(self, name: str | None) -> Collection:
-        """A gallery by name; the first where none is given."""
+        """A gallery by name; None for the first."""
         if name is None:
             return next(iter(self.galleries.values()))
         if name not in self.galleries:
-            raise Problem(404, f"no gallery is named {name!r}; there are {names(self.galleries)}")
+            raise Problem(404, f"no gallery named {name!r}; choose from {names(self.galleries)}")
         return self.galleries[name]
 
     def encoding(self, collection: Collection) -> Encoding:
-        """The encoder of a gallery; galleries of the same encoder share it."""
+        """The encoder of a gallery, shared by galleries with the same encoder."""
         with collection.gallery() as gallery, self._lock:
             fingerprint = gallery.identity.fingerprint
             if fingerprint not in self._encodings:
                 self._encodings[fingerprint] = Encoding(
-                    gallery.encoder(), self.settings, self.metrics["batch_images"].observe
+                    gallery.encoder(self.settings.trust), self.settings, self.metrics["batch_images"].observe
                 )
             return self._encodings[fingerprint]
 
     def is_ready(self, collection: Collection) -> bool:
-        """Whether its threads run and its files can be read."""
+        """Whether the gallery's threads run and its files can be read."""
         try:
             batchers = self._searchers[collection.name], self.encoding(collection).batcher
         except (InputError, OSError):
@@ -178,25 +178,25 @@ class Service(Gate):
         return collection.inode() is not None and all(batcher.is_alive() for batcher in batchers)
 
     def check_waiting(self) -> None:
-        """429 where as many requests wait as may; worth asking before a long request is read."""
+        """Raise 429 if the queue is full; worth calling before a long request is read."""
         if self._places.locked():
             self.metrics["refused"].labels("queue").inc()
-            raise Problem(429, f"{self.settings.waiting} requests are waiting; ask again later", RETRY)
+            raise Problem(429, f"{self.settings.waiting} requests are waiting; try again later", RETRY)
 
     @asynccontextmanager
     async def accept(self) -> AsyncIterator[None]:
-        """A place among the requests that are taken at once, or 429; for those that have arrived."""
+        """Hold a place in the queue, or raise 429; for requests that have arrived."""
         self.check_waiting()
         async with self._places:
             with self.metrics["accepted_requests"].track_inprogress():
                 yield
 
     async def run(self, function: Callable[[], Done]) -> Done:
-        """Do something that takes a while in another thread."""
+        """Run a blocking function in another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     async def write(self, function: Callable[[], Done]) -> Done:
-        """Write in the one thread that does; finished even if the caller goes away."""
+        """Run a write in the writer thread; it finishes even if the caller disconnects."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, function))
 
     async def encode(self, collection: Collection, data: bytes, crop: Crop | None = None) -> NDArray[np.float32]:
@@ -210,11 +210,11 @@ class Service(Gate):
         return await asyncio.wrap_future(encoding.batcher.submit(image))
 
     async def search(self, collection: Collection, job: SearchJob) -> Answer:
-        """What is found for a query."""
+        """The answer to a query."""
         return await asyncio.wrap_future(self._searchers[collection.name].submit(job))
 
     def metrics_text(self) -> bytes:
-        """The text for Prometheus; reads the galleries, so not for the event loop."""
+        """Metrics as Prometheus text; reads the galleries, so call it outside the event loop."""
         for name, collection in self.galleries.items():
             with collection.gallery() as gallery:
                 self.metrics["items"].labels(name).set(len(gallery))
@@ -223,7 +223,7 @@ class Service(Gate):
         return metrics_text(self.registry)
 
     def close(self) -> None:
-        """Finish what was accepted, then let go of everything; may be called twice."""
+        """Finish accepted requests, then release everything; may be called twice."""
         self._writer.shutdown()
         self._pool.shutdown()
         for encoding in self._encodings.values():

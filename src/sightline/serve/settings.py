@@ -1,4 +1,4 @@
-"""What the service is given: settings from a TOML file, the environment and the command line; tokens and who has them."""
+"""Settings of the service, from a TOML file, the environment and the command line; tokens."""
 
 import hashlib
 import hmac
@@ -27,37 +27,38 @@ LONGEST = 512  # token or cookie
 
 
 class ServeSettings(BaseModel):
-    """Everything that can be set.
+    """Settings of the service.
 
     Attributes:
-        galleries: folders; each is served under its folder's name, the first by default.
+        galleries: folders; each is served under its folder's name, the first is the default.
         host: address to listen on.
-        port: 0 takes a free one.
-        workers: processes; each has its own encoder, all share the files of the galleries.
-        token_file: written by `sightline token`; needed on any address but loopback, unless ``public_read``.
-        public_read: who has no token may read.
-        read_only: nobody may write.
-        allowed_hosts: names that requests may call the service by; empty for loopback's on loopback, any elsewhere.
-        trusted_proxies: addresses whose ``X-Forwarded-For`` and ``-Proto`` are believed.
+        port: port to listen on; 0 picks a free one.
+        workers: worker processes; each has its own encoder, all share the gallery files.
+        token_file: written by `sightline token`; required on any address but loopback, unless ``public_read``.
+        public_read: allow reading without a token.
+        read_only: refuse all writes.
+        trust: import and run the module that a wrapped encoder of a gallery names.
+        allowed_hosts: host names that requests may use; empty allows the loopback names on loopback and any name elsewhere.
+        trusted_proxies: addresses of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted.
         image_roots: folders whose images are shown, besides those in a gallery's own folder.
         upload_bytes: largest request.
-        upload_seconds: longest time for a request to arrive, and for a client not to listen to its answer.
-        upload_budget_bytes: of all requests that are not answered yet; beyond, the next ones are read when there is room.
-        connections: open at once, at most a quarter of the files that the process may open; for one more, the one that has
-            been idle the longest is closed.
+        upload_seconds: time limit for a request to arrive, and for a client that does not read its answer.
+        upload_budget_bytes: memory for unanswered requests; beyond it, further ones are read as space becomes free.
+        connections: open connections, at most a quarter of the process's file limit; beyond it, the longest idle one is
+            closed.
         pixels: largest image, width times height.
-        formats: of images that are taken.
-        batch: images in one pass through the encoder, at most.
+        formats: accepted image formats.
+        batch: largest number of images in one pass through the encoder.
         batch_wait: seconds that a pass waits for more images.
-        waiting: requests that are taken at once; those beyond get 429.
-        threads: that decode images.
-        rate: searches and writes a second, by token or address, in the long run; None (in files ``none``) for no
-            limit. Reads count a tenth.
-        burst: that may come at once.
-        cache_bytes: of thumbnails kept in memory.
-        shutdown_seconds: that accepted requests are given to end.
-        session_seconds: that a page's cookie for images lasts.
-        session_key: that such cookies are signed with; drawn at the start.
+        waiting: requests accepted at once; further ones get 429.
+        threads: threads that decode images.
+        rate: sustained searches and writes per second, by token or address; reads count a tenth; None (``none`` in files)
+            for no limit.
+        burst: searches and writes that may come at once.
+        cache_bytes: memory for cached thumbnails.
+        shutdown_seconds: time for accepted requests to finish at shutdown.
+        session_seconds: lifetime of the page's cookie for images.
+        session_key: key that signs those cookies; random at startup by default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +70,7 @@ class ServeSettings(BaseModel):
     token_file: Path | None = None
     public_read: bool = False
     read_only: bool = False
+    trust: bool = False
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     image_roots: tuple[Path, ...] = ()
@@ -98,30 +100,30 @@ class ServeSettings(BaseModel):
     @field_validator("rate", mode="before")
     @classmethod
     def _unlimited(cls, value: object) -> object:
-        """Neither TOML nor the environment has a word for None."""
+        """TOML and environment variables have no None."""
         return None if value == "none" else value
 
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach the address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def open_scopes(self) -> frozenset[str]:
-        """What may be done without a token."""
+        """Scopes that need no token."""
         if self.token_file is None and self.is_loopback():
             return SCOPES["write"]
         return SCOPES["read"] if self.public_read else frozenset()
 
     def known_hosts(self) -> frozenset[str] | None:
-        """Names that requests may use; None for any. A page elsewhere cannot then pose as ours by its own name."""
+        """Host names that requests may use, lower case; None for any. Guards against DNS rebinding."""
         if self.allowed_hosts:
             return frozenset(host.lower() for host in self.allowed_hosts)
         return frozenset({"localhost", "127.0.0.1", "[::1]", self.host.lower()}) if self.is_loopback() else None
 
     def most_connections(self) -> int:
-        """``connections``, or a quarter of the files that the process may open: some are accepted before others close."""
+        """``connections``, at most a quarter of the process's file limit: some are accepted before others close."""
         n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return self.connections if n_files == resource.RLIM_INFINITY else max(1, min(self.connections, n_files // 4))
 
@@ -129,12 +131,12 @@ class ServeSettings(BaseModel):
 def read_settings(
     file: Path | None = None, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
 ) -> ServeSettings:
-    """Settings of a file, over which go ``SIGHTLINE_SERVE_...`` variables, over which goes what is given.
+    """Settings from a file, overridden by ``SIGHTLINE_SERVE_...`` variables, overridden by ``given``.
 
     Args:
-        file: TOML; None for none.
-        given: by name; None counts as not given.
-        environ: the environment; None for the process's.
+        file: TOML file; None for no file.
+        given: values by name; None counts as not given.
+        environ: environment variables; None for those of the process.
 
     Example:
         >>> read_settings(given={"galleries": ["shoes"]}, environ={"SIGHTLINE_SERVE_PORT": "80"}).port
@@ -148,29 +150,29 @@ def read_settings(
     try:
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"settings of the service: {fault_text(error.errors())}") from error
+        raise InputError(f"service settings: {fault_text(error.errors())}") from error
     counts = Counter(folder.resolve().name for folder in settings.galleries)
     twice = [name for name, count in counts.items() if count > 1]
     missing = [str(root) for root in settings.image_roots if not root.is_dir()]
     needs_token = settings.token_file is None and not settings.is_loopback() and not settings.public_read
     faults = {
-        "no gallery to serve: name a folder made by `sightline index build`, or galleries in the settings": not counts,
-        f"two galleries are named {names(twice)}; each is served under its folder's name": twice,
+        "galleries: at least one is required: name a folder made by `sightline index build`": not counts,
+        f"galleries: names must be unique, got two folders named {names(twice)}": twice,
         f"image_roots (--images): no such folder: {', '.join(missing)}": missing,
-        f"host {settings.host}: others can reach this address, so tokens are needed: make one with `sightline token` and "
-        "give its file as --token-file, or let everybody read with --public-read": needs_token,
+        f"host {settings.host}: an address that others can reach requires a token: make one with `sightline token` and "
+        "pass its file as --token-file, or allow everybody to read with --public-read": needs_token,
     }
-    raise_faults("settings of the service", [message for message, is_wrong in faults.items() if is_wrong])
+    raise_faults("service settings", [message for message, is_wrong in faults.items() if is_wrong])
     return settings
 
 
 def fault_text(faults: Iterable[Any]) -> str:
-    """What pydantic found wrong, in one line; cut after 20 faults."""
+    """Pydantic's errors in one line; at most 20 of them."""
     return "; ".join(f"{'.'.join(map(str, fault['loc']))[:200]}: {fault['msg']}" for fault in islice(faults, 20))
 
 
 class Token(BaseModel):
-    """One entry of a token file: a name for the logs, what it allows, and the token's SHA-256."""
+    """One entry of a token file: a name for the logs, the scope, and the token's SHA-256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -185,16 +187,16 @@ TOKEN_FILE = TypeAdapter(
 
 
 def add_token(file: Path, name: str, scope: str) -> str:
-    """Draw a token of 256 bits, add its hash to the file, and return the token itself, which is stored nowhere.
+    """Generate a random 256-bit token, add its hash to the file, and return the token, which is stored nowhere.
 
-    A plain hash is enough: nobody can try 2^256 tokens, slowly or not.
+    A plain hash is enough: 2^256 tokens cannot be tried, however fast the hash.
     """
     choose(SCOPES, scope, "scope")
     if not name.isprintable() or not 0 < len(name) <= 100 or {*name} & {*'"\\'}:
-        raise InputError(f"the name {name!r} does not fit: up to 100 printable letters without quotes and backslashes")
+        raise InputError(f"name must be 1 to 100 printable characters without quotes and backslashes, got {name!r}")
     known = read_tokens(file) if file.exists() else []
     if name in {token.name for token in known}:
-        raise InputError(f"{file}: has a token named {name!r} already")
+        raise InputError(f"{file}: a token named {name!r} already exists")
     drawn = secrets.token_urlsafe(32)
     added = Token.model_validate({"name": name, "scope": scope, "sha256": _digest(drawn)})
     entries = [
@@ -204,7 +206,7 @@ def add_token(file: Path, name: str, scope: str) -> str:
     with replaced(file) as scratch:
         os.close(os.open(scratch, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
         if file.exists():
-            shutil.copymode(file, scratch)  # who could read it can read it still
+            shutil.copymode(file, scratch)  # whoever could read the old file can read the new one
         scratch.write_text("\n".join(entries), encoding="utf-8")
     return drawn
 
@@ -212,15 +214,15 @@ def add_token(file: Path, name: str, scope: str) -> str:
 def read_tokens(file: Path) -> list[Token]:
     """The entries of a token file."""
     if not os.path.lexists(file):
-        raise InputError(f"{file}: no such file; `sightline token` makes one")
+        raise InputError(f"{file}: no such file; create one with `sightline token`")
     try:
         return TOKEN_FILE.validate_python(read_toml(file))["token"]
     except ValidationError as error:
-        raise InputError(f"{file}: not a file of `sightline token`: {fault_text(error.errors())}") from error
+        raise InputError(f"{file}: not a token file: {fault_text(error.errors())}") from error
 
 
 def file_stamp(file: Path) -> tuple[int, int] | None:
-    """Time of change and number of a file, which change when its content does; None where it cannot be read."""
+    """Modification time and inode of a file, which change with its content; None if it cannot be read."""
     try:
         found = file.stat()
     except OSError:
@@ -229,7 +231,7 @@ def file_stamp(file: Path) -> tuple[int, int] | None:
 
 
 class Tokens:
-    """The tokens of a file, read again when it changes, so that a token can be withdrawn while serving."""
+    """The tokens of a file, read again when it changes, so that a token can be revoked while serving."""
 
     def __init__(self, file: Path | None, session_key: str, session_seconds: int) -> None:
         self._file = file
@@ -240,24 +242,24 @@ class Tokens:
 
     def _current(self) -> list[Token]:
         if self._file is not None and (stamp := file_stamp(self._file)) != self._stamp:
-            self._tokens, self._stamp = [], stamp  # a file that cannot be read lets nobody in
+            self._tokens, self._stamp = [], stamp  # an unreadable file grants access to nobody
             with suppress(InputError, OSError):
                 self._tokens = read_tokens(self._file)
         return self._tokens
 
     def find(self, given: str) -> Token | None:
-        """The entry of a token; takes as long for a wrong one as for a right one."""
+        """The entry of a token, in constant time; None if there is none."""
         digest = _digest(given[:LONGEST])
         found = [token for token in self._current() if hmac.compare_digest(token.sha256, digest)]
         return found[0] if found and len(given) <= LONGEST else None
 
     def session(self, token: Token) -> str:
-        """A value for a cookie that stands for the right to read, for a while."""
+        """A cookie value that grants reading for a limited time."""
         content = f"{int(time.time()) + self._seconds}.{token.sha256[:16]}"
         return f"{content}.{self._signature(content)}"
 
     def find_session(self, value: str) -> Token | None:
-        """The entry that such a value was made for, if it is still valid and the entry is still there."""
+        """The entry that a cookie value was made for, if both are still valid."""
         content, _, signature = value.rpartition(".")
         if len(value) > LONGEST or not value.isascii() or not hmac.compare_digest(self._signature(content), signature):
             return None

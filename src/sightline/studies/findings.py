@@ -99,7 +99,7 @@ def verdict(effects: list[Effect], p_values: list[float], published: list[float]
         published: the published difference in the unit of each effect, by its sign and, relative to the base, its size.
 
     Returns:
-        ``reproduced``: the same sign and significant on at least two sets and on all; ``reversed``: the other sign, likewise;
+        ``reproduced``: the same sign, significant on all of at least two sets; ``reversed``: the other sign, likewise;
         ``not there``: no set shows it, though each shows the opposite or could have shown an effect of the published size;
         else ``undecided``.
     """

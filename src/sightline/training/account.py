@@ -57,11 +57,13 @@ def account_of_run(
 ) -> Account:
     """The account of an encoder at the end of an epoch, counted from 1; without validation it has no metrics."""
     data = DataFacts.of(train_part)
-    weights = recipe.model.weights
+    start, weights = recipe.model.start, recipe.model.weights
+    if start is not None:
+        weights = "/".join(start.resolve().parts[-2:])  # such as photos/encoder; the rest is a path of this machine
     training = TrainingFacts(
         loss=recipe.loss.name,
         loss_options=loss_settings(recipe.loss.name, recipe.loss.options()),
-        weights=None if weights is None else Path(weights).name,
+        weights=weights if start is not None or weights is None else Path(weights).name,
         adaptation=recipe.model.adaptation,
         epoch=epoch,
         epochs=recipe.schedule.epochs,

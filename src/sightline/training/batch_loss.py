@@ -133,7 +133,8 @@ class BatchLoss(nn.Module):
         references, ref_labels = self.memory.references(ids)
         references, ref_labels = references.to(embeddings), ref_labels if labels.ndim == 2 else ref_labels[:, 0]
         if self.joined:
-            value = self.loss(embeddings, labels, torch.cat([embeddings, references]), torch.cat([labels, ref_labels]))
+            both = {"ref_emb": torch.cat([embeddings, references]), "ref_labels": torch.cat([labels, ref_labels])}
+            value = self.loss(embeddings, labels, **both)
             self.terms = terms_of(self.loss)
         else:
             value = self._weighted(embeddings, labels, references, ref_labels)
@@ -146,7 +147,7 @@ class BatchLoss(nn.Module):
         value: Tensor = self.loss(embeddings, labels)
         self.terms = named_terms("batch", self.loss, value)
         if int(self.n_steps) >= self.start and len(references):
-            against: Tensor = self.loss(embeddings, labels, references, ref_labels)
+            against: Tensor = self.loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
             self.terms |= named_terms("memory", self.loss, against)
             value = (1 - self.share) * value + self.share * against
         return value

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sightline.errors import InputError
 from sightline.files import read_json_object, replaced, write_text
-from sightline.progress import printable
+from sightline.progress import in_notebook, notebook_bar, printable
 from sightline.registry import Registry
 from sightline.training.run_folder import Position, RunFolder
 
@@ -89,9 +90,10 @@ class RunProgress(Progress):
             TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:.0f} images/s"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=not shown,
+            disable=not shown or in_notebook(),
         )
         self.n_epochs = n_epochs
+        self.bar = notebook_bar(None, "Training", None) if shown and in_notebook() else None
         self.task = self.add_task("", visible=False, loss=0.0, speed=0.0)  # until the first step
         self.since = time.monotonic()
         self.n_images = 0
@@ -102,12 +104,25 @@ class RunProgress(Progress):
         speed = self.n_images / max(1e-9, time.monotonic() - self.since)
         done, total = position.epoch * n_batches + position.batch, self.n_epochs * n_batches
         title = f"Epoch {position.epoch + 1}/{self.n_epochs}"
+        if self.bar is not None:
+            self.bar.total = total
+            self.bar.set_description(title, refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} images/s", refresh=False)
+            self.bar.update(done - self.bar.n)
         self.update(self.task, visible=True, description=title, completed=done, total=total, loss=loss, speed=speed)
 
     def say(self, line: str) -> None:
         """A line above the bar."""
-        if not self.disable:
+        if self.bar is not None:
+            self.bar.write(printable(line), file=sys.stderr)
+        elif not self.disable:
             self.console.print(printable(line), highlight=False, markup=False)
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        super().stop()
+        if self.bar is not None:
+            self.bar.close()
 
 
 class Tracker(Protocol):

@@ -4,6 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,16 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sightline.data.dataset import PREFETCHED, ImageDataset
-from sightline.data.images import check_images
+from sightline.data.images import check_images, readable_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.samplers import Sampler, SamplerSection, create_sampler, unusable_classes
 from sightline.data.transforms import eval_transform
-from sightline.errors import InputError, names, nearest
+from sightline.errors import SHOWN_FAULTS, InputError, names, nearest
 from sightline.evaluation.metrics import metric_names
 from sightline.evaluation.tables import has_role
+from sightline.files import read_json_object
 from sightline.losses import create_loss, loss_options
 from sightline.models.card import DataFacts
-from sightline.models.encoder import Encoder
+from sightline.models.encoder import SETTINGS_FILE, Encoder, EncoderSettings
 from sightline.models.stages import UpperEncoder
 from sightline.training.batch_loss import BatchLoss, add_memory
 from sightline.training.distributed import gathered_objects, n_processes, process_number, shard
@@ -49,6 +51,7 @@ class RunParts(NamedTuple):
         labels: (N, L) their classes, finest level first.
         sampler: which of them share a batch.
         val_part: the images to validate with; None for none.
+        skipped: a sentence for each image that was left out because it cannot be decoded.
     """
 
     encoder: Encoder
@@ -58,15 +61,16 @@ class RunParts(NamedTuple):
     labels: NDArray[np.int64]
     sampler: Sampler
     val_part: Manifest | None
+    skipped: list[str]
 
     def image_facts(self) -> dict[str, Any]:
-        """What a run that goes on must find again: how many images, of which classes, and a hash of the rows."""
+        """What a run that goes on must find again: how many images of which classes, a hash of the rows, skipped images."""
         parts = {"train": self.train_part} | ({} if self.val_part is None else {"val": self.val_part})
         facts = {name: DataFacts.of(part) for name, part in parts.items()}
         return {
             name: {"images": one.n_images, "classes": list(one.n_classes), "rows": one.sha256[:12]}
             for name, one in facts.items()
-        }
+        } | ({"skipped": self.skipped} if self.skipped else {})
 
 
 def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False) -> RunParts:
@@ -78,17 +82,10 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
         trust: follow import paths in the recipe.
     """
     check_trackers(recipe.loggers, trust)
-    manifest = read_manifest(recipe.data.manifest)
-    measured = metric_names(recipe.validation.ks, manifest.n_levels)
-    if recipe.validation.metric not in measured:
-        known = nearest(recipe.validation.metric, measured)
-        raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
-    train_part, val_part = train_and_validation(manifest, recipe)
-    if val_part is not None:
-        _check_answers(val_part)
-    train_part = _usable(train_part, recipe.sampler)
+    show_progress = show_progress and process_number() == 0
+    manifest, skipped = recipe_images(recipe, show_progress)
+    train_part, val_part, sampler = select_images(manifest, recipe)
     labels = train_part.labels()
-    sampler = create_sampler(recipe.sampler, labels, recipe.seed)
     encoder = _create_encoder(recipe, trust)
     loss = create_recipe_loss(recipe, encoder.dim, [int(column.max()) + 1 for column in labels.T], trust)
     n_images, n_levels = labels.shape
@@ -98,13 +95,42 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
     _check_warmup(recipe, encoder, loss)
     if recipe.chunk_size is not None and recipe.model.adaptation != "frozen":
         check_chunkable(encoder.train())
-    if recipe.data.check_images:
-        check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress and process_number() == 0)
-    return RunParts(encoder, learner, with_memory, train_part, labels, sampler, val_part)
+    if recipe.data.check_images and not recipe.data.skip_unreadable:
+        check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
+    return RunParts(encoder, learner, with_memory, train_part, labels, sampler, val_part, skipped)
+
+
+def recipe_images(recipe: Recipe, show_progress: bool = False) -> tuple[Manifest, list[str]]:
+    """The recipe's manifest, and a sentence for each image left out because it cannot be decoded, if it asks for that."""
+    manifest = read_manifest(recipe.data.manifest)
+    if not recipe.data.skip_unreadable:
+        return manifest, []
+    manifest, skipped = readable_images(manifest, show_progress)
+    if skipped and process_number() == 0:
+        n_more = len(skipped) - SHOWN_FAULTS
+        more = [f"... and {n_more} more; images.json in the run folder names all"] if n_more > 0 else []
+        title = f"{manifest.source}: {len(skipped)} image(s) skipped that cannot be decoded"
+        warnings.warn("\n  ".join([title, *skipped[:SHOWN_FAULTS], *more]), stacklevel=2)
+    return manifest, skipped
+
+
+def select_images(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None, Sampler]:
+    """The images to learn from, those to validate with and the sampler; refuses images that the recipe cannot use."""
+    measured = metric_names(recipe.validation.ks, manifest.n_levels)
+    if recipe.validation.metric not in measured:
+        known = nearest(recipe.validation.metric, measured)
+        raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
+    train_part, val_part = train_and_validation(manifest, recipe)
+    if val_part is not None:
+        _check_answers(val_part)
+    train_part = _usable(train_part, recipe.sampler)
+    return train_part, val_part, create_sampler(recipe.sampler, train_part.labels(), recipe.seed)
 
 
 def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     model, data = recipe.model, recipe.data
+    if model.start is not None:
+        return _start_encoder(recipe, model.start, trust)
     if model.adaptation == "frozen" and model.embedding_dim is None:
         raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
     encoder = Encoder.create(
@@ -125,6 +151,45 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     return encoder
 
 
+def _start_encoder(recipe: Recipe, start: Path, trust: bool) -> Encoder:
+    """The encoder that ``model.start`` names, as the recipe lets it learn."""
+    encoder, model = Encoder.from_pretrained(start, trust=trust), recipe.model
+    if encoder.head.whitening is not None:
+        raise InputError(
+            f"model.start: {start} whitens its vectors; start from the encoder that `sightline whiten` was given"
+        )
+    if model.adaptation == "frozen" and encoder.settings.embedding_dim is None:
+        raise InputError(f"model.adaptation 'frozen' leaves nothing to learn: the encoder of {start} has no projection")
+    encoder.card = None  # it is about the encoder before this run
+    encoder.settings = encoder.settings.model_copy(update={"freeze_batch_norm": model.freeze_batch_norm})
+    encoder.allow_gradients()
+    if model.adaptation == "lora":
+        encoder.add_lora(model.lora_rank, recipe.seed)
+    return encoder
+
+
+def with_start(recipe: Recipe) -> Recipe:
+    """The recipe with what ``model.start`` decides filled in, so that a run's files name the encoder that it trains."""
+    if recipe.model.start is None:
+        return recipe
+    file = recipe.model.start / SETTINGS_FILE
+    if not file.is_file():
+        raise InputError(f"model.start: {recipe.model.start}: not an encoder folder: it has no {SETTINGS_FILE}")
+    stored = read_json_object(file)
+    stored = {key: value for key, value in stored.items() if key in EncoderSettings.model_fields}
+    try:
+        settings = EncoderSettings.model_validate(stored)
+        shape = settings.model_dump(include={"backbone", "pooling", "embedding_dim", "feature_norm"})
+        seen = settings.preprocessing
+        size = {"image_size": seen.crop, "resize": seen.resize, "stretch": seen.stretch}
+        values = recipe.model_dump(mode="json")
+        values["model"] |= shape | {"weights": None, "projection": "random"}
+        values["data"] |= size
+        return Recipe.model_validate(values)
+    except ValueError as error:
+        raise InputError(f"{file}: not an encoder's settings: {error}") from error
+
+
 def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
     """Refuse a warm-up in which nothing can learn."""
     besides = [*encoder.pooling.parameters(), *encoder.head.parameters(), *loss.parameters()]
@@ -135,9 +200,11 @@ def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
         )
 
 
-def untrained_encoder(recipe: Recipe) -> Encoder:
-    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection."""
+def untrained_encoder(recipe: Recipe, trust: bool = False) -> Encoder:
+    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection; or its start."""
     model, data = recipe.model, recipe.data
+    if model.start is not None:
+        return Encoder.from_pretrained(model.start, trust=trust)
     return Encoder.create(
         model.backbone, None, "avg", model.weights, data.image_size, data.resize, seed=recipe.seed, stretch=data.stretch
     )
@@ -264,8 +331,9 @@ def _rows(manifest: Manifest, places: NDArray[np.int64]) -> Manifest:
 
 def plan_run(recipe: Recipe, trust: bool = False) -> str:
     """What training by the recipe would do, checked as it would check it, one ``name: value`` a line; writes nothing."""
+    recipe = with_start(recipe)
     device = create_fabric(recipe).device
-    encoder, learner, loss, train_part, _, sampler, val_part = prepare_run(recipe, trust=trust)
+    encoder, learner, loss, train_part, _, sampler, val_part, skipped = prepare_run(recipe, trust=trust)
     n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
     here = sampler.batch_size // n_processes()
     side = encoder.settings.preprocessing.crop
@@ -283,6 +351,7 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
         "manifest": train_part.source,
         "training": _counts(train_part),
         "validation": "none: the last encoder is kept" if val_part is None else _counts(val_part),
+        **({"skipped": f"{len(skipped)} unreadable images"} if skipped else {}),
         "decides": f"{recipe.validation.mode} {recipe.validation.metric}, every {recipe.validation.every} epoch(s)",
         "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} weights learn",
         "loss": f"{recipe.loss.name} ({options}), {_n_weights(loss):,} weights",

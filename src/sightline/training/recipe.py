@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from sightline.data.samplers import SamplerSection
 from sightline.errors import InputError, names, nearest
 from sightline.files import read_toml
+from sightline.progress import html_table
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 LONGEST_SHOWN = 200  # characters of a value in a message
@@ -41,6 +42,7 @@ class DataSection(RecipeSection):
     rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
     val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
     check_images: bool = True  # decode every image before the run starts
+    skip_unreadable: bool = False  # leave out images that cannot be decoded, and name them, instead of refusing to train
     n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: the run itself does
     draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
 
@@ -62,9 +64,12 @@ class DataSection(RecipeSection):
 class ModelSection(RecipeSection):
     """The encoder to start from."""
 
+    # an encoder folder to continue from; backbone, weights, pooling, feature_norm, embedding_dim, projection, image_size,
+    # resize and stretch then come from it
+    start: Path | None = None
     backbone: str = "tf_efficientnet_lite0"  # one of timm's names
     weights: str | None = "bundled"  # bundled, hub, distilled or a safetensors file; none: random
-    pooling: str = "gem"  # avg, cls, gem, gem_frozen, max or mean+max
+    pooling: str = "gem"  # avg, cls, gem, gem_frozen, max, mean+max or none
     feature_norm: Literal["layer", "l2", "none"] = "layer"  # of the pooled vector, before the projection
     embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
     projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
@@ -176,6 +181,15 @@ class Recipe(RecipeSection):
     schedule: ScheduleSection = ScheduleSection()
     validation: ValidationSection = ValidationSection()
 
+    def _repr_html_(self) -> str:
+        changed = self.model_dump(mode="json", exclude_defaults=True)
+        rows = [
+            [f"{section}.{key}" if key else section, value]
+            for section, values in changed.items()
+            for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+        ]
+        return html_table([["Recipe", ""], *rows], "Every other key has its default.")
+
     @model_validator(mode="before")
     @classmethod
     def _without_the_word_none(cls, values: Any) -> Any:
@@ -203,7 +217,7 @@ def shipped_recipes() -> list[str]:
     return sorted(file.stem for file in SHIPPED.glob("*.toml"))
 
 
-def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
+def read_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> Recipe:
     """Read a recipe and lay the overrides over it.
 
     Args:
@@ -212,7 +226,16 @@ def read_recipe(source: str, overrides: list[str] | None = None) -> Recipe:
         overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word. A loss that is named starts from its
             own defaults: options of the recipe's loss do not count for it.
     """
-    return _with_overrides(_read_layers(source), overrides or [], source)
+    if not isinstance(source, str | Path):
+        raise InputError(f"recipe must be a .toml file or the name of a shipped recipe, got {type(source).__name__}")
+    if isinstance(overrides, str):
+        raise InputError(f"overrides must be a list such as ['loss.name=sup_ap'], got the text {overrides!r}")
+    return _with_overrides(_read_layers(str(source)), overrides or [], str(source))
+
+
+def as_recipe(recipe: Recipe | str | Path) -> Recipe:
+    """The recipe, read where its file or name is given."""
+    return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
 
 
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

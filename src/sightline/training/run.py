@@ -49,16 +49,17 @@ from sightline.training.prepare import (
     create_fabric,
     prepare_run,
     whiten_projection,
+    with_start,
 )
-from sightline.training.recipe import Recipe
+from sightline.training.recipe import Recipe, as_recipe
 from sightline.training.run_folder import Position, RunFolder, environment, load_checkpoint, naming_misfits, save_checkpoint
 
 TRAINED_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the way from the weights at the start to the trained ones, tried besides 1
 
 
 def train(
-    recipe: Recipe,
-    out: Path,
+    recipe: Recipe | str | Path,
+    out: Path | str,
     resume: bool = False,
     show_progress: bool = False,
     max_minutes: float | None = None,
@@ -69,8 +70,12 @@ def train(
     Everything that can be wrong with the recipe or the images is found before the run folder is made. SIGTERM saves a
     checkpoint and ends the run; ``resume`` goes on with it. Under ``torchrun`` the processes share each batch.
 
+    A finished run goes on with ``resume`` and a larger ``schedule.epochs``. With a constant or step schedule the result is
+    that of one longer run; a cosine or linear schedule is that of the new number of epochs, so that the learning rate rises
+    again. Besides it only the keys of :data:`~sightline.training.run_folder.MAY_CHANGE` may differ from the run's recipe.
+
     Args:
-        recipe: the whole run.
+        recipe: the whole run; or what :func:`~sightline.training.recipe.read_recipe` reads.
         out: the run folder; must be new, or hold a run of the same recipe if ``resume`` is set.
         resume: go on from the last checkpoint there; from the start if there is none yet.
         show_progress: draw a progress bar on standard error.
@@ -81,6 +86,7 @@ def train(
         The folder of the trained encoder; it is not there where the run was stopped before its first validation.
     """
     deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
+    recipe = with_start(as_recipe(recipe))
     fabric, folder = create_fabric(recipe), RunFolder(out)
     folder.check(recipe, resume)
     parts = prepare_run(recipe, show_progress, trust)
@@ -91,7 +97,7 @@ def train(
     fabric.barrier()  # nobody writes before all have looked
     with folder.begin(recipe, images, resume) if process_number() == 0 else nullcontext():
         fabric.barrier()
-        with named_failures(out):
+        with named_failures(folder.path):
             TrainingRun(fabric, recipe, folder, parts, deadline, show_progress).fit(trust)
     return folder.encoder
 

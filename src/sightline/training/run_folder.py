@@ -31,6 +31,17 @@ from sightline.training.recipe import Recipe
 
 FORMAT = 2
 Count = Annotated[int, Field(strict=True, ge=0)]
+# Recipe keys that a resume may change: more epochs or patience go on with a finished run, the others change no number.
+MAY_CHANGE = (
+    "schedule.epochs",
+    "validation.patience",
+    "data.n_workers",
+    "data.check_images",
+    "checkpoint_every",
+    "keep_every",
+    "loggers",
+    "strategy",
+)
 WITHOUT_CHECKSUM = 1  # the format of checkpoints that were written before there was one
 
 
@@ -105,15 +116,25 @@ class RunFolder:
             raise InputError(f"{self.path}: exists and is not a run folder; it is left as it is")
         if not resume:
             raise InputError(f"{self.path}: holds a run already; give --resume to go on with it, or another folder")
-        stored = read_json_object(self.recipe_file, self.path)
-        asked = json.loads(recipe.model_dump_json()) | {"strategy": stored.get("strategy")}  # which may change
+        stored, asked = read_json_object(self.recipe_file, self.path), json.loads(recipe.model_dump_json())
+        epochs = _part(stored, "schedule").get("epochs")
+        if isinstance(epochs, int) and (asked_for := recipe.schedule.epochs) < epochs:
+            raise InputError(f"{self.path}: schedule.epochs must be at least {epochs} to go on with it, got {asked_for}")
+        for key in MAY_CHANGE:
+            section, _, name = key.rpartition(".")
+            _part(asked, section)[name] = _part(stored, section).get(name)
         if changed := differences(stored, asked):
-            raise InputError(f"{self.path}: its run has another recipe: {'; '.join(changed)}")
+            raise InputError(
+                f"{self.path}: its run has another recipe: {'; '.join(changed)}; only {names(MAY_CHANGE)} may change"
+            )
 
     def check_images(self, images: dict[str, Any]) -> None:
         """Refuse to go on with other images: what was trained on before might be validated with now."""
-        is_begun = self.recipe_file.is_file() and self.images_file.is_file()
-        if is_begun and (changed := differences(read_json_object(self.images_file, self.path), images)):
+        if not (self.recipe_file.is_file() and self.images_file.is_file()):
+            return
+        stored = read_json_object(self.images_file, self.path)
+        # Unreadable files that were skipped then may be gone by now.
+        if changed := differences(stored | {"skipped": images.get("skipped")}, images):
             raise InputError(f"{self.path}: its run has other images: {'; '.join(changed)}")
 
     @contextmanager
@@ -261,6 +282,12 @@ def _git(*words: str) -> str | None:
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     return None
+
+
+def _part(values: dict[str, Any], section: str) -> dict[str, Any]:
+    """A section of a recipe's values; all of them for ""."""
+    part = values.get(section, {}) if section else values
+    return part if isinstance(part, dict) else {}
 
 
 def differences(stored: dict[str, Any], here: dict[str, Any], prefix: str = "") -> list[str]:

@@ -18,7 +18,8 @@ from typing import Any
 from sightline.errors import InputError
 from sightline.files import locked, write_text
 from sightline.models.card import read_card
-from sightline.training.recipe import Recipe, override_recipe, recipe_as_toml
+from sightline.training.prepare import with_start
+from sightline.training.recipe import Recipe, as_recipe, override_recipe, recipe_as_toml
 from sightline.training.run import train
 from sightline.training.run_folder import RunFolder
 
@@ -56,8 +57,8 @@ class Trial:
 
 
 def tune(
-    recipe: Recipe,
-    out: Path,
+    recipe: Recipe | str | Path,
+    out: Path | str,
     minutes: float,
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -68,7 +69,8 @@ def tune(
     Writes ``trials.csv`` (every trial), ``recipe.toml`` (what was chosen) and ``best`` (the run folder of the best trial).
 
     Args:
-        recipe: where to start; its loss, learning rate, images of a class and adaptation are tried first.
+        recipe: where to start, itself or as its file or name; its own loss, learning rate, images of a class and
+            adaptation are tried first.
         out: folder; must be new unless ``resume`` is set.
         minutes: for everything; a trial under way ends at the end of its epoch.
         resume: go on with a search that was stopped; the time that its trials took counts.
@@ -78,6 +80,7 @@ def tune(
     Returns:
         The folder of the best run.
     """
+    recipe, out = with_start(as_recipe(recipe)), Path(out)
     if out.exists() and not resume:
         raise InputError(f"{out}: exists already; give --resume to go on with its search, or another folder")
     with locked(out / ".lock", wait=False) as is_alone:

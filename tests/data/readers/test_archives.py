@@ -13,10 +13,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from package_archives import contents, needs_dpkg, write_deb, write_npm
+from package_archives import needs_dpkg, write_deb, write_npm
 
 from sightline.data.readers import archives
-from sightline.data.readers.archives import DebianPackage, NpmPackage, archive_files, debian_files, npm_archives, unpack
+from sightline.data.readers.archives import DebianPackage, NpmPackage, debian_files, npm_archives, unpack
 from sightline.data.readers.source import write_collection
 from sightline.errors import InputError
 
@@ -43,14 +43,6 @@ def complaint(archive, folder) -> str:
         unpack(archive, folder)
     assert str(caught.value).startswith(f"{archive}: cannot be unpacked: ")
     return str(caught.value)
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_tar_files_packed_or_not(tmp_path, pack):
-    archive = tmp_path / "a.tgz"
-    archive.write_bytes(pack(tar_of((named("b", tarfile.DIRTYPE, mode=0o755), b""), (named("b/c.txt"), b"whole"))))
-    unpack(archive, tmp_path / "out")
-    assert (tmp_path / "out" / "b" / "c.txt").read_bytes() == b"whole"
 
 
 def test_a_small_archive_of_many_bytes_is_refused(tmp_path, monkeypatch):
@@ -98,12 +90,6 @@ def test_names_that_lead_out_of_the_folder_or_nowhere_are_refused(tmp_path, memb
     assert not (tmp_path / "out.txt").exists()
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.zip", b"no archive"), ("a.tgz", b""), ("a.tgz", b"\x1f\x8b\x08")])
-def test_what_is_no_archive_is_refused(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    complaint(tmp_path / name, tmp_path / "out")
-
-
 def test_an_encrypted_zip_file_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as zipped:
         zipped.writestr("a.txt", "whole")
@@ -112,13 +98,6 @@ def test_an_encrypted_zip_file_is_refused(tmp_path):
         content[start] |= 1
     (tmp_path / "a.zip").write_bytes(content)
     assert "encrypted" in complaint(tmp_path / "a.zip", tmp_path / "out")
-
-
-def test_archives_in_a_folder_are_checked_and_read(tmp_path):
-    package = write_npm(tmp_path, "@scope/things", {"a/b.txt": b"one", "c.txt": b"two"})
-    with npm_archives([package], tmp_path) as (archive,):
-        assert archive.name == "scope-things-1.0.0.tgz"
-        assert dict(archive_files(archive, "a/")) == {"a/b.txt": b"one"}
 
 
 def test_missing_truncated_and_other_archives_are_named_together(tmp_path):
@@ -149,7 +128,7 @@ def test_without_npm_or_network_the_message_says_so(monkeypatch, tmp_path):
         assert "npm could not fetch things@1.0.0: " in said
         assert "ECONNREFUSED" in said
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "npm is needed to fetch things@1.0.0 and is not installed" in complaint_of_npm()
+    assert "npm is not installed" in complaint_of_npm()
 
 
 THINGS = DebianPackage("things", "/usr/share/things", "CC0-1.0")
@@ -175,7 +154,7 @@ def test_a_debian_archive_is_unpacked_and_removed_and_its_faults_are_named(tmp_p
     assert "things_1-2_all.deb: cannot be unpacked" in debian_complaint(THINGS, debs)
     (debs / "things_3_all.deb").touch()
     assert "'things_1-2_all.deb', 'things_3_all.deb'" in debian_complaint(THINGS, debs)
-    assert "one things_*.deb is needed; there is none" in debian_complaint(THINGS, tmp_path)
+    assert "one things_*.deb, found none" in debian_complaint(THINGS, tmp_path)
 
 
 @needs_dpkg
@@ -190,16 +169,7 @@ def test_without_apt_or_the_package_the_message_says_so(monkeypatch, tmp_path):
         unknown = DebianPackage("no-such-things", "/usr/share/no-such-things", "")
         assert "apt-get could not fetch no-such-things: " in debian_complaint(unknown, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt-get is needed to fetch things and is not installed" in debian_complaint(THINGS, None)
-
-
-def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="exists and is not empty"):
-        write_collection(tmp_path, {"data": "things"}, lambda draft: pytest.fail("must not begin"))
-    assert contents(tmp_path) == {"mine.txt": b"mine"}
-    with pytest.raises(InputError, match=r"mine.txt: exists"):
-        write_collection(tmp_path / "mine.txt", {"data": "things"}, lambda draft: pytest.fail("must not begin"))
+    assert "apt-get is not installed" in debian_complaint(THINGS, None)
 
 
 KILLED = """
@@ -224,16 +194,6 @@ def test_a_process_killed_in_the_middle_leaves_no_folder(tmp_path):
     assert all(part.name.startswith(".set") for part in tmp_path.iterdir())  # hidden: no reader takes it for a set
     write_collection(tmp_path / "set", {"data": "things"}, lambda draft: (pl.DataFrame({"path": ["a"]}), "text"))
     assert [part.name for part in tmp_path.iterdir()] == ["set"]
-
-
-def test_a_full_disk_leaves_nothing_and_keeps_its_name(tmp_path):
-    def fill(draft):
-        (draft / "a.png").write_text("half")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        write_collection(tmp_path / "set", {"data": "things"}, fill)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_that_write_the_same_the_slower_one_takes_what_the_other_wrote(tmp_path):

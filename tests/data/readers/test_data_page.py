@@ -34,11 +34,6 @@ def test_the_table_has_every_reader_and_its_numbers():
     assert rows == {name: asserted(reader) for name, reader in on_disk().items()}
 
 
-def test_every_reader_has_a_section():
-    headings = " ".join(re.findall(r"^### .*$", PAGE, flags=re.MULTILINE))
-    assert sorted(re.findall(r"`([\w-]+)`", headings)) == sorted(on_disk())
-
-
 def test_revisited_as_the_page_says(tree, page):
     truth = [{"bbx": [0, 0, 3, 3], "easy": [1], "hard": [], "junk": [0]}]
     tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": ["a", "b", "c"], "qimlist": ["q"], "gnd": truth}))

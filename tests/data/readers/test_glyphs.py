@@ -1,20 +1,14 @@
 import json
-import os
-import subprocess
-import sys
-import unicodedata
 
 import numpy as np
 import polars as pl
 import pytest
 from package_archives import contents
-from PIL import Image, ImageChops, ImageDraw, ImageFont
+from PIL import Image
 
 from sightline.data.readers import glyphs
-from sightline.data.readers.glyphs import GlyphSize, draw_glyph, glyph_labels, glyph_manifest, write_glyphs
+from sightline.data.readers.glyphs import GlyphSize, draw_glyph, glyph_manifest, write_glyphs
 from sightline.errors import InputError
-
-ALPHAS = ("A", "\N{GREEK CAPITAL LETTER ALPHA}", "\N{CYRILLIC CAPITAL LETTER A}")
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +26,6 @@ def tiny(monkeypatch):
     monkeypatch.setitem(glyphs.SIZES, "tiny", GlyphSize(n_characters=12, n_typefaces=3))
 
 
-def picture(character: str) -> bytes:  # drawn and cut to its ink without the code under test
-    canvas = Image.new("L", (300, 300))
-    font = ImageFont.truetype(glyphs.FONTS / "DejaVuSans.ttf", 100, layout_engine=ImageFont.Layout.BASIC)
-    ImageDraw.Draw(canvas).text((100, 100), character, fill=255, font=font)
-    cut = canvas.crop(canvas.getbbox())
-    return str(cut.size).encode() + cut.tobytes()
-
-
 def test_sizes_are_as_announced(small, full):
     assert 3500 <= len(small) <= 4500
     assert small["label_0"].n_unique() == 500
@@ -53,75 +39,6 @@ def test_sizes_are_as_announced(small, full):
         assert (shares["len"] / shares["len"].sum()).to_list() == pytest.approx([0.4, 0.5, 0.1], abs=0.05)
         assert table.group_by("label_0").agg(pl.n_unique("split"))["split"].max() == 1
     assert len(small.join(full, on=small.columns)) == len(small)
-
-
-def test_labels_are_a_tree_below_the_scripts(full):
-    for fine, coarse in (("label_0", "label_1"), ("label_1", "label_2")):
-        assert full.group_by(fine).agg(pl.n_unique(coarse))[coarse].max() == 1
-    assert set(full["label_2"]) == {
-        *("latin", "greek", "cyrillic", "armenian", "georgian", "lao", "number", "punctuation", "mark", "currency"),
-        *("maths", "arrow", "shape", "block", "box", "braille", "symbol"),
-    }
-    assert full.select((pl.col("label_1").str.starts_with(pl.col("label_2") + " ")).all()).item()
-    assert full.select(pl.col("label_1").str.contains(r"^[a-z0-9 -]+[a-z0-9]$").all()).item()
-
-
-def test_labels_follow_the_unicode_name():
-    expected = {
-        ("latin e", "latin"): ("LATIN SMALL LETTER E WITH ACUTE", "MODIFIER LETTER SMALL E", "LATIN SMALL LETTER OPEN E"),
-        ("latin o", "latin"): ("LATIN SMALL LETTER O WITH STROKE", "LATIN SMALL LETTER SIDEWAYS O"),
-        ("latin f", "latin"): ("TURNED CAPITAL F", "LATIN SMALL LETTER F"),
-        ("greek mu", "greek"): ("MICRO SIGN", "GREEK CAPITAL LETTER MU"),
-        ("cyrillic i", "cyrillic"): ("CYRILLIC SMALL LETTER SHORT I", "CYRILLIC SMALL LETTER I"),
-        ("georgian an", "georgian"): ("GEORGIAN CAPITAL LETTER AN", "GEORGIAN SMALL LETTER AN", "GEORGIAN LETTER AN"),
-        ("number two", "number"): ("SUPERSCRIPT TWO", "CIRCLED DIGIT TWO", "DIGIT TWO"),
-        ("shape triangle", "shape"): ("BLACK UP-POINTING TRIANGLE", "WHITE LEFT-POINTING TRIANGLE"),
-        ("arrow left", "arrow"): ("LEFTWARDS ARROW", "LEFTWARDS HARPOON WITH BARB UPWARDS"),
-        ("box 2 arms", "box"): ("BOX DRAWINGS LIGHT QUADRUPLE DASH HORIZONTAL", "BOX DRAWINGS LIGHT UP AND RIGHT"),
-        ("braille 1 dots", "braille"): ("BRAILLE PATTERN DOTS-1", "BRAILLE PATTERN DOTS-8"),
-        ("maths root", "maths"): ("SQUARE ROOT", "CUBE ROOT"),
-    }
-    assert {labels: {glyph_labels(unicodedata.lookup(name)) for name in names} for labels, names in expected.items()} == {
-        labels: {labels} for labels in expected
-    }
-
-
-def test_no_two_characters_are_one_picture(full):
-    assert len({picture(character) for character in ALPHAS}) == 1  # the sample has what is to be found
-    codes = set(full["label_0"])
-    assert [f"U+{ord(character):04X}" in codes for character in ALPHAS] == [True, False, False]
-    sample = sorted(codes, key=lambda code: int(code[2:], 16))[:700]  # Latin, Greek and Cyrillic
-    assert len({picture(chr(int(code[2:], 16))) for code in sample}) == 700
-
-
-def test_another_seed_gives_another_choice_and_other_pictures(small):
-    assert small.equals(glyph_manifest("small", seed=0))
-    other = glyph_manifest("small", seed=1)
-    assert 3500 <= len(other) <= 4500
-    assert len(set(small["label_0"]) & set(other["label_0"])) < 250
-    both = glyph_manifest("full").join(glyph_manifest("full", seed=1), on="path")
-    assert both.select((pl.col("split") == pl.col("split_right")).mean()).item() < 0.6  # 0.42 by chance
-    assert draw_glyph("g", "stix").tobytes() == draw_glyph("g", "stix", seed=0).tobytes()
-    assert draw_glyph("g", "stix").tobytes() != draw_glyph("g", "stix", seed=1).tobytes()
-
-
-def test_another_process_draws_the_same():  # with another order of sets
-    program = (
-        "import sys; from sightline.data.readers.glyphs import draw_glyph, glyph_manifest;"
-        "sys.stdout.buffer.write(glyph_manifest().write_csv().encode() + draw_glyph('g', 'stix').tobytes())"
-    )
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    output = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True).stdout
-    assert output == glyph_manifest().write_csv().encode() + draw_glyph("g", "stix").tobytes()
-
-
-def test_small_takes_typefaces_of_all_families_first(small):
-    ascii_letters = small.filter(pl.col("name").str.contains(r"^latin (small|capital) letter [a-z]$"))
-    families = {family + style: family for family in glyphs.FAMILIES for style in glyphs.STYLES}
-    chosen = ascii_letters.with_columns(family=pl.col("typeface").replace_strict(families))
-    n_families = chosen.group_by("label_0").agg(pl.n_unique("family"))["family"]
-    assert len(n_families) > 3
-    assert set(n_families) == {7}  # the display cuts have no letters
 
 
 def test_every_image_of_a_class_has_ink_inside_the_frame_and_its_own_look(small):
@@ -141,14 +58,6 @@ def test_every_image_of_a_class_has_ink_inside_the_frame_and_its_own_look(small)
             assert abs(light[coverage > 0.8].mean() - light[coverage < 0.1].mean()) > 0.2
             drawn.add(image.tobytes())
         assert len(drawn) == len(small.filter(pl.col("label_0") == code))
-
-
-def test_a_letter_in_computer_modern_is_that_letter():
-    for character in "gQ4":
-        known = [glyphs._ink(character, face, 100).resize((32, 32)) for face in ("computer-modern", "stix")]
-        others = [glyphs._ink(other, "stix", 100).resize((32, 32)) for other in "AxZ7"]
-        distance = [np.asarray(ImageChops.difference(known[0], other)).mean() for other in [known[1], *others]]
-        assert np.argmin(distance) == 0
 
 
 def test_unknown_names_and_characters_are_refused():

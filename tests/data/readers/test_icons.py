@@ -72,7 +72,7 @@ def test_names_meet_without_words_of_style_and_each_drawing_is_kept_or_counted(t
     table = table_of(write_icons, tmp_path, package, size="full")
     # Gone are a third style of aa, the circle of dd, which is aa's again, and the square of bb, which is its menu too.
     assert sorted(table.select("label_0", "collection", "name").rows()) == [
-        ("home", "aa", "home"), ("home", "aa", "home-filled"), ("home", "cc", "home"), ("home", "ee", "home-line"),
+        ("home", "aa", "home"), ("home", "aa", "home-filled"), ("home", "cc", "home"), ("home", "ee", "home-line")
     ]  # fmt: skip
     counts = counts_of(tmp_path / "set")
     assert counts["collections"] == 5  # without the licence of ff, and logos
@@ -102,8 +102,7 @@ def test_categories_splits_and_a_small_part(tmp_path, monkeypatch):
         return "".join(f'<path d="M{4 * x} {4 * y}h4v4h-4z"/>' for x, y in cells)
 
     package = write_package(
-        tmp_path,
-        {prefix * 2: ("MIT", "UI", {name: random_blocks() for name in [*names, "home"]}) for prefix in "pqrs"},
+        tmp_path, {prefix * 2: ("MIT", "UI", {name: random_blocks() for name in [*names, "home"]}) for prefix in "pqrs"}
     )
     monkeypatch.setattr(module, "ICONS", replace(module.ICONS, least_sorted=1))
     table = table_of(write_icons, tmp_path, package, size="full")

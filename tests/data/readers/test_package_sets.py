@@ -156,14 +156,6 @@ def test_folders_of_clip_art_become_three_levels(tmp_path, monkeypatch):
         assert line in page
 
 
-@needs_dpkg
-def test_clip_art_without_images_is_refused_and_leaves_nothing(tmp_path):
-    debs = write_deb(tmp_path, CLIP_ART, {"a/one.png": png((1, 1, 1, 1)), "b/two.png": b"no"})
-    with pytest.raises(InputError, match="openclipart-png: no folder has two readable images"):
-        write_openclipart(tmp_path / "out" / "art", root=debs)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 PARTS = {"train": ("train", 30), "test": ("t10k", 20)}
 
 
@@ -211,7 +203,7 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
         (IMAGES, fashion(n_test=19)[IMAGES], "not an IDX file of 20 x 28 x 28 bytes"),
         (LABELS, gzip.compress(gzip.decompress(fashion()[LABELS])[:-3]), "not an IDX file of 20 bytes"),
         (LABELS, gzip.compress(gzip.decompress(fashion()[LABELS]) + bytes(40 << 20)), "not an IDX file of 20 bytes"),
-        (LABELS, idx(np.arange(20, dtype=np.uint8)), "class 19, known are 0 to 9"),
+        (LABELS, idx(np.arange(20, dtype=np.uint8)), "classes must be 0 to 9, got 19"),
     ],
     ids=["missing", "not packed", "cut short", "too few images", "too few labels", "zeros behind", "unknown class"],
 )
@@ -221,4 +213,12 @@ def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, con
     debs = write_deb(tmp_path, FASHION_MNIST, {path: text for path, text in files.items() if text is not None})
     with pytest.raises(InputError, match=f"{file}: {message}"):
         write_fashion_mnist(tmp_path / "out" / "set", root=debs, parts=PARTS)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@needs_dpkg
+def test_clip_art_without_images_is_refused_and_leaves_nothing(tmp_path):
+    debs = write_deb(tmp_path, CLIP_ART, {"a/one.png": png((1, 1, 1, 1)), "b/two.png": b"no"})
+    with pytest.raises(InputError, match="openclipart-png: no folder has two readable images"):
+        write_openclipart(tmp_path / "out" / "art", root=debs)
     assert list((tmp_path / "out").iterdir()) == []

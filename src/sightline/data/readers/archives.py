@@ -161,7 +161,7 @@ def npm_archives(
     What is fetched is removed when the block ends.
 
     Args:
-        packages: what is needed.
+        packages: the ones to fetch.
         archives: a folder that holds all of them under the names that ``npm pack`` gives; None fetches them.
         show_progress: draw a bar.
     """
@@ -209,10 +209,10 @@ def read_member(archive: Path, files: dict[str, bytes], path: str) -> Any:
 def debian_files(package: DebianPackage, archives: Path | None) -> Iterator[tuple[Path, str]]:
     """The folder of a Debian package's files, and its version; fetched by ``apt-get download`` unless it is installed.
 
-    Nothing is installed and no rights are needed; what is fetched is removed when the block ends.
+    Nothing is installed, which takes no rights; the files are removed when the block ends.
 
     Args:
-        package: what is needed.
+        package: the one to fetch.
         archives: a folder that holds one ``NAME_VERSION_ARCHITECTURE.deb``; None takes the installed files or fetches.
     """
     with TemporaryDirectory(prefix="sightline-") as scratch:
@@ -226,7 +226,7 @@ def debian_files(package: DebianPackage, archives: Path | None) -> Iterator[tupl
         found = sorted(Path(archives or scratch).glob(f"{package.name}_*.deb"))
         if len(found) != 1:
             there = names(file.name for file in found) or "none"
-            raise InputError(f"{archives or 'fetched by apt-get'}: one {package.name}_*.deb is needed; there is {there}")
+            raise InputError(f"{archives or 'fetched by apt-get'}: must hold one {package.name}_*.deb, found {there}")
         _unpack_debian(found[0], Path(scratch, "files"))
         root = Path(scratch, "files", package.root.lstrip("/"))
         if not root.is_dir():
@@ -246,7 +246,7 @@ def _unpack_debian(archive: Path, folder: Path) -> None:
 
 def _need_program(program: str, purpose: str) -> None:
     if not shutil.which(program):
-        raise InputError(f"{program} is needed {purpose} and is not installed; or give a folder with the archive")
+        raise InputError(f"{program} is not installed: install it {purpose}, or give a folder with the archive")
 
 
 def _fetch(command: Sequence[str], package: str, folder: str) -> None:

@@ -65,7 +65,7 @@ BESIDE_THE_LETTER = re.compile(
     r"|OPEN|CLOSED|BARRED|BAR|DOTLESS|DOTTED|DIAERESIZED|SCRIPT|LONGA?|SHORT|FINAL|LUNATE|ARCHAIC|INSULAR|BROKEN|HALF|TOP"
     r"|BOTTOM|STRETCHED|SQUAT|LOOP|TAILLESS|STRAIGHT|IOTIFIED|BIG|BASHKIR|AFRICAN|[A-Z-]+IAN|EGYPTOLOGICAL) ?\b"
 )
-# What is no letter: the kinds that a name tells, those that a Unicode category tells, and the families of a kind.
+# Characters other than letters: kinds known by name, kinds known by Unicode category, and the families of a kind.
 SHAPES = r"\b(\w+ANGLE|CIRCLE|LOZENGE|STAR|DIAMOND|SQUARE)\b(?! (OP|EQ|SUIT|IMAGE|ORIGINAL|ROOT|CAP|CUP|BRACKET))"
 SHOWN = {"arrow": r"ARROW|HARPOON", "block": r"BLOCK$|^QUADRANT|SHADE$", "shape": SHAPES}
 KINDS = {"N": "number", "L": "mark", "Sk": "mark", "Sc": "currency", "P": "punctuation", "Sm": "maths", "So": "symbol"}

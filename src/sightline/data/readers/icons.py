@@ -348,7 +348,7 @@ def render_svg(svg: str, side: int) -> Image.Image | None:
 
 def render_all(drawings: Sequence[str], side: int, show_progress: bool = False) -> Iterator[Image.Image | None]:
     """What :func:`render_svg` gives for each of the drawings, in parallel."""
-    with named_errors("drawings", "resvg-py is needed; pip install 'sightline[svg]'", ImportError):
+    with named_errors("drawings", "resvg-py is missing; pip install 'sightline[svg]'", ImportError):
         import resvg_py  # noqa: F401
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         images = pool.map(partial(render_svg, side=side), drawings)

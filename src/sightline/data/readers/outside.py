@@ -145,7 +145,7 @@ def read_svhn(source: SourceFiles) -> Iterator[Draft]:
         pixels, digits = found["X"], found["y"].ravel()
         wanted = (SIDE, SIDE, 3, len(digits))
         if pixels.shape != wanted or any(array.dtype.kind not in "iu" for array in found.values()):
-            raise InputError(f"{file}: X of shape {wanted} and y are needed as whole numbers, found {pixels.shape}")
+            raise InputError(f"{file}: must hold X of shape {wanted} and y as whole numbers, found {pixels.shape}")
         labels = [str(digit) for digit in (digits.astype(np.int64) % 10).tolist()]
         images = pixels.astype(np.uint8).transpose(3, 0, 1, 2)
         yield Draft(split, file, write_arrays(made, images, split, [labels], source.show_progress), made)
@@ -197,7 +197,7 @@ TEXTURES = Reader(
     class_disjoint=False,
 )
 FOLDER = Reader(
-    about="any folder of images, all in 'test', for detecting what is outside: TinyImageNet, LSUN, Places, SUN, ImageNet-O",
+    about="any folder of images, all in 'test', for out-of-distribution detection: TinyImageNet, LSUN, Places, ImageNet-O",
     needs="images, in folders or not",
     read=read_folder,
     class_disjoint=False,

@@ -251,7 +251,7 @@ def write_fashion_mnist(
                 images = _read_idx(folder / f"{start}-images-idx3-ubyte.gz", (n_images, 28, 28))
                 numbers = _read_idx(folder / f"{start}-labels-idx1-ubyte.gz", (n_images,))
                 if numbers.max() >= len(CLASSES):
-                    raise InputError(f"{start}-labels-idx1-ubyte.gz: class {numbers.max()}, known are 0 to 9")
+                    raise InputError(f"{start}-labels-idx1-ubyte.gz: classes must be 0 to 9, got {numbers.max()}")
                 labels = [CLASSES[number] for number in numbers]
                 rows = write_arrays(draft / "images", images, part, [labels], show_progress)
                 tables.append(rows.with_columns(pl.format("images/{}", "path").alias("path"), part=pl.lit(part)))

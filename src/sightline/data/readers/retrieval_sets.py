@@ -158,7 +158,7 @@ def read_in_shop(source: SourceFiles) -> Iterator[Draft]:
     faults = [] if n_rows == str(len(rows)) else [f"line 1 says {n_rows!r} rows, {len(rows)} are there: the file is short"]
     wrong = rows.filter(~pl.col("evaluation_status").is_in(IN_SHOP_PARTS) | (_PARTS.len() < 5)).rows()
     faults += [
-        f"{path}, {part!r}: 'img/<gender>/<category>/<item>/<file>' and one of {names(IN_SHOP_PARTS)} are needed"
+        f"{path}, {part!r}: must be 'img/<gender>/<category>/<item>/<file>' and one of {names(IN_SHOP_PARTS)}"
         for path, _, part in wrong
     ]
     raise_faults(listed, faults)
@@ -187,7 +187,7 @@ def level_sets(manifest: Manifest) -> dict[str, LevelSet]:
     """
     table = manifest.table
     if "test_level" not in table.columns or manifest.n_levels != len(LEVELS):
-        raise InputError(f"{manifest.source}: not the manifest of a DyML set: three levels and 'test_level' are needed")
+        raise InputError(f"{manifest.source}: not the manifest of a DyML set, which has three levels and 'test_level'")
 
     def places(level: str, flag: str) -> NDArray[np.int64]:
         is_here = pl.col("test_level").is_in([level, "all"]) & pl.col(flag)
@@ -255,7 +255,7 @@ def read_glued(file: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     last = next((name for name in columns if header[-1].startswith(name) and name not in header[:-1]), "")
     found = [*header[:-1], last]
     if sorted(found) != sorted(columns):
-        raise InputError(f"{file}: the header {', '.join(columns)} is needed, found {', '.join((lines or [['']])[0])!r}")
+        raise InputError(f"{file}: the header must be {', '.join(columns)}, found {', '.join((lines or [['']])[0])!r}")
     glued = header[-1].removeprefix(last)
     rows = [(1, [glued, *lines[0][len(columns) :]])] if glued else []
     rows += enumerate(lines[1:], start=2)

@@ -145,7 +145,7 @@ class Reader:
         Args:
             out: a ``.parquet`` or ``.csv`` file; paths in it are relative to its folder.
             root: the folder with the published files.
-            subset: leave out images that are not there, and check no counts.
+            subset: leave out missing images, and check no counts.
             show_progress: draw bars.
 
         Returns:
@@ -155,7 +155,7 @@ class Reader:
         if out.suffix not in SUFFIXES:
             raise InputError(f"{out}: the manifest's name must end in one of {names(SUFFIXES)}")
         if not root.is_dir():
-            raise InputError(f"{root}: no such folder; needed is a folder with {self.needs}")
+            raise InputError(f"{root}: no such folder; give a folder with {self.needs}")
         images = out.with_name(f"{out.stem}_images")
         places = {root.resolve(): os.path.relpath(root.resolve(), out.parent.resolve())}
         with ExitStack() as at_the_end:
@@ -182,9 +182,9 @@ class Reader:
         table = table.select(*first, pl.exclude(first))
         looked_for = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
         missing = [path for path in looked_for if not os.path.isfile(path)]
-        lost = [f"{len(missing)} of {len(table)} images are not there: {_images(missing, root)}"] if missing else []
+        lost = [f"{len(missing)} of {len(table)} images are missing: {_images(missing, root)}"] if missing else []
         if subset and len(missing) == len(table):
-            raise InputError(f"{root}: none of its {len(table)} images is there; needed is a folder with {self.needs}")
+            raise InputError(f"{root}: none of its {len(table)} images exists; give a folder with {self.needs}")
         if subset and lost:
             warnings.warn(f"{root}: left out: {lost[0]}", stacklevel=3)
             table = table.filter(~pl.col("path").is_in(missing))
@@ -264,7 +264,7 @@ def read_fields(file: Path, columns: Sequence[str], header: int = 0, form: str =
     lines = read_text(file).splitlines()
     wanted, found = " ".join(columns), " ".join(" ".join(lines[header - 1 : header] if header else []).split())
     if header and found != wanted:
-        raise InputError(f"{file}: line {header}: the header {wanted!r} is needed, found {found!r}")
+        raise InputError(f"{file}: line {header} must be the header {wanted!r}, found {found!r}")
     numbered = list(enumerate(lines, start=1))[header:]
     rows = [(number, line.strip().split(maxsplit=len(columns) - 1)) for number, line in numbered if line.strip()]
     check_widths(file, rows, len(columns))
@@ -306,7 +306,7 @@ def read_lists(
 def check_widths(file: Path, rows: Iterable[tuple[int, Sequence[str]]], n_fields: int) -> None:
     """Refuse lines, given with their numbers, that have another number of fields."""
     wrong = ((number, len(row)) for number, row in rows if len(row) != n_fields)
-    raise_faults(file, [f"line {number}: {n_fields} fields are needed, found {n_found}" for number, n_found in wrong])
+    raise_faults(file, [f"line {number}: must have {n_fields} fields, found {n_found}" for number, n_found in wrong])
 
 
 def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
@@ -322,7 +322,7 @@ def read_columns(file: Path, *choices: Sequence[str]) -> pl.DataFrame:
         if set(columns) <= set(table.columns):
             return table.select(pl.col(column).alias(name) for column, name in zip(columns, choices[0], strict=True))
     needed = " or ".join(names(columns) for columns in choices)
-    raise InputError(f"{file}: columns {needed} are needed; the header has {names(table.columns)}")
+    raise InputError(f"{file}: must have the columns {needed}; the header has {names(table.columns)}")
 
 
 def write_arrays(

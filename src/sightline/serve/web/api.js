@@ -1,8 +1,8 @@
-// The HTTP API as functions. A refusal becomes a Problem whose message a person can read.
+// The HTTP API as functions. An error becomes a Problem whose message a person can read.
 
 const LONGEST_WAIT = 10; // seconds that a busy server may ask us to wait before we say so instead
 const TRIES = 3;
-const RENEWED = 300_000; // milliseconds after which the cookie is asked for anew; the server's lasts longer
+const RENEWED = 300_000; // milliseconds after which the cookie is renewed; the server's lasts longer
 
 export class Problem extends Error {
   constructor(status, title, detail) {
@@ -42,7 +42,7 @@ async function signIn() {
   let refused = hasToken();
   for (;;) {
     const entered = await askForToken(refused);
-    if (!entered) throw new Problem(401, "A token is needed", "This gallery is not public. Enter a token to search it.");
+    if (!entered) throw new Problem(401, "Token required", "This gallery is not public. Enter a token to search it.");
     token = entered;
     if (await openSession()) return;
     forgetToken();
@@ -56,7 +56,7 @@ async function send(path, { headers, ...options } = {}) {
     return await fetch(path, { ...options, headers: { Accept: "application/json", ...bearer, ...headers } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "No answer", "The server does not answer. It may have been stopped, or the network is down.");
+    throw new Problem(0, "No answer from the server", "The server does not answer. It may have stopped, or the network is down.");
   }
 }
 
@@ -119,6 +119,13 @@ function searchByImage({ file, name, crop }, settings, signal) {
 export function samples(gallery, k) {
   const vector = Array.from({ length: gallery.dim }, () => Math.random() - 0.5);
   return post("v1/search/vector", { gallery: gallery.name, vector, k, policy: "ignore" });
+}
+
+/** One page of a gallery's items: {total, items}. */
+export async function browseItems(gallery, where, { sort, level, page }, limit, signal) {
+  await keepSession();
+  const asked = { gallery, sort, level, offset: page * limit, limit, ...(where ? { where } : {}) };
+  return (await request(`v1/items?${new URLSearchParams(asked)}`, { signal })).json();
 }
 
 const post = (path, body, signal) =>

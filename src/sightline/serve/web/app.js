@@ -8,7 +8,7 @@ import { $, announce, count, h, plural, settled } from "./dom.js";
 import { drawFacets } from "./facets.js";
 import { banner, Lane } from "./lane.js";
 import { imageOf, keep, watchInputs } from "./query.js";
-import { fromAddress, plainLane, toAddress } from "./state.js";
+import { fromAddress, isBrowsing, plainBrowse, plainLane, toAddress } from "./state.js";
 import { composed } from "./where.js";
 
 const RECENT = 8;
@@ -38,7 +38,7 @@ function ask(query, { title, src }) {
   recent.length = Math.min(recent.length, RECENT);
   if ($("#detail").open) closeDetail();
   showFault("");
-  const drawn = go({ query, policy: "" }, { step: true });
+  const drawn = go({ query, policy: "", browse: plainBrowse() }, { step: true });
   scrollTo({ top: 0 });
   return drawn;
 }
@@ -59,24 +59,29 @@ async function alike(item, gallery) {
 const only = (field, value) => {
   closeDetail();
   $("#filters").open = true;
-  go({ facets: { ...state.facets, [field]: { values: [value] } } });
+  filter({ facets: { ...state.facets, [field]: { values: [value] } } });
 };
 
 // ---- drawing ----
 
 async function draw() {
-  const compared = state.lanes.length > 1;
+  const compared = state.lanes.length > 1 && state.query !== null;
+  const browse = isBrowsing(state) ? state.browse : null;
   const first = galleries.find(({ name }) => name === state.lanes[0].gallery);
   document.body.classList.toggle("compared", compared);
-  $("#compare").setAttribute("aria-pressed", compared);
+  document.body.classList.toggle("browsing", browse !== null);
+  $("#compare").setAttribute("aria-pressed", state.lanes.length > 1);
+  $("#browse").setAttribute("aria-pressed", browse !== null);
   $("#holds").textContent = `${plural(first.items, "image")} in ${first.name}`;
   $("#k").value = state.k;
   $("#k-shown").textContent = state.k;
+  $("#k").closest("section").hidden = browse !== null;
   drawFilters(first);
   drawPreview();
   drawRecent();
   const actions = {
     settings: setLane,
+    browse: (changes) => go({ browse: { ...state.browse, ...changes } }, { step: true }),
     alike,
     only,
     anyway: () => go({ policy: "flag" }),
@@ -84,11 +89,19 @@ async function draw() {
     retry: draw,
     refused,
   };
-  lanes = state.lanes.map((settings, place) => lanes[place] ?? new Lane(place, galleries, actions));
-  lanes.forEach((lane, place) => lane.configure(state.lanes[place], compared));
+  const shown = state.query ? state.lanes : state.lanes.slice(0, 1);
+  lanes = shown.map((settings, place) => lanes[place] ?? new Lane(place, galleries, actions));
+  lanes.forEach((lane, place) => lane.configure(state.lanes[place], { compared, browse, hasQuery: state.query !== null }));
   if ($("#lanes").children.length !== lanes.length) $("#lanes").replaceChildren(...lanes.map((lane) => lane.element));
   $("#both").hidden = true;
-  await (state.query ? drawAnswers() : drawBeginning(first));
+  await (state.query ? drawAnswers() : browse ? drawBrowsing(browse) : drawBeginning(first));
+}
+
+async function drawBrowsing(browse) {
+  document.body.classList.remove("beginning");
+  showFilterFault("");
+  const answer = await lanes[0].browse(browse, composed(state.facets, state.where));
+  if (answer) announce(plural(answer.total, "item"));
 }
 
 function question() {
@@ -107,8 +120,8 @@ async function drawAnswers() {
       banner(
         "none",
         "image",
-        "This image is no longer held",
-        "Images stay in the tab's memory and are gone after a reload. Choose, drop or paste it again.",
+        "This image is no longer available",
+        "An image stays in the tab's memory and is lost on reload. Choose, drop or paste it again.",
       ),
     );
     return;
@@ -140,7 +153,7 @@ function compareAnswers(answers) {
   return mark(20);
 }
 
-/** Nothing asked yet: say what to do, and offer items to begin with. */
+/** No query yet: say what to do, and offer items to begin with. */
 async function drawBeginning(gallery) {
   const before = state;
   document.body.classList.add("beginning");
@@ -153,7 +166,11 @@ async function drawBeginning(gallery) {
     );
     return;
   }
-  lane.summary.textContent = "Drop, paste or choose an image to see what resembles it, or begin with one of these.";
+  lane.summary.replaceChildren(
+    "Drop, paste or choose an image to find similar ones, click one of these, or ",
+    h("button", { type: "button", className: "link", onclick: () => browseAll(true) }, `browse all ${plural(gallery.items, "image")}`),
+    ".",
+  );
   drawWaiting(lane.list, SAMPLES);
   try {
     const { results } = await samples(gallery, SAMPLES);
@@ -186,12 +203,12 @@ function drawPreview() {
   const { query } = state;
   const asked = query && question();
   const key = JSON.stringify(query && [query.id, query.gallery, query.image, query.crop]);
-  $("#pick-text").textContent = query ? "Choose another image" : "Choose an image";
+  $("#pick-text").textContent = query ? "Change image" : "Choose an image";
   $("#preview").hidden = !asked;
   if (!asked || key === previewed) return;
   previewed = key;
   if (query.id) {
-    const picture = queryImage(imageAddress(query.id, query.gallery), "The item searched by");
+    const picture = queryImage(imageAddress(query.id, query.gallery), "Query item");
     $("#preview").replaceChildren(
       h("div", { className: "stage" }, picture),
       h("p", { className: "soft small name" }, recent.find((one) => one.query.id === query.id)?.title ?? query.id),
@@ -223,7 +240,7 @@ function drawRecent() {
           {
             type: "button",
             title: one.title,
-            "aria-label": `Search again: ${one.title}`,
+            "aria-label": `Search again by ${one.title}`,
             onclick: () => ask(one.query, one),
           },
           h("img", { src: one.src, alt: "", width: 48, height: 48, onerror: () => one.query.image && forgetRecent(one) }),
@@ -242,7 +259,7 @@ function drawFilters(gallery) {
     facetsOf = key;
     drawFacets(gallery, state.facets, (facets) => {
       facetsOf = JSON.stringify([gallery.name, facets]); // drawn already: the focus stays on what was ticked
-      go({ facets });
+      filter({ facets });
     });
   }
   if (document.activeElement !== $("#where")) $("#where").value = state.where;
@@ -252,13 +269,17 @@ function drawFilters(gallery) {
   $("#clear").hidden = !n_on;
 }
 
+const filter = (changes) => go({ ...changes, browse: { ...state.browse, page: 0 } });
+
 function clearFilters() {
   $("#where").value = "";
-  go({ facets: {}, where: "" });
+  filter({ facets: {}, where: "" });
 }
 
+const browseAll = (on) => go({ query: null, browse: plainBrowse(on) }, { step: true });
+
 function applyWhere() {
-  if ($("#where").value.trim() !== state.where) go({ where: $("#where").value.trim() });
+  if ($("#where").value.trim() !== state.where) filter({ where: $("#where").value.trim() });
 }
 
 function showFilterFault(text) {
@@ -330,6 +351,7 @@ function watch() {
   });
   $("#clear").addEventListener("click", clearFilters);
   $("#compare").addEventListener("click", toggleCompare);
+  $("#browse").addEventListener("click", () => browseAll(!isBrowsing(state)));
   $("#forget").addEventListener("click", () => {
     forgetToken();
     location.assign(".");

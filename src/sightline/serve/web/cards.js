@@ -6,25 +6,43 @@ import { relationOf } from "./relation.js";
 const AT_ONCE = 12;
 
 export const titleOf = (item) => item.labels?.[0] ?? item.id;
-export const score = (value) => value.toFixed(3);
+
+/** The number on a card: how near a result is to the query, or how typical an item is of its class. */
+export function measureOf(item) {
+  if (item.score !== undefined) return { name: "Score", text: item.score.toFixed(3), title: "Score: higher is nearer" };
+  const text = item.typicality === null ? "" : item.typicality.toFixed(3);
+  return { name: "Typicality", text, title: "Typicality: cosine to the mean of the other images of its class" };
+}
 
 /** What the picture is, in words: its labels from the finest on. */
 export const alternative = (item) => (item.labels?.length ? `${item.labels.join(", ")}` : `Item ${item.id}`);
 
-/** Fill a list; actions: {open(place), alike(item)}; drawing ends when stillWanted() says so. */
-export function drawCards(list, results, n_levels, actions, stillWanted) {
+/**
+ * Fill a list; actions: {open(place), alike(item)}; drawing ends when stillWanted() is false. headed(item) gives the head
+ * {key, text, note} that stands above the first of several items with the same key; null for no heads.
+ */
+export function drawCards(list, results, n_levels, actions, stillWanted, headed = null) {
   list.replaceChildren();
   let next = 0;
+  const head = (place) => {
+    const own = headed?.(results[place]);
+    return own && own.key !== (place ? headed(results[place - 1]).key : null) ? [classHead(own)] : [];
+  };
   const draw = () => {
     if (!stillWanted()) return;
     const until = next === 0 ? AT_ONCE : next + 2 * AT_ONCE;
-    const cards = results.slice(next, until).map((item, step) => card(item, next + step, n_levels, actions));
+    const cards = results
+      .slice(next, until)
+      .flatMap((item, step) => [...head(next + step), card(item, next + step, n_levels, actions)]);
     list.append(...cards);
     next = until;
     if (next < results.length) requestAnimationFrame(draw);
   };
   draw();
 }
+
+const classHead = ({ text, note }) =>
+  h("li", { className: "class-head" }, h("h3", {}, text), h("span", { className: "soft small" }, note));
 
 function card(item, place, n_levels, { open, alike }) {
   const kind = relationOf(item.relation, n_levels);
@@ -50,7 +68,7 @@ function card(item, place, n_levels, { open, alike }) {
       "p",
       { className: "title" },
       h("span", { className: "words" }, titleOf(item)),
-      h("span", { className: "score", title: "Score: higher is nearer" }, score(item.score)),
+      h("span", { className: "score", title: measureOf(item).title }, measureOf(item).text),
     ),
     h("p", { className: "levels soft small", title: alternative(item) }, (item.labels ?? []).slice(1).join(" · ")),
     h("p", { className: "beside soft small", hidden: true }),

@@ -1,4 +1,4 @@
-// The preview of the query, and the part of it that is searched: drawn with a pointer, adjusted with keys.
+// The preview of the query and its crop: drawn with a pointer, adjusted with keys.
 
 import { announce, h, icon, settled } from "./dom.js";
 
@@ -47,7 +47,7 @@ export function cropper({ url, name }, crop, changed) {
   });
   for (const corner of ["nw", "ne", "sw", "se"])
     box.append(h("span", { className: `corner ${corner}`, "data-corner": corner }));
-  const image = queryImage(url, `The image searched by: ${name}`);
+  const image = queryImage(url, `Query image: ${name}`);
   const stage = h("div", { className: "stage" }, image, box);
   const text = h("span", {});
   const button = h("button", { type: "button", className: "quiet", onclick: toggle }, icon("crop"), text);
@@ -64,12 +64,12 @@ export function cropper({ url, name }, crop, changed) {
     box.hidden = crop === null;
     stage.classList.toggle("cropped", crop !== null);
     text.textContent = crop ? "Whole image" : "Crop";
-    button.title = crop ? "" : "Or drag on the image to search a part of it";
+    button.title = crop ? "" : "Or drag on the image to search by a part of it";
     if (!crop) return;
     const [x1, y1, x2, y2] = crop;
     Object.assign(box.style, { left: percent(x1), top: percent(y1), width: percent(x2 - x1), height: percent(y2 - y1) });
     const [left, top, right, bottom] = crop.map((side) => Math.round(100 * side));
-    const words = `Part of the image: from ${left} to ${right} percent across, ${top} to ${bottom} percent down`;
+    const words = `Crop: from ${left} to ${right} percent across, ${top} to ${bottom} percent down`;
     box.setAttribute("aria-label", words);
   }
 
@@ -83,7 +83,7 @@ export function cropper({ url, name }, crop, changed) {
   function toggle() {
     if (crop) {
       set(null, { now: true });
-      announce("The whole image is searched.");
+      announce("Searching by the whole image.");
     } else {
       set(START, { now: true });
       box.focus();

@@ -1,7 +1,7 @@
-// One result, large, with all that is known of it.
+// One item, large, with all its labels and metadata.
 
 import { $, h, icon } from "./dom.js";
-import { alternative, score, titleOf } from "./cards.js";
+import { alternative, measureOf, titleOf } from "./cards.js";
 import { fieldName, isShown } from "./facets.js";
 import { relationOf } from "./relation.js";
 
@@ -103,7 +103,7 @@ function draw() {
           "dl",
           {},
           ...labels,
-          pair("Score", score(item.score)),
+          measureOf(item).text && pair(measureOf(item).name, measureOf(item).text),
           ...rest.map(([name, value]) =>
             pair(fieldName(name, gallery.levels), typeof value === "boolean" ? (value ? "yes" : "no") : String(value)),
           ),

@@ -1,10 +1,10 @@
-// Filters made from what a gallery holds: values to tick, ranges to state.
+// Filters from the values in a gallery: values to tick, ranges for numbers.
 
 import { $, count, h } from "./dom.js";
 import { isName } from "./where.js";
 
-const HIDDEN = /^(path|file_.*|[xy]_[12])$/; // where an image lies and how its file looks: nobody searches by that
-const MANY = 10; // values from which on a box to look among them is shown
+const HIDDEN = /^(path|file_.*|[xy]_[12])$/; // the image's file and box: not useful as filters
+const MANY = 10; // values from which a search box is shown
 
 export const isShown = (name) => !HIDDEN.test(name);
 

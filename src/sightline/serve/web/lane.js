@@ -1,15 +1,20 @@
 // One ranking: its settings, what the server says of the query, and the results. Two lanes side by side are a comparison.
 
-import { search } from "./api.js";
+import { browseItems, search } from "./api.js";
 import { drawCards, drawWaiting, walkWithArrows } from "./cards.js";
 import { openDetail } from "./detail.js";
 import { count, h, icon, plural } from "./dom.js";
+import { fieldName } from "./facets.js";
 import { tally } from "./relation.js";
-import { ALPHA } from "./state.js";
+import { ALPHA, SORTS } from "./state.js";
 
 const MARKS = ["A", "B"];
+const PAGE = 60; // items on a page while browsing
 
-/** actions: {settings(place, changes), alike(item, gallery), only(field, value), anyway, clear, retry, refused(problem)} */
+/**
+ * actions: {settings(place, changes), browse(changes), alike(item, gallery), only(field, value), anyway, clear, retry,
+ * refused(problem)}
+ */
 export class Lane {
   constructor(place, galleries, actions) {
     Object.assign(this, { place, galleries, actions, answer: null, running: null });
@@ -19,14 +24,16 @@ export class Lane {
     this.summary = h("p", { className: "summary soft" });
     this.legend = h("ul", { className: "legend", "aria-label": "Relation to the query" });
     this.list = h("ul", { className: "grid" });
+    this.pager = h("nav", { className: "pager", "aria-label": "Pages", hidden: true });
     walkWithArrows(this.list);
     this.element = h(
       "section",
       { className: "lane", "aria-label": `Ranking ${MARKS[place]}` },
       h("div", { className: "head" }, this.title, this.tools),
       this.banner,
-      h("div", { className: "told" }, this.summary, this.legend),
+      h("div", { className: "notes" }, this.summary, this.legend),
       this.list,
+      this.pager,
     );
   }
 
@@ -35,12 +42,14 @@ export class Lane {
   }
 
   /** Show the controls of these settings. They are drawn once, so that the focus stays where a person put it. */
-  configure(settings, compared) {
+  configure(settings, { compared, browse, hasQuery }) {
     this.settings = settings;
-    this.title.textContent = compared ? `Ranking ${MARKS[this.place]}` : "Results";
+    this.title.textContent = browse ? "Browse" : compared ? `Ranking ${MARKS[this.place]}` : "Results";
     if (!this.controls) this.tools.append(...this.makeControls());
-    const { gallery, expand, alpha, rerank, on } = this.controls;
+    const { gallery, options, expand, alpha, rerank, on } = this.controls;
     gallery.value = settings.gallery;
+    options.hidden = !hasQuery;
+    this.configureBrowsing(browse);
     expand.value = settings.expand;
     alpha.value = settings.alpha;
     alpha.parentElement.hidden = !settings.expand;
@@ -110,20 +119,55 @@ export class Lane {
       options.open = false;
       options.firstChild.focus();
     });
-    this.controls = { gallery, expand, alpha, rerank, on };
-    return this.galleries.length > 1 ? [gallery, options] : [options];
+    const sort = h(
+      "select",
+      { "aria-label": "Sort", onchange: () => this.actions.browse({ sort: sort.value, page: 0 }) },
+      Object.entries(SORTS).map(([value, name]) => h("option", { value }, name)),
+    );
+    const level = h("select", {
+      "aria-label": "Class",
+      onchange: () => this.actions.browse({ level: Number(level.value), page: 0 }),
+    });
+    this.controls = { gallery, options, expand, alpha, rerank, on, sort, level };
+    return this.galleries.length > 1 ? [gallery, level, sort, options] : [level, sort, options];
   }
 
-  /** Ask, and show the answer. Resolves to the answer; to null where it failed or another question came first. */
-  async run(query, shared) {
+  /** Which label is the class, and the order; hidden unless the page browses. */
+  configureBrowsing(browse) {
+    const { sort, level } = this.controls;
+    const { levels } = this.gallery;
+    sort.hidden = !browse;
+    level.hidden = !browse || levels.length < 2;
+    if (!browse) return;
+    level.replaceChildren(
+      ...levels.map((name, value) => h("option", { value }, `Class: ${fieldName(name, levels).toLowerCase()}`)),
+    );
+    level.value = browse.level;
+    sort.value = browse.sort;
+  }
+
+  /** Search, and show the answer. Resolves to the answer; to null where it failed or another request came first. */
+  run(query, shared) {
+    const send = (signal) => search(query, { ...this.settings, ...shared }, signal);
+    return this.request(send, (answer) => this.show(answer, shared), shared.k);
+  }
+
+  /** List a page of the gallery; resolves like run(). */
+  browse(browse, where) {
+    const send = (signal) => browseItems(this.gallery.name, where, browse, PAGE, signal);
+    return this.request(send, (answer) => this.showPage(answer, browse, where), PAGE);
+  }
+
+  async request(send, show, n_cards) {
     this.running?.abort();
     const mine = (this.running = new AbortController());
-    const slow = setTimeout(() => this.wait(shared.k), 120); // a quick answer shows no intermediate state
+    const slow = setTimeout(() => this.wait(n_cards), 120); // a quick answer shows no intermediate state
     this.element.setAttribute("aria-busy", "true");
     try {
-      const answer = await search(query, { ...this.settings, ...shared }, mine.signal);
+      const answer = await send(mine.signal);
       if (mine.signal.aborted) return null;
-      this.show(answer, query, shared);
+      this.answer = answer;
+      show(answer);
       return answer;
     } catch (error) {
       if (!mine.signal.aborted) this.fail(error);
@@ -141,19 +185,19 @@ export class Lane {
     this.element.classList.add("waits");
     if (this.answer) return; // earlier results stay in view, paler
     this.banner.replaceChildren();
-    this.summary.textContent = "Searching…";
+    this.summary.textContent = "Loading…";
     drawWaiting(this.list, k);
   }
 
-  show(answer, query, shared) {
-    this.answer = answer;
-    const { results, verdict, took } = answer;
+  show(answer, shared) {
+    const { results, verdict, took, candidates } = answer;
     const n_levels = this.gallery.levels.length;
     this.banner.replaceChildren(...this.verdictBanners(verdict, results, shared));
-    const reordered = this.settings.rerank ? " Re-ranked: scores order these results and mean nothing across queries." : "";
+    const reordered = this.settings.rerank ? " Re-ranked: scores are comparable within this list only." : "";
+    const filtered = shared.where ? " that pass the filters," : "";
     const milliseconds = Math.max(1, Math.round(took.encode_ms + took.search_ms));
     this.summary.textContent = results.length
-      ? `${plural(results.length, "result")} of ${count(this.gallery.items)} items in ${milliseconds} ms.${reordered}`
+      ? `${plural(results.length, "result")} of ${plural(candidates, "item")}${filtered} in ${milliseconds} ms.${reordered}`
       : "";
     this.legend.replaceChildren(
       ...tally(results, n_levels).map((kind) =>
@@ -166,21 +210,55 @@ export class Lane {
       ),
     );
     this.list.classList.toggle("pale", verdict?.belongs === false || verdict?.matched === false);
-    drawCards(
-      this.list,
-      results,
-      n_levels,
-      {
-        open: (place) =>
-          openDetail(results, place, this.gallery, {
-            from: this.list,
-            alike: (item) => this.actions.alike(item, this.gallery.name),
-            only: this.actions.only,
-          }),
-        alike: (item) => this.actions.alike(item, this.gallery.name),
-      },
-      () => this.answer === answer,
-    );
+    this.pager.hidden = true;
+    this.drawItems(results, answer);
+  }
+
+  drawItems(items, answer, headed = null) {
+    const alike = (item) => this.actions.alike(item, this.gallery.name);
+    const { only } = this.actions;
+    const open = (place) => openDetail(items, place, this.gallery, { from: this.list, alike, only });
+    drawCards(this.list, items, this.gallery.levels.length, { open, alike }, () => this.answer === answer, headed);
+  }
+
+  showPage(answer, browse, where) {
+    const { items, total } = answer;
+    this.banner.replaceChildren(...this.verdictBanners(null, items, { where }));
+    this.legend.replaceChildren();
+    this.list.classList.remove("pale");
+    const order =
+      browse.sort === "class"
+        ? "Within a class, the least typical images come first."
+        : "The images furthest from the mean of their class come first.";
+    const all = where ? `${count(total)} of ${plural(this.gallery.items, "image")}` : plural(total, "image");
+    this.summary.textContent = items.length ? `${all}. ${order}` : "";
+    this.drawItems(items, answer, browse.sort === "class" ? (item) => this.classHead(item, browse.level, where) : null);
+    const last = Math.ceil(total / PAGE) - 1;
+    const step = (by, name, word) =>
+      h(
+        "button",
+        { type: "button", disabled: browse.page + by < 0 || browse.page + by > last, onclick: () => this.turnPage(browse.page + by) },
+        icon(name),
+        word,
+      );
+    this.pager.hidden = total <= PAGE && !browse.page;
+    const first = browse.page * PAGE;
+    const range = items.length ? `${count(first + 1)}–${count(first + items.length)} of ${count(total)}` : "No items here";
+    this.pager.replaceChildren(step(-1, "left", "Previous"), h("span", { className: "soft" }, range), step(1, "right", "Next"));
+  }
+
+  turnPage(page) {
+    this.actions.browse({ page });
+    this.title.focus({ preventScroll: true });
+    scrollTo({ top: 0 });
+  }
+
+  /** The head of a class: its name, and where all of them are listed, their number. */
+  classHead(item, level, where) {
+    const name = item.labels[level] ?? "";
+    const field = this.gallery.fields.find((one) => one.name === this.gallery.levels[level]);
+    const held = where ? null : field?.values?.find((one) => one.value === name);
+    return { key: name, text: name || "No label", note: held ? plural(held.count, "image") : "" };
   }
 
   verdictBanners(verdict, results, shared) {
@@ -189,13 +267,12 @@ export class Lane {
       const anyway = withheld && h("button", { type: "button", onclick: this.actions.anyway }, "Show the nearest anyway");
       const shown = withheld
         ? "No results are shown."
-        : "The results below are the nearest there are, and may mean nothing.";
-      const [lies, limit] = [verdict.energy.toPrecision(3), verdict.threshold.toPrecision(3)];
-      const text = `${shown} Its distance from the collection is ${lies}; images that belong stay below ${limit}.`;
+        : "The results below are the nearest items, and may be meaningless.";
+      const text = `It is ${typicality(verdict.quantile)}. ${shown}`;
       return [banner("outside", "outside", "This image does not belong to this collection", text, anyway || null)];
     }
     if (verdict?.matched === false && results.length) {
-      // Whether there is a match is said only where both numbers are known.
+      // "matched" is false only where both numbers are known.
       const [nearest, limit] = [verdict.similarity.toFixed(3), verdict.similarity_threshold.toFixed(3)];
       const numbers = `The nearest item scores ${nearest}; a match scores ${limit} or higher.`;
       const text = `It is the kind of image this collection holds, but no item matches it. ${numbers}`;
@@ -208,7 +285,7 @@ export class Lane {
           "none",
           "image",
           shared.where ? "No item passes the filters" : "This gallery holds no other item",
-          shared.where ? "Loosen a filter to see results." : "Add images with sightline index add.",
+          shared.where ? "Remove or relax a filter to see items." : "Add images with sightline index add.",
           clear,
         ),
       ];
@@ -224,13 +301,13 @@ export class Lane {
     const title =
       {
         0: "No answer from the server",
-        401: "A token is needed",
+        401: "Token required",
         404: "Not found",
         413: "The image is too large",
         415: "This file cannot be read as an image",
-        422: "The server cannot do that",
+        422: "The request is not valid",
         429: "The server is busy",
-      }[error.status] ?? "The search failed";
+      }[error.status] ?? "The request failed";
     this.banner.replaceChildren(banner("fault", "alert", title, text, again));
     this.actions.refused(error);
   }
@@ -241,6 +318,7 @@ export class Lane {
     this.banner.replaceChildren();
     this.legend.replaceChildren();
     this.list.replaceChildren();
+    this.pager.hidden = true;
     this.summary.textContent = "";
   }
 
@@ -254,6 +332,14 @@ export class Lane {
         place === undefined ? `Not in ${MARKS[1 - this.place]}` : `Place ${place + 1} in ${MARKS[1 - this.place]}`;
     }
   }
+}
+
+/** In words, where an image lies among those that the rejector was calibrated on; quantile is the share nearer in. */
+export function typicality(quantile) {
+  if (quantile === null) return "less typical than almost all images of the collection";
+  if (quantile >= 1) return "less typical than every image that the rejector was calibrated on";
+  const percent = (Math.floor(1000 * quantile) / 10).toLocaleString("en", { maximumFractionDigits: 1 });
+  return `less typical than ${percent} % of the images that the rejector was calibrated on`;
 }
 
 export const banner = (kind, drawing, title, text, action = null) =>

@@ -1,4 +1,4 @@
-// How an image gets in: dropped, pasted or picked. Its bytes are kept in this tab under a number.
+// Image input: dropped, pasted or chosen. Its bytes are kept in this tab under a number.
 
 import { $ } from "./dom.js";
 
@@ -15,7 +15,7 @@ export function keep(file) {
   return String(last);
 }
 
-/** Call take(file) for every image that a person drops, pastes or picks, refuse(sentence) for what is no image. */
+/** Call take(file) for every image that a person drops, pastes or picks, refuse(sentence) for anything else. */
 export function watchInputs(take, refuse) {
   const offer = (files) => {
     const image = [...files].find((file) => file.type.startsWith("image/"));
@@ -24,7 +24,7 @@ export function watchInputs(take, refuse) {
       refuse(
         files.length
           ? `${files[0].name || "That"} is not an image.`
-          : "That holds no image. Save it first, then drop the file.",
+          : "No image found. Save the image first, then drop the file.",
       );
   };
 
@@ -39,12 +39,12 @@ export function watchInputs(take, refuse) {
       event.preventDefault();
       offer(files);
     } else if (!event.target.closest("input, textarea")) {
-      refuse("The clipboard holds no image.");
+      refuse("The clipboard has no image.");
     }
   });
 
   const overlay = $("#dropping");
-  let depth = 0; // enter and leave are told for every element on the way
+  let depth = 0; // the browser sends enter and leave for every element on the way
   const show = (change) => {
     depth = Math.max(0, change === 0 ? 0 : depth + change);
     overlay.hidden = depth === 0;

@@ -1,8 +1,8 @@
-// How related a result is to a query whose label is known: in words, in shape and in colour, never in colour alone.
+// The relation of a result to a query with a known label: in words, shape and colour, never in colour alone.
 
 const SHARED = ["Same label", "Same parent", "Same grandparent"];
 
-/** relation: levels shared, counted from the coarsest on; null where it is not known. */
+/** relation: levels shared, counted from the coarsest; null if unknown. */
 export function relationOf(relation, n_levels) {
   if (relation === null || relation === undefined) return null;
   if (relation <= 0) return { step: "none", text: "Unrelated", mark: "○" };

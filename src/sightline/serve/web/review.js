@@ -39,7 +39,7 @@ function take(overview) {
   byId = new Map(all.groups.map((group) => [group.id, group]));
 }
 
-async function act(change, told, next = current) {
+async function act(change, message, next = current) {
   if (working) return;
   working = true;
   const slow = setTimeout(() => say("Working…"), 300);
@@ -48,7 +48,7 @@ async function act(change, told, next = current) {
     if (["split", "move", "drop", "merge"].includes(change.action)) selected = new Set(); // they are elsewhere now
     drawTree(); // what the toast says can be undone from here on
     clearTimeout(slow);
-    say(told, false, change.action !== "undo");
+    say(message, false, change.action !== "undo");
   } catch (error) {
     clearTimeout(slow);
     say(error.message, true);
@@ -187,7 +187,7 @@ async function show(number, enter = false) {
   selected = moved ? new Set() : new Set([...selected].filter((key) => there.has(key)));
   anchor = null;
   const group = byId.get(current);
-  // The same group shown again takes nothing from somebody who is typing its name.
+  // Redrawing the same group must not overwrite a name that is being typed.
   if (moved || document.activeElement !== at("name")) at("name").value = group ? group.name : "Left out";
   at("name").disabled = at("done").disabled = !group;
   at("done").setAttribute("aria-pressed", Boolean(group?.done));
@@ -197,7 +197,7 @@ async function show(number, enter = false) {
     above.unshift(make("button", { className: "quiet", textContent: byId.get(up).name, onclick: () => show(target, true) }), " › ");
   }
   at("above").replaceChildren(...above);
-  at("counts").textContent = group ? `${count(group.counts[0], "text")}, ${counted(group.counts)}` : "These texts get no group; move them to bring them back.";
+  at("counts").textContent = group ? `${count(group.counts[0], "text")}, ${counted(group.counts)}` : "These texts have no group; move them to restore them.";
   at("more").textContent = found.n > shown.length ? `The ${shown.length} most typical of ${found.n} are shown; split the group to see the others.` : "";
   if (moved) at("group").scrollTop = 0;
   drawTree();
@@ -263,11 +263,11 @@ async function nearest(number, level) {
 
 const actions = {
   undo: () => act({ action: "undo" }, "Undone"),
-  redo: () => act({ action: "redo" }, "Done again"),
+  redo: () => act({ action: "redo" }, "Redone"),
   done: async () => {
     const group = byId.get(current);
     const next = group.done ? current : step(1) ?? current;
-    await act({ action: "done", group: current, done: !group.done }, group.done ? "Not right yet" : `${group.name} is right`, next);
+    await act({ action: "done", group: current, done: !group.done }, group.done ? "Unmarked" : `${group.name} marked as correct`, next);
   },
   split: () => act({ action: "halve", group: current }, "Split in two"),
   new: async () => {
@@ -286,8 +286,8 @@ const actions = {
     } else if (keys.length) {
       const target = await pick(`Move ${keys.length} selected groups below`, await nearest(current, group.level));
       if (target === null) return;
-      const told = `Moved to ${byId.get(target).name}`;
-      for (const key of keys) await act({ action: "move", group: key, parent: target }, told);
+      const message = `Moved to ${byId.get(target).name}`;
+      for (const key of keys) await act({ action: "move", group: key, parent: target }, message);
     } else {
       const choices = (await nearest(current, group.level + 1)).filter((other) => other.id !== group.parent);
       const target = await pick(`Move ${group.name} below`, choices);
@@ -341,7 +341,7 @@ at("find").oninput = async () => {
     ...texts.map((one) => [one.text, one.group === null ? "left out" : `in ${byId.get(one.group).name}`, one.group ?? LEFT_OUT]),
   ].map(([name, note, id]) => make("button", { className: "entry", onclick: () => open(id) },
     make("span", { className: "name", textContent: name }), make("small", { textContent: note })));
-  at("hits").replaceChildren(...(entries.length ? entries : [make("p", { textContent: "Nothing is called so." })]));
+  at("hits").replaceChildren(...(entries.length ? entries : [make("p", { textContent: "No matches." })]));
   at("hits").hidden = false;
 };
 at("find").onkeydown = (event) => {

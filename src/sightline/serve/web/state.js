@@ -2,9 +2,17 @@
 //
 // query: null | {id, gallery} | {image, crop}: an image has a number, its bytes stay in this tab and go nowhere else.
 // lanes: one, or two that are compared: {gallery, expand, alpha, rerank}.
+// browse: {on, sort, level, page}: the gallery without a query, from page 0 on. Filters without a query browse too.
 
 export const K = { least: 1, most: 200, usual: 30 };
 export const ALPHA = 2;
+
+export const SORTS = { class: "Sort by class", least_typical: "Sort by typicality" };
+export const plainBrowse = (on = false) => ({ on, sort: "class", level: 0, page: 0 });
+
+/** Does the page list the gallery? Without a query, if a person asked for it or has set a filter. */
+export const isBrowsing = ({ query, browse, facets, where }) =>
+  !query && (browse.on || Object.keys(facets).length > 0 || where !== "");
 
 export const plainLane = (gallery) => ({ gallery, expand: 0, alpha: ALPHA, rerank: "" });
 
@@ -34,6 +42,12 @@ export function toAddress(state) {
   if (Object.keys(state.facets).length) address.set("only", JSON.stringify(state.facets));
   if (state.where) address.set("where", state.where);
   if (state.policy) address.set("policy", state.policy);
+  if (!query && state.browse.on) address.set("browse", "");
+  if (isBrowsing(state)) {
+    if (state.browse.sort !== "class") address.set("sort", state.browse.sort);
+    if (state.browse.level) address.set("level", state.browse.level);
+    if (state.browse.page) address.set("page", state.browse.page);
+  }
   return `?${address}`;
 }
 
@@ -58,6 +72,12 @@ export function fromAddress(text, names) {
     facets: readFacets(address.get("only")),
     where: address.get("where") ?? "",
     policy: ["flag", "ignore"].includes(address.get("policy")) ? address.get("policy") : "",
+    browse: {
+      on: address.has("browse"),
+      sort: address.get("sort") in SORTS ? address.get("sort") : "class",
+      level: Math.round(number(address.get("level"), 0, 9, 0)),
+      page: Math.round(number(address.get("page"), 0, 1e6, 0)),
+    },
   };
 }
 

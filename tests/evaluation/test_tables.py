@@ -1,4 +1,6 @@
-"""Evaluation after whitening, augmentation, expansion and re-ranking: each list ranked by hand."""
+"""Embedding tables: their roles, and rankings after whitening, augmentation, expansion and re-ranking, by hand."""
+
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,6 +13,7 @@ from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.evaluation import statistics
 from sightline.evaluation import tables as refined_module
+from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.tables import Steps, evaluate_table
 from sightline.models.heads import Whitening
 from sightline.ranking.refine import Refinement, kreciprocal_scores
@@ -74,9 +77,13 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("roles", ["everyone", "parts", "overlapping", "other table"])
-@pytest.mark.parametrize("whitened", [False, True])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("name", "whitened", "roles"),
+    [
+        *((name, False, "everyone") for name in STEPS),
+        *(("all", True, roles) for roles in ("parts", "overlapping", "other table")),
+    ],
+)
 def test_metrics_are_those_of_the_lists_by_hand(name, whitened, roles, monkeypatch):
     monkeypatch.setattr(statistics, "SORT_ELEMENTS", 7 * N)  # several blocks
     monkeypatch.setattr(refined_module, "CANDIDATE_ELEMENTS", 200)
@@ -105,13 +112,6 @@ def test_metrics_are_those_of_the_lists_by_hand(name, whitened, roles, monkeypat
         np.testing.assert_allclose(result.per_query[metric], [one[metric] for one in expected], atol=1e-9, err_msg=metric)
 
 
-def test_steps_change_the_result_and_none_changes_nothing():
-    table = table_of(0)
-    plain = evaluate_table(table)
-    assert evaluate_table(table, steps=Steps()).means == plain.means
-    assert all(evaluate_table(table, steps=STEPS[name]).means != plain.means for name in STEPS if name != "none")
-
-
 def test_steps_one_by_one():
     whitening = Whitening.fit(torch.from_numpy(table_of(2).vectors))
     steps = Steps(whitening, 3, Refinement(5, 3.0, "kreciprocal", 20, 10))
@@ -126,9 +126,73 @@ def test_steps_one_by_one():
     assert list(Steps(refinement=Refinement(rerank="kreciprocal")).one_by_one()) == ["no step", "+ re-ranking kreciprocal"]
 
 
-def test_steps_that_do_not_fit():
-    with pytest.raises(InputError, match="augment is -1"):
-        Steps(augment=-1)
-    whitening = Whitening.fit(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)))
-    with pytest.raises(InputError, match="whitening: fitted on 4 dimensions, the vectors have 6"):
-        evaluate_table(table_of(0), steps=Steps(whitening))
+def simple_table(vectors, labels, fingerprint="one", **columns):
+    names = [str(place) for place in range(len(vectors))]
+    rows = {"id": names, "path": names, "split": ["test"] * len(names)}
+    rows |= {f"label_{level}": [str(label) for label in column] for level, column in enumerate(labels)}
+    manifest = Manifest(Path("set.parquet"), Path("images"), pl.DataFrame({**rows, **columns}), len(labels))
+    return EmbeddingTable(manifest, np.asarray(vectors, np.float32), fingerprint)
+
+
+def assert_same(result, expected):
+    for name, values in expected.per_query.items():
+        np.testing.assert_allclose(result.per_query[name], values, err_msg=name)
+
+
+def test_every_image_without_a_role_is_query_and_gallery_and_a_column_excludes(tmp_path):
+    rng = np.random.default_rng(0)
+    vectors, labels, cameras = rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) % 4, np.arange(20) % 3
+    empty = pl.Series([None] * 20, dtype=pl.Boolean)
+    view = vectors[::-1][::-1]
+    view.flags.writeable = False
+    table = simple_table(view, [labels], is_query=empty, is_gallery=empty, camera=[f"c{one}" for one in cameras])
+    result = evaluate_table(table)
+    assert_same(result, evaluate(vectors, labels))
+    assert (result.ids, result.fingerprint) == (table.ids, "one")
+    assert_same(evaluate_table(table.write(tmp_path / "table.parquet")), result)
+    assert_same(evaluate_table(table, exclude="camera"), evaluate(vectors, labels, exclude=cameras))
+    other = simple_table(vectors, [labels], camera=["c0"] * 20)
+    groups = {"exclude": cameras, "gallery_exclude": np.zeros(20, int)}
+    ids = {"ids": table.ids, "gallery_ids": table.ids}
+    assert_same(
+        evaluate_table(table, gallery=other, exclude="camera"), evaluate(vectors, labels, vectors, labels, **groups, **ids)
+    )
+
+
+def test_where_others_have_a_role_an_image_without_one_is_left_out():
+    vectors, labels = [[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], ["abab"]
+    roles = {"is_query": [True, None, None, True], "is_gallery": [False, True, True, None]}
+    result = evaluate_table(simple_table(vectors, labels, **roles))
+    assert (result.n_queries, result["recall@1"]) == (2, 0.0)
+    assert result.per_query["recall@2"].tolist() == [1.0, 1.0]
+    assert evaluate_table(simple_table([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]], ["aaa", "xyx"]))["recall@1"] == 0
+
+
+VECTORS, LABELS = np.eye(4, 3), [0, 0, 1, 1]
+TABLE = simple_table(VECTORS, [LABELS])
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda: evaluate_table(simple_table(VECTORS, [])), ["set.parquet", "labels"]),
+        (
+            lambda: evaluate_table(simple_table(VECTORS * [[1], [1], [np.nan], [1]], [LABELS])),
+            ["set.parquet", "1 of 4", "2"],
+        ),
+        (lambda: evaluate_table(simple_table(VECTORS, [LABELS], is_query=[False] * 4)), ["0 queries"]),
+        (lambda: evaluate_table(simple_table(VECTORS, [LABELS], test_level=["fine"] * 4)), ["test_level", "evaluate_dyml"]),
+        (lambda: evaluate_table(TABLE, ks=[0]), ["ks", "[0]"]),
+        (lambda: evaluate_table(TABLE, exclude="camera"), ["set.parquet", "'camera'", "'label_0'"]),
+        (lambda: evaluate_table(TABLE, gallery=simple_table(VECTORS, [LABELS], "another")), ["encoders", "one", "another"]),
+        (lambda: evaluate_table(TABLE, gallery=simple_table(VECTORS, [LABELS, LABELS])), ["levels", "1", "2"]),
+        (lambda: evaluate_table(VECTORS), ["table", "ndarray", "sl.evaluate"]),
+        (lambda: evaluate_table("nowhere.parquet"), ["nowhere.parquet"]),
+        (lambda: Steps(augment=-1), ["augment", "-1"]),
+        (lambda: evaluate_table(TABLE, steps=Steps(Whitening.fit(np.eye(5, 4)))), ["whitening", "4", "3"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, facts):
+    with pytest.raises(InputError) as refused:
+        call()
+    assert all(fact in str(refused.value) for fact in facts), str(refused.value)

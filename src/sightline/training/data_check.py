@@ -1,0 +1,85 @@
+"""Whether a set of images is sound, and whether a recipe can train on it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.data.check import DataReport, Finding, inspect_data
+from sightline.data.manifest import Manifest
+from sightline.data.samplers import SamplerSection, column_of, unusable_classes
+from sightline.errors import InputError
+from sightline.training.prepare import select_images, train_and_validation
+from sightline.training.recipe import Recipe, override_recipe, read_recipe
+
+
+def check_data(
+    source: Path | str,
+    recipe: str | Recipe | None = "images",
+    overrides: Sequence[str] = (),
+    labelled: bool = True,
+    show_progress: bool = False,
+) -> DataReport:
+    """Everything that is wrong with a set of images, in one pass: where it finds no fault, training refuses none of them.
+
+    Faults: rows or folders that do not fit the layout, images that cannot be decoded, classes too small or too few for the
+    recipe. Warnings: exact duplicates in several classes, in several splits or in one class; images under 32 pixels or over
+    50 million; classes in several splits; files whose suffix is not read. A source that cannot be read at all raises
+    ``InputError``.
+
+    Args:
+        source: a ``.csv`` or ``.parquet`` manifest, or a folder of images.
+        recipe: the one to train with, or its name or file; None to ask none.
+        overrides: values of the recipe to change, such as ``sampler.per_class=2``.
+        labelled: images without a label are a fault.
+        show_progress: draw a progress bar on standard error.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp(), "cat")
+        >>> folder.mkdir()
+        >>> Image.new("RGB", (64, 64)).save(folder / "a.png")
+        >>> report = check_data(folder.parent, overrides=["data.val_fraction=0", "sampler.skip_small_classes=true"])
+        >>> [fault.title.partition(";")[0] for fault in report.faults]
+        ['a batch of 64 needs 16 classes of at least 4 images, there are 0']
+    """
+    if recipe is None:
+        return inspect_data(source, labelled, show_progress=show_progress)
+    read = override_recipe(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(recipe, list(overrides))
+
+    def ask_recipe(manifest: Manifest) -> Iterator[Finding]:
+        return training_findings(manifest, read)
+
+    return inspect_data(source, labelled, read.data.skip_unreadable, ask_recipe, show_progress)
+
+
+def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
+    """Why training by the recipe would refuse the images, and which classes it would leave out."""
+    if "train" not in manifest.table["split"]:
+        yield Finding("no image in split 'train': the images can be searched and measured, not trained on")
+        return
+    try:
+        train_part = train_and_validation(manifest, recipe)[0]
+        labels = train_part.labels()
+        small = unusable_classes(recipe.sampler, labels)
+        if len(small):
+            yield _small_classes(train_part, labels, small, recipe.sampler)
+        # What else is wrong shows once those classes are gone.
+        select_images(manifest, override_recipe(recipe, ["sampler.skip_small_classes=true"]))
+    except InputError as error:
+        yield Finding(str(error).removeprefix(f"{manifest.source}: ").removeprefix("sampler: "), is_fault=True)
+
+
+def _small_classes(
+    train_part: Manifest, labels: NDArray[np.int64], small: NDArray[np.int64], sampler: SamplerSection
+) -> Finding:
+    called, counts = train_part.class_names(sampler.level), np.bincount(column_of(labels, sampler.level))
+    of_all, least = f"{len(small)} of {len(counts)} training classes", f"sampler.per_class={sampler.per_class}"
+    mend = "add images, lower it, or leave these classes out with sampler.skip_small_classes=true"
+    return Finding(
+        f"{of_all}: fewer than {least} images; {'left out' if sampler.skip_small_classes else mend}",
+        tuple(f"{called[code]}: {counts[code]}" for code in small),
+        is_fault=not sampler.skip_small_classes,
+    )

@@ -1,0 +1,108 @@
+"""Items without a query: by class, the least typical first, filtered and paged."""
+
+import numpy as np
+import pytest
+
+from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.query import QueryOptions, query
+from sightline.serve import collection as module
+from sightline.serve.browse import read_listing
+
+ANGLES = {"oak": [0, 10, 80], "elm": [200, 201], "fir": [90], "": [300, 310]}
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    """Vectors on a circle: classes of 3, 2 and 1, and two items without a label."""
+    with Gallery.create(tmp_path / "trees", EncoderIdentity("00ff", 2, "by hand"), metric="dot") as made:
+        for name, angles in ANGLES.items():
+            ids = [f"{name or 'none'} {angle}" for angle in angles]
+            turned = np.radians(angles)
+            labels = {"label_0": name, "label_1": "tree"} if name else {}
+            vectors = np.stack([np.cos(turned), np.sin(turned)], 1) * (1 + len(name))  # lengths do not count
+            made.add(ids, vectors, [labels | {"angle": angle} for angle in angles])
+        yield made
+
+
+def test_typicality_is_the_cosine_to_the_mean_of_the_others_of_the_class(gallery):
+    listing = read_listing(gallery)
+    found = dict(zip(listing.ids, listing.typicality, strict=True))
+    # The mean of two unit vectors points halfway between them.
+    expected = {"oak 0": 45, "oak 10": 30, "oak 80": 75, "elm 200": 1, "elm 201": 1, "none 300": 10, "none 310": 10}
+    for name, angle in expected.items():
+        assert found.pop(name) == pytest.approx(np.cos(np.radians(angle)))
+    assert np.isnan(found.pop("fir 90"))  # alone in its class
+    assert not found
+    order = ["elm 200", "elm 201", "fir 90", "oak 80", "oak 0", "oak 10", "none 300", "none 310"]
+    assert listing.ids[listing.order("class")].tolist() == order  # by name, unlabelled items last
+    assert listing.ids[listing.order("least_typical")].tolist()[:3] == ["oak 80", "oak 0", "oak 10"]
+    assert listing.ids[listing.order("least_typical")].tolist()[-1] == "fir 90"
+    coarser = read_listing(gallery, level=1)
+    assert {*coarser.classes} == {"tree", ""}
+    assert not np.isnan(coarser.typicality).any()
+
+
+def test_opposite_vectors_have_no_mean_and_an_empty_gallery_no_items(tmp_path):
+    with Gallery.create(tmp_path / "few", EncoderIdentity("00ff", 2, "by hand")) as made:
+        assert read_listing(made).page("class", None, 0, 5)[0] == 0
+        made.add(["a", "b", "c"], np.array([[1.0, 0], [0, 1], [0, -1]]), [{"label_0": "x"}] * 3)
+        assert np.isnan(read_listing(made).typicality[0])
+
+
+def test_pages_are_filtered_and_do_not_overlap(gallery):
+    listing, among = read_listing(gallery), gallery.filter("angle < 250 and label_0 != 'fir'")
+    pages = [listing.page("class", [*among, "added since"], offset, 2) for offset in (0, 2, 4, 6)]
+    assert {total for total, _ in pages} == {5}
+    assert [id_ for _, places in pages for id_ in listing.ids[places]] == [
+        "elm 200",
+        "elm 201",
+        "oak 80",
+        "oak 0",
+        "oak 10",
+    ]
+
+
+def test_items_that_are_removed_while_they_are_read_are_left_out(gallery, monkeypatch):
+    ids = gallery.ids()
+    gallery.remove(["oak 0"])
+    monkeypatch.setattr(gallery, "ids", iter([ids, gallery.ids(), ids, gallery.ids()]).__next__)
+    assert read_listing(gallery).ids.tolist() == [id_ for id_ in ids if id_ != "oak 0"]
+
+
+def test_the_service_browses_by_class_and_follows_writes(serving, own_gallery, monkeypatch):
+    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
+    client = serving(own_gallery)
+    with Gallery.open(own_gallery) as gallery:
+        listing = read_listing(gallery)
+        everything = client.get("/v1/items", params={"limit": 200}).json()
+        assert everything["total"] == len(gallery) == len(everything["items"])
+        assert [item["id"] for item in everything["items"]] == listing.ids[listing.order("class")].tolist()
+        first = everything["items"][0]
+        assert first["typicality"] == pytest.approx(dict(zip(listing.ids, listing.typicality, strict=True))[first["id"]])
+        assert first.keys() == {"id", "labels", "metadata", "image", "thumbnail", "typicality"}
+        condition = f"label_0 == {first['labels'][0]!r}"
+        params = {"where": condition, "sort": "least_typical", "offset": 1, "limit": 1}
+        page = client.get("/v1/items", params=params).json()
+        assert page["total"] == gallery.count(condition) > 1
+        assert [item["id"] for item in page["items"]] == [everything["items"][1]["id"]]
+        gallery.remove([first["id"]])
+        after, listing = client.get("/v1/items", params={"limit": 200}).json(), read_listing(gallery)
+        assert [item["id"] for item in after["items"]] == listing.ids[listing.order("class")].tolist()
+        found = client.post("/v1/search/id", json={"id": after["items"][0]["id"], "where": condition, "k": 1}).json()
+        assert (len(found["results"]), found["candidates"]) == (1, gallery.count(condition))
+        assert query(gallery, gallery.vectors(gallery.ids()[:1]), QueryOptions())[0].candidates == len(gallery)
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"where": "path == 'x'"}, "path"),
+        ({"where": "year >>> 1"}, "year"),
+        ({"sort": "size"}, "sort"),
+        ({"limit": 0}, "limit"),
+    ],
+)
+def test_what_cannot_be_browsed_is_refused_by_name(client, params, named):
+    answer = client.get("/v1/items", params=params)
+    assert answer.status_code == 422
+    assert named in answer.json()["detail"]
