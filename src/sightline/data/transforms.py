@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class Preprocessing(BaseModel):
         stretch: bring both sides to ``resize``, whatever the image's aspect.
         mean: subtracted from each colour channel, which is in [0, 1].
         std: each colour channel is divided by it.
+        interpolation: of the resizing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +44,7 @@ class Preprocessing(BaseModel):
     mean: Colour = (0.485, 0.456, 0.406)
     std: Colour = (0.229, 0.224, 0.225)
     stretch: bool = False
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def to_tensor(self, image: Image.Image) -> Tensor:
         """(3, H, W) float32 of an RGB image."""
@@ -71,7 +74,8 @@ def eval_transform(preprocessing: Preprocessing) -> Transform:
         torch.Size([3, 32, 32])
     """
     sides = 2 if preprocessing.stretch else 1
-    cut = [v2.Resize([preprocessing.resize] * sides, antialias=True), v2.CenterCrop(preprocessing.crop)]
+    mode = v2.InterpolationMode(preprocessing.interpolation)
+    cut = [v2.Resize([preprocessing.resize] * sides, mode, antialias=True), v2.CenterCrop(preprocessing.crop)]
     return v2.Compose([*cut, preprocessing.to_tensor])  # type: ignore[no-any-return]
 
 
@@ -113,7 +117,7 @@ class TrainTransform:
         if self.colour_jitter:
             image = v2.ColorJitter(self.colour_jitter, self.colour_jitter, self.colour_jitter)(image)
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)  # channels last, which is faster
-        resized = F.interpolate(pixels, (side, side), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+        resized = F.interpolate(pixels, (side, side), mode=self.preprocessing.interpolation, antialias=True)[0].permute(1, 2, 0)
         return resized.flip(1) if torch.rand(()) < self.flip else resized
 
     def pixels(self, image: Image.Image) -> Tensor:

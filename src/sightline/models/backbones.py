@@ -1,9 +1,10 @@
 """Image to feature map: any timm model by name, one tiny enough for tests, and added weights of low rank (LoRA)."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,7 @@ import sightline.torchvision_operators  # noqa: F401  (before timm, which import
 
 import timm  # isort: skip
 
+from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError, nearest
 
 BUNDLED = "tf_efficientnet_lite0"
@@ -40,7 +42,7 @@ class TinyBackbone(nn.Module):
         return self.layers(images)  # type: ignore[no-any-return]
 
 
-def create_backbone(name: str, weights: str | None = None) -> nn.Module:
+def create_backbone(name: str, weights: str | None = None, side: int | None = None) -> nn.Module:
     """A model with ``forward_features`` and ``num_features``.
 
     Args:
@@ -48,6 +50,7 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
         weights: ``bundled`` for the ImageNet weights that an installed package brings (of ``tf_efficientnet_lite0`` alone);
             ``hub`` for timm's pretrained ones, downloaded; ``distilled`` for those of the model's distilled form (DeiT has
             one), without its distillation token; the path of a safetensors file; None for random ones.
+        side: of the images, for models that are made for one size; others take any. None for the model's own.
     """
     if name == "tiny":
         if weights is not None:
@@ -61,21 +64,29 @@ def create_backbone(name: str, weights: str | None = None) -> nn.Module:
     if weights == "distilled" and (source == name or not timm.is_model(source)):
         raise InputError(f"backbone {name!r} has no distilled form")
     is_remote = weights in ("hub", "distilled")
-    failure = Exception if is_remote else RuntimeError  # what network libraries raise has no base in common
+    # What network libraries raise has no base in common; an assertion is of a size that patches do not fill.
+    failure = Exception if is_remote else (RuntimeError, AssertionError)
     try:
-        model: nn.Module = timm.create_model(source, pretrained=is_remote, num_classes=0)
+        model: nn.Module = timm.create_model(source, pretrained=is_remote, num_classes=0, **_fixed_size(source, side))
     except failure as error:
         what = f"its weights cannot be downloaded from the hub ({error}); give a file" if is_remote else error
         raise InputError(f"backbone {name!r}: {what}") from error
     if weights == "distilled":
         stored = model.state_dict()
-        model = timm.create_model(name, num_classes=0)
+        model = timm.create_model(name, num_classes=0, **_fixed_size(name, side))
         model.load_state_dict(_without_distillation_token(stored))
     elif weights == "bundled":
         model.load_state_dict(_bundled_weights(model))
     elif weights not in (None, "hub"):
         _load_file(model, Path(weights))
     return model
+
+
+def _fixed_size(name: str, side: int | None) -> dict[str, int]:
+    """What a model that takes one image size alone, as most transformers do, is told of another size."""
+    config = timm.get_pretrained_cfg(name)
+    is_fixed = config is not None and config.fixed_input_size
+    return {"img_size": side} if is_fixed and side not in (None, config.input_size[-1]) else {}
 
 
 def _without_distillation_token(stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -109,10 +120,30 @@ def _load_file(model: nn.Module, file: Path) -> None:
         raise InputError(f"{file}: does not fit the backbone: {shorten(str(error), LONGEST_SHOWN)}") from error
 
 
-def colours_of(model: nn.Module) -> dict[str, tuple[float, float, float]]:
+def colours_of(name: str) -> dict[str, Any]:
     """``mean`` and ``std`` of the colours a timm model was trained on; nothing for another model."""
-    config = getattr(model, "pretrained_cfg", {})
-    return {key: tuple(config[key]) for key in ("mean", "std") if key in config}
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
+def own_preprocessing(name: str) -> Preprocessing:
+    """How a timm model's images were prepared when it was trained; for another model, the usual."""
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if config is None:
+        return Preprocessing()
+    side = config.input_size[-1]
+    return Preprocessing(
+        crop=side,
+        resize=math.floor(side / config.crop_pct),
+        stretch=config.crop_mode == "squash",
+        interpolation="bicubic" if config.interpolation == "bicubic" else "bilinear",
+        **colours_of(name),
+    )
+
+
+def has_own_pooling(model: nn.Module) -> bool:
+    """Whether a model was trained with an attention pool or a class token, which a mean over positions would leave out."""
+    return getattr(model, "attn_pool", None) is not None or has_class_token(model)
 
 
 def n_prefix_tokens(model: nn.Module) -> int:

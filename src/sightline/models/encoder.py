@@ -31,8 +31,10 @@ from sightline.models.backbones import (
     create_backbone,
     feature_map,
     has_class_token,
+    has_own_pooling,
     merge_adapters,
     n_prefix_tokens,
+    own_preprocessing,
 )
 from sightline.models.card import CARD_FILE, Account, ModelCard, download, is_hub_name, read_card, upload, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
@@ -63,9 +65,10 @@ class EncoderSettings(BaseModel):
     whitening_dim: int | None = Field(default=None, ge=1, le=MOST_DIMENSIONS)
     module: ModuleSource | None = None  # of a wrapped module, whose name ``backbone`` then is
 
-    def absent(self) -> set[str]:
-        """The keys that an encoder without whitening or wrapped module does without, in files and fingerprints."""
-        return {key for key in ("whitening_dim", "module") if getattr(self, key) is None}
+    def absent(self) -> dict[str, Any]:
+        """What files and fingerprints leave out: keys that came later, where they have no effect."""
+        without: dict[str, Any] = {key: True for key in ("whitening_dim", "module") if getattr(self, key) is None}
+        return without | ({"preprocessing": {"interpolation"}} if self.preprocessing.interpolation == "bilinear" else {})
 
 
 class Encoder(nn.Module):
@@ -81,10 +84,10 @@ class Encoder(nn.Module):
         self.backbone = backbone
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
-        self.n_channels = int(backbone.num_features)  # type: ignore[arg-type]
-        self.pooling = POOLINGS.create(
-            settings.pooling, {}, trust=trust, n_prefix_tokens=n_prefix_tokens(backbone), n_channels=self.n_channels
-        )
+        n_features = backbone.num_features if settings.pooling != "native" else backbone.head_hidden_size
+        self.n_channels = int(n_features)  # type: ignore[arg-type]
+        known = {"n_prefix_tokens": n_prefix_tokens(backbone), "n_channels": self.n_channels, "backbone": backbone}
+        self.pooling = POOLINGS.create(settings.pooling, {}, trust=trust, **known)
         self._learning: frozenset[str] | None = None
         self._backend: tuple[object, Backend] | None = None
         self.head = Head(self.n_channels, settings.embedding_dim, settings.feature_norm, settings.whitening_dim)
@@ -97,9 +100,9 @@ class Encoder(nn.Module):
         cls,
         backbone: str,
         embedding_dim: int | None = 512,
-        pooling: str = "gem",
+        pooling: str | None = None,
         weights: str | None = None,
-        image_size: int = 224,
+        image_size: int | None = None,
         resize: int | None = None,
         freeze_batch_norm: FreezeBatchNorm = "stats",
         seed: int = 0,
@@ -112,9 +115,12 @@ class Encoder(nn.Module):
         Args:
             backbone: a timm model's name, or ``tiny``.
             embedding_dim: length of the vectors; None keeps the backbone's, without a projection.
-            pooling: ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``; or ``package.module:Name``.
+            pooling: ``native``, ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``; or
+                ``package.module:Name``. None for ``native`` where the backbone has an attention pool or a class token,
+                ``gem`` elsewhere.
             weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
-            image_size: side of the square images it sees, cut from the middle.
+            image_size: side of the square images it sees, cut from the middle; None for size, resizing, cut and
+                interpolation as the backbone was trained with.
             resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.
             freeze_batch_norm: ``stats`` fixes running statistics in training, ``all`` its weights too, ``none`` nothing.
             seed: for random weights.
@@ -127,16 +133,19 @@ class Encoder(nn.Module):
             >>> encoder.encode([Image.new("RGB", (40, 30))]).shape
             (1, 8)
         """
-        if resize is not None and resize < image_size:
-            raise InputError(f"resize must be at least image_size, got {resize} and {image_size}")
+        preprocessing = own_preprocessing(backbone)
+        if image_size is not None or resize is not None:
+            side = image_size or preprocessing.crop
+            length = round(side * 8 / 7) if resize is None else resize
+            if length < side:
+                raise InputError(f"resize must be at least image_size, got {length} and {side}")
+            preprocessing = Preprocessing(crop=side, resize=length, stretch=stretch, **colours_of(backbone))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model = create_backbone(backbone, weights)
-            length = round(image_size * 8 / 7) if resize is None else resize
-            preprocessing = Preprocessing(crop=image_size, resize=length, stretch=stretch, **colours_of(model))
+            model = create_backbone(backbone, weights, preprocessing.crop)
             settings = EncoderSettings(
                 backbone=backbone,
-                pooling=pooling,
+                pooling=pooling or ("native" if has_own_pooling(model) else "gem"),
                 embedding_dim=embedding_dim,
                 freeze_batch_norm=freeze_batch_norm,
                 preprocessing=preprocessing,
@@ -307,7 +316,7 @@ class Encoder(nn.Module):
 
     def fingerprint(self) -> str:
         """A name for what the encoder computes: a hash of its weights and settings, 32 hexadecimal digits."""
-        exclude = {"freeze_batch_norm", *self.settings.absent()}
+        exclude = {"freeze_batch_norm": True} | self.settings.absent()
         return state_hash(self.state_dict(), self.settings.model_dump_json(exclude=exclude))
 
     def encode(
@@ -400,7 +409,7 @@ class Encoder(nn.Module):
             save_file(_separate(self.state_dict()), new / WEIGHTS_FILE)
             card = self.described(folder.resolve().name, account)
             # Without ``module`` where there is none; ``whitening_dim`` has always been written.
-            settings = self.settings.model_dump(exclude=self.settings.absent() - {"whitening_dim"})
+            settings = self.settings.model_dump(exclude=self.settings.absent() | {"whitening_dim": False})
             described = {"format": FORMAT, "fingerprint": card.fingerprint, **settings}
             (new / SETTINGS_FILE).write_text(json.dumps(described, indent=2) + "\n")
             write_card(new, card)
@@ -492,7 +501,7 @@ def check_encoder(encoder: object) -> None:
 def _create_backbone(settings: EncoderSettings, trust: bool) -> nn.Module:
     """The backbone that the settings name, with random weights."""
     if settings.module is None:
-        return create_backbone(settings.backbone)
+        return create_backbone(settings.backbone, side=settings.preprocessing.crop)
     return WrappedBackbone(settings.module.create(trust), settings.preprocessing.crop, settings.module.output)
 
 

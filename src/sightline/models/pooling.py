@@ -101,6 +101,27 @@ def frozen_gem_pooling(n_prefix_tokens: int = 0) -> GeMPooling:
     return GeMPooling(n_prefix_tokens, learns=False)
 
 
+class NativePooling(nn.Module):
+    """The pooling that the backbone was trained with: attention pool, class token or mean, as timm's ``forward_head``.
+
+    Args:
+        backbone: a timm model without a classifier; its weights stay its own.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        if not hasattr(backbone, "forward_head"):
+            raise InputError("pooling 'native' needs a timm model; use 'avg' or 'gem'")
+        self._backbone = [backbone]  # in a list, so that its weights are not counted twice
+
+    def forward(self, features: Tensor) -> Tensor:
+        (backbone,) = self._backbone
+        if features.ndim == 4 and getattr(backbone, "output_fmt", "NCHW") == "NHWC":  # as forward_features gave it
+            features = features.permute(0, 2, 3, 1)
+        pooled: Tensor = backbone.forward_head(features, pre_logits=True)  # type: ignore[operator]
+        return pooled
+
+
 POOLINGS: Registry[nn.Module] = Registry(
     "pooling",
     {
@@ -110,6 +131,7 @@ POOLINGS: Registry[nn.Module] = Registry(
         "gem_frozen": frozen_gem_pooling,
         "max": max_pooling,
         "mean+max": mean_max_pooling,
+        "native": NativePooling,
         "none": NoPooling,
     },
     "sightline.poolings",

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ class CutBackbone:
         backbone: left as it is.
         n_upper: stages of the upper part; None for about a third of them.
         side: of the square images that it sees.
+        pool: what is done with the feature map: it may have weights of the backbone, too.
 
     Attributes:
         n_upper: stages of the upper part.
@@ -79,7 +80,9 @@ class CutBackbone:
         True
     """
 
-    def __init__(self, backbone: nn.Module, n_upper: int | None, side: int) -> None:
+    def __init__(
+        self, backbone: nn.Module, n_upper: int | None, side: int, pool: Callable[[Tensor], Tensor] = lambda maps: maps
+    ) -> None:
         names = stage_names(backbone)
         if len(names) < 2:
             raise InputError(
@@ -108,16 +111,16 @@ class CutBackbone:
                 raise InputError(
                     "the backbone cannot be cut: its upper stages read more than the lower ones' output; use 'full'"
                 )
-        self.upper_weights = self._reached_weights(features)
+        self.upper_weights = self._reached_weights(features, pool)
         backbone.train(was_training)
 
-    def _reached_weights(self, features: Tensor) -> list[str]:
+    def _reached_weights(self, features: Tensor, pool: Callable[[Tensor], Tensor]) -> list[str]:
         """The names of the backbone's weights that the upper part's output depends on."""
         weights = dict(self._backbone.named_parameters())
         learned = [weight.requires_grad for weight in weights.values()]
         self._backbone.requires_grad_()
         with torch.enable_grad():
-            gradients = torch.autograd.grad(self.upper(features).sum(), list(weights.values()), allow_unused=True)
+            gradients = torch.autograd.grad(pool(self.upper(features)).sum(), list(weights.values()), allow_unused=True)
         for weight, learns in zip(weights.values(), learned, strict=True):
             weight.requires_grad_(learns)
         return [name for name, gradient in zip(weights, gradients, strict=True) if gradient is not None]
@@ -197,9 +200,9 @@ class UpperEncoder(nn.Module):
         self.encoder = encoder
         _, _, n_upper = adaptation.partition(":")
         side = encoder.settings.preprocessing.crop
-        self.cut = (
-            None if adaptation == "frozen" else CutBackbone(encoder.backbone, int(n_upper) if n_upper else None, side)
-        )
+        stages = int(n_upper) if n_upper else None
+        # Every pooling reaches the same weights of the backbone, but for one that is a part of it.
+        self.cut = None if adaptation == "frozen" else CutBackbone(encoder.backbone, stages, side, encoder.pooling)
         encoder.learn_only(() if self.cut is None else self.cut.upper_weights, pooling=self.cut is not None)
 
     @property
