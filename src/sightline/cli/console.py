@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run the module that a wrapped encoder names.")]
+Backend = Annotated[str, typer.Option(help="What runs the encoder: auto, torch, onnx or openvino.")]
+ENCODER = "an encoder folder such as run/encoder, `bundled`, timm:NAME or owner/name on a hub"
 
 
 def echo(message: object, err: bool = False) -> None:
@@ -59,18 +61,26 @@ def named_values(option: str, words: list[str]) -> dict[str, str]:
     return found
 
 
-def read_encoder(folder: Path, trust: bool = False) -> "Encoder":
-    """The encoder of a folder. Imports torch here, so that help and faulty options answer without it."""
+def read_encoder(folder: Path, trust: bool = False, backend: str = "auto") -> "Encoder":
+    """The encoder by that name. Imports torch here, so that help and faulty options answer without it."""
     from sightline.models.encoder import Encoder
+    from sightline.models.inference import check_backend
 
-    return Encoder.from_pretrained(folder, trust=trust)
+    check_backend(backend)
+    encoder = Encoder.from_pretrained(str(folder), trust=trust)
+    encoder.backend = backend
+    return encoder
 
 
-def encoder_for(gallery: "Gallery", folder: Path | None, trust: bool) -> "Encoder | None":
-    """The encoder of the folder given, or the gallery's own with ``trust``; None lets the gallery load its own."""
+def encoder_for(gallery: "Gallery", folder: Path | None, trust: bool, backend: str) -> "Encoder | None":
+    """The encoder of the folder given, or the gallery's own; None lets the gallery load its own once it must."""
     if folder is not None:
-        return read_encoder(folder, trust)
-    return gallery.encoder(trust) if trust else None
+        return read_encoder(folder, trust, backend)
+    if not trust and backend == "auto":
+        return None
+    encoder = gallery.encoder(trust)
+    encoder.backend = backend
+    return encoder
 
 
 def read_table(file: Path, split: str | None = None) -> "EmbeddingTable":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sightline.cli.console import Trust, echo, read_encoder, read_images
+from sightline.cli.console import ENCODER, Backend, Trust, echo, read_encoder, read_images
 from sightline.errors import InputError
 
 export = typer.Typer(no_args_is_help=True, help="Export an encoder: model card, ONNX, hub.")
@@ -13,12 +13,13 @@ EncoderFolder = Annotated[Path, typer.Argument(help="Encoder folder, or a run fo
 
 
 def embed(
-    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder.")],
+    encoder: Annotated[Path, typer.Argument(help=f"What embeds: {ENCODER}.")],
     source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")],
     out: Annotated[Path, typer.Option(help="Embedding table to write (.parquet).")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
     """Embed every image and write vectors, ids and labels to one file; under torchrun, one file a process."""
@@ -27,19 +28,20 @@ def embed(
 
     manifest = read_manifest(source, labelled=False)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
-    model = read_encoder(encoder, trust).to(own_device())
+    model = read_encoder(encoder, trust, backend).to(own_device())
     table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
     echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
 
 
 def whiten(
-    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder.")],
+    encoder: Annotated[Path, typer.Argument(help=f"What to whiten: {ENCODER}.")],
     source: Annotated[Path, typer.Argument(help="Training images: a table by `sightline embed`, a manifest or a folder.")],
     out: Annotated[Path, typer.Option(help="Encoder folder to write, or a .safetensors file for the whitening alone.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; default: all that vary.")] = None,
     power: Annotated[float, typer.Option(help="0 rotates, 0.5 makes all variances 1.")] = 0.25,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
     """Fit a PCA whitening on an encoder's vectors and write the encoder that applies it."""
@@ -49,7 +51,7 @@ def whiten(
     from sightline.models.embed import embed_manifest
     from sightline.models.heads import Whitening
 
-    plain = read_encoder(encoder, trust)
+    plain = read_encoder(encoder, trust, backend)
     table = read_images(source, split)
     if isinstance(table, Manifest):
         table = embed_manifest(plain, table, n_workers=workers, show_progress=True)

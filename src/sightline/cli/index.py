@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import Trust, echo, encoder_for, expand_settings, read_encoder, read_images
+from sightline.cli.console import ENCODER, Backend, Trust, echo, encoder_for, expand_settings, read_encoder, read_images
 from sightline.errors import InputError, raise_faults
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def open_gallery(address: str | Path, *, read_only: bool = False) -> "Gallery":
 @app.command()
 @expand_settings
 def build(
-    encoder: Annotated[Path, typer.Argument(help="Encoder folder, such as run/encoder; copied into the gallery.")],
+    encoder: Annotated[Path, typer.Argument(help=f"What embeds, copied into the gallery: {ENCODER}.")],
     source: Source,
     options: IngestOptions,
     out: Annotated[str, typer.Option(help="Gallery folder or Milvus address; an existing gallery is updated.")],
@@ -84,13 +84,14 @@ def build(
     recall: Annotated[
         float | None, typer.Option(help="Share of the true 10 nearest items that the index must find; default: 0.95.")
     ] = None,
+    backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
     """Embed all new and changed images, and build the search index; the vectors of a table are added as they are."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery, own_folder
     from sightline.ood.rejector import Rejector
 
-    model = read_encoder(encoder, trust)
+    model = read_encoder(encoder, trust, backend)
     given = own_folder(encoder, REJECTOR_FOLDER)
     rejector = None if given is None else Rejector.load(given, model.fingerprint())
     images = read_images(source, options.split)
@@ -113,12 +114,13 @@ def add(
     source: Source,
     options: IngestOptions,
     encoder: Annotated[Path | None, typer.Option(help="Encoder folder; default: the one in the gallery's folder.")] = None,
+    backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
     """Add images or a table; unchanged images are not embedded again."""
     images = read_images(source, options.split)
     with open_gallery(gallery) as opened:
-        options.add_images(opened, encoder_for(opened, encoder, trust), images)
+        options.add_images(opened, encoder_for(opened, encoder, trust, backend), images)
         if opened.index_is_behind():
             _build_index(opened, None, None)
         _print_age(opened)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.console import RefineOptions, Trust, echo, encoder_for, expand_settings, read_encoder, read_table
+from sightline.cli.console import (
+    Backend,
+    RefineOptions,
+    Trust,
+    echo,
+    encoder_for,
+    expand_settings,
+    read_encoder,
+    read_table,
+)
 from sightline.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -48,6 +57,7 @@ def search(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON with all metadata.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with the images to this file.")] = None,
+    backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
     """Find the nearest images in a gallery or a table; print rank, similarity, path and labels."""
@@ -60,14 +70,14 @@ def search(
     if table is not None:
         if encoder is None or any((where, json, html, root)) or (refine, rejection) != (RefineOptions(), RejectOptions()):
             raise InputError("--table requires --encoder and allows no other option than -k")
-        hits = search_images(read_encoder(encoder, trust), read_table(table), queries, k)
+        hits = search_images(read_encoder(encoder, trust, backend), read_table(table), queries, k)
         found = [Answer(image, image, nearest) for image, nearest in zip(queries, hits, strict=True)]
     else:
         if not rejection.reject and rejection != RejectOptions():
             raise InputError("--policy and --rejector require --reject")
         options = QueryOptions(k, where, refine.refinement(), rejection.policy, explain=True)
         with Gallery.open(str(gallery), read_only=True) as opened:
-            model = encoder_for(opened, encoder, trust)
+            model = encoder_for(opened, encoder, trust, backend)
             judge = _rejector(opened, rejection.rejector, rejection.policy) if rejection.reject else None
             found = ask(opened, queries, options, encoder=model, rejector=judge, root=root)
         for repair in opened.repairs:
@@ -116,6 +126,7 @@ def serve(
     public_read: Annotated[bool | None, typer.Option("--public-read", help="Allow reading without a token.")] = None,
     read_only: Annotated[bool | None, typer.Option("--read-only", help="Allow no writes.")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of processes; default: 1.")] = None,
+    backend: Annotated[str | None, typer.Option(help="What runs encoders: auto, torch, onnx or openvino.")] = None,
     trust: Trust = False,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""
@@ -133,6 +144,7 @@ def serve(
         "public_read": public_read,
         "read_only": read_only,
         "workers": workers,
+        "backend": backend,
         "trust": trust or None,
     }
     run(read_settings(config, given), echo)

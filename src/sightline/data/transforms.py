@@ -117,7 +117,9 @@ class TrainTransform:
         if self.colour_jitter:
             image = v2.ColorJitter(self.colour_jitter, self.colour_jitter, self.colour_jitter)(image)
         pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)  # channels last, which is faster
-        resized = F.interpolate(pixels, (side, side), mode=self.preprocessing.interpolation, antialias=True)[0].permute(1, 2, 0)
+        resized = F.interpolate(pixels, (side, side), mode=self.preprocessing.interpolation, antialias=True)[0].permute(
+            1, 2, 0
+        )
         return resized.flip(1) if torch.rand(()) < self.flip else resized
 
     def pixels(self, image: Image.Image) -> Tensor:

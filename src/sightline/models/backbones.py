@@ -82,11 +82,12 @@ def create_backbone(name: str, weights: str | None = None, side: int | None = No
     return model
 
 
-def _fixed_size(name: str, side: int | None) -> dict[str, int]:
+def _fixed_size(name: str, side: int | None) -> dict[str, Any]:
     """What a model that takes one image size alone, as most transformers do, is told of another size."""
     config = timm.get_pretrained_cfg(name)
-    is_fixed = config is not None and config.fixed_input_size
-    return {"img_size": side} if is_fixed and side not in (None, config.input_size[-1]) else {}
+    if config is None or not config.fixed_input_size or side in (None, config.input_size[-1]):
+        return {}
+    return {"img_size": side}
 
 
 def _without_distillation_token(stored: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ def embed_manifest(
     batch_size: int = 64,
     n_workers: int = 0,
     show_progress: bool = False,
-    backend: str = "auto",
+    backend: str | None = None,
 ) -> EmbeddingTable:
     """A vector for each image of the manifest, in its order; one error names all images that cannot be read.
 

@@ -23,6 +23,7 @@ from sightline.data.transforms import Preprocessing, eval_transform
 from sightline.errors import InputError
 from sightline.files import copy_folder, read_json_object, recovered_folder, regular_file, replaced_folder
 from sightline.models.backbones import (
+    BUNDLED,
     FreezeBatchNorm,
     adapters,
     add_lora,
@@ -89,6 +90,7 @@ class Encoder(nn.Module):
         known = {"n_prefix_tokens": n_prefix_tokens(backbone), "n_channels": self.n_channels, "backbone": backbone}
         self.pooling = POOLINGS.create(settings.pooling, {}, trust=trust, **known)
         self._learning: frozenset[str] | None = None
+        self.backend = "auto"  # what encodes, where a call does not say
         self._backend: tuple[object, Backend] | None = None
         self.head = Head(self.n_channels, settings.embedding_dim, settings.feature_norm, settings.whitening_dim)
         self.allow_gradients()
@@ -325,7 +327,7 @@ class Encoder(nn.Module):
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
-        backend: str = "auto",
+        backend: str | None = None,
     ) -> NDArray[np.float32]:
         """One unit vector for each image, in the order given.
 
@@ -335,7 +337,7 @@ class Encoder(nn.Module):
             n_workers: processes that read images ahead; 0 reads them in threads.
             show_progress: draw a progress bar.
             backend: what computes: ``auto``, ``torch``, ``onnx`` or ``openvino``; see
-                :func:`~sightline.models.inference.open_backend`.
+                :func:`~sightline.models.inference.open_backend`. None for the encoder's own attribute ``backend``.
 
         Returns:
             (N, D) float32.
@@ -352,7 +354,7 @@ class Encoder(nn.Module):
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
-        backend: str = "auto",
+        backend: str | None = None,
         pooled: bool = False,
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it, by torch.
@@ -365,7 +367,7 @@ class Encoder(nn.Module):
         if was_training := self.training:  # asked, as it goes through every layer
             self.eval()
         try:
-            compute = torch_backend(self, self.pooled) if pooled else self._opened(backend, len(dataset))
+            compute = torch_backend(self, self.pooled) if pooled else self._opened(backend or self.backend, len(dataset))
             for batch in tracked(reading, "Embedding", len(batches), show_progress):
                 vectors[batch.places.numpy()] = compute(batch.images)
         finally:
@@ -448,16 +450,20 @@ class Encoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, revision: str | None = None, trust: bool = False) -> "Encoder":
-        """The encoder that :meth:`save_pretrained` wrote there, or that :meth:`push_to_hub` uploaded.
+        """The encoder that :meth:`save_pretrained` wrote there or :meth:`push_to_hub` uploaded, or a pretrained one.
 
         Args:
-            folder: a folder; or, as a string, ``owner/name`` on a hub where there is no such folder.
+            folder: a folder. Where there is no such folder: ``bundled`` for the pretrained encoder that needs no network;
+                ``timm:NAME`` for a timm model with its weights from the hub, as it was trained; or ``owner/name`` on a hub,
+                as a string.
             revision: of a hub's: branch, tag or commit; None for ``main``.
             trust: import and run the factory of a wrapped module, or a pooling that the encoder names as
                 ``package.module:Name``; otherwise they are refused.
         """
         hub_name, folder = folder, recovered_folder(Path(folder))
         root = folder
+        if (stock := _stock_model(str(hub_name))) and not folder.exists():
+            return cls.create(stock[0], None, "native", stock[1], feature_norm="none").eval()
         if revision is not None and folder.exists():
             raise InputError(f"{folder}: revision is for a hub, and this is a folder; got revision {revision!r}")
         if is_hub_name(hub_name) and not folder.exists():
@@ -496,6 +502,12 @@ def check_encoder(encoder: object) -> None:
     if not isinstance(encoder, Encoder):
         hint = "; Encoder.from_pretrained reads a folder" if isinstance(encoder, str | Path) else ""
         raise InputError(f"encoder must be an Encoder, got {type(encoder).__name__}{hint}; Encoder.wrap wraps any module")
+
+
+def _stock_model(name: str) -> tuple[str, str] | None:
+    """The timm model and its weights that ``bundled`` or ``timm:NAME`` stand for; None for any other name."""
+    kind, _, model = name.partition(":")
+    return (BUNDLED, "bundled") if name == "bundled" else (model, "hub") if kind == "timm" and model else None
 
 
 def _create_backbone(settings: EncoderSettings, trust: bool) -> nn.Module:

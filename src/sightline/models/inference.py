@@ -116,7 +116,7 @@ def torch_backend(encoder: "Encoder", compute: Callable[[Tensor], Tensor] | None
 
     def run(images: Tensor) -> NDArray[np.float32]:
         with torch.inference_mode():
-            return function(images.to(device)).float().cpu().numpy()  # type: ignore[no-any-return]
+            return function(images.to(device)).float().cpu().numpy()
 
     return run
 

@@ -19,6 +19,7 @@ from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names
 from sightline.gallery.query import Answer
 from sightline.models.encoder import Encoder
+from sightline.models.inference import open_backend
 from sightline.serve.collection import Collection, SearchJob
 from sightline.serve.guard import Gate, metrics_text
 from sightline.serve.pictures import Pictures, decode_upload
@@ -109,6 +110,7 @@ class Encoding:
 
     def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
         self.encoder = encoder.eval()
+        self._run = open_backend(self.encoder, settings.backend)
         self.transform = eval_transform(encoder.settings.preprocessing)
         self._n_threads = torch.get_num_threads()
         self.batcher: Batcher[Tensor, NDArray[np.float32]] = Batcher(
@@ -122,10 +124,7 @@ class Encoding:
         self._encode([torch.zeros(3, side, side)])
 
     def _encode(self, images: list[Tensor]) -> list[NDArray[np.float32]]:
-        device = next(self.encoder.parameters()).device
-        with torch.inference_mode():
-            vectors: NDArray[np.float32] = self.encoder(torch.stack(images).to(device)).float().cpu().numpy()
-        return list(vectors)
+        return list(self._run(torch.stack(images)))
 
 
 class Service(Gate):

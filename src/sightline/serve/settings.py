@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from sightline.errors import InputError, choose, names, raise_faults
 from sightline.files import read_toml, replaced
+from sightline.models.inference import BackendName
 
 PREFIX = "SIGHTLINE_SERVE_"
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP"]
@@ -37,6 +38,7 @@ class ServeSettings(BaseModel):
         token_file: written by `sightline token`; required on any address but loopback, unless ``public_read``.
         public_read: allow reading without a token.
         read_only: refuse all writes.
+        backend: what runs the encoders: ``auto``, ``torch``, ``onnx`` or ``openvino``.
         trust: import and run the module that a wrapped encoder of a gallery names.
         allowed_hosts: host names that requests may use; empty allows the loopback names on loopback and any name elsewhere.
         trusted_proxies: addresses of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted.
@@ -70,6 +72,7 @@ class ServeSettings(BaseModel):
     token_file: Path | None = None
     public_read: bool = False
     read_only: bool = False
+    backend: BackendName = "auto"
     trust: bool = False
     allowed_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
