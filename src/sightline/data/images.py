@@ -5,6 +5,8 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import cache
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -12,7 +14,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 import polars as pl
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError, named_errors, raise_faults
@@ -20,7 +22,8 @@ from sightline.progress import tracked
 
 # What is decoded, whatever a file is called: no format for which Pillow starts a program, as it does for EPS, and none
 # that is rare in collections of photos. "JPEG" takes in the double images of phones.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
+HEIF_SUFFIXES = frozenset((".heic", ".heif"))
 WHITE = (255, 255, 255, 255)
 CHUNK = 4096  # images handed to the threads at once: a million waiting ones take 1.5 GB
 LARGE = 50_000_000  # pixels: more than any camera in common use, and slow to decode in every epoch
@@ -29,13 +32,30 @@ BROKEN = "not a readable image"  # on such bytes Pillow's decoders raise anythin
 
 
 def open_image(source: Path | IO[bytes]) -> Image.Image:
-    """Read an image's header, if it is of one of ``FORMATS``; a link may lead to the file, which must be a regular one.
+    """Read an image's header, if it is of one of ``FORMATS`` or, with pillow-heif, HEIC; the file must be a regular one.
 
+    A link may lead to it.
     Pixels are decoded when they are used; more than 179 million are refused, by Pillow's limit against decompression bombs.
     """
     if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
         raise OSError("not a regular file")  # a pipe would be waited for
-    return Image.open(source, formats=FORMATS)
+    try:
+        return Image.open(source, formats=_formats())
+    except UnidentifiedImageError:
+        if isinstance(source, Path) and source.suffix.lower() in HEIF_SUFFIXES and "HEIF" not in _formats():
+            raise OSError("HEIC images need pillow-heif: pip install 'sightline[heic]'") from None
+        raise
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """``FORMATS``, and HEIC where pillow-heif is installed, which then registers its decoder with Pillow."""
+    if find_spec("pillow_heif") is None:
+        return FORMATS
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    return (*FORMATS, "HEIF")
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
