@@ -8,7 +8,7 @@ from numba.core import event
 from sightline.progress import say
 
 
-class CompilationNotice(event.Listener):  # type: ignore[misc]
+class CompilationNotice(event.Listener):
     """Prints one line on standard error when a loop of this package is compiled; nothing where all come from disk."""
 
     def __init__(self) -> None:
