@@ -173,7 +173,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, judged, images, tmp_pa
         ([*fit, "--gallery-table", "x"], "--gallery"),
         (["ood", "fit", "--gallery", tmp_path / "empty"], "the gallery is empty"),
         ([*fit, "--out", tmp_path / "r", "--option", "tpr=1"], "--option tpr"),
-        ([*fit, "--out", tmp_path / "r", "--option", "k"], "--option 'k'"),
+        ([*fit, "--out", tmp_path / "r", "--option", "k"], "'k'"),
         (["index", "augment", judged, "--out", plain], "exists and is not empty"),
     ]
     for words, message in mistakes:
