@@ -239,7 +239,7 @@ def test_unknown_ids_are_named_and_none_is_removed(filled):
     ("queries", "k", "message"),
     [
         (draw(2), 0, "k is 0; at least 1 is needed"),
-        (draw(2, dim=3), 1, "queries .*gallery .* 3 and 8"),
+        (draw(2, dim=3), 1, "queries have 3 dimensions, the gallery 8"),
         (with_fault(np.nan), 1, "queries: NaN or infinity in 1 of 3 rows: '1'"),
         (draw(2).astype(float) * [[1], [1e300]], 1, "queries: NaN or infinity in 1 of 2 rows: '1'"),
     ],
