@@ -32,6 +32,7 @@ API = {
         "embed_manifest",
         "Manifest",
         "read_manifest",
+        "check_data",
     ],
     "Training": ["train", "tune", "Recipe", "read_recipe", "create_loss", "list_losses"],
     "Evaluation": [

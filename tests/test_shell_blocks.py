@@ -227,6 +227,7 @@ def small(words):
         numbers = iter((5, 2))
         return [str(next(numbers)) if before == "-k" else word for before, word in zip(["", *words], words, strict=False)]
     added = {
+        "data check": ["--recipe=none"],
         "data prepare": ["--subset"],
         "ood fit": [f"--option={one}" for one in ("epochs=1", "hidden=16")] if "heat" in words else [],
         "index build": ["--workers=0"],

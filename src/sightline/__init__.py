@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sightline import torchvision_operators
-
 if TYPE_CHECKING:
     from sightline import losses, ood
     from sightline.data.embedding_table import EmbeddingTable
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-torchvision_operators.install()  # for torchvision and timm, whichever is imported first
+import_module("sightline.torchvision_operators").install()  # timm can be imported after sightline, torch or not
 
 # Loaded on first use: losses alone need neither timm nor Lightning, and a command line's help needs not even torch.
 _MODULES = {

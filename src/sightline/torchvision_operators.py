@@ -62,6 +62,7 @@ class BeforeTorchvision:
 
 
 def install() -> None:
-    """Put a :class:`BeforeTorchvision` before the other finders, once."""
-    if not any(isinstance(finder, BeforeTorchvision) for finder in sys.meta_path):
+    """Put a :class:`BeforeTorchvision` before the other finders, once for each process."""
+    # By name: the class is another one where this module was imported, dropped and imported again.
+    if not any(type(finder).__name__ == BeforeTorchvision.__name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, BeforeTorchvision())

@@ -173,7 +173,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, judged, images, tmp_pa
         ([*fit, "--gallery-table", "x"], "--gallery"),
         (["ood", "fit", "--gallery", tmp_path / "empty"], "the gallery is empty"),
         ([*fit, "--out", tmp_path / "r", "--option", "tpr=1"], "--option tpr"),
-        ([*fit, "--out", tmp_path / "r", "--option", "k"], "--option 'k'"),
+        ([*fit, "--out", tmp_path / "r", "--option", "k"], "'k'"),
         (["index", "augment", judged, "--out", plain], "exists and is not empty"),
     ]
     for words, message in mistakes:
@@ -247,6 +247,7 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, encoder, gallery, i
     for words in (["search", query, "--gallery", address], ["index", "add", address, images, "--workers", 0]):
         assert "no encoder is saved" in sightline(*words)[2]
     assert "72 unchanged" in sightline("index", "add", address, images, "--workers", 0, "--encoder", encoder)[1]
+    assert "72 unchanged" in sightline(*build)[1]
     status, out, err = sightline("index", "remove", address, "--where", 'label_1 == "super1"')
     assert (out, "does not remember" in err) == (f"{address}: 24 removed, 48 left\n", True)
     assert sightline("index", "verify", address)[:2] == (0, f"{address}: 48 items, no fault\n")

@@ -176,3 +176,11 @@ def test_links_out_of_the_folder_and_names_with_line_breaks(sound, tmp_path):
     report = sl.check_data(sound, None)
     assert len(finding(report, "reached by links").details) == 2
     assert "\n  no fault" not in str(report)
+
+
+def test_what_the_sampler_warns_of_is_in_the_report(tmp_path):
+    folder = draw(tmp_path / "two", *(f"{s}/{s}{n}/{i}.png" for s in "ab" for n in range(3) for i in range(2)))
+    sampler = ["sampler.name=hierarchical", "sampler.batch_size=16", "sampler.per_class=2", "data.val_fraction=0"]
+    report = sl.check_data(folder, overrides=sampler)
+    assert "2 of 2 super-labels" in finding(report, "super-labels").title
+    assert report.faults == []

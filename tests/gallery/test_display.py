@@ -84,7 +84,7 @@ def test_an_answer_shows_query_results_scores_labels_and_the_verdict(gallery):
 
 
 def test_a_rejected_answer_says_so_and_survives_hostile_names():
-    verdict = Verdict(False, 7.5, 2.0, False, 0.1, 0.4)
+    verdict = Verdict(False, 7.5, 2.0, False, 0.1, 0.4, None)
     answer = Answer(NASTY, "/nowhere/a.png", [], "reject", verdict)
     page = Checked(answer._repr_html_())
     assert all(fact in page.text for fact in ("out-of-distribution", "7.5", "no match", "0.4"))

@@ -278,6 +278,13 @@ def test_a_database_with_another_name_is_read_and_not_written(folder, tmp_path):
         Gallery.open(folder)
 
 
+def test_a_folder_in_the_place_of_the_table_is_searched_around(folder):
+    expected = search(folder)
+    (folder / "vectors-0.f32").unlink()
+    (folder / "vectors-0.f32").mkdir()
+    assert search(folder) == search(folder, read_only=True) == expected
+
+
 def test_an_item_whose_row_no_block_has_is_replaced(folder):
     execute(folder, f"UPDATE items SET row = {2**62} WHERE id = 'item 3'")
     with Gallery.open(folder) as gallery:

@@ -370,3 +370,7 @@ def test_hooks_reach_the_parts_of_a_loss():
     assert len(loss[0].recent.rows) == 0
     assert keeps_batches(loss)
     assert not keeps_batches(losses.BlackBoxAPLoss())
+    recall = losses.BlackBoxRecallLoss(memory=1)
+    recall(torch.eye(2), [5, 5])
+    recall.reset()
+    assert len(recall.recent.rows) == 0

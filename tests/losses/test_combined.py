@@ -12,7 +12,6 @@ from sightline.losses.average_precision import SupAPLoss, sup_ap_loss
 from sightline.losses.base import flat_pairs
 from sightline.losses.contrastive import calibration_loss
 from sightline.losses.graded import sup_h_ap_loss, sup_ndcg_loss
-from sightline.losses.recall import sup_recall_loss
 from sightline.losses.sums import RoadmapLoss
 from sightline.ranking.pairs import batch_pairs, table_pairs
 from sightline.training.prepare import create_recipe_loss
@@ -83,13 +82,6 @@ def test_rod_ndcg_on_shared_levels_is_its_weighted_sum():
     assert_close(on_scores("rod_ndcg", scores, SHARED, weight=0.3), expected)
     ready = 0.7 * sup_ndcg_loss(scores, gains) + 0.3 * calibration_loss(scores, gains)
     assert_close(on_scores("rod_ndcg", scores, gains, weight=0.3), ready)
-
-
-@pytest.mark.parametrize("relevance", [SHARED > 0, SHARED, SHARED.double()])
-def test_rod_recall_is_its_weighted_sum(relevance):
-    scores = draw_scores()
-    expected = 0.7 * sup_recall_loss(scores, SHARED > 0, ks=(1, 2)) + 0.3 * calibration_loss(scores, SHARED > 0)
-    assert_close(on_scores("rod_recall", scores, relevance, weight=0.3, ks=(1, 2)), expected)
 
 
 @pytest.mark.parametrize("preset", ["paper", "released-code"])

@@ -245,7 +245,7 @@ def test_commands(sightline, tmp_path):
         ([*words, "--plot", "roc.txt"], "roc.txt"),
         ([*words, "--out-sets", f"far={files['near']}"], "twice"),
         ([*words, "--gallery-table", files["other"]], OTHER),
-        ([*words, "--gallery-table", files["fit"], "--far", 1.0], "far is 1.0"),
+        ([*words, "--gallery-table", files["fit"], "--far", 1.0], "got 1.0"),
         (["ood", "fit", files["fit"]], "--out"),
     ):
         status, out, err = sightline(*wrong)

@@ -51,7 +51,7 @@ def test_terms_of_a_loss_are_drawn_one_by_one():
 def test_bars_show_shares_and_histograms_thresholds():
     panel = severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
     assert_close([bar.get_height() for bar in panel.figure.axes[0].patches], [50.0, 25.0, 25.0, 20.0, 30.0, 50.0])
-    histogram = np.zeros((2, 100), np.int64)
+    histogram = np.zeros((3, 100), np.int64)  # of one kind there are no pairs
     histogram[0, 90], histogram[1, 60] = 4, 9
     axes = score_panel("m", histogram, {"alpha": 0.9, "beta": 0.6}).figure.axes[0]
     assert [line.get_xdata()[0] for line in axes.lines] == [0.9, 0.6]

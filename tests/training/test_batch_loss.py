@@ -42,7 +42,9 @@ def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_part
     loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
     (first, first_labels), (second, second_labels) = draw(0), draw(1)
     assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
-    expected = (SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, first[2:], first_labels[2:])) / 2
+    expected = (
+        SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, None, first[2:], first_labels[2:])
+    ) / 2
     assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
 
 
@@ -55,7 +57,9 @@ def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
         assert_close(together.terms, {f"batch{name}": part(first, first_labels) for name, part in parts.items()})
         together(second, second_labels, torch.arange(6) + 6)
         expected = {f"batch{name}": part(second, second_labels) for name, part in parts.items()}
-        expected |= {f"memory{name}": part(second, second_labels, first, first_labels) for name, part in parts.items()}
+        expected |= {
+            f"memory{name}": part(second, second_labels, None, first, first_labels) for name, part in parts.items()
+        }
         assert_close(together.terms, expected)
 
 

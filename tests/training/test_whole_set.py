@@ -54,8 +54,8 @@ def test_an_item_never_meets_itself(memory, name):
     ids = torch.tensor([20, 21])
     batch, labels = rows(2, 3).requires_grad_(), torch.tensor([[7], [8]])
     loss = create_loss(name)
-    alone = loss(batch, labels, torch.cat([batch, memory.rows]), torch.cat([labels, memory.labels]))
-    apart = loss(batch, labels, memory.rows, memory.labels)
+    alone = loss(batch, labels, ref_emb=torch.cat([batch, memory.rows]), ref_labels=torch.cat([labels, memory.labels]))
+    apart = loss(batch, labels, ref_emb=memory.rows, ref_labels=memory.labels)
     assert_close(BatchLoss(loss, memory, joined=True)(batch, labels, ids), alone)
     if name != "contrastive":  # whose irrelevant pairs count, each with the other item of the batch too
         assert_close(alone, apart)

@@ -1,5 +1,6 @@
 """Whether a set of images is sound, and whether a recipe can train on it."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -67,9 +68,17 @@ def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
         if len(small):
             yield _small_classes(train_part, labels, small, recipe.sampler)
         # What else is wrong shows once those classes are gone.
-        select_images(manifest, override_recipe(recipe, ["sampler.skip_small_classes=true"]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            select_images(manifest, override_recipe(recipe, ["sampler.skip_small_classes=true"]))
+        yield from (Finding(_plain(one.message, manifest)) for one in caught if one.category is UserWarning)
     except InputError as error:
-        yield Finding(str(error).removeprefix(f"{manifest.source}: ").removeprefix("sampler: "), is_fault=True)
+        yield Finding(_plain(error, manifest), is_fault=True)
+
+
+def _plain(message: object, manifest: Manifest) -> str:
+    """A message without the names of what is checked, which the report has already."""
+    return str(message).removeprefix(f"{manifest.source}: ").removeprefix("sampler: ")
 
 
 def _small_classes(
