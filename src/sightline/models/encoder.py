@@ -85,8 +85,8 @@ class Encoder(nn.Module):
         self.backbone = backbone
         if settings.pooling == "cls" and not has_class_token(backbone):
             raise InputError(f"pooling 'cls' needs a class token, backbone {settings.backbone!r} has none")
-        n_features = backbone.num_features if settings.pooling != "native" else backbone.head_hidden_size
-        self.n_channels = int(n_features)  # type: ignore[arg-type]
+        own = getattr(backbone, "head_hidden_size", backbone.num_features)  # behind the backbone's own pooling
+        self.n_channels = int(own if settings.pooling == "native" else backbone.num_features)  # type: ignore[arg-type]
         known = {"n_prefix_tokens": n_prefix_tokens(backbone), "n_channels": self.n_channels, "backbone": backbone}
         self.pooling = POOLINGS.create(settings.pooling, {}, trust=trust, **known)
         self._learning: frozenset[str] | None = None

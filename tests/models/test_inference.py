@@ -1,0 +1,117 @@
+"""Vectors by ONNX Runtime and OpenVINO are those of torch, made once, and torch stands in where an export fails."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sightline import Encoder, InputError
+from sightline.models import inference
+from sightline.models.heads import Whitening
+from sightline.models.inference import onnx_file, open_backend
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
+
+
+def pictures(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return [Image.fromarray(rng.integers(0, 256, (20 + n % 3, 30, 3), np.uint8)) for n in range(n)]
+
+
+def tiny(**options):
+    return Encoder.create("tiny", 8, image_size=32, **options).eval()
+
+
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_vectors_are_those_of_torch_in_any_number(backend, capsys):
+    encoder = tiny()
+    for n in (1, 17, 40):
+        found, expected = (encoder.encode(pictures(n), backend=one) for one in (backend, "torch"))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert capsys.readouterr().err.count("exporting") == 1  # made once, then kept
+    assert encoder.encode([], backend=backend).shape == (0, 8)
+
+
+def test_pooling_whitening_and_adapters_are_exported():
+    vectors = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    encoders = [tiny(pooling="mean+max").whitened(Whitening.fit(vectors, 5)), tiny(feature_norm="l2")]
+    encoders[1].add_lora(rank=2)
+    for weight in encoders[1].backbone.parameters():
+        weight.data += 0.01
+    for encoder in encoders:
+        np.testing.assert_allclose(
+            encoder.encode(pictures(3), backend="onnx"), encoder.encode(pictures(3), backend="torch"), atol=1e-5
+        )
+
+
+def test_weights_that_change_are_not_answered_from_the_old_export():
+    encoder = tiny()
+    before = encoder.encode(pictures(3), backend="onnx")
+    with torch.no_grad():
+        next(encoder.backbone.parameters()).mul_(-1)
+    after = encoder.encode(pictures(3), backend="onnx")
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, encoder.encode(pictures(3), backend="torch"), atol=1e-5)
+    copied = copy.deepcopy(encoder)  # without the session, which cannot be copied
+    np.testing.assert_array_equal(copied.encode(pictures(3), backend="onnx"), after)
+
+
+def test_auto_exports_for_many_images_and_uses_what_is_there(monkeypatch):
+    encoder = tiny()
+    encoder.encode(pictures(3))
+    assert not onnx_file(encoder).exists()
+    encoder.encode(pictures(inference.WORTH_EXPORTING))
+    assert onnx_file(encoder).is_file()
+    opened = []
+    monkeypatch.setattr(inference, "onnx_backend", lambda file: opened.append(file) or inference.torch_backend(encoder))
+    tiny().encode(pictures(3))
+    assert opened == [onnx_file(encoder)]
+
+
+def test_an_export_that_differs_is_refused_and_auto_falls_back_once(monkeypatch, capsys):
+    encoder = tiny()
+    monkeypatch.setattr(inference, "LARGEST_DIFFERENCE", -1.0)
+    with pytest.raises(InputError, match="differ from torch's"):
+        open_backend(encoder, "onnx")
+    assert not onnx_file(encoder).exists()
+    for _ in range(2):
+        assert open_backend(encoder, "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+    assert capsys.readouterr().err.count("so torch does") == 1
+
+
+def test_what_is_not_there_is_named(monkeypatch):
+    with pytest.raises(InputError, match=r"'onx'.*'onnx'"):
+        tiny().encode(pictures(1), backend="onx")
+    monkeypatch.setattr(inference, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"openvino.*sightline\[openvino\]"):
+        open_backend(tiny(), "openvino")
+    assert open_backend(tiny(), "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+
+
+def test_images_that_cannot_be_read_are_all_named(tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    pictures(1)[0].save(tmp_path / "c.png")
+    with pytest.raises(InputError) as refused:
+        tiny().encode([tmp_path / name for name in ("a.png", "c.png", "b.png")])
+    assert all(name in str(refused.value) for name in ("a.png", "b.png"))
+    assert "c.png" not in str(refused.value)
+
+
+def test_a_pretrained_encoder_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bundled = Encoder.from_pretrained("bundled")
+    assert (bundled.dim, bundled.settings.pooling, bundled.settings.preprocessing.interpolation) == (
+        1280,
+        "native",
+        "bicubic",
+    )
+    tiny().save_pretrained("bundled")  # a folder goes first
+    assert Encoder.from_pretrained("bundled").dim == 8
+    with pytest.raises(InputError, match=r"'resnet51'.*did you mean"):
+        Encoder.from_pretrained("timm:resnet51")
