@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch.nn.functional import normalize
 
 from sightline import Encoder, InputError
+from sightline.models.backbones import timm
 from sightline.models.stages import UpperEncoder
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3}
