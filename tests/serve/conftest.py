@@ -31,7 +31,8 @@ def serving():
     opened = []
 
     def start(*galleries: Path, **settings) -> TestClient:
-        app = create_app(read_settings(given={"galleries": list(galleries), **settings}, environ={}))
+        # By torch: tests look at its passes. `client` has the default, ONNX Runtime.
+        app = create_app(read_settings(given={"galleries": list(galleries), "backend": "torch", **settings}, environ={}))
         client = TestClient(app, base_url=BASE, raise_server_exceptions=False)
         client.__enter__()
         opened.append(client)
