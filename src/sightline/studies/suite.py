@@ -233,7 +233,7 @@ class Cell:
         return f"{self.row.name}, {self.data}, seed {self.seed}"
 
     def describe(self) -> dict[str, Any]:
-        """What its result file says about it: every option of recipe and loss, defaults included; equal for rows of one run."""
+        """What its result file says about it: every option of recipe and loss, with defaults; equal for rows of one run."""
         loss = self.recipe.loss
         return {
             "trained": self.row.trained,
