@@ -181,7 +181,8 @@ def test_images_that_are_not_there_are_named(cells, other_manifest, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"), [(["--tables", "--repeat"], ["--tables", "--repeat"]), (["--data", "glyphs"], ["--data 'glyphs'"])]
+    ("words", "facts"),
+    [(["--tables", "--repeat"], ["--tables", "--repeat"]), (["--data", "glyphs"], ["--data", "'glyphs'"])],
 )
 def test_what_the_command_cannot_do_is_refused(words, facts, sightline, tmp_path):
     status, _, err = sightline("benchmark", SUITES / "glyphs-smoke.toml", "--out", tmp_path, *words)

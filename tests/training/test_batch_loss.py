@@ -66,15 +66,6 @@ def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
         assert_close(together.terms, expected)
 
 
-def test_a_batch_tells_the_terms_of_its_loss():
-    embeddings, labels = draw(0)
-    loss, single = BatchLoss(create_loss("roadmap")), BatchLoss(SupAPLoss())
-    for one in (loss, single):
-        one(embeddings, labels, torch.arange(6))
-    assert_close(loss.terms["sup_ap"], SupAPLoss()(embeddings, labels))
-    assert single.terms == {}  # its value says it all
-
-
 def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
     loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
     for step in range(2):
@@ -85,16 +76,6 @@ def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
     loss(leaf, labels, torch.arange(6) + 12).backward()
     assert leaf.grad.abs().sum() > 0
     assert not loss.memory.rows.requires_grad
-
-
-def test_state_is_restored_to_the_bit():
-    loss, other = (BatchLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
-    for step in range(2):
-        loss(*draw(step), torch.arange(6) + 6 * step)
-    other.load_state_dict(loss.state_dict())
-    embeddings, labels = draw(5)
-    assert_close(other(embeddings, labels, torch.arange(6)), loss(embeddings, labels, torch.arange(6)), rtol=0, atol=0)
-    assert_close(other.state_dict(), loss.state_dict(), rtol=0, atol=0)
 
 
 def test_proxies_follow_the_mean_of_their_class():

@@ -101,8 +101,8 @@ CODE = {"format": 1, "position": {}, "encoder": torch.nn.Linear(1, 1)}  # would 
 @pytest.mark.parametrize(
     ("stored", "fact"),
     [
-        *((stored, "format None") for stored in ({"weight": torch.ones(1)}, [1, 2], torch.ones(2))),
-        ({"format": 99, "position": {}}, "format 99"),
+        *((stored, "format .*None") for stored in ({"weight": torch.ones(1)}, [1, 2], torch.ones(2))),
+        ({"format": 99, "position": {}}, "format .*99"),
         *(({"format": 1, "position": odd}, next(iter(odd))) for odd in ODD_POSITIONS),
         ({"format": 1}, "position"),
         (CODE, ""),
@@ -127,33 +127,26 @@ def test_what_does_not_fit_is_refused_by_the_checkpoints_name(tmp_path):
 CPU = torch.device("cpu")
 
 
-def git(folder, *words):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+def test_versions_device_command_and_git(monkeypatch, tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
 
-
-def test_versions_device_and_command(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
-    found = environment(CPU)
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
-    assert (found["sightline"], found["device"], found["processes"]) == (__version__, "cpu", 1)
-    assert found["threads"] == torch.get_num_threads()
-    assert found["command"] == "sightline train 'a b.toml'"
-    assert {"numba", "timm"} <= found.keys()
-
-
-def test_git_commit_and_whether_the_tree_is_dirty(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "git" not in environment(CPU)
-    git(tmp_path, "init")
+    monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
+    found = environment(CPU)
+    assert (found["python"], found["sightline"]) == (platform.python_version(), __version__)
+    assert (found["device"], found["processes"], found["threads"]) == ("cpu", 1, torch.get_num_threads())
+    assert found["command"] == "sightline train 'a b.toml'"
+    assert "git" not in found
+    git("init")
     assert "git" not in environment(CPU)  # nothing is committed yet
     (tmp_path / "a").write_text("1")
-    git(tmp_path, "add", "a")
-    git(tmp_path, "commit", "-m", "a")
-    assert environment(CPU)["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
+    git("add", "a")
+    git("commit", "-m", "a")
+    assert environment(CPU)["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "a").write_text("2")
     assert environment(CPU)["git"]["dirty"] is True
     monkeypatch.setenv("PATH", "")
