@@ -1,4 +1,4 @@
-"""What the decomposability term is worth by batch size: SupAP with and without it on the embedded characters.
+"""The gain of the decomposability term by batch size: SupAP with and without it on the embedded characters.
 
 The backbone stays frozen and the head learns from its features, so that a run takes seconds; every run sees the same number
 of images. `python benchmarks/batch_size.py --out docs` writes the picture and the section "Batch size" of docs/training.md.

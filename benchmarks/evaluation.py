@@ -2,7 +2,7 @@
 
 Times are the smallest of several runs in one process; memory is that of a process which does nothing else.
 `python benchmarks/evaluation.py --out docs/performance.md` replaces the section "Evaluation" of that file; figures are
-ratios, for the machine is shared.
+ratios, because the machine is shared.
 """
 
 import argparse

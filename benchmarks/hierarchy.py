@@ -1,10 +1,10 @@
-"""What the tree builder is worth: trees rebuilt from names and images against the true ones, and its speed.
+"""Quality and speed of the tree builder: trees rebuilt from names and images, compared with the true ones.
 
 ``python benchmarks/hierarchy.py trees --emoji data/emoji/manifest.csv --out data/trees`` hides the categories of the emoji,
 builds a tree from their names without review, does the same for glyphs from images, compares with the true trees, and
-writes a manifest for each tree: what is trained on has that tree, what is tested on the true one. ``train --trees
-data/trees --out data/tree-runs`` trains on them, as the suites ``benchmarks/trees/*.toml`` say; stopped, it goes on where
-it was. ``scale`` takes 100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md``
+writes a manifest for each tree: training uses that tree, testing the true one. ``train --trees
+data/trees --out data/tree-runs`` trains on them, as the suites ``benchmarks/trees/*.toml`` define; if stopped, it
+resumes. ``scale`` takes 100,000 generated labels from collect to apply. Each prints a table; ``--page docs/hierarchy.md``
 puts it there.
 """
 

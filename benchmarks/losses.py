@@ -1,7 +1,8 @@
 """Time and memory of the losses against the product of their own scores and against pytorch-metric-learning.
 
 Forward and backward of the whole module, in one process. `python benchmarks/losses.py --out docs/performance.md` replaces
-the section "Losses" of that file and draws the picture beside it; figures are ratios, for the machine is shared.
+the section "Losses" of that file and draws the picture beside it; figures are ratios, because the
+machine is shared.
 """
 
 import argparse

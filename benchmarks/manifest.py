@@ -1,4 +1,4 @@
-"""A manifest of the shape of H-GLDv2, 1.4 million rows and three levels: read, checked, counted, an epoch sampled.
+"""Read, check, count and sample an epoch of a manifest as large as H-GLDv2: 1.4 million rows, three levels.
 
 Run ``python benchmarks/manifest.py``; prints seconds and peak memory of each step, in a process that does nothing else.
 """

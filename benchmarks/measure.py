@@ -1,4 +1,4 @@
-"""What the benchmarks share: time, peak memory, and one section of a Markdown file written anew."""
+"""What the benchmarks share: time, peak memory, and rewriting one section of a Markdown file."""
 
 import ctypes
 import gc

@@ -2,8 +2,8 @@
 
 `python benchmarks/ood_classifier.py --inside sets/fashion-mnist/manifest.csv --half --fit 10000 --limit 2000 --outside
 glyphs=sets/glyphs/manifest.csv --outside emoji=sets/emoji/manifest.csv --work work --out docs` writes the section "Half of
-Fashion-MNIST" of docs/ood.md. A seed draws the half, the weights and the batches; what the work folder has is not computed
-again.
+Fashion-MNIST" of docs/ood.md. The seed determines the half, the weights and the batches; results in the work folder are
+not computed again.
 
 With your copies of CIFAR-10, SVHN and Textures, read by `sightline data prepare NAME --root R --out NAME.csv`, the same
 command runs the papers' protocol: `--inside cifar-10.csv --outside svhn=svhn.csv --outside textures=textures.csv --backbone

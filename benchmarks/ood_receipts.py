@@ -1,12 +1,12 @@
 """How well each scorer tells emoji from other images, from one frozen encoder: the tables and pictures of docs/ood.md.
 
-`python benchmarks/ood_receipts.py --sets sets --work work` does what is not yet in the work folder, one cell at a time, and
-can be stopped and started again; with `--out docs` it then writes the tables. `--parts` and `--seeds` do less of it. `sets`
-holds what `sightline data prepare emoji|logos|openclipart|fashion-mnist|glyphs --out sets/...` made.
+`python benchmarks/ood_receipts.py --sets sets --work work` computes the cells that are missing in the work folder and
+can be stopped and restarted; with `--out docs` it then writes the tables. `--parts` and `--seeds` restrict it. `sets`
+holds the output of `sightline data prepare emoji|logos|openclipart|fashion-mnist|glyphs --out sets/...`.
 
 The encoder is EfficientNet-Lite0 with its bundled ImageNet weights at 64 pixels and an untrained projection to 512. For
-each seed a fifth of the emoji (all drawings of each) is kept for testing, the rest is fitted on, with the 99 subcategories
-as classes.
+each seed a fifth of the emoji (all drawings of each) is held out for testing, and the scorers are fitted on the rest, with the 99
+subcategories as classes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a residual does, in two dimensions: a round cloud with a bent arm, and one Gaussian as prior.
+"""The effect of the residual in two dimensions: a round cloud with a bent arm, and one Gaussian as prior.
 
 `python benchmarks/ood_toy.py --out docs` draws `ood_toy.png` and prints the held-out log-density ratio of hybrid to prior.
 """

@@ -3,8 +3,8 @@
 python benchmarks/page.py [--items 60000] [--runs 5] [--backbone tf_efficientnet_lite0] [--write]
 
 The gallery has random vectors, and its items share 600 small images; these and those dropped are drawn: clouds of colour
-with grain. The page is opened anew for every image, and the first one does not count. What the service took to encode the
-image, as its answer says, is taken off: decoding it and waiting for others to share the pass are in that.
+with grain. The page is reloaded for every image, and the first one does not count. The time that the service reports for
+encoding, which includes decoding and waiting for a batch, is subtracted.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Images a second of one core for each backbone, image size and adaptation: what a run costs before it is started.
+"""Images per second on one core for each backbone, image size and adaptation, to estimate the cost of a run.
 
 `python benchmarks/rates.py --out docs/plan-your-run.md` replaces the section "Measured rates" of that page.
 """

@@ -1,9 +1,9 @@
-"""What a vector and a query cost in each kind of index, and an image in the encoder: the inputs of docs/scale.md.
+"""The cost of a vector and a query in each kind of index, and of an image in the encoder, for docs/scale.md.
 
 python benchmarks/scale.py TABLE [--encoder FOLDER]
 
-Times are of the processor, with one thread asked for: on a shared machine they still vary, by half or more. Sizes are those
-of the files, without what an empty index takes. Queries are asked in one batch.
+Times are processor time with one thread; on a shared machine they still vary by half or more. Sizes are file sizes minus
+that of an empty index. Queries run in one batch.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Which of the papers' findings hold here: ``python benchmarks/scoreboard.py`` writes it to ``docs/benchmarks.md``.
 
 Reads the finished runs in ``benchmarks/evidence/results`` (no images), the questions in ``benchmarks/findings.toml`` and
-the suites that they name. What is not finished yet counts as undecided.
+the suites that they name. Unfinished runs count as undecided.
 """
 
 import json

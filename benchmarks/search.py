@@ -1,7 +1,7 @@
 """Galleries against bare FAISS: build, open, latency of 1 and of 64 queries, recall@10, disk and memory.
 
-`python benchmarks/search.py --out docs/performance.md` replaces the section "Search" of that file. Each line of its table
-is measured in a process of its own.
+`python benchmarks/search.py --out docs/performance.md` replaces the section "Search" of that file. Each row of its table
+is measured in a separate process.
 """
 
 import argparse

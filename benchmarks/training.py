@@ -1,4 +1,4 @@
-"""Memory of staged back-propagation, the loss's share of a step, what freed memory costs, and how images are loaded.
+"""Memory of staged back-propagation, the loss's share of a step, the cost of freed memory, and image loading.
 
 `python benchmarks/training.py --out docs/performance.md` replaces the section "Training" of that file.
 """

@@ -61,7 +61,7 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_recipe() -> list[str]:
     """Overrides that make the recipe ``images`` run in a second."""
     return TINY.split()

@@ -17,12 +17,13 @@ PAPERS = [name for name in shipped_recipes() if name not in ("glyphs", "images")
 
 
 def small(name, image_tree):
-    """The recipe with a tiny backbone, tiny images and batches, its own warm-up and one epoch after it."""
+    """The recipe with a tiny backbone, tiny images and batches, an epoch of warm-up where it has any, and one after it."""
     recipe = read_recipe(name)
+    warmup = min(1, recipe.schedule.warmup_epochs)
     overrides = f"""data.manifest={image_tree} data.image_size=16 data.resize=18 data.n_workers=0 data.check_images=false
         data.val_fraction=0 precision=32-true model.backbone=tiny model.weights=none sampler.batch_size=16
         memory.start_epoch=0 model.pooling={"avg" if recipe.model.pooling == "cls" else recipe.model.pooling}
-        schedule.epochs={recipe.schedule.warmup_epochs + 1}""".split()
+        schedule.warmup_epochs={warmup} schedule.epochs={warmup + 1}""".split()
     where_it_has = {
         "model.adaptation=upper:2": recipe.model.adaptation.startswith("upper"),  # the tiny backbone has three stages
         f"data.train_resize={18 if recipe.data.train_resize == 256 else [18, 18]}": recipe.data.train_resize is not None,

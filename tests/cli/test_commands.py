@@ -45,7 +45,7 @@ def test_a_stopped_run_names_no_encoder_and_resumes(sightline, image_tree, tiny_
     assert "--resume" in err
     status, out, err = sightline(*words, "--resume")
     assert (status, out) == (0, f"{tmp_path / 'run/encoder'}\n")
-    assert "not as when" not in err
+    assert "environment changed" not in err
 
 
 @pytest.mark.parametrize(("module", "option"), [("run", []), ("tune", ["--tune", "1m"])])

@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.parametrize(("of_seeds", "of_classes"), [(0.3, 2.0), (1.0, 0.0), (0.0, 2.0), (0.0, 0.0)])
 def test_no_effect_is_found_no_more_often_than_the_level_allows(of_seeds, of_classes):
     rng = np.random.default_rng(0)
-    n_runs, n_found = 600, 0
+    n_runs, n_found = 300, 0
     for _ in range(n_runs):
         differences = of_seeds * rng.standard_normal((5, 1)) + of_classes * rng.standard_normal((1, 60))
         n_found += paired_effect(differences + 3 * rng.standard_normal((5, 60))).p_value < 0.05
@@ -35,7 +35,7 @@ def test_with_equal_classes_it_is_the_paired_t_test_of_the_seeds():
 
 def test_the_detectable_effect_is_found_in_four_of_five_cases():
     rng = np.random.default_rng(1)
-    noise = [rng.standard_normal((5, 40)) + rng.standard_normal((5, 1)) for _ in range(800)]
+    noise = [rng.standard_normal((5, 40)) + rng.standard_normal((5, 1)) for _ in range(400)]
     size = np.mean([paired_effect(one).detectable for one in noise])
     found = np.mean([paired_effect(one + size).p_value < 0.05 for one in noise])
     assert 0.7 < found < 0.95

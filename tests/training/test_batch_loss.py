@@ -1,10 +1,11 @@
 """Earlier embeddings as more items: what is kept, what is left out, and what the loss makes of it."""
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
-from sightline.losses import SupAPLoss, create_loss, list_losses, loss_options
-from sightline.losses.sums import takes_references
+from sightline.losses import SupAPLoss, create_loss, sup_ap_loss
 from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
 
 
@@ -43,7 +44,8 @@ def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_part
     (first, first_labels), (second, second_labels) = draw(0), draw(1)
     assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
     expected = (
-        SupAPLoss()(second, second_labels) + SupAPLoss()(second, second_labels, None, first[2:], first_labels[2:])
+        SupAPLoss()(second, second_labels)
+        + SupAPLoss()(second, second_labels, ref_emb=first[2:], ref_labels=first_labels[2:])
     ) / 2
     assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
 
@@ -58,18 +60,10 @@ def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
         together(second, second_labels, torch.arange(6) + 6)
         expected = {f"batch{name}": part(second, second_labels) for name, part in parts.items()}
         expected |= {
-            f"memory{name}": part(second, second_labels, None, first, first_labels) for name, part in parts.items()
+            f"memory{name}": part(second, second_labels, ref_emb=first, ref_labels=first_labels)
+            for name, part in parts.items()
         }
         assert_close(together.terms, expected)
-
-
-def test_a_batch_tells_the_terms_of_its_loss():
-    embeddings, labels = draw(0)
-    loss, single = BatchLoss(create_loss("roadmap")), BatchLoss(SupAPLoss())
-    for one in (loss, single):
-        one(embeddings, labels, torch.arange(6))
-    assert_close(loss.terms["sup_ap"], SupAPLoss()(embeddings, labels))
-    assert single.terms == {}  # its value says it all
 
 
 def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
@@ -82,37 +76,6 @@ def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
     loss(leaf, labels, torch.arange(6) + 12).backward()
     assert leaf.grad.abs().sum() > 0
     assert not loss.memory.rows.requires_grad
-
-
-def test_state_is_restored_to_the_bit():
-    loss, other = (BatchLoss(SupAPLoss(), CrossBatchMemory(8, 4, 2), start=1) for _ in range(2))
-    for step in range(2):
-        loss(*draw(step), torch.arange(6) + 6 * step)
-    other.load_state_dict(loss.state_dict())
-    embeddings, labels = draw(5)
-    assert_close(other(embeddings, labels, torch.arange(6)), loss(embeddings, labels, torch.arange(6)), rtol=0, atol=0)
-    assert_close(other.state_dict(), loss.state_dict(), rtol=0, atol=0)
-
-
-def test_every_loss_with_a_reference_set_works_with_it():
-    known = {"n_classes": 3, "embedding_dim": 4, "n_levels": 2, "class_counts": [3, 2]}
-    seen = 0
-    for name in list_losses():
-        if name == "weighted_sum":
-            continue
-        module = create_loss(name, **{key: value for key, value in known.items() if key in loss_options(name)})
-        if not takes_references(module):
-            continue
-        seen += 1
-        loss = BatchLoss(module, CrossBatchMemory(30, 4, 2))
-        for step in range(3):
-            embeddings, labels = draw(step, 12)
-            leaf = embeddings.requires_grad_()
-            value = loss(leaf, labels, torch.arange(12) + 12 * step)
-            value.backward()
-            assert value.isfinite()
-            assert leaf.grad.isfinite().all()
-    assert seen >= 20
 
 
 def test_proxies_follow_the_mean_of_their_class():
@@ -138,3 +101,43 @@ def test_proxies_follow_the_mean_of_their_class():
     before = loss.proxies.clone()
     together.eval()(other, other_labels, torch.arange(6))
     assert_close(loss.proxies, before, rtol=0, atol=0)
+
+
+class TestWholeSet:
+    """A batch ranked against all training images: one list, nobody in it twice or against itself."""
+
+    @staticmethod
+    def rows(n, seed):
+        return F.normalize(torch.randn(n, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1)
+
+    @pytest.fixture
+    def memory(self):
+        """Images 0 to 11 of three classes, by their latest embeddings."""
+        memory = CrossBatchMemory(12, 6, 1).double()
+        memory.push(self.rows(12, 0), torch.arange(12)[:, None] % 3, torch.arange(12))
+        return memory
+
+    def test_the_loss_and_its_gradient_are_those_of_the_list_written_out(self, memory):
+        ids = torch.tensor([4, 7, 2, 11])
+        batch, labels = self.rows(4, 1).requires_grad_(), ids % 3
+        value = BatchLoss(create_loss("sup_ap", tau=0.1), memory, joined=True)(batch, labels, ids)
+        (found,) = torch.autograd.grad(value, batch)
+
+        others = [number for number in range(12) if number not in ids]
+        items = torch.cat([batch, self.rows(12, 0)[others]])
+        relevant = labels[:, None] == torch.cat([labels, torch.tensor(others) % 3])
+        mask = ~torch.eye(4, 12, dtype=torch.bool)
+        expected = sup_ap_loss(F.normalize(batch, dim=1) @ F.normalize(items, dim=1).T, relevant, mask, tau=0.1)
+        assert_close(value, expected)
+        assert_close(found, torch.autograd.grad(expected, batch)[0])
+        order, latest = memory.ids.argsort(), self.rows(12, 0)
+        latest[ids] = batch.detach()
+        assert_close(memory.rows[order], latest, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("name", ["sup_ap", "sup_recall", "sup_h_ap", "sup_ndcg"])
+    def test_an_item_never_meets_itself(self, memory, name):
+        """Two items of classes that nobody else has find nothing: none counts as its own answer."""
+        batch, labels = self.rows(2, 3), torch.tensor([[7], [8]])
+        apart = create_loss(name)(batch, labels, ref_emb=memory.rows, ref_labels=memory.labels)
+        joined = BatchLoss(create_loss(name), memory, joined=True)
+        assert_close(joined(batch, labels, torch.tensor([20, 21])), apart)

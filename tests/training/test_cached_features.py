@@ -87,6 +87,17 @@ def test_views_of_an_image_differ_and_do_not_depend_on_the_other_images(manifest
     assert_close(alone.read([0, 0], [1, 2]), views[1:3], rtol=0, atol=1e-3)
 
 
+def test_views_are_the_same_in_another_folder(image_tree, manifest, tmp_path):
+    learner = Learner()
+    moved = shutil.copytree(image_tree, tmp_path / "moved", copy_function=shutil.copy)  # with other dates
+    found = [
+        cache_features(learner, images, train_transform(learner.preprocessing), 3).read(range(9), [2] * 9)
+        for images in (manifest, read_manifest(moved))
+    ]
+    assert learner.n_images > 2 * 3 * len(manifest)  # computed twice
+    assert_close(*found, atol=0, rtol=0)
+
+
 def test_features_beyond_float16_name_the_image(manifest):
     learner = Learner()
     with torch.no_grad():

@@ -36,31 +36,6 @@ def test_what_is_saved_is_loaded(tmp_path):
         assert_close(state, STATE, rtol=0, atol=0)
 
 
-def test_a_step_after_loading_is_the_step_without_it(tmp_path):
-    def model():
-        layer = torch.nn.Linear(3, 2, bias=False)
-        layer.load_state_dict({"weight": torch.ones(2, 3)})
-        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
-
-    def step(layer, optimizer):
-        optimizer.zero_grad()
-        layer(torch.arange(3.0)).square().sum().backward()
-        optimizer.step()
-
-    straight = model()
-    step(*straight)
-    save_checkpoint(
-        tmp_path / "last.pt", Position(step=1), {k: o.state_dict() for k, o in zip("ab", straight, strict=True)}
-    )
-    step(*straight)
-    resumed = model()
-    _, state = load_checkpoint(tmp_path / "last.pt")
-    for key, part in zip("ab", resumed, strict=True):
-        part.load_state_dict(state[key])
-    step(*resumed)
-    assert_close(resumed[0].weight, straight[0].weight, rtol=0, atol=0)
-
-
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     file = tmp_path / "last.pt"
     save_checkpoint(file, POSITION, STATE)
@@ -76,35 +51,31 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
-def test_a_cut_file_is_refused(share, tmp_path):
+def test_a_cut_file_is_refused(tmp_path):
     file = tmp_path / "last.pt"
     save_checkpoint(file, POSITION, STATE)
     stored = file.read_bytes()
-    file.write_bytes(stored[: int(share * len(stored))])
-    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: it was cut short"):
-        load_checkpoint(file)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
-    file = tmp_path / "last.pt"
-    save_checkpoint(file, POSITION, STATE)
-    stored = bytearray(file.read_bytes())
-    generator = random.Random(seed)
-    # Half of them in the weights themselves, which torch reads without a check of its own.
-    weights = stored.find(STATE["encoder"]["weight"].numpy().tobytes())
-    place = weights + generator.randrange(24) if seed % 2 else generator.randrange(len(stored))
-    stored[place] ^= 1 << generator.randrange(8)
-    file.write_bytes(stored)
-    if seed % 2:
-        with pytest.raises(InputError, match=r"last\.pt: the checkpoint is damaged"):
+    for share in (0, 0.01, 0.5, 0.99):
+        file.write_bytes(stored[: int(share * len(stored))])
+        with pytest.raises(InputError, match=r"last\.pt: "):
             load_checkpoint(file)
-        return
-    with contextlib.suppress(InputError):
-        position, state = load_checkpoint(file)
-        assert position == POSITION
-        assert_close(state, STATE, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("in_weights", [True, False])  # which torch reads without a check of its own
+def test_a_flipped_bit_is_found_or_changes_nothing(in_weights, tmp_path):
+    file, generator = tmp_path / "last.pt", random.Random(0)
+    save_checkpoint(file, POSITION, STATE)
+    whole = file.read_bytes()
+    weights = whole.find(STATE["encoder"]["weight"].numpy().tobytes())
+    for _ in range(30):
+        stored = bytearray(whole)
+        place = weights + generator.randrange(24) if in_weights else generator.randrange(len(stored))
+        stored[place] ^= 1 << generator.randrange(8)
+        file.write_bytes(stored)
+        with pytest.raises(InputError, match=r"last\.pt: .*checksum") if in_weights else contextlib.suppress(InputError):
+            position, state = load_checkpoint(file)
+            assert position == POSITION
+            assert_close(state, STATE, rtol=0, atol=0)
 
 
 def test_a_checkpoint_written_before_there_were_checksums_is_read(tmp_path):
@@ -114,21 +85,7 @@ def test_a_checkpoint_written_before_there_were_checksums_is_read(tmp_path):
     assert_close(state, STATE, rtol=0, atol=0)
 
 
-def test_a_full_disk_is_named_by_the_checkpoint(tmp_path):
-    code = (
-        "import resource, torch; from pathlib import Path\n"
-        "from sightline.training.run_folder import Position, save_checkpoint\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-        f"file = Path({str(tmp_path / 'last.pt')!r})\n"
-        "try:\n    save_checkpoint(file, Position(), {'a': torch.zeros(10_000)})\n"
-        "except OSError as error:\n    print(error.filename, error.strerror)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{tmp_path / 'last.pt'} File too large\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@settings(derandomize=True, database=None, deadline=None, max_examples=50)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_refused_and_nothing_else_is_raised(tmp_path_factory, stored):
     file = tmp_path_factory.getbasetemp() / "bytes.pt"
@@ -137,67 +94,59 @@ def test_any_bytes_are_refused_and_nothing_else_is_raised(tmp_path_factory, stor
         load_checkpoint(file)
 
 
-def test_text_and_pickles_with_code_are_refused(tmp_path):
-    file = tmp_path / "last.pt"
-    file.write_text("hello world")
-    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint: .*something else wrote it"):
-        load_checkpoint(file)
-    torch.save({"format": 1, "position": {}, "encoder": torch.nn.Linear(1, 1)}, file)  # would run code to load
-    with pytest.raises(InputError, match=r"last\.pt: not a readable checkpoint"):
-        load_checkpoint(file)
+ODD_POSITIONS = [{"epoch": "a"}, {"step": None}, {"batch": -2}, {"best": "good"}, {"n_worse": 1.5}]
+CODE = {"format": 1, "position": {}, "encoder": torch.nn.Linear(1, 1)}  # would run code to load
 
 
-@pytest.mark.parametrize("stored", [{"weight": torch.ones(1)}, [1, 2], torch.ones(2), {"format": 99, "position": {}}])
-def test_another_programs_file_or_format_is_refused(stored, tmp_path):
+@pytest.mark.parametrize(
+    ("stored", "fact"),
+    [
+        *((stored, "format .*None") for stored in ({"weight": torch.ones(1)}, [1, 2], torch.ones(2))),
+        ({"format": 99, "position": {}}, "format .*99"),
+        *(({"format": 1, "position": odd}, next(iter(odd))) for odd in ODD_POSITIONS),
+        ({"format": 1}, "position"),
+        (CODE, ""),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(stored, fact, tmp_path):
     torch.save(stored, tmp_path / "last.pt")
-    found = 99 if isinstance(stored, dict) and "format" in stored else None
-    with pytest.raises(InputError, match=rf"last\.pt: a checkpoint of format {found};"):
+    with pytest.raises(InputError, match=rf"last\.pt: [\s\S]*{fact}"):
         load_checkpoint(tmp_path / "last.pt")
 
 
-@pytest.mark.parametrize("odd", [{"epoch": "a"}, {"step": None}, {"batch": -2}, {"best": "good"}, {"n_worse": 1.5}])
-def test_a_position_that_no_run_has_is_refused(odd, tmp_path):
-    torch.save({"format": 1, "position": {"epoch": 2} | odd, **STATE}, tmp_path / "last.pt")
-    with pytest.raises(InputError, match=r"last\.pt: "):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-@pytest.mark.parametrize("stored", [{}, {"weight": torch.ones(2, 3)}, {"weight": "a", "bias": "b"}, ["odd"]])
-def test_what_does_not_fit_is_refused_by_the_checkpoints_name(stored, tmp_path):
-    with pytest.raises(InputError, match=r"last\.pt: does not fit"), naming_misfits(tmp_path / "last.pt"):
-        torch.nn.Linear(1, 1).load_state_dict(stored)
+def test_what_does_not_fit_is_refused_by_the_checkpoints_name(tmp_path):
+    for stored in ({}, {"weight": torch.ones(2, 3)}, ["odd"]):
+        with pytest.raises(InputError, match=r"last\.pt: "), naming_misfits(tmp_path / "last.pt"):
+            torch.nn.Linear(1, 1).load_state_dict(stored)
+    with pytest.raises(InputError, match="KeyError"), naming_misfits(tmp_path / "last.pt"):
+        raise KeyError
+    with pytest.raises(InputError, match=r"^as it is$"), naming_misfits(tmp_path / "last.pt"):
+        raise InputError("as it is")
 
 
 CPU = torch.device("cpu")
 
 
-def git(folder, *words):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+def test_versions_device_command_and_git(monkeypatch, tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
 
-
-def test_versions_device_and_command(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
-    found = environment(CPU)
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
-    assert (found["sightline"], found["device"], found["processes"]) == (__version__, "cpu", 1)
-    assert found["threads"] == torch.get_num_threads()
-    assert found["command"] == "sightline train 'a b.toml'"
-    assert {"numba", "timm"} <= found.keys()
-
-
-def test_git_commit_and_whether_the_tree_is_dirty(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "git" not in environment(CPU)
-    git(tmp_path, "init")
+    monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
+    found = environment(CPU)
+    assert (found["python"], found["sightline"]) == (platform.python_version(), __version__)
+    assert (found["device"], found["processes"], found["threads"]) == ("cpu", 1, torch.get_num_threads())
+    assert found["command"] == "sightline train 'a b.toml'"
+    assert "git" not in found
+    git("init")
     assert "git" not in environment(CPU)  # nothing is committed yet
     (tmp_path / "a").write_text("1")
-    git(tmp_path, "add", "a")
-    git(tmp_path, "commit", "-m", "a")
-    assert environment(CPU)["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
+    git("add", "a")
+    git("commit", "-m", "a")
+    assert environment(CPU)["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "a").write_text("2")
     assert environment(CPU)["git"]["dirty"] is True
     monkeypatch.setenv("PATH", "")
@@ -216,14 +165,9 @@ def test_the_first_record_stays_and_differences_are_added(tmp_path):
     assert (tmp_path / "resumes.log").read_text().splitlines() == [f"from step 8 on: {line}" for line in sentences]
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "found"),
-    [
-        ({}, {}, []),
-        ({"a": 1}, {}, ["a is 1 there, None here"]),
-        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}}, ["a.b is 1 there, 3 here"]),
-        ({"a": {"b": 1}}, {"a": 2}, ["a is {'b': 1} there, 2 here"]),
-    ],
-)
-def test_differences(there, here, found):
-    assert differences(there, here) == found
+def test_differences():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 0}) == [
+        "a.b is 1 there, 3 here",
+        "d is None there, 0 here",
+    ]
+    assert differences({"a": {"b": 1}}, {"a": 2}) == ["a is {'b': 1} there, 2 here"]

@@ -1,7 +1,7 @@
-"""Run the cells of a suite, one process a training; what is finished is never run again.
+"""Run the cells of a suite, each in a process of its own; finished cells are not run again.
 
-``python -m sightline.studies.cells <job.json>`` is such a process: it trains, or goes on with it, and measures what needs
-this encoder. It holds a lock while it works, so that one left behind by a killed suite and the next start never meet.
+``python -m sightline.studies.cells <job.json>`` is such a process: it trains, or resumes, and measures the encoder. It
+holds a lock, so that a process left behind by a killed suite and the next one do not interfere.
 """
 
 import base64
@@ -43,20 +43,19 @@ from sightline.training.recipe import Recipe
 from sightline.training.run import train
 from sightline.training.run_folder import RunFolder, load_checkpoint
 
-KS = (1, 2, 4, 8, 10, 16, 32, 100)  # measured in any case
-GAP_SIZES = (16, 32, 64, 128)  # batches of which the decomposability gap is measured
+KS = (1, 2, 4, 8, 10, 16, 32, 100)  # always measured
+GAP_SIZES = (16, 32, 64, 128)  # batch sizes for the decomposability gap
 LIBRARIES = ("OMP_NUM", "MKL_NUM", "NUMBA_NUM", "OPENBLAS_NUM", "POLARS_MAX")
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one cell found, and how it came about.
+    """The result of one cell, and how it was obtained.
 
     Attributes:
-        means: of every metric, over the queries; NaN where no query defines it.
-        class_means: of the cell's metrics, (C,) float32 over the queries of each class, in the order of the classes' names.
-        about: what :meth:`~sightline.studies.suite.Cell.describe` says, the encoder's fingerprint, processor time, and what
-            it ran on.
+        means: mean over the queries of every metric; NaN if it is undefined for all queries.
+        class_means: for each metric of the cell, (C,) float32 means over the queries of each class, in order of class name.
+        about: :meth:`~sightline.studies.suite.Cell.describe`, the encoder's fingerprint, processor time and machine.
     """
 
     means: dict[str, float]
@@ -89,10 +88,12 @@ class Outcome:
             class_means = {name: _unpacked(text) for name, text in about.pop("class_means").items()}
             return cls(means, class_means, about)
         except (KeyError, ValueError, TypeError, AttributeError, zlib.error) as error:
-            raise InputError(f"{file}: not the result of a benchmark's run: {error!r}") from error
+            raise InputError(
+                f"{file}: not a result of `sightline benchmark`: {error!r}; delete it to run the cell again"
+            ) from error
 
     def differences(self, other: "Outcome") -> list[str]:
-        """What is not the same to the last bit, one sentence each; metrics that the other has alone do not count."""
+        """What differs in any bit, a sentence each; metrics that only the other has are ignored."""
         ours, theirs = ({"fingerprint": one.about["fingerprint"]} | one.means for one in (self, other))
         return [
             f"{what}: {ours[what]!r} and {theirs.get(what)!r}"
@@ -110,7 +111,7 @@ def _unpacked(text: str) -> NDArray[np.float32]:
 
 
 def result_file(out: Path, cell: Cell) -> Path:
-    """Where a finished cell's values are: rows of the same run share it, and anything that decides them changes it."""
+    """The file of a finished cell; rows of one run share it, and its name follows everything that affects the run."""
     return out / "results" / f"{_name(cell)}.json"
 
 
@@ -120,7 +121,7 @@ def _name(cell: Cell) -> str:
 
 
 def read_finished(out: Path, cells: Sequence[Cell]) -> dict[Cell, Outcome]:
-    """The cells that have a result of their very recipe, with all their metrics."""
+    """The cells with a result of exactly their recipe that has all their metrics."""
     found = {cell: Outcome.read(file) for cell in cells if (file := result_file(out, cell)).is_file()}
     return {
         cell: outcome
@@ -130,18 +131,18 @@ def read_finished(out: Path, cells: Sequence[Cell]) -> dict[Cell, Outcome]:
 
 
 def run_cells(out: Path, cells: Sequence[Cell], keep: bool = False, say: Callable[[str], None] = lambda line: None) -> None:
-    """Run what has no result yet, one after the other, each run once, however many rows ask for it.
+    """Run the cells that have no result yet, one after the other; a run that several rows share runs once.
 
-    Several calls may work in one folder at a time: each leaves alone what another is at.
+    Several processes may work in one folder: each skips the cells that another is running.
 
-    An interrupt (Ctrl-C) lets the running cell save a checkpoint and end. A cell that fails does not stop the others; all
-    failures are raised together at the end.
+    On Ctrl-C the running cell saves a checkpoint and stops. A cell that fails does not stop the others; all failures are
+    raised together at the end.
 
     Args:
         out: the folder of results; several suites may share it.
-        cells: to run.
-        keep: leave run folders (encoder, checkpoint, log), which are deleted otherwise.
-        say: called with a line about each cell.
+        cells: the cells to run.
+        keep: keep run folders (encoder, checkpoint, log), which are deleted otherwise.
+        say: called with a line for each cell.
     """
     done = read_finished(out, cells)
     left = list({cell.key: cell for cell in cells if cell not in done}.values())
@@ -152,7 +153,7 @@ def run_cells(out: Path, cells: Sequence[Cell], keep: bool = False, say: Callabl
         with locked(claim, wait=False) as is_ours:
             if not is_ours or read_finished(out, [cell]):
                 continue
-            file.unlink(missing_ok=True)  # of other metrics, or of other defaults
+            file.unlink(missing_ok=True)  # a result with other metrics or other defaults
             reason = _run(write_job(out, cell, keep), cell.threads)
             failures += [] if file.is_file() else [f"{cell.title}: {reason}"]
             say(f"[{place}/{len(left)}] {_value(out, cell) if file.is_file() else failures[-1]}")
@@ -161,7 +162,7 @@ def run_cells(out: Path, cells: Sequence[Cell], keep: bool = False, say: Callabl
 
 
 def _run(job_file: Path, threads: int) -> str:
-    """Run the job in a process of its own; how that ended."""
+    """Run the job in a process of its own; returns its status and last line."""
     log = job_file.with_name("log.txt")
     with log.open("wb") as opened:
         process = subprocess.Popen(
@@ -170,16 +171,16 @@ def _run(job_file: Path, threads: int) -> str:
             stderr=opened,
             stdin=subprocess.DEVNULL,
             env=os.environ | {f"{library}_THREADS": str(threads) for library in LIBRARIES},
-            start_new_session=True,  # Ctrl-C is for the suite, which then asks its cell to save
+            start_new_session=True,  # Ctrl-C reaches the suite, which then asks its cell to save
         )
     try:
         process.wait()
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
-        raise InputError(f"{log.parent}: stopped; the same command goes on from here") from None
+        raise InputError(f"{log.parent}: stopped; to continue, repeat the command") from None
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
-    return f"status {process.returncode}: {lines[-1] if lines else 'it said nothing'} (all of it: {log})"
+    return f"status {process.returncode}: {lines[-1] if lines else 'no output'} (full log: {log})"
 
 
 def _value(out: Path, cell: Cell) -> str:
@@ -189,17 +190,17 @@ def _value(out: Path, cell: Cell) -> str:
 
 
 def repeat(out: Path, cells: Sequence[Cell]) -> dict[Cell, list[str]]:
-    """Run finished cells once more, elsewhere; what came out differently, to the last bit, for each."""
+    """Run finished cells again in a temporary folder; returns for each what differs in any bit."""
     before = read_finished(out, cells)
     if missing := len(cells) - len(before):
-        raise InputError(f"{out}: {missing} of {len(cells)} runs are not finished: nothing to compare with")
+        raise InputError(f"{out}: {missing} of {len(cells)} runs are not finished; run the suite without --repeat first")
     with tempfile.TemporaryDirectory() as folder:
         run_cells(Path(folder), cells)
         return {cell: before[cell].differences(again) for cell, again in read_finished(Path(folder), cells).items()}
 
 
 def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
-    """Write what :func:`run_job` must know of a cell, and return the file."""
+    """Write the input of :func:`run_job` for a cell; returns the file."""
     job = {"keep": keep, "cell": cell.describe(), "metrics": cell.metrics, "result": str(result_file(out.resolve(), cell))}
     file = out.resolve() / "runs" / _name(cell) / "job.json"
     write_text(file, json.dumps(job, indent=2))
@@ -207,10 +208,10 @@ def write_job(out: Path, cell: Cell, keep: bool = False) -> Path:
 
 
 def run_job(job_file: Path) -> None:
-    """Train as the job says, or go on with it, measure, write the result, and clear what it no longer needs."""
+    """Train or resume as the job says, measure, write the result, and delete the run folder."""
     with locked(job_file.with_name("lock")):
         if not job_file.is_file():
-            return  # done and cleared by the process that had the lock before
+            return  # finished and deleted by the process that held the lock before
         job = read_json_object(job_file)
         if not (file := Path(job["result"])).is_file():
             _train_and_measure(job["cell"], job["metrics"], job_file.with_name("run")).write(file)
@@ -219,11 +220,11 @@ def run_job(job_file: Path) -> None:
 
 
 def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path) -> Outcome:
-    """Refused if the training was asked to stop."""
+    """Train and measure; raises InputError if training was asked to stop."""
     torch.set_num_threads(about["threads"])
     keep_freed_memory()
     recipe = Recipe.model_validate(about["recipe"])
-    RunFolder(run).clear_unless(recipe)  # begun with another manifest's path, or by a version that knew other options
+    RunFolder(run).clear_unless(recipe)  # started with another manifest path, or by a version with other options
     was_resumed = RunFolder(run).last_checkpoint.is_file()
     encoder = _trained(recipe, run) if about["trained"] else untrained_encoder(recipe)
     manifest = read_manifest(recipe.data.manifest)
@@ -240,19 +241,19 @@ def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path)
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-    about["recipe"]["data"]["manifest"] = recipe.data.manifest.name  # without the folders of this machine
+    about["recipe"]["data"]["manifest"] = recipe.data.manifest.name  # without the path on this machine
     result = evaluate_table(table, metrics=[*everything])
     return Outcome.of(result, metrics, about | ran | {"decomposability_gap": _gaps(table, result)})
 
 
 def _gaps(table: EmbeddingTable, result: Result) -> dict[str, float]:
-    """By batch size, of average precision on the finest labels."""
+    """The decomposability gap of average precision on the finest labels, by batch size."""
     labels, whole = np.asarray(result.labels), result.per_query["map"]
     return {str(size): decomposability_gap(table.vectors, labels, size, seeds=(0,), whole=whole).mean for size in GAP_SIZES}
 
 
 def _embed_by_features(encoder: Encoder, adaptation: str, manifest: Manifest, n_workers: int) -> EmbeddingTable:
-    """By cached features of the part that did not learn, which takes most of the time and is the same for all runs."""
+    """Embed with cached features of the frozen part, which takes most of the time and is the same for all runs."""
     learner = UpperEncoder(encoder, adaptation)
     features = cache_features(learner, manifest, encoder.settings.preprocessing, n_workers=n_workers)
     return EmbeddingTable(manifest, embed_features(learner, features), encoder.fingerprint())
@@ -262,12 +263,12 @@ def _trained(recipe: Recipe, run: Path) -> Encoder:
     folder = train(recipe, run, resume=True)
     position, patience = load_checkpoint(RunFolder(run).last_checkpoint)[0], recipe.validation.patience
     if position.epoch < recipe.schedule.epochs and (patience is None or position.n_worse < patience):
-        raise InputError("stopped from outside; the same command goes on from its checkpoint")
+        raise InputError("stopped by a signal; to continue from its checkpoint, repeat the command")
     return Encoder.from_pretrained(folder)
 
 
 def _cpu_seconds() -> float:
-    """The processor's time of this process and of its workers."""
+    """Processor time of this process and its workers."""
     return sum(os.times()[:4])
 
 

@@ -1,8 +1,8 @@
-"""Is one loss better than another? Effects of paired runs with their error, power and verdict.
+"""Is one loss better than another? Effects of paired runs, with standard error, power and verdict.
 
 Runs of two losses are paired by random seed, and every pair is measured on the same test classes. Both the seeds and the
-classes are samples: another seed, or other classes, would give another number. The standard error counts both, by the
-variances of a two-way layout (quasi-F of Clark, 1973); its degrees of freedom are Satterthwaite's.
+classes are samples: another seed, or other classes, would give another number. The standard error includes both, by the
+variances of a two-way layout (quasi-F, Clark 1973), with Satterthwaite's degrees of freedom.
 """
 
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ class Effect:
 
     @property
     def p_value(self) -> float:
-        """Two-sided, that there is no difference; 1 where all differences are 0."""
+        """Two-sided p-value of no difference; 1 if all differences are 0."""
         return float(2 * stats.t.sf(abs(self.mean) / self.error, self.freedom)) if self.error else float(self.mean == 0)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of 95 %."""
+        """The 95 % confidence interval."""
         reach = stats.t.ppf(1 - LEVEL / 2, self.freedom) * self.error
         return self.mean - reach, self.mean + reach
 
     @property
     def detectable(self) -> float:
-        """The difference that such runs would have shown, at the 5 % level, in 80 % of cases."""
+        """The smallest difference that such runs show at the 5 % level with a power of 80 %."""
         return float((stats.t.ppf(1 - LEVEL / 2, self.freedom) + stats.t.ppf(POWER, self.freedom)) * self.error)
 
 
@@ -51,7 +51,7 @@ def paired_effect(differences: NDArray[np.float64]) -> Effect:
     """The effect of one row over another.
 
     Args:
-        differences: (S, C) of each seed and test class, at least 2 of each; classes weigh alike.
+        differences: (S, C) for each seed and test class, at least 2 of each; all classes have the same weight.
 
     Example:
         >>> effect = paired_effect(np.array([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]]))
@@ -67,7 +67,7 @@ def paired_effect(differences: NDArray[np.float64]) -> Effect:
         "classes": (n_seeds * of_classes.var(ddof=1), n_classes - 1),
         "both": ((rest**2).sum() / ((n_seeds - 1) * (n_classes - 1)), (n_seeds - 1) * (n_classes - 1)),
     }
-    # Seeds and classes each hold the interaction once, so it counts twice unless it is taken off; never below either one.
+    # Both mean squares contain the interaction, so one copy is subtracted; the result is never below either of them.
     largest = max(squares["seeds"], squares["classes"])
     total = squares["seeds"][0] + squares["classes"][0] - squares["both"][0]
     if total <= largest[0]:
@@ -77,7 +77,7 @@ def paired_effect(differences: NDArray[np.float64]) -> Effect:
 
 
 def holm(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The p-values of several questions, corrected so that any false positive among them has the level's chance.
+    """p-values of several tests, corrected so that the chance of any false positive is at most the level (Holm).
 
     Example:
         >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
@@ -91,17 +91,17 @@ def holm(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def verdict(effects: list[Effect], p_values: list[float], published: list[float]) -> Verdict:
-    """What runs on one or more sets say of a published finding.
+    """Whether runs on one or more data sets confirm a published finding.
 
     Args:
-        effects: one a set.
-        p_values: of each, corrected.
-        published: the published difference in the unit of each effect, by its sign and, relative to the base, its size.
+        effects: one per data set.
+        p_values: corrected p-value of each.
+        published: the published difference in the unit of each effect, scaled to the base.
 
     Returns:
         ``reproduced``: the same sign, significant on all of at least two sets; ``reversed``: the other sign, likewise;
-        ``not there``: no set shows it, though each shows the opposite or could have shown an effect of the published size;
-        else ``undecided``.
+        ``not there``: no set shows it, and each shows the opposite or had the power to show an effect of the published
+        size; otherwise ``undecided``.
     """
     signs = [np.sign(effect.mean) * np.sign(size) for effect, size in zip(effects, published, strict=True)]
     shows = [p < LEVEL and sign > 0 for p, sign in zip(p_values, signs, strict=True)]

@@ -1,4 +1,4 @@
-"""A suite file, and its cells: which recipe meets which images with which seed, and a key that says which run it is."""
+"""Suite files and their cells: recipe, images and seed of each run, and a key that identifies it."""
 
 import hashlib
 import json
@@ -28,14 +28,14 @@ from sightline.studies.papers import published_value
 from sightline.training.account import loss_settings
 from sightline.training.recipe import LossSection, Recipe, describe_faults, read_recipe
 
-MOST_LEVELS = 127  # of labels; the manifest says later how many there are
+MOST_LEVELS = 127  # of labels; the actual number is checked with the manifest
 WITHOUT_EFFECT: Any = {
     "data": {"manifest", "n_workers", "check_images"},
     "loggers": True,
     "checkpoint_every": True,
     "keep_every": True,
 }
-SOURCES = Path("data")  # where a set is looked for, and made, if no manifest is given
+SOURCES = Path("data")  # where data sets are found, or created, if no manifest is given
 MAKERS: dict[str, Callable[[Path], Path]] = {"emoji": write_emoji, "glyphs": write_glyphs, "icons": write_icons}
 
 
@@ -49,8 +49,8 @@ class DataSet(SuitePart):
     """A set of images to train and measure on.
 
     Attributes:
-        name: in tables and file names; what ``--data`` gives a manifest for.
-        val_fraction: of the training classes, held out as split ``val`` in all runs alike; None: as the manifest has it.
+        name: used in tables, file names and ``--data``.
+        val_fraction: share of training classes to hold out as split ``val``, the same in all runs; None: use the manifest.
     """
 
     name: str
@@ -58,12 +58,12 @@ class DataSet(SuitePart):
 
 
 class Row(SuitePart):
-    """What is compared: one recipe, run with every seed.
+    """One recipe to compare, run with every seed.
 
     Attributes:
-        name: in tables; what ``--only`` takes.
-        set: laid over the suite's recipe, such as ``loss.name=sup_ap``.
-        trained: False measures the pretrained features alone: averaged, without projection, once.
+        name: used in tables and ``--only``.
+        set: overrides of the suite's recipe, such as ``loss.name=sup_ap``.
+        trained: False measures the encoder before training, once.
     """
 
     name: str
@@ -72,17 +72,17 @@ class Row(SuitePart):
 
 
 class Sweep(SuitePart):
-    """A row for each value of one hyper-parameter, drawn as one line of a picture.
+    """A row for each value of one hyper-parameter, drawn as one line of a figure.
 
     Attributes:
-        name: of the line; a row is called by it and the value.
-        key: of the recipe, such as ``loss.weight``.
-        values: one a row.
-        label: of the axis.
-        figure: sweeps of the same figure share a picture.
-        metric: that is drawn.
-        log: a logarithmic axis.
-        set: as of a row.
+        name: of the line; also part of the row names.
+        key: recipe key, such as ``loss.weight``.
+        values: one per row.
+        label: of the x axis.
+        figure: sweeps with the same figure share a picture.
+        metric: of the y axis.
+        log: whether the x axis is logarithmic.
+        set: further overrides.
     """
 
     name: str
@@ -103,14 +103,14 @@ class Sweep(SuitePart):
 
 
 class PaperTable(SuitePart):
-    """A published table that asks the same question.
+    """A published table to compare with.
 
     Attributes:
         table: its name in :mod:`sightline.studies.papers`, such as ``tpami_table01``.
-        title: what people call it.
-        datasets: the paper's, each a column for each metric.
-        metrics: ours, and what the table calls it.
-        rows: ours, and what the table calls it.
+        title: its usual name.
+        datasets: data sets of the paper, each a column for each metric.
+        metrics: our metric names, and those of the table.
+        rows: our row names, and those of the table.
     """
 
     table: str
@@ -125,18 +125,18 @@ class Suite(SuitePart):
 
     Attributes:
         title: of its page.
-        about: what it asks.
+        about: the question.
         recipe: a shipped recipe, or a file beside the suite.
-        set: laid over the recipe for all rows: the budget.
-        data: the sets of images.
-        seeds: of the runs.
-        split: whose images are measured; ``val`` where hyper-parameters are chosen.
+        set: overrides for all rows: the budget.
+        data: data sets.
+        seeds: random seeds.
+        split: the split to measure; ``val`` to choose hyper-parameters.
         metrics: columns of the tables.
         baseline: the row that others are tested against.
-        threads: of each run; the last bits of a sum depend on them, so they are a part of the budget.
-        rows: what is compared.
+        threads: per run; the last bits of a sum depend on them, so they are part of the budget.
+        rows: recipes to compare.
         sweeps: more rows, drawn as curves.
-        published: tables of papers to stand beside.
+        published: tables of papers to compare with.
     """
 
     title: str
@@ -155,18 +155,18 @@ class Suite(SuitePart):
 
     @cached_property
     def all_rows(self) -> list[Row]:
-        """Rows and the points of sweeps, in the order of the file."""
+        """Rows and points of sweeps, in the order of the file."""
         return [*self.rows, *(row for sweep in self.sweeps for row in sweep.rows())]
 
     @property
     def all_metrics(self) -> list[str]:
-        """The metrics of tables and pictures, and those that published tables have too."""
+        """The metrics of tables, figures and published tables."""
         published = (metric for table in self.published for metric in table.metrics)
         return list(dict.fromkeys([*self.metrics, *(sweep.metric for sweep in self.sweeps), *published]))
 
 
 def read_suite(file: Path) -> Suite:
-    """Read a suite and check what can be checked without its images; all faults are raised together."""
+    """Read a suite and check it without its images; all faults are raised together."""
     try:
         suite = Suite.model_validate(read_toml(file))
     except ValidationError as error:
@@ -180,9 +180,13 @@ def _faults(suite: Suite) -> list[str]:
     rows = [row.name for row in suite.all_rows]
     named = {"row": rows, "data set": [data.name for data in suite.data], "seed": [str(seed) for seed in suite.seeds]}
     counts = {what: Counter(given) for what, given in named.items()}
-    faults = [f"{what} {name!r} is there {n} times" for what in counts for name, n in counts[what].items() if n > 1]
+    faults = [
+        f"{what} {name!r} must be unique, found {n} times" for what in counts for name, n in counts[what].items() if n > 1
+    ]
     faults += [
-        f"row {row.name!r} is not trained: it has nothing to set" for row in suite.rows if row.set and not row.trained
+        f"row {row.name!r} is not trained and cannot have `set`; remove one of the two"
+        for row in suite.rows
+        if row.set and not row.trained
     ]
     known = dict.fromkeys(rows)
     checks: list[Callable[[], object]] = [partial(choose, known, suite.baseline, "row as baseline")]
@@ -204,14 +208,14 @@ class Cell:
     """One run of a suite.
 
     Attributes:
-        row: what is run.
-        data: name of the set of images.
-        seed: of the run.
+        row: its row.
+        data: name of the data set.
+        seed: random seed.
         recipe: every value, seed and manifest included.
-        split: that is measured.
-        metrics: of which each class's mean is kept.
-        threads: of the run.
-        key: a hash of all that decides its numbers, and of nothing else: neither the row's name nor the metrics.
+        split: the split to measure.
+        metrics: metrics with a mean for each class.
+        threads: threads of the run.
+        key: a hash of everything that affects its numbers; row name and metrics do not.
     """
 
     row: Row
@@ -225,11 +229,11 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Row, data set and seed."""
         return f"{self.row.name}, {self.data}, seed {self.seed}"
 
     def describe(self) -> dict[str, Any]:
-        """What its result says of it: every option of recipe and loss, given or not; rows of the same run say the same."""
+        """What its result file says about it: every option of recipe and loss, with defaults; equal for rows of one run."""
         loss = self.recipe.loss
         return {
             "trained": self.row.trained,
@@ -241,7 +245,7 @@ class Cell:
         }
 
     def agrees(self, about: Mapping[str, Any]) -> bool:
-        """Was this recipe run, as far as both versions of Sightline know its values?"""
+        """Is a result of this recipe, by the values that both versions of Sightline know?"""
         ours = json.loads(self.recipe.model_dump_json(exclude=WITHOUT_EFFECT))
         return _same_where_shared({"key": self.key, "recipe": ours, "loss": self.describe()["loss"]}, about)
 
@@ -253,7 +257,7 @@ def _same_where_shared(ours: Any, theirs: Any) -> bool:
 
 
 def slug(name: str) -> str:
-    """A name that is fit for a file.
+    """A name without characters that do not belong in a file name.
 
     Example:
         >>> slug("SupRank + L_DG*, λ 0.1")
@@ -271,16 +275,16 @@ def cells_of(
     check: bool = True,
     show_progress: bool = False,
 ) -> list[Cell]:
-    """The cells of a suite, data by data and seed by seed, so that a stopped suite has all rows of some seeds.
+    """The cells of a suite, by data set, then by seed, so that a stopped suite has all rows of some seeds.
 
     Args:
         suite: the suite.
-        given: manifests by the name of their set; others are looked for, or made.
-        folder: where cut manifests go.
-        only: names of the rows wanted; none: all.
-        seeds: wanted; none: all.
-        check: make sets that are missing, and decode every image once, before the first run.
-        show_progress: draw a bar while that is done.
+        given: manifests by data set; others are found in ``data/`` or created.
+        folder: where manifests with held-out classes are written.
+        only: names of rows; empty for all.
+        seeds: random seeds; empty for all.
+        check: create missing data sets and decode every image once, before the first run.
+        show_progress: draw a progress bar while images are checked.
     """
     asked = (
         (only, [row.name for row in suite.all_rows], "row"),
@@ -293,7 +297,7 @@ def cells_of(
             choose(table, name, what)
     rows = [row for row in suite.all_rows if not only or row.name in only]
     for row in rows:
-        recipe_of(suite, row, Path("manifest.csv"), suite.seeds[0])  # refused before images are made and checked
+        recipe_of(suite, row, Path("manifest.csv"), suite.seeds[0])  # checked before images are created and decoded
     runs = [(seed, row) for seed in suite.seeds for row in rows if not seeds or seed in seeds]
     cells = []
     for data in suite.data:
@@ -305,11 +309,11 @@ def cells_of(
 
 
 def _cells_on(suite: Suite, data: DataSet, manifest: Manifest, folder: Path, runs: Sequence[tuple[int, Row]]) -> list[Cell]:
-    """The cells of one set of images; what is not trained is measured once."""
+    """The cells of one data set; rows without training have one cell."""
     for metric in suite.all_metrics:
         read_metric_name(metric, manifest.n_levels)
     images = read_images(data, manifest, folder)
-    images.split(suite.split)  # refused here, not after hours of training
+    images.split(suite.split)  # raises here, not after hours of training
     fingerprint = _fingerprint(images)
     return [
         _cell(suite, data, row, seed, images.source, fingerprint)
@@ -320,7 +324,7 @@ def _cells_on(suite: Suite, data: DataSet, manifest: Manifest, folder: Path, run
 
 def _cell(suite: Suite, data: DataSet, row: Row, seed: int, manifest: Path, fingerprint: str) -> Cell:
     recipe = recipe_of(suite, row, manifest, seed)
-    # Without defaults: an option that a later version adds changes no key; a changed default is found by agrees().
+    # Without defaults: a new option in a later version does not change the key; agrees() finds changed defaults.
     chosen = json.loads(recipe.model_dump_json(exclude=WITHOUT_EFFECT, exclude_defaults=True))
     decisive = {
         "version": __version__,
@@ -347,7 +351,7 @@ def _chosen(loss: LossSection) -> dict[str, Any]:
 
 def recipe_of(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
     """The recipe of one run of a row."""
-    # The images were checked once for all runs, and log.csv is enough to look at afterwards.
+    # The images are checked once for all runs, and log.csv is enough to inspect a run.
     fixed = [f"data.manifest={manifest}", f"seed={seed}", "data.check_images=false", "loggers=[]", "keep_every=none"]
     try:
         recipe = read_recipe(suite.recipe, [*suite.set, *row.set, *fixed])
@@ -360,22 +364,24 @@ def recipe_of(suite: Suite, row: Row, manifest: Path, seed: int) -> Recipe:
 
 
 def find_manifest(data: DataSet, given: Mapping[str, Path], make: bool = True) -> Path:
-    """The manifest that was given for a set, or ``data/<set>/manifest.csv``, made if it is not there and may be."""
+    """The given manifest of a data set, or ``data/<set>/manifest.csv``, created if it is missing and ``make`` is set."""
     file = given.get(data.name, SOURCES / data.name / "manifest.csv")
     if data.name in given or file.is_file():
         return file
     if make and data.name in MAKERS:
         return MAKERS[data.name](file.parent)
-    makers = "nothing is made now" if data.name in MAKERS else f"it cannot be made ({nearest(data.name, MAKERS)})"
-    raise InputError(f"data set {data.name!r}: {file} is not there and {makers}; give --data {data.name}=<manifest>")
+    makers = "--tables creates none" if data.name in MAKERS else f"cannot be created ({nearest(data.name, MAKERS)})"
+    raise InputError(f"data set {data.name!r}: {file} does not exist and {makers}; give --data {data.name}=<manifest>")
 
 
 def read_images(data: DataSet, manifest: Manifest, folder: Path) -> Manifest:
-    """The manifest, with some training classes as split ``val`` where the suite asks; that one is written to the folder."""
+    """The manifest; with ``val_fraction`` a copy in the folder that has some training classes as split ``val``."""
     if data.val_fraction is None:
         return manifest
     if "val" in manifest.table["split"]:
-        raise InputError(f"{manifest.source}: data set {data.name!r} has val_fraction, and the manifest has a split val")
+        raise InputError(
+            f"{manifest.source}: data set {data.name!r} has val_fraction, but the manifest has a split val; remove one"
+        )
     held_out = hold_out_classes(manifest.split("train"), data.val_fraction, seed=0)[1].table["path"]
     table = manifest.table.with_columns(
         split=pl.when(pl.col("path").is_in(held_out.implode())).then(pl.lit("val")).otherwise("split"),
@@ -390,7 +396,7 @@ def read_images(data: DataSet, manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _fingerprint(manifest: Manifest) -> str:
-    """A hash of the rows, the names of their files and their sizes; not of the folder that they are in."""
+    """A hash of the rows, file names and file sizes, independent of the folder."""
     try:
         sizes = [path.stat().st_size for path in manifest.paths()]
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What is finished of a suite as tables, curves and a page in Markdown.
+"""The finished runs of a suite as tables, curves and a page in Markdown.
 
 Tables have mean and deviation over seeds, places, and paired tests against the baseline.
 """
@@ -26,7 +26,7 @@ from sightline.studies.cells import Outcome
 from sightline.studies.papers import published_value
 from sightline.studies.suite import Cell, PaperTable, Suite, Sweep, slug
 
-# Okabe and Ito's colours, with another marker and line each: readable to colour-blind people and in grey.
+# Okabe and Ito's colours, each with its own marker and line: readable with colour blindness and in grey.
 STYLES = (
     cycler(color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000"])
     + cycler(marker=["o", "s", "^", "D", "v"])
@@ -37,16 +37,16 @@ SETTINGS: Any = {"font.family": "sans-serif", "font.size": 10}
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One data set of a suite.
+    """The table of one data set of a suite.
 
     Attributes:
         data: its name.
-        frame: a line for each ``row`` and ``metric``, rows in the order of the suite, those without a result left out.
+        frame: a line for each ``row`` and ``metric`` with a result, in the order of the suite.
             ``mean`` over ``seeds`` seeds, each the mean over its queries, and their ``deviation`` (n - 1; null with one);
             ``place`` counts from 1, the best, by what is shown to one decimal of a percent, so that equal ones share it;
             ``difference`` to the baseline, over the classes that both define, and ``p`` of its paired test, raised for the
-            number of rows (Holm), are null for the baseline. Null is what no query defines.
-        n_classes: measured in each run.
+            number of rows (Holm), are null for the baseline. Undefined values are null.
+        n_classes: number of classes measured.
     """
 
     data: str
@@ -60,7 +60,7 @@ class Table:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Severity and distance count levels by which results miss."""
+    """True for metrics such as severity, which count the label levels of a mistake."""
     found = metric_of(metric)
     return found is not None and not found.higher_is_better
 
@@ -88,7 +88,7 @@ def _table(suite: Suite, name: str, done: Mapping[Cell, Outcome]) -> Table:
 
 
 def _tests(suite: Suite, done: Sequence[tuple[Cell, Outcome]]) -> pl.DataFrame:
-    """For each row but the baseline and each metric, the difference to it and its p: by class, averaged over the seeds."""
+    """Difference to the baseline and p-value of each row and metric: by class, averaged over seeds."""
     names_of_rows = list(dict.fromkeys(cell.row.name for cell, _ in done))
     averages = {
         (row, metric): np.mean(
@@ -109,7 +109,7 @@ def _tests(suite: Suite, done: Sequence[tuple[Cell, Outcome]]) -> pl.DataFrame:
 
 
 def beside_published(table: Table, published: PaperTable) -> pl.DataFrame:
-    """A line for each ``dataset``, ``metric`` and ``row`` that both have: our mean and the published value, in percent."""
+    """A line for each ``dataset``, ``metric`` and ``row`` in both: our mean and the published value, in percent."""
     means = {(row, metric): mean for row, metric, mean in table.frame.select("row", "metric", "mean").rows()}
     lines = [
         (dataset, metric, row, 100 * means[row, metric], value)
@@ -123,16 +123,16 @@ def beside_published(table: Table, published: PaperTable) -> pl.DataFrame:
 
 
 def write_page(page: Path, suite: Suite, suite_file: Path, done: Mapping[Cell, Outcome], n_cells: int) -> Path:
-    """Write the suite's page, or its part of a page that is there, and its curves beside the page.
+    """Write the suite's page, or its section of an existing page, and its curves beside the page.
 
-    The part is between the lines ``<!-- suite NAME -->`` and ``<!-- end of suite NAME -->``; all other text stays.
+    The section is between the lines ``<!-- suite NAME -->`` and ``<!-- end of suite NAME -->``; all other text stays.
 
     Args:
         page: a Markdown file; new, or with these lines.
-        suite: what was asked.
+        suite: the suite.
         suite_file: its file, whose name without suffix is NAME.
-        done: what is finished of it.
-        n_cells: how many cells there are, finished or not.
+        done: finished cells.
+        n_cells: number of cells, finished or not.
     """
     begin, end = f"<!-- suite {suite_file.stem} -->", f"<!-- end of suite {suite_file.stem} -->"
     text = page.read_text(encoding="utf-8") if page.is_file() else f"# {suite.title}\n\n{begin}\n{end}\n"
@@ -140,7 +140,9 @@ def write_page(page: Path, suite: Suite, suite_file: Path, done: Mapping[Cell, O
     _, closed, after = rest.partition(end)
     if not found or not closed:
         known = names(re.findall(r"<!-- suite (\S+) -->", text))
-        raise InputError(f"{page}: no lines {begin!r} and {end!r} to write between; it has {known or 'none'}")
+        raise InputError(
+            f"{page}: must have the lines {begin!r} and {end!r}, found those of {known or 'no suite'}; add them"
+        )
     part = as_markdown(suite, suite_file, done, n_cells, draw_curves(suite, done, page.parent, suite_file.stem))
     write_text(page, f"{before}{begin}\n\n{part}\n{end}{after}")
     return page
@@ -149,7 +151,7 @@ def write_page(page: Path, suite: Suite, suite_file: Path, done: Mapping[Cell, O
 def as_markdown(
     suite: Suite, suite_file: Path, done: Mapping[Cell, Outcome], n_cells: int, pictures: Mapping[str, str]
 ) -> str:
-    """What the page says: means, tests and published tables, the best of a column in bold, the second best in italics."""
+    """The page: means, tests and published tables, with the best of a column in bold and the second best in italics."""
     environment = Environment(
         loader=PackageLoader("sightline.studies"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -173,7 +175,7 @@ def as_markdown(
 
 
 def _beside(paper: PaperTable, table: Table) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """By column and row, our numbers and the published ones; and how well both agree on the order of the rows."""
+    """Our numbers and the published ones by column and row; and how well both agree on the order of the rows."""
     found = beside_published(table, paper)
     columns: dict[str, dict[str, str]] = {}
     for row, metric, ours in found.select("row", "metric", "ours").rows():
@@ -188,10 +190,10 @@ def _beside(paper: PaperTable, table: Table) -> tuple[dict[str, dict[str, str]],
 
 
 def draw_curves(suite: Suite, done: Mapping[Cell, Outcome], folder: Path, prefix: str) -> dict[str, str]:
-    """Draw a picture for each figure of the suite's sweeps that has a result; error bars are the deviation over seeds.
+    """Draw each figure of the suite's sweeps that has a result; error bars are the deviation over seeds.
 
     Returns:
-        What each picture shows, by its file's name in the folder.
+        A description of each picture by file name.
     """
     pictures = {}
     for figure in dict.fromkeys(sweep.figure for sweep in suite.sweeps):
@@ -230,6 +232,6 @@ def _draw(first: Sweep, points: pl.DataFrame, file: Path) -> None:
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axes.minorticks_off()
         axes.grid(alpha=0.3)
-        figure.legend(loc="outside lower center", ncols=2)  # a search for the best place takes seconds
+        figure.legend(loc="outside lower center", ncols=2)  # placing it automatically takes seconds
         with replaced(file) as scratch:
             figure.savefig(scratch, format="png", dpi=120, metadata={"Software": None})

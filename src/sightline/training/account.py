@@ -1,4 +1,4 @@
-"""What a model card tells of a run and of a result."""
+"""The facts of a run and of a result for the model card."""
 
 import inspect
 import json
@@ -22,8 +22,8 @@ def evaluation_facts(result: Result, on: str, chose: bool = False) -> Evaluation
 
     Args:
         result: at least one metric.
-        on: which images, in words.
-        chose: whether it chose the encoder among several.
+        on: a description of the images.
+        chose: whether this result selected the encoder.
 
     Example:
         >>> evaluation_facts(Result({"map": np.array([1.0, 0.5])}), "test images").metrics["map"].mean
@@ -40,7 +40,7 @@ def evaluation_facts(result: Result, on: str, chose: bool = False) -> Evaluation
 
 
 def _intervals(result: Result) -> dict[str, Interval]:
-    """:meth:`Result.interval` of every metric, those defined for the same queries in one go."""
+    """:meth:`Result.interval` of every metric, computed together for metrics with the same defined queries."""
     alike = defaultdict(list)
     for name, values in result.per_query.items():
         alike[np.isnan(values).tobytes()].append(name)
@@ -55,7 +55,7 @@ def _intervals(result: Result) -> dict[str, Interval]:
 def account_of_run(
     recipe: Recipe, train_part: Manifest, val_part: Manifest | None, validation: Result | None, epoch: int
 ) -> Account:
-    """The account of an encoder at the end of an epoch, counted from 1; without validation it has no metrics."""
+    """The card's facts on an encoder at the end of an epoch, counted from 1; without validation there are no metrics."""
     data = DataFacts.of(train_part)
     start, weights = recipe.model.start, recipe.model.weights
     if start is not None:
@@ -84,7 +84,7 @@ def account_of_run(
 
 
 def loss_settings(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a loss that are given or have a default, as JSON has them; those that are None are left out.
+    """The options of a loss that are set or have a default, as JSON values; those that are None are left out.
 
     Example:
         >>> loss_settings("sup_ap", {"tau": 0.02})["tau"]

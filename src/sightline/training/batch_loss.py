@@ -1,4 +1,4 @@
-"""The loss as a step of training calls it: on a batch and, where asked for, on earlier embeddings; its state in buffers."""
+"""The loss of a training step: on a batch and, with a memory, on earlier embeddings; its state is in buffers."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from sightline.losses.state import fit_buffers, identify_batch, keeps_batches
 from sightline.losses.sums import named_terms, takes_references, terms_of
 from sightline.training.recipe import Recipe
 
-PROXY_STEP = 0.1  # of the way to a batch's mean; the last ten batches of a class make its proxy
+PROXY_STEP = 0.1  # towards the mean of a batch: a running mean over about ten batches of the class
 
 
 class CrossBatchMemory(nn.Module):
-    """The last embeddings that training made, with their labels and which images they are of.
+    """The latest embeddings of training images, with labels and ids (cross-batch memory, XBM).
 
-    A list of fixed length that the newest items enter at the expense of the oldest (XBM). An image is in it once: what is
-    pushed replaces its older copy. :meth:`references` leaves out the images of a batch, so that no item meets its own older
-    copy; those of the batch meet each other in the loss of the batch itself.
+    A queue of fixed length: new items replace the oldest. It holds an image once: a new embedding replaces the older one.
+    :meth:`references` leaves out the images of a batch, so no item is compared with its own older embedding; the items of
+    the batch are compared with each other in the loss of the batch.
 
     Args:
-        size: items it holds at most.
+        size: largest number of items.
         dim: length of an embedding.
         n_levels: label levels.
 
@@ -47,7 +47,7 @@ class CrossBatchMemory(nn.Module):
         self.register_load_state_dict_pre_hook(fit_buffers)  # type: ignore[no-untyped-call]
 
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
-        """Let the items in, newest last, and the oldest out."""
+        """Add items, newest last, and drop the oldest."""
         older, newest = ~torch.isin(self.ids, ids), _last_of_each(ids)
         table = labels if labels.ndim == 2 else labels[:, None]
         self.rows = torch.cat([self.rows[older], embeddings.detach().to(self.rows)[newest]])[-self.size :].clone()
@@ -55,13 +55,13 @@ class CrossBatchMemory(nn.Module):
         self.ids = torch.cat([self.ids[older], ids[newest]])[-self.size :].clone()
 
     def references(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings and labels of what it holds, without the images of these ids."""
+        """Embeddings and labels of the items, without the images with these ids."""
         others = ~torch.isin(self.ids, ids)
         return self.rows[others], self.labels[others]
 
 
 def _last_of_each(ids: Tensor) -> Tensor:
-    """Where each id stands last, in order.
+    """The last place of each id, in order.
 
     Example:
         >>> _last_of_each(torch.tensor([7, 5, 7, 9]))
@@ -73,22 +73,22 @@ def _last_of_each(ids: Tensor) -> Tensor:
 
 
 class BatchLoss(nn.Module):
-    """A loss as the loop calls it, on (embeddings, labels, ids) of the whole batch; a memory goes by the ids.
+    """A loss on (embeddings, labels, ids) of the whole batch, with an optional memory.
 
-    With a memory it is, from some step on, a loss on the batch and one against the memory, which fills from the
-    first step on. Joined, it is one loss: each item of the batch ranks the rest of the batch and all the memory's other
-    images in one list; those of the batch carry a gradient, as queries and as items.
+    From step ``start`` on, the loss with a memory is a weighted sum of the loss on the batch and the loss against the
+    memory, which fills from the first step. If ``joined``, each item of the batch ranks the rest of the batch and all other
+    images of the memory in one list; items of the batch carry a gradient, as queries and as items.
 
     Args:
-        loss: takes a reference set, where there is a memory.
-        memory: what is kept; None for none.
-        start: the step from which the memory counts.
-        share: of the loss against the memory, in [0, 1].
+        loss: must take a reference set if there is a memory.
+        memory: earlier embeddings; None for none.
+        start: first step in which the loss uses the memory.
+        share: weight of the loss against the memory, in [0, 1].
         joined: rank batch and memory as one list.
-        followers: proxies of the loss that a running mean moves, not the optimizer; each has a row for each finest class.
+        followers: proxies that are running means instead of learned weights; one row for each finest class.
 
     Attributes:
-        terms: what the loss tells of its last call; with a memory ``batch`` and, once it counts, ``memory``: see
+        terms: terms of the last call; with a memory ``batch`` and, once it is used, ``memory``: see
             :mod:`sightline.losses.sums`.
     """
 
@@ -118,7 +118,7 @@ class BatchLoss(nn.Module):
 
     @torch.no_grad()
     def move_proxies(self, embeddings: Tensor, labels: Tensor, step: float = PROXY_STEP) -> None:
-        """Move the proxies of the classes that are there that share of the way to the mean of their embeddings."""
+        """Move the proxies of the classes in the batch by ``step`` towards the mean embedding of their class."""
         classes, places = (labels if labels.ndim == 1 else labels[:, 0]).unique(return_inverse=True)
         for proxies in self.followers:
             sums = proxies.new_zeros(len(classes), proxies.shape[1])
@@ -154,34 +154,36 @@ class BatchLoss(nn.Module):
 
 
 def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int, int], n_batches: int) -> BatchLoss:
-    """The loss with the memory that the recipe asks for; refused where the loss cannot use one.
+    """The loss with the recipe's memory; raises InputError if the loss cannot use one.
 
     Args:
-        loss: the recipe's.
-        recipe: the whole run.
-        n_images: to train on.
+        loss: the recipe's loss.
+        recipe: the recipe of the run.
+        n_images: number of training images.
         shape: dimensions of an embedding, and label levels.
-        n_batches: of an epoch.
+        n_batches: batches per epoch.
     """
     section, name, joined = recipe.memory, recipe.loss.name, recipe.loss.reference == "train"
     followers = _following_proxies(loss, name) if recipe.loss.proxies == "means" else ()
     if joined and section.size is not None:
-        raise InputError("memory.size and loss.reference='train' are two memories; leave out one")
+        raise InputError("memory.size and loss.reference='train' exclude each other; remove one")
     size = "all" if joined else section.size
     if size is None:
         return BatchLoss(loss, followers=followers)
     key = "loss.reference" if joined else "memory.size"
     if not takes_references(loss):
-        raise InputError(f"{key}: loss {name!r} takes no reference set, so earlier embeddings are of no use to it")
+        raise InputError(f"{key}: loss {name!r} takes no reference set; choose another loss, or remove the key")
     if keeps_batches(loss):
-        raise InputError(f"{key}: loss {name!r} keeps earlier batches itself; leave it out, or set the loss's own to 0")
+        raise InputError(f"{key}: loss {name!r} keeps earlier batches itself; remove the key, or set loss.memory=0")
     memory = CrossBatchMemory(n_images if size == "all" else size, *shape)
     return BatchLoss(loss, memory, section.start_epoch * n_batches, section.share, joined, followers)
 
 
 def _following_proxies(loss: nn.Module, name: str) -> list[nn.Parameter]:
-    """The proxies of a loss's terms; refused where there are none, or where they are not those of the finest classes."""
+    """The proxies of a loss; raises InputError if there are none, or if they are not those of the finest classes."""
     found = [weight for path, weight in loss.named_parameters() if path.split(".")[-1] == "proxies"]
     if not found or any(isinstance(part, nn.ModuleList) for part in loss.modules()):
-        raise InputError(f"loss.proxies='means': loss {name!r} has no proxies of the finest classes to move")
+        raise InputError(
+            f"loss.proxies='means': loss {name!r} has no proxies of the finest classes; use loss.proxies=learned"
+        )
     return found

@@ -1,8 +1,8 @@
-"""What the resting part of a network makes of each image, computed once and kept on disk in float16.
+"""Features of the frozen part of a network, computed once per image and cached on disk in float16.
 
-One small file an image, named by a hash of the network, the transform and the image's path, size, date and box: a run that
-was stopped goes on with what is there, an image that is added costs one image, and runs that differ in loss, learning rate
-or random seed share the files.
+There is one small file per image, named by a hash of the network, the transform and the image's path, size, date and box: a
+resumed run finds its files, a new image costs one image, and runs that differ in loss, learning rate or random seed share
+the files.
 """
 
 import hashlib
@@ -27,22 +27,22 @@ from sightline.models.stages import UpperEncoder
 from sightline.progress import say, tracked
 from sightline.training.distributed import n_processes, process_number
 
-VIEW_SEED = 0  # of the views of an image; a run's own seed says which of them it meets when
-AT_ONCE = 64  # pictures in one pass
+VIEW_SEED = 0  # of the augmented views; the seed of a run selects among them
+AT_ONCE = 64  # views in one forward pass
 
 
 def cache_folder() -> Path:
-    """Where features are kept."""
+    """The folder of cached features."""
     return cache_root() / "features"
 
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    """Features of some images, several views of each, read from disk when asked for.
+    """Features of some images, several views of each, read from disk on demand.
 
     Attributes:
-        files: one an image, all views one after the other.
-        n_views: of each image.
+        files: one per image, with all its views.
+        n_views: views of each image.
         shape: of the features of one view.
     """
 
@@ -55,11 +55,11 @@ class CachedFeatures:
 
     @property
     def n_bytes(self) -> int:
-        """Of one file."""
+        """Size of one file."""
         return 2 * self.n_views * prod(self.shape)
 
     def read(self, places: Sequence[int], views: Iterable[int]) -> Tensor:
-        """(B, ...) float32: of the image at each place the given view, counted beyond the last from the first again."""
+        """(B, ...) float32 features of the given view of the image at each place; view numbers wrap around."""
         size = prod(self.shape)
         rows = [
             np.fromfile(self.files[place], np.float16, size, offset=2 * size * (view % self.n_views))
@@ -76,17 +76,17 @@ def cache_features(
     n_workers: int = 0,
     show_progress: bool = False,
 ) -> CachedFeatures:
-    """What the resting part of an encoder makes of a manifest's images; what an earlier run left on disk is not made again.
+    """Compute the features of the frozen part of an encoder that are not cached yet.
 
-    Of several processes each computes a part; all must have returned before any reads.
+    Each of several processes computes a part; read the features after all have returned.
 
     Args:
-        learner: whose resting part it is, on its device.
+        learner: its frozen part computes the features, on its device.
         manifest: the images.
-        transform: random, for training, or the preprocessing by which a trained encoder sees an image.
-        n_views: of each image; 1 unless the transform is random.
+        transform: random data augmentation for training, or the preprocessing of the encoder.
+        n_views: views of each image; 1 unless the transform is random.
         n_workers: processes that read images.
-        show_progress: print how much there is to compute and how large it is on disk, and draw a bar.
+        show_progress: print the number of images and the size on disk, and draw a progress bar.
     """
     if isinstance(transform, Preprocessing):
         images = ImageDataset.of(manifest, eval_transform(transform))
@@ -94,7 +94,7 @@ def cache_features(
         images = ImageDataset.of(manifest, transform, VIEW_SEED)
     folder = cache_folder() / hashlib.sha256(f"{learner.network} {transform!r} {n_views}".encode()).hexdigest()[:20]
     names = [_name(path, box) for path, box in zip(manifest.paths(), manifest.boxes(), strict=True)]
-    images.keys = [int(name, 16) for name in names]
+    images.keys = [_view_key(path) for path in manifest.paths()]
     device, side = next(learner.parameters()).device, learner.encoder.settings.preprocessing.crop
     shape = tuple(learner.resting(torch.zeros(1, 3, side, side, device=device)).shape[1:])
     features = CachedFeatures([folder / name[:2] / name for name in names], n_views, shape)
@@ -106,7 +106,9 @@ def cache_features(
         )
     if missing:
         _check_room(folder, len(missing) * features.n_bytes)
-    own = [place for place in missing if place % n_processes() == process_number()]  # by place: others write meanwhile
+    own = [
+        place for place in missing if place % n_processes() == process_number()
+    ]  # by place: other processes write meanwhile
     _compute(learner, images, features, own, n_workers, show_progress)
     return features
 
@@ -139,7 +141,7 @@ def _compute(
         for place, rows in zip(group, made, strict=True):
             if not np.isfinite(rows).all():
                 image = images.images[place]
-                raise InputError(f"{image}: a feature is beyond the range of float16; use adaptation 'full'")
+                raise InputError(f"{image}: a feature exceeds the range of float16; train with model.adaptation=full")
             _write(features.files[place], rows)
 
 
@@ -147,13 +149,18 @@ def _check_room(folder: Path, n_bytes: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(folder).free) < n_bytes:
         raise InputError(
-            f"{folder}: features take {n_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; set {CACHE_VARIABLE} to a "
-            "folder with more room, or lower model.n_views"
+            f"{folder}: cached features need {n_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; set {CACHE_VARIABLE} to "
+            "a folder with more room, or lower model.n_views"
         )
 
 
+def _view_key(image: Path) -> int:
+    """What the random views of an image depend on: its name and size, so that they are the same in any folder."""
+    return int(hashlib.sha256(f"{image.name} {image.stat().st_size}".encode()).hexdigest()[:32], 16)
+
+
 def _name(image: Path, box: object) -> str:
-    """A hash of which image it is."""
+    """A hash that identifies an image."""
     found = image.stat()
     return hashlib.sha256(f"{image.resolve()} {found.st_size} {found.st_mtime_ns} {box}".encode()).hexdigest()[:32]
 
@@ -166,7 +173,7 @@ def _is_whole(file: Path, n_bytes: int) -> bool:
 
 
 def _write(file: Path, rows: NDArray[np.float16]) -> None:
-    """A file that is there whole or not at all; not synced: after a power cut it is computed again."""
+    """Write a file atomically; not synced: after a power failure it is computed again."""
     file.parent.mkdir(exist_ok=True)
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     with named_failures(file):

@@ -1,4 +1,4 @@
-"""Whether a set of images is sound, and whether a recipe can train on it."""
+"""Check a set of images, and whether a recipe can train on it."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ def check_data(
     labelled: bool = True,
     show_progress: bool = False,
 ) -> DataReport:
-    """Everything that is wrong with a set of images, in one pass: where it finds no fault, training refuses none of them.
+    """Find everything that is wrong with a set of images in one pass; if there is no fault, training accepts the set.
 
     Faults: rows or folders that do not fit the layout, images that cannot be decoded, classes too small or too few for the
     recipe. Warnings: exact duplicates in several classes, in several splits or in one class; images under 32 pixels or over
@@ -31,9 +31,9 @@ def check_data(
 
     Args:
         source: a ``.csv`` or ``.parquet`` manifest, or a folder of images.
-        recipe: the one to train with, or its name or file; None to ask none.
+        recipe: the recipe to train with, its name or its file; None to check the images alone.
         overrides: values of the recipe to change, such as ``sampler.per_class=2``.
-        labelled: images without a label are a fault.
+        labelled: count images without a label as a fault.
         show_progress: draw a progress bar on standard error.
 
     Example:
@@ -50,16 +50,18 @@ def check_data(
         return inspect_data(source, labelled, show_progress=show_progress)
     read = override_recipe(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(recipe, list(overrides))
 
-    def ask_recipe(manifest: Manifest) -> Iterator[Finding]:
+    def find_for_recipe(manifest: Manifest) -> Iterator[Finding]:
         return training_findings(manifest, read)
 
-    return inspect_data(source, labelled, read.data.skip_unreadable, ask_recipe, show_progress)
+    return inspect_data(source, labelled, read.data.skip_unreadable, find_for_recipe, show_progress)
 
 
 def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
-    """Why training by the recipe would refuse the images, and which classes it would leave out."""
+    """Reasons why training would reject the images, and the classes that it would leave out."""
     if "train" not in manifest.table["split"]:
-        yield Finding("no image in split 'train': the images can be searched and measured, not trained on")
+        yield Finding(
+            "no image in split 'train': images can be searched and measured; to train, put some into split 'train'"
+        )
         return
     try:
         train_part = train_and_validation(manifest, recipe)[0]
@@ -67,7 +69,7 @@ def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
         small = unusable_classes(recipe.sampler, labels)
         if len(small):
             yield _small_classes(train_part, labels, small, recipe.sampler)
-        # What else is wrong shows once those classes are gone.
+        # Without those classes, other faults show.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             select_images(manifest, override_recipe(recipe, ["sampler.skip_small_classes=true"]))

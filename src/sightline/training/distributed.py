@@ -1,7 +1,8 @@
-"""Several processes: gathering with gradients, and weights shared out among them (FSDP). All of it does nothing on one.
+"""Training in several processes: gathering with gradients, and sharded weights (FSDP); with one process, no-ops.
 
-Sharded, each process keeps its part of every large layer; a layer's weights are together only while it computes. What is
-saved is whole, as one process would save it, so a run can go on with another number of processes or without sharding.
+With sharding, each process keeps its part of every large layer, and a layer is whole only while it computes. Checkpoints
+hold whole weights, as one process would save them, so a run can be resumed with another number of processes or without
+sharding.
 """
 
 from typing import Any, cast
@@ -21,17 +22,17 @@ from sightline.errors import InputError
 
 
 def n_processes() -> int:
-    """How many processes train together."""
+    """Number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def process_number() -> int:
-    """Which of them this is, from 0."""
+    """The number (rank) of this process, from 0."""
     return dist.get_rank() if n_processes() > 1 else 0
 
 
 def own_part(batch: list[int]) -> list[int]:
-    """This process's items of a batch that all know: parts of equal size, one after the other; a rest is not used.
+    """This process's items of a batch: consecutive parts of equal size; a remainder is not used.
 
     Example:
         >>> own_part([3, 1, 2])
@@ -39,7 +40,7 @@ def own_part(batch: list[int]) -> list[int]:
     """
     size = len(batch) // n_processes()
     if not size:
-        raise InputError(f"a batch of {len(batch)} cannot be shared by {n_processes()} processes")
+        raise InputError(f"a batch of {len(batch)} is too small for {n_processes()} processes; use fewer processes")
     return batch[process_number() * size : (process_number() + 1) * size]
 
 
@@ -84,7 +85,7 @@ def gathered_with_gradient(rows: Tensor) -> Tensor:
 
 
 def gathered_objects(item: Any) -> list[Any]:
-    """What each process has, in their order."""
+    """The items of all processes, in their order."""
     if n_processes() == 1:
         return [item]
     items: list[Any] = [None] * n_processes()
@@ -92,19 +93,19 @@ def gathered_objects(item: Any) -> list[Any]:
     return items
 
 
-def agreed(wish: bool) -> bool:
-    """Does any process wish it? All get the same answer."""
-    return any(gathered_objects(wish))
+def any_process(flag: bool) -> bool:
+    """True in all processes if it is True in any."""
+    return any(gathered_objects(flag))
 
 
-UNIT_WEIGHTS = 1 << 20  # a layer with at least so many is put together by itself
+UNIT_WEIGHTS = 1 << 20  # a layer with at least this many weights is gathered on its own
 
 
 def shard(encoder: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The encoder with its weights shared out, in place: a layer of :data:`UNIT_WEIGHTS` at a time, then the rest."""
+    """Shard the weights of the encoder in place: each layer of :data:`UNIT_WEIGHTS` or more, then the rest."""
     flat = mesh if mesh.ndim == 1 else mesh["data_parallel"]
     for weight in encoder.parameters():
-        weight.data = weight.data.contiguous()  # channels last cannot be cut
+        weight.data = weight.data.contiguous()  # channels-last weights cannot be sharded
     for layer in _units(encoder):
         fully_shard(layer, mesh=flat)
     fully_shard(encoder, mesh=flat)
@@ -112,7 +113,7 @@ def shard(encoder: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _units(module: nn.Module) -> list[nn.Module]:
-    """The smallest layers below the module that have many weights, and hold no other such layer."""
+    """The smallest layers of the module with many weights, which contain no other such layer."""
     units = []
     for child in module.children():
         if sum(weight.numel() for weight in child.parameters()) >= UNIT_WEIGHTS:
@@ -123,7 +124,7 @@ def _units(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(tensor: Any) -> Any:
-    """A tensor put together from its parts, by all processes at once; anything else as it is."""
+    """The whole of a sharded tensor, gathered by all processes together; anything else unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -140,7 +141,7 @@ def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer_state(optimizer: Optimizer, stored: dict[str, Any]) -> None:
-    """Give an optimizer the state that :func:`whole_optimizer_state` returned, each process its part."""
+    """Load the state that :func:`whole_optimizer_state` returned; each process takes its part."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def part(number: int, value: Any) -> Any:

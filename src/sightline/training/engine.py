@@ -1,4 +1,4 @@
-"""One step of training, with its optimizer, learning rates and the signal that ends it; it knows no loss and no data."""
+"""One training step, the optimizer, the learning rate schedule and the SIGTERM handler; independent of loss and data."""
 
 import math
 import signal
@@ -24,20 +24,19 @@ from sightline.training.recipe import OptimizerSection, ScheduleSection
 
 @dataclass(frozen=True)
 class Engine:
-    """What moves the weights, one batch at a time.
+    """Updates the weights, one batch at a time.
 
-    Every random choice the model makes in a step comes from (seed, step), so a run that was stopped and resumed is the run
-    that never stopped.
+    Every random choice of the model in a step is a function of (seed, step), so a resumed run equals an uninterrupted one.
 
     Attributes:
         fabric: devices and precision.
-        learner: images, or cached features, to embeddings; set up by ``fabric``.
+        learner: maps images or cached features to embeddings; set up by ``fabric``.
         loss: called on the embeddings, labels and ids of the whole batch; see :mod:`sightline.training.large_batch`.
         optimizer: set up by ``fabric``.
-        seed: the run's.
+        seed: random seed of the run.
         clip_norm: largest gradient norm; None for no limit.
-        chunk_size: images that go through the learner at a time; None for the whole batch.
-        finished: some images of a batch as the learner wants them.
+        chunk_size: images per forward pass; None for the whole batch.
+        finished: converts loaded images to what the learner takes.
     """
 
     fabric: Fabric
@@ -50,7 +49,7 @@ class Engine:
     finished: Callable[[Tensor], Tensor] = as_they_are
 
     def step(self, batch: Examples, number: int) -> dict[str, float]:
-        """Move the weights by one batch; its loss, the norm of the gradient before it is cut, and the learning rate."""
+        """Update the weights on one batch; returns loss, gradient norm before clipping, and learning rate."""
         self.learner.train()
         self.optimizer.zero_grad()
         here = Examples(*self.fabric.to_device(batch))
@@ -58,7 +57,7 @@ class Engine:
         try:
             value = back_propagate(self.fabric, self.learner, self.loss, here, seed, self.chunk_size, self.finished)
             if not math.isfinite(value.item()):
-                raise InputError(f"the loss is {value.item()}")
+                raise InputError(f"the loss is {value.item()}; lower optimizer.lr, or set optimizer.clip_norm")
         except InputError as error:
             raise InputError(f"step {number + 1}, learning rate {rate:g}: {error}") from error
         limit = math.inf if self.clip_norm is None else self.clip_norm
@@ -68,9 +67,10 @@ class Engine:
 
 
 def create_optimizer(section: OptimizerSection, encoder: Encoder, loss: nn.Module) -> Optimizer:
-    """The named optimizer over the backbone, and at a higher rate over everything that starts from nothing.
+    """The named optimizer, with the backbone as first group and new weights as second, at a higher learning rate.
 
-    The second group is pooling, head and the loss's own parameters; with ``proxy_lr`` these are a third, without decay.
+    New weights are pooling, head and the parameters of the loss; with ``proxy_lr`` the latter are a third group, without
+    weight decay.
     """
     own = [weight for weight in loss.parameters() if weight.requires_grad]
     fresh = [*encoder.pooling.parameters(), *encoder.head.parameters(), *([] if section.proxy_lr else own)]
@@ -89,14 +89,14 @@ def create_optimizer(section: OptimizerSection, encoder: Encoder, loss: nn.Modul
 
 
 def rate_factor(section: ScheduleSection, epoch: float, final_factor: float | None = None) -> float:
-    """Share of the first learning rate at any moment of a run; the schedule waits for the warm-up.
+    """The learning rate as a share of the first one; the schedule starts after the warm-up.
 
-    A function of time alone: nothing to save, nothing to get out of step on resuming.
+    A function of the position alone, so there is no state to save.
 
     Args:
-        section: the recipe's.
-        epoch: how far the run is, from 0, in fractions.
-        final_factor: what cosine and linear leave at the end, if not the section's.
+        section: the recipe's schedule.
+        epoch: position in the run, from 0, with fractions.
+        final_factor: overrides the section's, for cosine and linear.
 
     Example:
         >>> schedule = ScheduleSection(epochs=12, warmup_epochs=2)
@@ -117,7 +117,7 @@ def rate_factor(section: ScheduleSection, epoch: float, final_factor: float | No
 
 @contextmanager
 def interruption() -> Iterator[threading.Event]:
-    """A block in which SIGTERM does not end the process but sets the event; signals come to the main thread alone."""
+    """A block in which SIGTERM sets the event instead of ending the process; has an effect in the main thread alone."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -1,8 +1,8 @@
-"""A batch larger than memory, with the gradient of the whole; and what the C library does with memory that is freed.
+"""Batches larger than memory with the exact gradient (staged back-propagation); and control of freed memory.
 
-The images go through the encoder in chunks, without a graph; the loss of all embeddings gives the gradient of each; the
-chunks go through again, each with its graph, and that gradient is handed on (staged back-propagation). Both passes see the
-same pixels and draw the same random numbers, so the result is that of one pass through the same chunks.
+The images pass the encoder in chunks without a graph; the loss of all embeddings gives the gradient of each embedding; the
+chunks pass again, each with its graph, and back-propagate that gradient. Both passes see the same pixels and draw the same
+random numbers, so the result equals one pass through the same chunks.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ from sightline.errors import InputError
 from sightline.training.distributed import gathered, gathered_objects, gathered_with_gradient, n_processes, process_number
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
-MEMORY_SHARE = 0.5  # of what is free, for the graph of one chunk
+MEMORY_SHARE = 0.5  # share of the free memory for the graph of one chunk
 
 
 class Examples(NamedTuple):
-    """A batch as the loop wants it: images, as they are loaded; (B,) or (B, L) labels; and (B,) which images they are.
+    """A batch: images as loaded; (B,) or (B, L) labels; and (B,) ids of the images.
 
-    The images are (B, 3, H, W), or what ``finished`` of :func:`back_propagate` makes that of.
+    The images are (B, 3, H, W), or what ``finished`` of :func:`back_propagate` converts to that.
     """
 
     images: Tensor
@@ -36,17 +36,17 @@ class Examples(NamedTuple):
 
 
 def as_they_are(images: Tensor) -> Tensor:
-    """The images, which the encoder takes so."""
+    """The images, unchanged."""
     return images
 
 
 def check_chunkable(encoder: nn.Module) -> None:
-    """Refuse an encoder whose layers look at a whole batch: in chunks they would compute something else."""
+    """Raise InputError for batch norm that uses batch statistics: in chunks it would compute something else."""
     for name, layer in encoder.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
             raise InputError(
-                f"chunk_size: batch norm {name!r} takes its statistics from the batch, which in chunks would be others; "
-                "freeze it with model.freeze_batch_norm='stats', or leave chunk_size out"
+                f"chunk_size: batch norm {name!r} uses the statistics of the batch, which differ in chunks; freeze it with "
+                "model.freeze_batch_norm='stats', or set chunk_size=none"
             )
 
 
@@ -62,7 +62,7 @@ def chunk_bounds(n_items: int, chunk_size: int | None) -> list[tuple[int, int]]:
 
 
 class _HandedOn(torch.autograd.Function):
-    """Nothing, whose gradient is a given one as it is: a loss scale is in it already."""
+    """Zero, with a given gradient; that gradient already contains the loss scale."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gradient: Tensor) -> Tensor:
@@ -84,16 +84,16 @@ def back_propagate(
     chunk_size: int | None = None,
     finished: Callable[[Tensor], Tensor] = as_they_are,
 ) -> Tensor:
-    """Add the gradient of the loss of a batch to the weights; the batch is that of all processes together.
+    """Back-propagate the loss of a batch that all processes share.
 
     Args:
         fabric: devices and precision.
         encoder: set up by ``fabric``.
         loss: called on the embeddings, labels and ids of the whole batch, by every process.
         batch: this process's part of it.
-        seed: of what is drawn; the n-th chunk of the batch draws by (seed, n), the loss alike in every process.
-        chunk_size: images that go through the encoder at a time; None for all, in one pass.
-        finished: some of the images as the encoder wants them, the same each time.
+        seed: random seed; the n-th chunk of the batch uses (seed, n), and the loss uses one seed in all processes.
+        chunk_size: images per forward pass; None for one pass.
+        finished: converts loaded images to what the encoder takes; deterministic.
 
     Returns:
         () the loss, without a graph.
@@ -110,7 +110,7 @@ def back_propagate(
 
     def loss_of(rows: Tensor) -> Tensor:
         everyone = gathered_with_gradient(rows)
-        torch.manual_seed(derived_seed(seed, 0, 1))  # not as a chunk does
+        torch.manual_seed(derived_seed(seed, 0, 1))  # a seed that no chunk has
         return loss(everyone, all_labels, all_ids)
 
     if chunk_size is None:
@@ -122,10 +122,10 @@ def back_propagate(
         rows = torch.cat([embed(number) for number in range(len(bounds))])
     leaf = rows.requires_grad_()
     value = loss_of(leaf)
-    fabric.backward(value)  # to the embeddings, and to the loss's own parameters
+    fabric.backward(value)  # to the embeddings and to the parameters of the loss
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     if leaf.is_cpu:
-        release_freed_memory()  # the loss's tables: what the graph of a chunk needs comes in other sizes
+        release_freed_memory()  # of the loss: the graph of a chunk needs blocks of other sizes
     for number, (start, stop) in enumerate(bounds):
         not_last = number + 1 < len(bounds) and n_processes() > 1
         with fabric.no_backward_sync(encoder, enabled=not_last):  # type: ignore[arg-type]
@@ -134,14 +134,14 @@ def back_propagate(
 
 
 def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> int:
-    """How many images' graphs fit in half of the free memory: a power of two, or the whole batch.
+    """The largest chunk whose graph fits in half of the free memory: a power of two, or the whole batch.
 
-    Processes that train together agree on the smallest of theirs: what each chunk draws depends on how many there are.
+    Several processes take the smallest of their sizes, because the random numbers of a chunk depend on the size.
 
     Args:
         encoder: on its device, in training mode.
         image: (3, H, W) as in training.
-        batch_size: the largest size of use.
+        batch_size: the largest useful size.
     """
     fitting = int(MEMORY_SHARE * _free_bytes(image.device) / bytes_of_graph(encoder, image))
     here = batch_size if fitting >= batch_size else 2 ** int(math.log2(max(1, fitting)))
@@ -150,7 +150,7 @@ def fitting_chunk_size(encoder: nn.Module, image: Tensor, batch_size: int) -> in
 
 
 def bytes_of_graph(encoder: nn.Module, image: Tensor) -> float:
-    """What the graph of one more image takes, at least 1; the encoder is on its device, in training mode."""
+    """Bytes of the graph of one more image, at least 1; the encoder is on its device, in training mode."""
     pair = torch.stack([image, image])
     kept: dict[int, int] = {}
 
@@ -174,7 +174,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # as <malloc.h> of glibc numbers them
 
 
 def _of_glibc(name: str) -> Any:
-    """A function of the C library; None where it is another one, or Windows."""
+    """A function of glibc; None with another C library, or on Windows."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (AttributeError, TypeError):
@@ -182,20 +182,20 @@ def _of_glibc(name: str) -> Any:
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep the memory it frees, for what it asks for next; True where the C library can (glibc).
+    """Let this process keep the memory it frees for its next allocations; returns True if the C library is glibc.
 
-    A training step on a CPU frees and asks for the same gigabytes again. Left alone, glibc hands large blocks back to the
+    A training step on a CPU frees and allocates the same gigabytes again. By default glibc returns large blocks to the
     system each time, which then clears and maps every page again: a quarter of a step of EfficientNet-Lite0. The process
-    stays as large as it ever was, so this is for commands that train, not for a library's caller.
+    stays at its peak size, so only commands that train call this, not the library.
     """
     mallopt = _of_glibc("mallopt")
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
 
 
 def release_freed_memory() -> None:
-    """Hand back to the system what this process has freed and kept, wherever it lies; nothing where the C library cannot.
+    """Return the freed memory that this process has kept to the system; does nothing without glibc.
 
-    What a stage leaves behind in blocks of other sizes would otherwise lie idle beside those of the next one.
+    Blocks that one stage leaves behind would otherwise lie idle while the next stage allocates other sizes.
     """
     trim = _of_glibc("malloc_trim")
     if trim is not None:

@@ -1,7 +1,7 @@
-"""What a run reports while it goes: a CSV file, a progress bar, and trackers (TensorBoard, Weights & Biases, MLflow).
+"""What a run reports: a CSV file, a progress bar, and trackers (TensorBoard, Weights & Biases, MLflow).
 
-The last two trackers are used where they are installed; Sightline does not depend on them. What identifies their run is
-kept in ``loggers.json``, so that a resumed run goes on with it; steps made again after a crash are then there twice.
+The last two trackers work if they are installed; Sightline does not depend on them. The ids of their runs are kept in
+``loggers.json``, so that a resumed run continues them; steps repeated after a crash appear twice.
 """
 
 import csv
@@ -27,14 +27,13 @@ from sightline.registry import Registry
 from sightline.training.run_folder import Position, RunFolder
 
 COLUMNS = ("step", "epoch", "name", "value")
-TERM = "term/"  # before the name of a term of the loss
+TERM = "term/"  # prefix of the name of a term of the loss
 
 
 class RunLog:
     """Numbers by step, as rows ``step, epoch, name, value`` of ``log.csv`` and to trackers.
 
-    Opened at a position, it forgets what was written beyond it, so that a resumed run leaves the log of a run that never
-    stopped.
+    Opened at a position, it drops the rows beyond it, so that the log of a resumed run equals that of an uninterrupted one.
     """
 
     def __init__(self, folder: Path, position: Position, trackers: tuple[str, ...] = (), trust: bool = False) -> None:
@@ -54,16 +53,16 @@ class RunLog:
             tracker.write(step, values)
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush and close."""
         self.stream.close()
         for tracker in self.trackers:
             tracker.close()
 
 
 def read_log(file: Path) -> list[tuple[int, int, str, float]]:
-    """The whole rows of ``log.csv``; none where the file is not there. A row cut off by a crash is left out.
+    """The complete rows of ``log.csv``; empty if there is no file. A last row cut off by a crash is left out.
 
-    A row of other than step, epoch, name and value is refused.
+    Any other row that is not step, epoch, name and value raises InputError.
     """
     if not file.is_file():
         return []
@@ -75,12 +74,12 @@ def read_log(file: Path) -> list[tuple[int, int, str, float]]:
             ((step, epoch, name, value),) = csv.reader([line])
             rows.append((int(step), int(epoch), name, float(value)))
         except (ValueError, csv.Error) as error:
-            raise InputError(f"{file}: line {number}: step, epoch, name and value are needed: {line[:80]!r}") from error
+            raise InputError(f"{file}: line {number}: must be step, epoch, name and value, got {line[:80]!r}") from error
     return rows
 
 
 class RunProgress(Progress):
-    """A bar with the loss, images a second and the time left; silent where it is not wanted."""
+    """A progress bar with the loss, images per second and the time left."""
 
     def __init__(self, n_epochs: int, shown: bool) -> None:
         super().__init__(
@@ -112,36 +111,36 @@ class RunProgress(Progress):
         self.update(self.task, visible=True, description=title, completed=done, total=total, loss=loss, speed=speed)
 
     def say(self, line: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self.bar is not None:
             self.bar.write(printable(line), file=sys.stderr)
         elif not self.disable:
             self.console.print(printable(line), highlight=False, markup=False)
 
     def stop(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar."""
         super().stop()
         if self.bar is not None:
             self.bar.close()
 
 
 class Tracker(Protocol):
-    """Takes the numbers of a step; made with the run folder as ``folder`` and the ``step`` that the run stands at."""
+    """Receives the numbers of each step; created with the run ``folder`` and the current ``step``."""
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Add the values of one step."""
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush and close."""
 
 
 class TensorBoard:
-    """Files in ``tensorboard/``; of steps made again the later ones are shown."""
+    """Files in ``tensorboard/``; of repeated steps the later ones are shown."""
 
     def __init__(self, folder: Path, step: int) -> None:
         written = RunFolder(folder).tensorboard
         if written.exists() and not written.is_dir():
-            raise InputError(f"{written}: not a folder; TensorBoard's files go into one")
+            raise InputError(f"{written}: must be a folder for TensorBoard's files; delete or rename this file")
         self.logger = TensorBoardLogger(written.parent, name=written.name, version="", purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -152,7 +151,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in ``wandb/``, without a network unless ``WANDB_MODE=online`` is set; ``wandb sync`` uploads it."""
+    """A run in ``wandb/``, offline unless ``WANDB_MODE=online`` is set; ``wandb sync`` uploads it."""
 
     package = "wandb"
 
@@ -177,12 +176,12 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run in the files of ``mlruns/``, or where ``MLFLOW_TRACKING_URI`` says; ``@`` in a name becomes ``_at_``."""
+    """A run in ``mlruns/`` or at ``MLFLOW_TRACKING_URI``; ``@`` in a name becomes ``_at_``."""
 
     package = "mlflow"
 
     def __init__(self, folder: Path, step: int) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # asked for by versions that prefer a data base
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required by versions that prefer a database
         self.mlflow: Any = importlib.import_module("mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or str((folder / "mlruns").resolve())
         self.client = self.mlflow.MlflowClient(tracking_uri=uri)
@@ -211,7 +210,7 @@ TRACKERS: Registry[Tracker] = Registry(
 
 
 def check_trackers(wanted: tuple[str, ...], trust: bool = False) -> None:
-    """Refuse trackers that do not exist or whose ``package``, if they name one, is not installed."""
+    """Raise InputError for trackers that do not exist or whose ``package`` is not installed."""
     packages = [getattr(TRACKERS.find(name, trust=trust), "package", None) for name in wanted]
     if missing := [package for package in packages if package and importlib.util.find_spec(package) is None]:
         raise InputError(f"loggers: {' and '.join(missing)} not installed: pip install {' '.join(missing)}")

@@ -1,4 +1,4 @@
-"""A recipe to the parts of a run, all of them checked before anything is written; and the plan of it in words."""
+"""From a recipe to the parts of a run, checked before anything is written; and the plan that ``--dry-run`` prints."""
 
 import copy
 import os
@@ -37,21 +37,21 @@ from sightline.training.logs import check_trackers
 from sightline.training.recipe import Recipe
 
 OPTIMIZER_COPIES = {"adam": 2, "adamw": 2, "sgd": 1}  # of each weight, besides its gradient
-PCA_IMAGES = 10_000  # from which a projection starts, at most
+PCA_IMAGES = 10_000  # at most, for the principal components of a projection
 
 
 class RunParts(NamedTuple):
     """What a run is made of.
 
     Attributes:
-        encoder: at its start.
-        learner: what a batch goes through: the encoder, or its upper part on cached features.
-        loss: the recipe's, with its memory.
-        train_part: the images to learn from.
+        encoder: before training.
+        learner: the module that is trained: the encoder, or its upper part on cached features.
+        loss: the recipe's loss, with its memory.
+        train_part: the training images.
         labels: (N, L) their classes, finest level first.
-        sampler: which of them share a batch.
-        val_part: the images to validate with; None for none.
-        skipped: a sentence for each image that was left out because it cannot be decoded.
+        sampler: draws the batches.
+        val_part: the validation images; None for none.
+        skipped: a sentence for each image left out because it cannot be decoded.
     """
 
     encoder: Encoder
@@ -64,7 +64,7 @@ class RunParts(NamedTuple):
     skipped: list[str]
 
     def image_facts(self) -> dict[str, Any]:
-        """What a run that goes on must find again: how many images of which classes, a hash of the rows, skipped images."""
+        """What must be the same on resume: counts of images and classes, a hash of the rows; and the skipped images."""
         parts = {"train": self.train_part} | ({} if self.val_part is None else {"val": self.val_part})
         facts = {name: DataFacts.of(part) for name, part in parts.items()}
         return {
@@ -74,11 +74,11 @@ class RunParts(NamedTuple):
 
 
 def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False) -> RunParts:
-    """Make all of it, which finds whatever is wrong with the recipe or the images.
+    """Make all parts of a run, and with that check the recipe and the images.
 
     Args:
-        recipe: the whole run.
-        show_progress: draw a bar while images are checked.
+        recipe: the recipe of the run.
+        show_progress: draw a progress bar while images are checked.
         trust: follow import paths in the recipe.
     """
     check_trackers(recipe.loggers, trust)
@@ -101,7 +101,7 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
 
 
 def recipe_images(recipe: Recipe, show_progress: bool = False) -> tuple[Manifest, list[str]]:
-    """The recipe's manifest, and a sentence for each image left out because it cannot be decoded, if it asks for that."""
+    """The manifest, without undecodable images if ``data.skip_unreadable`` is set, and a sentence for each of these."""
     manifest = read_manifest(recipe.data.manifest)
     if not recipe.data.skip_unreadable:
         return manifest, []
@@ -109,13 +109,13 @@ def recipe_images(recipe: Recipe, show_progress: bool = False) -> tuple[Manifest
     if skipped and process_number() == 0:
         n_more = len(skipped) - SHOWN_FAULTS
         more = [f"... and {n_more} more; images.json in the run folder names all"] if n_more > 0 else []
-        title = f"{manifest.source}: {len(skipped)} image(s) skipped that cannot be decoded"
+        title = f"{manifest.source}: skipped {len(skipped)} image(s) that cannot be decoded; replace or delete these files"
         warnings.warn("\n  ".join([title, *skipped[:SHOWN_FAULTS], *more]), stacklevel=2)
     return manifest, skipped
 
 
 def select_images(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None, Sampler]:
-    """The images to learn from, those to validate with and the sampler; refuses images that the recipe cannot use."""
+    """Training images, validation images and the sampler; raises InputError for images that the recipe cannot use."""
     measured = metric_names(recipe.validation.ks, manifest.n_levels)
     if recipe.validation.metric not in measured:
         known = nearest(recipe.validation.metric, measured)
@@ -132,7 +132,7 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
     if model.start is not None:
         return _start_encoder(recipe, model.start, trust)
     if model.adaptation == "frozen" and model.embedding_dim is None:
-        raise InputError("model.adaptation 'frozen' leaves nothing to learn: set model.embedding_dim")
+        raise InputError("model.adaptation='frozen' trains the projection alone: set model.embedding_dim")
     encoder = Encoder.create(
         model.backbone,
         model.embedding_dim,
@@ -152,15 +152,17 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
 
 
 def _start_encoder(recipe: Recipe, start: Path, trust: bool) -> Encoder:
-    """The encoder that ``model.start`` names, as the recipe lets it learn."""
+    """The encoder that ``model.start`` names, with the recipe's adaptation."""
     encoder, model = Encoder.from_pretrained(start, trust=trust), recipe.model
     if encoder.head.whitening is not None:
         raise InputError(
-            f"model.start: {start} whitens its vectors; start from the encoder that `sightline whiten` was given"
+            f"model.start: {start} whitens its vectors; use the encoder that was the input of `sightline whiten`"
         )
     if model.adaptation == "frozen" and encoder.settings.embedding_dim is None:
-        raise InputError(f"model.adaptation 'frozen' leaves nothing to learn: the encoder of {start} has no projection")
-    encoder.card = None  # it is about the encoder before this run
+        raise InputError(
+            f"model.adaptation='frozen' trains the projection alone, and {start} has no projection; use 'upper'"
+        )
+    encoder.card = None  # describes the encoder before this run
     encoder.settings = encoder.settings.model_copy(update={"freeze_batch_norm": model.freeze_batch_norm})
     encoder.allow_gradients()
     if model.adaptation == "lora":
@@ -169,7 +171,7 @@ def _start_encoder(recipe: Recipe, start: Path, trust: bool) -> Encoder:
 
 
 def with_start(recipe: Recipe) -> Recipe:
-    """The recipe with what ``model.start`` decides filled in, so that a run's files name the encoder that it trains."""
+    """The recipe with the values that come from ``model.start`` filled in, so that recipe.json describes the encoder."""
     if recipe.model.start is None:
         return recipe
     file = recipe.model.start / SETTINGS_FILE
@@ -191,17 +193,17 @@ def with_start(recipe: Recipe) -> Recipe:
 
 
 def _check_warmup(recipe: Recipe, encoder: Encoder, loss: nn.Module) -> None:
-    """Refuse a warm-up in which nothing can learn."""
+    """Raise InputError for a warm-up in which nothing is trained."""
     besides = [*encoder.pooling.parameters(), *encoder.head.parameters(), *loss.parameters()]
     if recipe.schedule.warmup_epochs and not any(weight.requires_grad for weight in besides):
         raise InputError(
-            f"schedule.warmup_epochs is {recipe.schedule.warmup_epochs}, and without the backbone nothing can learn: there "
-            f"is no projection (model.embedding_dim), and loss {recipe.loss.name!r} has no weights; set it to 0"
+            f"schedule.warmup_epochs must be 0, got {recipe.schedule.warmup_epochs}: it freezes the backbone, there is no "
+            f"projection (model.embedding_dim), and loss {recipe.loss.name!r} has no weights"
         )
 
 
 def untrained_encoder(recipe: Recipe, trust: bool = False) -> Encoder:
-    """The pretrained features of a recipe's backbone, averaged and normalised, without a projection; or its start."""
+    """The encoder before training: the recipe's pretrained backbone, average pooling, no projection; or ``model.start``."""
     model, data = recipe.model, recipe.data
     if model.start is not None:
         return Encoder.from_pretrained(model.start, trust=trust)
@@ -211,7 +213,7 @@ def untrained_encoder(recipe: Recipe, trust: bool = False) -> Encoder:
 
 
 def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None]:
-    """What to train on and what to validate on; some training classes are held out where there is no ``val`` split."""
+    """Training and validation images; without a ``val`` split, some training classes are held out."""
     train_part = manifest.split("train")
     if "val" in manifest.table["split"]:
         return train_part, manifest.split("val")
@@ -221,25 +223,25 @@ def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, 
 
 
 def _check_answers(manifest: Manifest) -> None:
-    """Refuse images to validate with of which no query has a right answer, and warn where none can have a wrong one."""
+    """Raise InputError if no validation query has a relevant image, and warn if all images are relevant to all."""
     is_query, is_gallery = has_role(manifest, "is_query"), has_role(manifest, "is_gallery")
     codes = np.unique(manifest.labels(), axis=0, return_inverse=True)[1].ravel()
     n_answers = np.bincount(codes[is_gallery], minlength=int(codes.max()) + 1)[codes] - is_gallery
     if not n_answers[is_query].any():
         raise InputError(
-            f"{manifest.source}: none of the {is_query.sum()} images to validate with has another of its class to find; "
-            "give the classes of split val more images, or train without: data.val_fraction=0 and no split val"
+            f"{manifest.source}: none of the {is_query.sum()} validation images has another image of its class to find; "
+            "add images to these classes, or train without validation: data.val_fraction=0 and no split val"
         )
     if codes.max() == 0:
         warnings.warn(
-            f"{manifest.source}: the {len(manifest)} images to validate with are of one class, so every ranking of them is "
-            "right and the first epoch is kept; with data.val_fraction=0 and no split val the last one is",
+            f"{manifest.source}: the {len(manifest)} validation images are of one class: every ranking is right, and the "
+            "first epoch is kept. Add classes, or train without validation: data.val_fraction=0 and no split val",
             stacklevel=2,
         )
 
 
 def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
-    """The classes that can fill their part of a batch; the others are refused unless they are to be skipped."""
+    """The images of classes large enough for a batch; smaller ones raise InputError unless they are to be skipped."""
     labels = manifest.labels()
     small = unusable_classes(sampler, labels)
     codes = labels[:, sampler.level]
@@ -248,13 +250,13 @@ def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
         raise InputError(
             f"{manifest.source}: {len(small)} of {codes.max() + 1} training classes are unusable: they have fewer than "
             f"sampler.per_class={sampler.per_class} images ({names(called)}{', ...' if len(small) > 5 else ''}); "
-            "lower it, or leave them out with sampler.skip_small_classes=true"
+            "lower it, or leave these classes out with sampler.skip_small_classes=true"
         )
     return manifest.where(pl.lit(pl.Series(~np.isin(codes, small))))
 
 
 def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[int], trust: bool = False) -> nn.Module:
-    """The recipe's loss; what it needs to know of data and model is filled in where it asks for it."""
+    """The recipe's loss; the options that follow from data and model, such as ``n_classes``, are filled in."""
     known = {
         "n_classes": class_counts[0],
         "n_levels": len(class_counts),
@@ -263,7 +265,7 @@ def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[in
     }
     filled_in = {option: known[option] for option in loss_options(recipe.loss.name, trust) if option in known}
     loss = create_loss(recipe.loss.name, trust, **filled_in | recipe.loss.options())
-    trial = copy.deepcopy(loss)  # shows a value that does not fit; a copy, for a loss may remember what it saw
+    trial = copy.deepcopy(loss)  # raises if an option does not fit; a copy, because a loss may keep batches
     trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
     return loss
 
@@ -273,13 +275,15 @@ def create_fabric(recipe: Recipe) -> Fabric:
     together, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy: Strategy | str = "auto"
     if recipe.sampler.batch_size % together:
-        raise InputError(f"sampler.batch_size is {recipe.sampler.batch_size}: {together} processes cannot share it evenly")
+        raise InputError(
+            f"sampler.batch_size must be a multiple of the {together} processes, got {recipe.sampler.batch_size}"
+        )
     if recipe.strategy == "fsdp":
         _check_shardable(recipe)
     if together > 1 and recipe.strategy == "fsdp":
         strategy = ModelParallelStrategy(shard, data_parallel_size=together, tensor_parallel_size=1)
     elif together > 1:
-        # A backbone that rests has weights without a gradient, which processes would wait for.
+        # A frozen backbone has weights without a gradient, which processes would wait for.
         strategy = DDPStrategy(find_unused_parameters=recipe.schedule.warmup_epochs > 0)
     fabric = Fabric(
         accelerator="auto", devices=here, num_nodes=together // here, strategy=strategy, precision=recipe.precision
@@ -290,7 +294,7 @@ def create_fabric(recipe: Recipe) -> Fabric:
 
 
 def _check_shardable(recipe: Recipe) -> None:
-    """What sharded weights cannot do is refused by the recipe's own words."""
+    """Raise InputError naming the keys that do not work with sharded weights."""
     reasons = {
         "precision='16-mixed'": recipe.precision == "16-mixed",  # its loss scale would need all gradients together
         "compile=true": recipe.compile,
@@ -298,11 +302,11 @@ def _check_shardable(recipe: Recipe) -> None:
         "chunk_size='auto'": recipe.chunk_size == "auto",
     }
     if unfit := [reason for reason, holds in reasons.items() if holds]:
-        raise InputError(f"strategy='fsdp' does not go with {', '.join(unfit)}; strategy='ddp' does")
+        raise InputError(f"strategy='fsdp' does not support {', '.join(unfit)}; use strategy='ddp'")
 
 
 def whiten_projection(recipe: Recipe, encoder: Encoder, train_part: Manifest) -> None:
-    """Start the encoder's projection from principal components of some training images, seen as in search."""
+    """Initialise the projection with principal components of training images, preprocessed as in search."""
     n_images = len(train_part)
     drawn = np.random.default_rng(recipe.seed).choice(n_images, min(n_images, PCA_IMAGES), replace=False)
     features = pooled_features(encoder, _rows(train_part, drawn), recipe.data.n_workers)
@@ -310,7 +314,7 @@ def whiten_projection(recipe: Recipe, encoder: Encoder, train_part: Manifest) ->
 
 
 def pooled_features(encoder: Encoder, manifest: Manifest, n_workers: int) -> Tensor:
-    """(N, C) what the encoder's head is given of each image, seen as in search; each process computes a part."""
+    """(N, C) pooled features of each image, preprocessed as in search; each process computes a part."""
 
     def pool(part: Manifest) -> NDArray[np.float32]:
         images = ImageDataset.of(part, eval_transform(encoder.settings.preprocessing))
@@ -330,7 +334,7 @@ def _rows(manifest: Manifest, places: NDArray[np.int64]) -> Manifest:
 
 
 def plan_run(recipe: Recipe, trust: bool = False) -> str:
-    """What training by the recipe would do, checked as it would check it, one ``name: value`` a line; writes nothing."""
+    """The plan of a run, one ``name: value`` a line, with the same checks as training; writes nothing."""
     recipe = with_start(recipe)
     device = create_fabric(recipe).device
     encoder, learner, loss, train_part, _, sampler, val_part, skipped = prepare_run(recipe, trust=trust)
@@ -350,13 +354,13 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
     lines = {
         "manifest": train_part.source,
         "training": _counts(train_part),
-        "validation": "none: the last encoder is kept" if val_part is None else _counts(val_part),
+        "validation": "none: the last epoch is kept" if val_part is None else _counts(val_part),
         **({"skipped": f"{len(skipped)} unreadable images"} if skipped else {}),
         "decides": f"{recipe.validation.mode} {recipe.validation.metric}, every {recipe.validation.every} epoch(s)",
-        "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} weights learn",
+        "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} trainable weights",
         "loss": f"{recipe.loss.name} ({options}), {_n_weights(loss):,} weights",
         "memory": f"{memory_items} items" if memory_items else "none",
-        "batches": f"{sampler.batch_size} images each, {n_batches} an epoch",
+        "batches": f"{sampler.batch_size} images each, {n_batches} per epoch",
         "steps": f"{n_batches * epochs} in {epochs} epochs",
         "chunk size": f"{chunk or 'the whole batch'}{found}",
         "devices": f"{n_processes()} process(es) on {device.type}, {recipe.precision}, {recipe.data.n_workers} loaders",
@@ -381,7 +385,7 @@ def _n_weights(module: nn.Module) -> int:
 def _megabytes(
     recipe: Recipe, learner: nn.Module, loss: nn.Module, image: Tensor, n_images: int, chunk: int, n_remembered: int
 ) -> dict[str, float]:
-    """What the parts of a run take, each at its largest."""
+    """Memory of the parts of a run, each at its peak."""
     learning = 4 * (_n_weights(learner) + _n_weights(loss))
     stored = sum(weight.numel() * weight.element_size() for part in (learner, loss) for weight in part.parameters())
     read = 1 + PREFETCHED * recipe.data.n_workers  # batches as bytes, this one and those read ahead; a chunk as numbers

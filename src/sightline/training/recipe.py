@@ -1,4 +1,4 @@
-"""One run as frozen models, read from TOML with dotted overrides; a key nobody reads is refused."""
+"""The recipe of a run as frozen models, read from TOML with dotted overrides; an unknown key is an error."""
 
 import inspect
 import json
@@ -28,67 +28,70 @@ class RecipeSection(BaseModel):
 
 
 class DataSection(RecipeSection):
-    """Where the images are and how training sees them."""
+    """Where the images are, and how they are augmented."""
 
     manifest: Path  # a .csv or .parquet file, or a folder of images
-    image_size: int = Field(default=224, ge=8)  # side of the square that the network sees
-    resize: int | None = Field(default=None, ge=8)  # shorter side before the central cut; 8/7 of image_size
-    stretch: bool = False  # both sides to resize, the aspect lost
-    train_resize: int | tuple[int, int] | None = None  # shorter side, or both, before the random cut; none: as it is
-    # share of the area that a random cut for training takes, least and most; none: a square of image_size
+    image_size: int = Field(default=224, ge=8)  # side of the square that the network sees, in pixels
+    resize: int | None = Field(default=None, ge=8)  # shorter side before the centre crop; none: 8/7 of image_size
+    stretch: bool = False  # resize both sides to `resize`, which changes the aspect ratio
+    train_resize: int | tuple[int, int] | None = None  # shorter side, or both, before the random crop; none: original size
+    # smallest and largest share of the area in a random crop; none: a square of image_size pixels
     crop_area: tuple[float, float] | None = (0.16, 1.0)
-    flip: float = Field(default=0.5, ge=0, le=1)  # chance that a training image is mirrored
-    colour_jitter: float = Field(default=0.0, ge=0, le=1)  # share by which brightness, contrast and saturation change
-    rotation: float = Field(default=0.0, ge=0, le=180)  # degrees
-    val_fraction: float = Field(default=0.2, ge=0, lt=1)  # of the training classes, where there is no val split
+    flip: float = Field(default=0.5, ge=0, le=1)  # probability of a horizontal flip
+    colour_jitter: float = Field(default=0.0, ge=0, le=1)  # strength of random brightness, contrast and saturation
+    rotation: float = Field(default=0.0, ge=0, le=180)  # largest random rotation in degrees
+    val_fraction: float = Field(default=0.2, ge=0, lt=1)  # share of training classes to hold out if there is no val split
     check_images: bool = True  # decode every image before the run starts
-    skip_unreadable: bool = False  # leave out images that cannot be decoded, and name them, instead of refusing to train
-    n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: the run itself does
-    draft: bool = True  # decode JPEG files for training at a half, quarter or eighth where that still covers image_size
+    skip_unreadable: bool = False  # skip images that cannot be decoded, with a warning that names them
+    n_workers: int = Field(default=2, ge=0)  # processes that read images; 0: read in the main process
+    draft: bool = True  # decode training JPEGs at 1/2, 1/4 or 1/8 size where that still covers image_size
 
     @field_validator("train_resize")
     @classmethod
     def _some_pixels(cls, size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
         if size is not None and min(size if isinstance(size, tuple) else [size]) < 8:
-            raise PydanticCustomError("train_resize", "at least 8 pixels are needed, for the shorter side or for both")
+            raise PydanticCustomError("train_resize", "must be at least 8 pixels")
         return size
 
     @field_validator("crop_area")
     @classmethod
     def _shares_in_order(cls, area: tuple[float, float] | None) -> tuple[float, float] | None:
         if area is not None and not 0 < area[0] <= area[1] <= 1:
-            raise PydanticCustomError("crop_area", "smallest and largest share of the area are needed, above 0 and up to 1")
+            raise PydanticCustomError(
+                "crop_area", "must be the smallest and the largest share of the area, with 0 < smallest <= largest <= 1"
+            )
         return area
 
 
 class ModelSection(RecipeSection):
-    """The encoder to start from."""
+    """The encoder, and which part of it is trained."""
 
     # an encoder folder to continue from; backbone, weights, pooling, feature_norm, embedding_dim, projection, image_size,
     # resize and stretch then come from it
     start: Path | None = None
-    backbone: str = "tf_efficientnet_lite0"  # one of timm's names
+    backbone: str = "tf_efficientnet_lite0"  # a timm model name
     weights: str | None = "bundled"  # bundled, hub, distilled or a safetensors file; none: random
     pooling: str = "gem"  # avg, cls, gem, gem_frozen, max, mean+max or none
-    feature_norm: Literal["layer", "l2", "none"] = "layer"  # of the pooled vector, before the projection
-    embedding_dim: int | None = Field(default=512, ge=1)  # none: no projection
-    projection: Literal["random", "pca"] = "random"  # where it starts; pca: whitens features of the training images
-    freeze_batch_norm: Literal["none", "stats", "all"] = "stats"  # what training leaves fixed; all: its weights too
-    # what learns. upper: about the last third of the stages (upper:2: the last two), from cached features; frozen: the head
+    feature_norm: Literal["layer", "l2", "none"] = "layer"  # normalisation of the pooled vector before the projection
+    embedding_dim: int | None = Field(default=512, ge=1)  # dimensions of the projection; none: no projection
+    projection: Literal["random", "pca"] = "random"  # initial projection; pca: principal components of training images
+    freeze_batch_norm: Literal["none", "stats", "all"] = "stats"  # what stays fixed: running statistics, or weights too
+    # what is trained; upper: about the last third of the stages (upper:2: the last two), on cached features; frozen: the
+    # head
     adaptation: str = Field(default="full", pattern=r"^(full|lora|frozen|upper|upper:[1-9]\d?)$")
-    n_views: int = Field(default=8, ge=1, le=1000)  # of upper and frozen: augmented views of each image that are cached
-    lora_rank: int = Field(default=8, ge=1)  # of lora
+    n_views: int = Field(default=8, ge=1, le=1000)  # for upper and frozen: cached augmented views of each image
+    lora_rank: int = Field(default=8, ge=1)  # for lora
 
 
 class LossSection(BaseModel):
-    """A loss by name; every other key is an option of that loss, checked when it is made."""
+    """A loss by name; every other key is an option of that loss."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "roadmap"  # one of sl.list_losses()
-    # what a batch is ranked against: itself, or all training images by their latest embeddings
+    # what a batch is ranked against: the batch itself, or the latest embeddings of all training images
     reference: Literal["batch", "train"] = "batch"
-    # what moves a loss's proxies: gradients, or a running mean of the embeddings of their class, from its mean at the start
+    # how proxies move: learned by gradients, or as running means of the embeddings of their class
     proxies: Literal["learned", "means"] = "learned"
 
     def options(self) -> dict[str, Any]:
@@ -97,42 +100,44 @@ class LossSection(BaseModel):
 
 
 class OptimizerSection(RecipeSection):
-    """How weights move."""
+    """The optimizer and its learning rates."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adamw"  # which rule
+    name: Literal["adam", "adamw", "sgd"] = "adamw"
     lr: float = Field(default=1e-4, gt=0, le=1e6)  # learning rate of the backbone
-    head_lr_factor: float = Field(default=2.0, gt=0)  # times lr: the rate of pooling, head and the loss's own vectors
-    weight_decay: float = Field(default=1e-4, ge=0)  # pull of the weights towards 0
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd, with Nesterov's correction
-    clip_norm: float | None = Field(default=None, gt=0)  # longest gradient; none: as it is
-    # of the loss's own vectors, without decay; none: as the head
+    head_lr_factor: float = Field(default=2.0, gt=0)  # times lr: learning rate of pooling, head and the weights of the loss
+    weight_decay: float = Field(default=1e-4, ge=0)  # weight decay
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # for sgd, with Nesterov momentum
+    clip_norm: float | None = Field(default=None, gt=0)  # largest gradient norm; none: no clipping
+    # learning rate of the weights of the loss, without weight decay; none: as the head
     proxy_lr: float | None = Field(default=None, gt=0, le=1e6)
-    proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # what cosine leaves of that rate
+    proxy_final_factor: float = Field(default=0.0, ge=0, le=1)  # for cosine: proxy_lr at the end, as a share of proxy_lr
 
 
 class ScheduleSection(RecipeSection):
-    """How long, and how the learning rate falls."""
+    """Number of epochs and learning rate schedule."""
 
     epochs: int = Field(default=10, ge=1)  # passes over the training images
-    warmup_epochs: int = Field(default=0, ge=0)  # the backbone is frozen, the schedule waits
-    name: Literal["constant", "cosine", "linear", "step"] = "cosine"  # how the rate falls
-    final_factor: float = Field(default=0.0, ge=0, le=1)  # of cosine and linear: what is left of the rate at the end
-    milestones: tuple[int, ...] = ()  # of step: epochs after the warm-up at which the rate falls
-    gamma: float = Field(default=0.3, gt=0, le=1)  # of step: what is left each time
+    warmup_epochs: int = Field(default=0, ge=0)  # epochs with a frozen backbone, before the schedule starts
+    name: Literal["constant", "cosine", "linear", "step"] = "cosine"  # learning rate schedule
+    final_factor: float = Field(
+        default=0.0, ge=0, le=1
+    )  # for cosine and linear: final learning rate as a share of the first
+    milestones: tuple[int, ...] = ()  # for step: epochs after the warm-up at which the rate drops
+    gamma: float = Field(default=0.3, gt=0, le=1)  # for step: factor at each milestone
 
 
 class ValidationSection(RecipeSection):
-    """When to measure, and what decides which encoder is kept."""
+    """When to validate, and which metric selects the encoder that is kept."""
 
-    every: int = Field(default=1, ge=1)  # epochs
-    metric: str = "map@r"  # decides which encoder is kept
-    mode: Literal["max", "min"] = "max"  # min where less is better
-    ks: tuple[int, ...] = (1, 2, 4, 8)  # places for recall@k
-    patience: int | None = Field(default=None, ge=1)  # validations without a better value after which the run ends
-    interpolate: bool = False  # at the end, keep the best mixture of the weights at the start and the trained ones
+    every: int = Field(default=1, ge=1)  # epochs between validations
+    metric: str = "map@r"  # selects the encoder that is kept
+    mode: Literal["max", "min"] = "max"  # min if lower is better
+    ks: tuple[int, ...] = (1, 2, 4, 8)  # values of k for metrics at k
+    patience: int | None = Field(default=None, ge=1)  # early stopping: validations without improvement; none: off
+    interpolate: bool = False  # at the end, keep the best mixture of the start weights and the trained ones
 
     def decisive(self, mean: float) -> float:
-        """The metric's mean as it is compared; undefined is 0: how severe no mistake is."""
+        """The mean to compare; an undefined one counts as 0, the severity of no mistakes."""
         return 0.0 if math.isnan(mean) else mean
 
     def is_better(self, mean: float, best: float | None) -> bool:
@@ -142,17 +147,17 @@ class ValidationSection(RecipeSection):
 
 
 class MemorySection(RecipeSection):
-    """Earlier embeddings as more items for the loss (cross-batch memory)."""
+    """Embeddings of earlier batches as further items for the loss (cross-batch memory)."""
 
-    size: int | Literal["all"] | None = None  # items; all of the training images; none for no memory
-    start_epoch: int = Field(default=0, ge=0)  # from which it counts; it fills before
-    share: float = Field(default=0.5, ge=0, le=1)  # of the loss against the memory
+    size: int | Literal["all"] | None = None  # items; all: all training images; none: no memory
+    start_epoch: int = Field(default=0, ge=0)  # first epoch in which the loss uses the memory; it fills from the start
+    share: float = Field(default=0.5, ge=0, le=1)  # weight of the loss against the memory; the batch has the rest
 
     @field_validator("size")
     @classmethod
     def _some_items(cls, size: int | Literal["all"] | None) -> int | Literal["all"] | None:
         if isinstance(size, int) and size < 1:
-            raise PydanticCustomError("size", "at least 1 item is needed, or all")
+            raise PydanticCustomError("size", "must be at least 1, or all")
         return size
 
 
@@ -164,14 +169,16 @@ class Recipe(RecipeSection):
         'roadmap'
     """
 
-    seed: int = Field(default=0, ge=0, lt=2**63)  # of every random choice
-    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are computed in float32 in any case
-    checkpoint_every: int | None = Field(default=None, ge=1)  # steps; at the end of every epoch in any case
-    keep_every: int | None = Field(default=None, ge=1)  # epochs after which a checkpoint is kept for good
-    chunk_size: int | Literal["auto"] | None = None  # images through the encoder at a time; none: the whole batch
-    compile: bool = False  # the encoder, by torch.compile
-    strategy: Literal["ddp", "fsdp"] = "ddp"  # of several processes: each has all weights, or its part of them
-    loggers: tuple[str, ...] = ("tensorboard",)  # besides log.csv: tensorboard, wandb, mlflow
+    seed: int = Field(default=0, ge=0, lt=2**63)  # random seed
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are always computed in float32
+    checkpoint_every: int | None = Field(
+        default=None, ge=1
+    )  # steps between checkpoints; each epoch ends with one in any case
+    keep_every: int | None = Field(default=None, ge=1)  # epochs between checkpoints that are kept for good
+    chunk_size: int | Literal["auto"] | None = None  # images per forward pass; none: the whole batch
+    compile: bool = False  # compile the encoder with torch.compile
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # for several processes; ddp: each holds all weights, fsdp: a shard
+    loggers: tuple[str, ...] = ("tensorboard",)  # in addition to log.csv: tensorboard, wandb, mlflow
     data: DataSection
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()
@@ -192,12 +199,12 @@ class Recipe(RecipeSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_the_word_none(cls, values: Any) -> Any:
+    def _read_none(cls, values: Any) -> Any:
         return _with_none(cls, values)
 
 
 def _with_none(model: type[BaseModel], values: Any) -> Any:
-    """TOML has no null: the word ``none`` is no value where a key may go without one, else the word."""
+    """TOML has no null: the word ``none`` becomes None where a key is optional, and stays a word otherwise."""
     if not isinstance(values, dict):
         return values
     changed = {}
@@ -218,13 +225,13 @@ def shipped_recipes() -> list[str]:
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> Recipe:
-    """Read a recipe and lay the overrides over it.
+    """Read a recipe and apply the overrides.
 
     Args:
-        source: the path of a TOML file, or the name of a recipe inside the package; ``extends`` in it names another one
-            that it changes: section by section, a loss with a name as a whole.
-        overrides: such as ``loss.name=sup_ap``; the value is TOML, or a plain word. A loss that is named starts from its
-            own defaults: options of the recipe's loss do not count for it.
+        source: the path of a TOML file, or the name of a shipped recipe. The key ``extends`` names a recipe to inherit
+            from: sections are merged key by key, but a loss with a name replaces the inherited loss.
+        overrides: such as ``loss.name=sup_ap``; the value is TOML or a plain word. A new loss name starts from the defaults
+            of that loss, without the options of the recipe's loss.
     """
     if not isinstance(source, str | Path):
         raise InputError(f"recipe must be a .toml file or the name of a shipped recipe, got {type(source).__name__}")
@@ -234,7 +241,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] | None = None) -> R
 
 
 def as_recipe(recipe: Recipe | str | Path) -> Recipe:
-    """The recipe, read where its file or name is given."""
+    """The recipe itself, or the one that a file or a name gives."""
     return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
 
 
@@ -252,7 +259,7 @@ def recipe_as_toml(recipe: Recipe) -> str:
 
 
 def _toml_lines(name: str, table: dict[str, Any]) -> list[str]:
-    """A table of TOML; strings, numbers, lists and truth values are written as in JSON."""
+    """A table of TOML; strings, numbers, lists and booleans are written as in JSON."""
     lines = [f"{key} = {json.dumps('none' if value is None else value)}" for key, value in table.items()]
     return ["", f"[{name}]", *lines] if name else lines
 
@@ -261,7 +268,7 @@ def _with_overrides(values: dict[str, Any], overrides: Sequence[str], source: st
     if any(override.startswith("loss.name=") for override in overrides):
         values["loss"] = {}
     for override in overrides:
-        _lay_over(values, override)
+        _override(values, override)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -269,12 +276,12 @@ def _with_overrides(values: dict[str, Any], overrides: Sequence[str], source: st
 
 
 def _read_layers(source: str) -> dict[str, Any]:
-    """What a recipe file says, over what those say that it extends."""
+    """The values of a recipe file, merged over those of the recipes that it extends."""
     layers: dict[Path, dict[str, Any]] = {}
     file: Path | None = _find_recipe(source)
     while file is not None:
         if file.resolve() in layers:
-            raise InputError(f"{source}: extends itself, by way of {names(layers)}")
+            raise InputError(f"{source}: extends itself through {names(layers)}")
         layers[file.resolve()] = values = read_toml(file)
         extended = values.pop("extends", None)
         file = None if extended is None else _find_recipe(str(extended), file.parent)
@@ -294,11 +301,11 @@ def _find_recipe(source: str, beside: Path = Path()) -> Path:
     return SHIPPED / f"{source}.toml"
 
 
-def _lay_over(values: dict[str, Any], override: str) -> None:
+def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *sections, last = key.split(".")
     if not equals or not all([*sections, last]):
-        raise InputError(f"override {override!r}: a dotted key and a value are needed, such as loss.name=sup_ap")
+        raise InputError(f"override {override!r}: must be a dotted key and a value, such as loss.name=sup_ap")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -307,7 +314,7 @@ def _lay_over(values: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(text: str) -> Any:
-    """TOML, or what people write that is not: a number such as ``.5``, none, or a word without quotes."""
+    """TOML, or what people write instead: a number such as ``.5``, none, or a word without quotes."""
     with suppress(ValueError, RecursionError):
         return tomllib.loads(f"value = {text}")["value"]
     with suppress(ValueError):
@@ -316,7 +323,7 @@ def _parse_value(text: str) -> Any:
 
 
 def describe_faults(error: ValidationError, model: type[BaseModel]) -> str:
-    """The faults of a recipe, or of another file that a model describes, in the words of its author."""
+    """The faults of a recipe, or of another file with a pydantic model, by the names of its keys."""
     return "; ".join(_fault_sentence(fault, model) for fault in error.errors())
 
 
@@ -325,8 +332,8 @@ def _fault_sentence(fault: ErrorDetails, model: Any) -> str:
     where = ".".join([*sections, key])
     if "accumul" in key:
         return (
-            f"{where!r}: gradients of several small batches are not that of one list; set sampler.batch_size to the list "
-            "and chunk_size to what fits in memory: staged back-propagation gives the gradient of the whole"
+            f"{where!r}: accumulated gradients of small batches are not the gradient of one large batch; set "
+            "sampler.batch_size to the large batch and chunk_size to what fits in memory (staged back-propagation)"
         )
     if fault["type"] == "extra_forbidden":
         for section in sections:
@@ -341,5 +348,5 @@ def _short(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits
-        return f"a {type(value).__name__} too long to be shown"
+        return f"a {type(value).__name__} too long to show"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

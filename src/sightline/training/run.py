@@ -32,7 +32,7 @@ from sightline.models.stages import UpperEncoder
 from sightline.training.account import account_of_run
 from sightline.training.cached_features import CachedFeatures, cache_features, embed_features
 from sightline.training.distributed import (
-    agreed,
+    any_process,
     load_optimizer_state,
     n_processes,
     own_part,
@@ -54,7 +54,7 @@ from sightline.training.prepare import (
 from sightline.training.recipe import Recipe, as_recipe
 from sightline.training.run_folder import Position, RunFolder, environment, load_checkpoint, naming_misfits, save_checkpoint
 
-TRAINED_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the way from the weights at the start to the trained ones, tried besides 1
+TRAINED_SHARES = (0.0, 0.25, 0.5, 0.75)  # mixtures of start and trained weights to try, besides the trained ones (1)
 
 
 def train(
@@ -65,25 +65,25 @@ def train(
     max_minutes: float | None = None,
     trust: bool = False,
 ) -> Path:
-    """Train as the recipe says; two runs of one recipe on one machine give the same bits.
+    """Train an encoder from a recipe; two runs of one recipe on one machine give the same bits.
 
-    Everything that can be wrong with the recipe or the images is found before the run folder is made. SIGTERM saves a
-    checkpoint and ends the run; ``resume`` goes on with it. Under ``torchrun`` the processes share each batch.
+    The recipe and the images are checked before the run folder is created. SIGTERM saves a checkpoint and ends the run;
+    ``resume`` continues it. Under ``torchrun`` the processes share each batch.
 
-    A finished run goes on with ``resume`` and a larger ``schedule.epochs``. With a constant or step schedule the result is
-    that of one longer run; a cosine or linear schedule is that of the new number of epochs, so that the learning rate rises
-    again. Besides it only the keys of :data:`~sightline.training.run_folder.MAY_CHANGE` may differ from the run's recipe.
+    ``resume`` with a larger ``schedule.epochs`` extends a finished run. With a constant or step schedule the result equals
+    one longer run; a cosine or linear schedule is recomputed for the new number of epochs, so the learning rate rises
+    again. Only the keys of :data:`~sightline.training.run_folder.MAY_CHANGE` may differ from the recipe of the run.
 
     Args:
-        recipe: the whole run; or what :func:`~sightline.training.recipe.read_recipe` reads.
+        recipe: a recipe, the path of a recipe file, or the name of a shipped recipe.
         out: the run folder; must be new, or hold a run of the same recipe if ``resume`` is set.
-        resume: go on from the last checkpoint there; from the start if there is none yet.
+        resume: continue from the last checkpoint; start from scratch if there is none.
         show_progress: draw a progress bar on standard error.
-        max_minutes: end after so long, with a checkpoint to resume from; None for no limit.
-        trust: import and run what the recipe names as ``package.module:Name``; otherwise such a name is refused.
+        max_minutes: stop after this time with a checkpoint to resume from; None for no limit.
+        trust: import and run what the recipe names as ``package.module:Name``; otherwise such a name raises InputError.
 
     Returns:
-        The folder of the trained encoder; it is not there where the run was stopped before its first validation.
+        The folder of the trained encoder. It does not exist if the run was stopped before its first validation.
     """
     deadline = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
     recipe = with_start(as_recipe(recipe))
@@ -94,7 +94,7 @@ def train(
     folder.check_images(images)
     if recipe.model.projection == "pca" and not folder.last_checkpoint.is_file():
         whiten_projection(recipe, parts.encoder.to(fabric.device), parts.train_part)
-    fabric.barrier()  # nobody writes before all have looked
+    fabric.barrier()  # every process has checked the folder before one writes
     with folder.begin(recipe, images, resume) if process_number() == 0 else nullcontext():
         fabric.barrier()
         with named_failures(folder.path):
@@ -103,14 +103,14 @@ def train(
 
 
 class TrainingRun:
-    """A run on its devices, from its last checkpoint, if it has one, to its end.
+    """A run on its devices, from its last checkpoint, if there is one, to its end.
 
     Args:
         fabric: devices, precision and processes.
-        recipe: the whole run.
-        folder: where it writes, held by the process of the run that writes.
+        recipe: the recipe of the run.
+        folder: the run folder, locked by the process that writes.
         parts: what :func:`~sightline.training.prepare.prepare_run` made of the recipe.
-        deadline: the moment of ``time.monotonic()`` after which it ends with a checkpoint.
+        deadline: time of ``time.monotonic()`` after which the run stops with a checkpoint.
         show_progress: draw progress bars on standard error.
     """
 
@@ -133,16 +133,16 @@ class TrainingRun:
         self.encoder, self.loss, self.labels = parts.encoder, parts.loss, torch.from_numpy(parts.labels)
         self.images = ImageDataset.of(parts.train_part, _train_transform(recipe, self.encoder))
         self.position, state = self._restore()
-        # What a resting lower part makes of each image, where there is one: the rest learns from that.
+        # Features of the frozen lower part, if there is one: the upper part learns from them.
         self.features = self._cache_features(parts.train_part, self.images.transform, recipe.model.n_views)
         self.val_features = self._cache_features(parts.val_part, self.encoder.settings.preprocessing)
         if recipe.validation.interpolate and not state and self.is_writer:
             self.encoder.save_pretrained(folder.start)
-        fabric.barrier()  # all have computed their part before anyone reads
+        fabric.barrier()  # every process has computed its part before one reads
         if self.loss.followers and not state:
             vectors = self._embed(self.encoder.to(fabric.device), parts.train_part, self.features)
             self.loss.move_proxies(torch.from_numpy(vectors), self.labels, step=1.0)
-        # What is validated and saved: the encoder itself, or a whole one beside the parts that learn.
+        # What is validated and saved: the encoder itself, or an unsharded copy of it.
         is_whole = fabric.world_size == 1 or recipe.strategy == "ddp"
         self.complete = self.encoder if is_whole else copy.deepcopy(self.encoder).to(fabric.device)
         learner = parts.learner
@@ -165,7 +165,7 @@ class TrainingRun:
         )
 
     def _restore(self) -> tuple[Position, dict[str, Any]]:
-        """Give encoder and loss the state of the last checkpoint; where the run was, and the state of all."""
+        """Load encoder and loss from the last checkpoint; returns its position and its whole state."""
         file = self.folder.last_checkpoint
         if not file.is_file():
             return Position(), {}
@@ -189,9 +189,9 @@ class TrainingRun:
         return cache_features(learner, manifest, transform, n_views, n_workers, self.show_progress)
 
     def fit(self, trust: bool = False) -> None:
-        """Train to the end, or to where the run is asked to stop."""
+        """Train to the end, or until the run is asked to stop."""
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # A guard against kernels that read what nobody wrote; none here does, and it takes a twelfth of a step.
+        # Filling guards against kernels that read uninitialised memory; none here does, and it costs a twelfth of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         is_stopped = False
         with (
@@ -204,22 +204,25 @@ class TrainingRun:
             if not is_stopped and self.recipe.validation.interpolate:
                 self._interpolate(trust)
             if is_stopped:
-                self.progress.say(f"stopped at step {self.position.step}: go on with --resume")
+                self.progress.say(f"stopped at step {self.position.step}; to continue, repeat the command with --resume")
 
     def _open_log(self, trust: bool) -> AbstractContextManager[RunLog]:
-        """The log of the process that writes, which also notes what it runs on."""
-        for changed in self.folder.record_environment(environment(self.fabric.device), self.position.step):
-            self.progress.say(f"not as when the run began: {changed}")
+        """Open the log, and record the environment in the run folder."""
+        if changed := self.folder.record_environment(environment(self.fabric.device), self.position.step):
+            self.progress.say(
+                f"environment changed since the run began: {'; '.join(changed)}. The last bits may differ from an "
+                "uninterrupted run; to avoid this, stop, restore the environment and resume"
+            )
         return closing(RunLog(self.folder.path, self.position, self.recipe.loggers, trust))
 
     def _is_over(self) -> bool:
-        """Are all epochs trained, or has there been no better value for so many validations that the run ends?"""
+        """Are all epochs trained, or is the patience of early stopping used up?"""
         patience = self.recipe.validation.patience
         has_converged = patience is not None and self.position.n_worse >= patience
         return has_converged or self.position.epoch >= self.recipe.schedule.epochs
 
     def _train_epoch(self) -> bool:
-        """Train on the batches that the epoch has left, validate and save; whether the run was asked to stop."""
+        """Train on the remaining batches of the epoch, validate and save; returns True if the run was asked to stop."""
         drawn, every = self.parts.sampler.batches(self.position.epoch), self.recipe.checkpoint_every
         if self.position.batch == 0:
             start_epoch(self.loss)
@@ -238,7 +241,7 @@ class TrainingRun:
         return not self._is_over() and self._is_asked_to_stop()
 
     def _load(self, drawn: list[list[int]]) -> Iterator[Examples]:
-        """This process's part of the epoch's batches, from the position on."""
+        """This process's part of the remaining batches of the epoch."""
         batches = [own_part(batch) for batch in drawn][self.position.batch :]
         views = [own_part(batch) for batch in views_of(drawn)[self.position.batch :]]
         seed = derived_seed(self.recipe.seed, self.position.epoch)
@@ -251,14 +254,14 @@ class TrainingRun:
     def _read_features(
         self, features: CachedFeatures, batches: list[list[int]], views: list[list[int]], seed: int
     ) -> Iterator[Examples]:
-        """Cached batches: each image shows a random view in each epoch, and another one if it comes again."""
+        """Batches of cached features: in each epoch a random view of each image, and another one if it is repeated."""
         first_views = np.random.default_rng(seed).integers(features.n_views, size=len(features))
         for batch, again in zip(batches, views, strict=True):
             places = torch.tensor(batch)
             yield Examples(features.read(batch, first_views[batch] + again), self.labels[places], places)
 
     def _train_batch(self, batch: Examples, n_batches: int) -> None:
-        """Set learning rates and what rests, move the weights, and report."""
+        """Set learning rates and frozen parts, update the weights, and log."""
         epoch = self.position.epoch + self.position.batch / n_batches
         schedule, proxy_left = self.recipe.schedule, self.recipe.optimizer.proxy_final_factor
         self.encoder.allow_gradients(backbone=epoch >= schedule.warmup_epochs)
@@ -276,11 +279,11 @@ class TrainingRun:
             self.log.write(self.position.step, epoch, numbers)
 
     def _is_asked_to_stop(self) -> bool:
-        """Is the time over or a signal come, for any of the processes?"""
-        return agreed(time.monotonic() > self.deadline or self.is_interrupted.is_set())
+        """Has any process passed the deadline or received SIGTERM?"""
+        return any_process(time.monotonic() > self.deadline or self.is_interrupted.is_set())
 
     def _keep_best(self) -> None:
-        """Save the encoder if it is the best by the validation that is due, or the last where nothing validates."""
+        """Validate if due, and save the encoder if it is the best; without validation images, save it in any case."""
         val_part, result = self.parts.val_part, None
         if self.complete is not self.encoder:
             self.complete.load_state_dict(whole_state(self.encoder))
@@ -294,7 +297,7 @@ class TrainingRun:
             self.complete.save_pretrained(self.folder.encoder, account)
 
     def _validate(self, manifest: Manifest) -> Result:
-        """Measure the encoder, and note in the position whether it is the best."""
+        """Measure the encoder, and update the best value in the position."""
         section = self.recipe.validation
         result = evaluate_table(self._embed_validation(self.complete, manifest), section.ks)
         self._record(self.position.epoch - 1, {f"val/{name}": value for name, value in result.means.items()})
@@ -304,20 +307,23 @@ class TrainingRun:
         outcome = {"best": section.decisive(mean), "n_worse": 0} if is_better else {"n_worse": self.position.n_worse + 1}
         self.position = replace(self.position, **outcome)
         if self.position.n_worse == section.patience:
-            self.progress.say(f"no better {section.metric} in {section.patience} validations: the run ends")
+            self.progress.say(
+                f"early stopping: no better {section.metric} in {section.patience} validations; to train on, --resume with "
+                "a larger validation.patience"
+            )
         return result
 
     def _interpolate(self, trust: bool) -> None:
-        """Keep the weights between the start's and the trained ones that are best on the validation images.
+        """Keep the mixture of start and trained weights that is best on the validation images.
 
-        Weights that were fine-tuned from the same start can be averaged; the average is often better than either on classes
-        that neither has seen (WiSE-FT). A share of 0 is the encoder as it was before training.
+        Weights fine-tuned from one start can be averaged; the average is often better than both on unseen classes
+        (WiSE-FT). A share of 0 is the encoder before training.
         """
         self.fabric.barrier()  # the encoder is written
         encoder = Encoder.from_pretrained(self.folder.encoder, trust=trust)
         account, section, val_part = encoder.card, self.recipe.validation, self.parts.val_part
         if account is None or account.training is None or account.training.trained_share is not None or val_part is None:
-            return  # chosen by an earlier start of this run, or there is nothing to choose with
+            return  # mixed before this resume, or there are no validation images to choose with
         trained = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
         start = Encoder.from_pretrained(self.folder.start, trust=trust).state_dict()
         best_share, best, best_result, tried = 1.0, self.position.best, None, {}
@@ -341,7 +347,7 @@ class TrainingRun:
         return EmbeddingTable(manifest, self._embed(encoder, manifest, self.val_features), encoder.fingerprint())
 
     def _embed(self, encoder: Encoder, manifest: Manifest, features: CachedFeatures | None) -> NDArray[np.float32]:
-        """(N, D) what the encoder makes of some images: from cached features, or from pixels, each process a part."""
+        """(N, D) embeddings of some images, from cached features or from pixels; each process computes a part."""
         n_workers, learner = self.recipe.data.n_workers, self.parts.learner
         if features is None:
             # By torch: weights that change with every step are not worth an export.
@@ -353,7 +359,7 @@ class TrainingRun:
         return embed_features(cast(UpperEncoder, learner), features)
 
     def _save_checkpoint(self, is_epoch: bool = False) -> None:
-        """Save what a resume reads; all processes call it, one writes."""
+        """Save a checkpoint; all processes call it, one writes."""
         state = {
             "encoder": whole_state(self.encoder),
             "loss": self.loss.state_dict(),
@@ -363,13 +369,13 @@ class TrainingRun:
         }
         epoch, keep_every = self.position.epoch, self.recipe.keep_every
         kept = [self.folder.checkpoint_of(epoch)] if is_epoch and keep_every and epoch % keep_every == 0 else []
-        # The last one last: a run that is killed between the two makes both again.
+        # last.pt is written last: a run that is killed between the two writes both again.
         for file in [*kept, self.folder.last_checkpoint] if self.is_writer else ():
             save_checkpoint(file, self.position, state)
 
 
 def _mix_weights(encoder: Encoder, start: dict[str, Tensor], trained: dict[str, Tensor], share: float) -> None:
-    """Give the encoder weights between the start's and the trained ones; whole numbers are the trained ones'."""
+    """Load a mixture of start and trained weights into the encoder; integer tensors are the trained ones."""
     mixed = {name: torch.lerp(start[name], end, share) if end.is_floating_point() else end for name, end in trained.items()}
     encoder.load_state_dict(mixed)
 

@@ -1,8 +1,8 @@
-"""What a run leaves on disk: the names of its files, its checkpoints and what it ran on.
+"""The run folder: names of its files, checkpoints, and the environment of the run.
 
-Random choices are functions of (seed, step) and learning rates of the position, so both are in a checkpoint by its
-position; the rest is the state of encoder, loss and optimizer. A checksum of all of it is part of the file: a flipped bit
-in a weight would otherwise be trained on.
+Random choices are functions of (seed, step) and learning rates of the position, so a checkpoint needs the position and the
+state of encoder, loss and optimizer. Each checkpoint has a checksum: without it, a flipped bit in a weight would go
+unnoticed.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from sightline.training.recipe import Recipe
 
 FORMAT = 2
 Count = Annotated[int, Field(strict=True, ge=0)]
-# Recipe keys that a resume may change: more epochs or patience go on with a finished run, the others change no number.
+# Recipe keys that may change on resume: more epochs or patience extend a finished run, the others change no result.
 MAY_CHANGE = (
     "schedule.epochs",
     "validation.patience",
@@ -42,25 +42,25 @@ MAY_CHANGE = (
     "loggers",
     "strategy",
 )
-WITHOUT_CHECKSUM = 1  # the format of checkpoints that were written before there was one
+WITHOUT_CHECKSUM = 1  # the format of checkpoints written before checksums were added
 
 
 class RunFolder:
-    """The files of a run by name.
+    """The files of a run.
 
     Attributes:
         path: the folder.
         recipe_file: every value, defaults included.
-        images_file: which images, for a resume to find the same.
-        environment_file: what the run began on.
-        resumes_file: what was different later.
+        images_file: counts and a hash of the images, compared on resume.
+        environment_file: versions, device and command at the start of the run.
+        resumes_file: how the environment differed on resume.
         log_file: numbers by step.
-        last_checkpoint: what a resume reads.
-        encoder: the best so far by the recipe's metric, or the last where nothing validates.
-        tensorboard: where that tracker writes.
-        start: the encoder before its first step, where the end of the run mixes it with the trained one.
-        trackers_file: what identifies the run to other trackers.
-        lock_file: held by the process that trains.
+        last_checkpoint: the checkpoint to resume from.
+        encoder: the best encoder by the recipe's metric, or the last one without validation.
+        tensorboard: TensorBoard's files.
+        start: the encoder before training, saved for ``validation.interpolate``.
+        trackers_file: ids of the run in other trackers.
+        lock_file: locked by the process that trains.
 
     Example:
         >>> RunFolder("run").checkpoint_of(epoch=20).name
@@ -82,83 +82,91 @@ class RunFolder:
         self.lock_file = self.path / ".lock"
 
     def checkpoint_of(self, epoch: int) -> Path:
-        """The checkpoint that is kept for good at the end of an epoch, counted from 1."""
+        """The checkpoint kept by ``keep_every`` at the end of an epoch, counted from 1."""
         return self.path / f"epoch-{epoch:03}.pt"
 
     def read_recipe(self) -> Recipe:
-        """The recipe of the run; refused where the folder is not that of a run that has an encoder."""
+        """The recipe of the run; raises InputError if the folder is not that of a run with an encoder."""
         if not self.recipe_file.is_file() or not self.encoder.is_dir():
             there = names(sorted(path.name for path in self.path.iterdir())[:10]) or "nothing"
             needed = names([self.recipe_file.name, self.encoder.name])
-            raise InputError(f"{self.path}: not the folder of a run that has an encoder: must hold {needed}, found {there}")
+            raise InputError(f"{self.path}: not a run folder with an encoder: must hold {needed}, found {there}")
         try:
             return Recipe.model_validate(read_json_object(self.recipe_file, self.path))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self.recipe_file}: not a recipe: {str(error).splitlines()[0]}") from error
 
     def clear_unless(self, recipe: Recipe) -> None:
-        """Delete the folder if it is there and is not that of a run of this very recipe."""
+        """Delete the folder if it exists and holds anything but a run of exactly this recipe."""
         is_same = self.recipe_file.is_file() and read_json_object(self.recipe_file) == json.loads(recipe.model_dump_json())
         if self.path.is_dir() and not is_same:
             shutil.rmtree(self.path)
 
     def check(self, recipe: Recipe, resume: bool) -> None:
-        """Refuse a folder that is neither new nor, with ``resume``, that of a run of the same recipe."""
+        """Raise InputError unless the folder is new or, with ``resume``, holds a run of the same recipe."""
         if not self.path.exists():
             return
         if self.path.is_dir():
             inside = sorted(self.path.iterdir())
             if links := [path.name for path in inside if path.is_symlink()]:
-                raise InputError(f"{self.path}: a run folder has no links, found {names(links)}; they are not followed")
+                raise InputError(
+                    f"{self.path}: a run folder must not contain symbolic links, found {names(links)}; delete them"
+                )
             if all(path == self.images_file or path.name.startswith(".") for path in inside):
-                return  # empty, or of a run that was killed before its recipe was written
+                return  # empty, or left by a run that was killed before it wrote its recipe
         if not self.recipe_file.is_file():
-            raise InputError(f"{self.path}: exists and is not a run folder; it is left as it is")
+            raise InputError(f"{self.path}: exists and is not a run folder; choose another folder with --out")
         if not resume:
-            raise InputError(f"{self.path}: holds a run already; give --resume to go on with it, or another folder")
+            raise InputError(
+                f"{self.path}: already holds a run; continue it with --resume, or choose another folder with --out"
+            )
         stored, asked = read_json_object(self.recipe_file, self.path), json.loads(recipe.model_dump_json())
         epochs = _part(stored, "schedule").get("epochs")
         if isinstance(epochs, int) and (asked_for := recipe.schedule.epochs) < epochs:
-            raise InputError(f"{self.path}: schedule.epochs must be at least {epochs} to go on with it, got {asked_for}")
+            raise InputError(f"{self.path}: to resume, schedule.epochs must be at least {epochs}, got {asked_for}")
         for key in MAY_CHANGE:
             section, _, name = key.rpartition(".")
             _part(asked, section)[name] = _part(stored, section).get(name)
         if changed := differences(stored, asked):
             raise InputError(
-                f"{self.path}: its run has another recipe: {'; '.join(changed)}; only {names(MAY_CHANGE)} may change"
+                f"{self.path}: the recipe differs from that of the run: {'; '.join(changed)}; on resume only "
+                f"{names(MAY_CHANGE)} may change"
             )
 
     def check_images(self, images: dict[str, Any]) -> None:
-        """Refuse to go on with other images: what was trained on before might be validated with now."""
+        """Raise InputError for other images than before: training images could now be validation images."""
         if not (self.recipe_file.is_file() and self.images_file.is_file()):
             return
         stored = read_json_object(self.images_file, self.path)
-        # Unreadable files that were skipped then may be gone by now.
+        # Unreadable files that were skipped may have been deleted since.
         if changed := differences(stored | {"skipped": images.get("skipped")}, images):
-            raise InputError(f"{self.path}: its run has other images: {'; '.join(changed)}")
+            raise InputError(
+                f"{self.path}: the images changed since the run began: {'; '.join(changed)}; restore them, or start again"
+            )
 
     @contextmanager
     def begin(self, recipe: Recipe, images: dict[str, Any], resume: bool) -> Iterator[None]:
-        """A block in which no other process trains in this folder, which says which run this is; refused where one does."""
+        """Lock the folder for a block and write recipe and images; raises InputError if another process trains in it."""
         with locked(self.lock_file, wait=False) as is_alone:
             if not is_alone:
-                raise InputError(f"{self.path}: another process is training in this folder")
-            self.check(recipe, resume)  # another process may have been faster
+                raise InputError(
+                    f"{self.path}: another process trains in this folder; wait for it, or choose another folder"
+                )
+            self.check(recipe, resume)  # again: another process may have written to it since
             write_text(self.images_file, json.dumps(images, indent=2) + "\n")
-            write_text(self.recipe_file, recipe.model_dump_json(indent=2) + "\n")  # last: with it the folder is a run's
-            for stale in self.path.glob(".*.*"):  # of a run that was killed while it wrote a file
+            write_text(self.recipe_file, recipe.model_dump_json(indent=2) + "\n")  # last: it makes the folder a run folder
+            for stale in self.path.glob(".*.*"):  # left by a run that was killed while it wrote a file
                 if stale.is_file():
                     stale.unlink()
             yield
 
     def record_environment(self, here: dict[str, Any], step: int) -> list[str]:
-        """Write what the run runs on; where that is written already it is left as it is.
+        """Write the environment at the start of a run; on resume, add what changed to ``resumes.log`` with the step.
 
-        Then what differs is added to ``resumes.log``, with the step from which on it holds. The command does not count:
-        that of a run that goes on is always another, and a recipe that is another is refused.
+        The command is not compared: it always differs on resume.
 
         Returns:
-            What differs, a sentence each.
+            A sentence for each difference.
         """
         if not self.environment_file.is_file():
             write_text(self.environment_file, json.dumps(here, indent=2) + "\n")
@@ -173,12 +181,12 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is.
+    """How far a run has come.
 
     Attributes:
-        epoch: the epoch under way, from 0.
+        epoch: the current epoch, from 0.
         batch: its next batch, from 0.
-        step: optimizer steps made since the start.
+        step: optimizer steps since the start.
         best: the best value of the deciding metric so far; None before the first validation.
         n_worse: validations since that one.
     """
@@ -191,28 +199,32 @@ class Position:
 
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
-    """Write the position and the state to one file, which is the new one complete or the old one."""
+    """Write position and state to one file atomically."""
     stored = {"position": asdict(position), **state}
-    # A stream, not a path: of a path torch does not say why it cannot be written.
+    # A stream, not a path: with a path, torch does not report why writing failed.
     with replaced(file) as scratch, scratch.open("wb") as stream:
         torch.save({"format": FORMAT, "checksum": _checksum(stored), **stored}, stream)
 
 
 def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
-    """What :func:`save_checkpoint` wrote, checked by its checksum; tensors on the CPU, nothing executed."""
+    """Read a checkpoint and verify its checksum; tensors on the CPU, no code is executed."""
     regular_file(file, file.parent)
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{file}: not a readable checkpoint: {error.strerror}") from error
-    except Exception as error:  # a foreign file can make the unpickler raise anything
-        raise InputError(f"{file}: not a readable checkpoint: it was cut short, or something else wrote it") from error
+    except Exception as error:  # a file of another program can make the unpickler raise anything
+        raise InputError(
+            f"{file}: not a readable checkpoint: truncated, or not written by Sightline; use another one, or start again"
+        ) from error
     found = stored.pop("format", None) if isinstance(stored, dict) else None
     if found not in (FORMAT, WITHOUT_CHECKSUM):
-        raise InputError(f"{file}: a checkpoint of format {found!r}; this version of Sightline reads {FORMAT}")
+        raise InputError(
+            f"{file}: checkpoint format must be {FORMAT}, got {found!r}; resume with the version of Sightline that wrote it"
+        )
     if found == FORMAT and stored.pop("checksum", None) != _checksum(stored):
         raise InputError(
-            f"{file}: the checkpoint is damaged: its checksum is wrong; go on from another one, or start again"
+            f"{file}: the checkpoint is damaged: its checksum is wrong; use another checkpoint, or start again"
         )
     try:
         return Position(**stored.pop("position")), stored
@@ -222,18 +234,18 @@ def load_checkpoint(file: Path) -> tuple[Position, dict[str, Any]]:
 
 @contextmanager
 def naming_misfits(file: Path) -> Iterator[None]:
-    """Errors of modules and optimizers that are given what a checkpoint holds, as one that names the checkpoint."""
+    """Turn errors of loading a checkpoint's state into an InputError that names the checkpoint."""
     try:
         yield
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()
-        raise InputError(f"{file}: does not fit the run: {reason[0] if reason else type(error).__name__}") from error
+        raise InputError(f"{file}: does not match the run: {reason[0] if reason else type(error).__name__}") from error
 
 
 def _checksum(state: dict[str, Any]) -> str:
-    """A hash of nested dictionaries and lists of tensors and plain values, in their order."""
+    """A hash of nested dictionaries and lists of tensors and plain values, in order."""
     digest = hashlib.sha256()
     for piece in _pieces(state):
         digest.update(piece)
@@ -260,7 +272,7 @@ def _pieces(value: Any) -> Iterator[Any]:
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, device, threads, processes, command line, and the state of the current directory's git repository.
 
-    ``git`` is absent where the current directory is not in a repository.
+    ``git`` is missing if the current directory is not in a repository.
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),

@@ -1,7 +1,7 @@
-"""Choose learning rate, images of a class, adaptation and loss on validation classes, within a time budget.
+"""Choose learning rate, images per class, adaptation and loss on validation classes, within a time budget.
 
-Successive halving: many short runs, the best third of them again with more time, and at last the best one against the
-recipe as it was given. Each trial is a run of its own length, so that the learning rate falls to its end in each.
+Successive halving: many short runs, the best third again with more time, and finally the best one against the given recipe.
+Each trial has a schedule of its own length, so that the learning rate reaches its final value in each.
 """
 
 import csv
@@ -23,16 +23,16 @@ from sightline.training.recipe import Recipe, as_recipe, override_recipe, recipe
 from sightline.training.run import train
 from sightline.training.run_folder import RunFolder
 
-RATES = (1.0, 3.0, 0.3)  # times the recipe's learning rate
+RATES = (1.0, 3.0, 0.3)  # factors of the recipe's learning rate
 PER_CLASS = (4, 2, 8)
 ADAPTATIONS = ("upper", "full", "frozen")
-LOSSES = (  # besides the recipe's own
+LOSSES = (  # in addition to the recipe's own
     ("loss.name=roadmap", "loss.decomposability=calibration"),
     ("loss.name=roadmap", "loss.decomposability=proxy"),
     ("loss.name=roadmap", "loss.decomposability=proxy", "loss.reference=train"),
 )
-RUNGS = (9, 3, 2)  # trials in each; what is left of the time is shared evenly among a rung's trials and later rungs
-LONGEST = 2  # times the recipe's epochs, however much time there is
+RUNGS = (9, 3, 2)  # trials per rung; the remaining time is shared evenly among trials and later rungs
+LONGEST = 2  # at most this many times the recipe's epochs
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Trial:
 
     Attributes:
         rung: from 0.
-        changes: of the recipe, one after the other; none for the recipe as it was given.
-        epochs: that it had time for.
-        seconds: that it took.
-        value: of the recipe's metric on the validation classes; None where the run failed.
-        fault: why it failed.
+        changes: overrides of the recipe; none for the given recipe.
+        epochs: number of epochs.
+        seconds: duration.
+        value: the recipe's metric on the validation classes; None if the run failed.
+        fault: the error of a failed run.
     """
 
     rung: int
@@ -69,12 +69,11 @@ def tune(
     Writes ``trials.csv`` (every trial), ``recipe.toml`` (what was chosen) and ``best`` (the run folder of the best trial).
 
     Args:
-        recipe: where to start, itself or as its file or name; its own loss, learning rate, images of a class and
-            adaptation are tried first.
+        recipe: the recipe to improve, its file or its name; the recipe itself is the first trial.
         out: folder; must be new unless ``resume`` is set.
-        minutes: for everything; a trial under way ends at the end of its epoch.
-        resume: go on with a search that was stopped; the time that its trials took counts.
-        say: called with a line about each trial and about the choice.
+        minutes: time budget; the current trial finishes first.
+        resume: continue a stopped search; the time of its trials counts towards the budget.
+        say: called with a line for each trial and one for the result.
         trust: see :func:`~sightline.training.run.train`.
 
     Returns:
@@ -82,10 +81,10 @@ def tune(
     """
     recipe, out = with_start(as_recipe(recipe)), Path(out)
     if out.exists() and not resume:
-        raise InputError(f"{out}: exists already; give --resume to go on with its search, or another folder")
+        raise InputError(f"{out}: already exists; continue its search with --resume, or choose another folder with --out")
     with locked(out / ".lock", wait=False) as is_alone:
         if not is_alone:
-            raise InputError(f"{out}: another process is searching in this folder")
+            raise InputError(f"{out}: another process is searching in this folder; wait for it, or choose another folder")
         search = _Search(recipe, out, 60 * minutes, say, trust)
         for rung in range(len(RUNGS)):
             search.run_rung(rung)
@@ -93,7 +92,7 @@ def tune(
 
 
 class _Search:
-    """The trials so far, and how long an epoch takes with each adaptation."""
+    """The trials so far."""
 
     def __init__(self, recipe: Recipe, out: Path, seconds: float, say: Callable[[str], None], trust: bool) -> None:
         self.recipe, self.out, self.seconds, self.say, self.trust = recipe, out, seconds, say, trust
@@ -102,7 +101,7 @@ class _Search:
         self.began = time.monotonic() - sum(trial.seconds for trial in self.trials)
 
     def run_rung(self, rung: int) -> None:
-        """Run what the rung lacks; each of its trials may take as long as the others, whatever learns."""
+        """Run the trials of a rung that are not finished; all have the same time budget."""
         candidates = self._candidates(rung)
         done = {trial.changes for trial in self.trials if trial.rung == rung}
         for place, changes in enumerate(candidates):
@@ -115,7 +114,7 @@ class _Search:
             self._run(rung, changes, left / shares)
 
     def _candidates(self, rung: int) -> list[tuple[str, ...]]:
-        """The recipe and random changes of it; in later rungs the recipe and the best of the rung before."""
+        """The recipe and random changes of it; in later rungs the recipe and the best of the previous rung."""
         if rung == 0:
             rate = self.recipe.optimizer.lr
             axes = (
@@ -137,7 +136,7 @@ class _Search:
 
     def _run(self, rung: int, changes: tuple[str, ...], seconds: float) -> None:
         changed = override_recipe(self.recipe, changes)
-        # Of trials that ran: one that was refused took next to no time and says nothing of an epoch's length.
+        # Failed trials are left out: they took almost no time and do not show the duration of an epoch.
         ran = [one for one in self.trials if one.value is not None]
         pace = [one.seconds / one.epochs for one in ran if self._adaptation(one) == changed.model.adaptation]
         epochs = max(1, min(int(seconds / min(pace)), LONGEST * self.recipe.schedule.epochs)) if pace else 1
@@ -147,7 +146,7 @@ class _Search:
         )
         folder, since, value, fault = self._folder(rung, changes), time.monotonic(), None, ""
         try:
-            folder.clear_unless(changed)  # of a search that was stopped, with another number of epochs
+            folder.clear_unless(changed)  # left by a stopped search with another number of epochs
             encoder = train(changed, folder.path, resume=True, trust=self.trust)
             card = read_card(encoder)
             value = card.evaluation.metrics[changed.validation.metric].mean if card and card.evaluation else None
@@ -166,12 +165,12 @@ class _Search:
         return RunFolder(self.out / "trials" / f"{rung}-{self._candidates(rung).index(changes)}")
 
     def _describe(self, trial: Trial) -> str:
-        metric, what = self.recipe.validation.metric, " ".join(trial.changes) or "the recipe as given"
+        metric, what = self.recipe.validation.metric, " ".join(trial.changes) or "the given recipe"
         found = f"{metric} {100 * trial.value:.1f}" if trial.value is not None else f"failed: {trial.fault}"
         return f"rung {trial.rung}, {trial.epochs} epoch(s), {trial.seconds:.0f} s: {found} with {what}"
 
     def finish(self) -> Path:
-        """Write what was chosen; of trials of the last rung that has any."""
+        """Write the best trial of the last rung that has any."""
         last = max(trial.rung for trial in self.trials if trial.value is not None)
         chosen = self._best(last)[0]
         before = next((trial.value for trial in self._best(last) if not trial.changes), None)
@@ -179,7 +178,7 @@ class _Search:
         shutil.rmtree(best.path, ignore_errors=True)
         shutil.copytree(self._folder(last, chosen.changes).path, best.path)
         write_text(self.out / "recipe.toml", recipe_as_toml(best.read_recipe()))
-        beside = "" if before is None or not chosen.changes else f"; the recipe as given has {100 * before:.1f}"
+        beside = "" if before is None or not chosen.changes else f"; the given recipe has {100 * before:.1f}"
         self.say(f"chosen: {self._describe(chosen)}{beside}")
         return best.path
 
@@ -202,4 +201,4 @@ def _read_trials(file: Path) -> list[Trial]:
         with file.open(newline="", encoding="utf-8") as stream:
             return [read(row) for row in csv.DictReader(stream)]
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{file}: not the trials of a search: {error!r}") from error
+        raise InputError(f"{file}: not a trials.csv of --tune: {error!r}; delete it to start the search again") from error

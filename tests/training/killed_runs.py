@@ -10,9 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 
@@ -21,27 +19,30 @@ import sightline.training.run as training_run
 from sightline import read_recipe
 from sightline.training import engine
 
-MOMENTS = ("step", "validation", "checkpoint", "encoder", "time")
 
-
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half_written(file: Path | BinaryIO) -> None:
-    """Cut what was saved to a path or an open stream in half."""
-    if isinstance(file, Path):
-        os.truncate(file, file.stat().st_size // 2)
-    else:
-        file.truncate(file.tell() // 2)
+def half_written(save):
+    """Save to a path or an open stream, and cut what was saved in half."""
+
+    def instead(state, file):
+        save(state, file)
+        if isinstance(file, Path):
+            os.truncate(file, file.stat().st_size // 2)
+        else:
+            file.truncate(file.tell() // 2)
+
+    return instead
 
 
-def arm(what: str, number: int) -> None:
+def arm(what, number):
     """Let this process die at that moment."""
     left = [number]
 
-    def dying(call: Callable[..., Any], first: Callable[..., None] = lambda *_, **__: None) -> Callable[..., Any]:
-        def instead(*args: Any, **kwargs: Any) -> Any:
+    def dying(call, first=lambda *_, **__: None):
+        def instead(*args, **kwargs):
             left[0] -= 1
             if left[0] == 0:
                 first(*args, **kwargs)
@@ -55,31 +56,23 @@ def arm(what: str, number: int) -> None:
     elif what == "validation":
         training_run.evaluate_table = dying(training_run.evaluate_table)
     elif what == "checkpoint":
-        save = torch.save
-        torch.save = dying(save, lambda state, file: (save(state, file), half_written(file)))
+        torch.save = dying(torch.save, half_written(torch.save))
     elif what == "encoder":
-        save_file = encoder.save_file
-        encoder.save_file = dying(save_file, lambda state, file: (save_file(state, file), half_written(file)))
+        encoder.save_file = dying(encoder.save_file, half_written(encoder.save_file))
     else:
         fit = training_run.TrainingRun.fit
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            threading.Timer(number / 1000, die).start()
-            return fit(*args, **kwargs)
-
-        training_run.TrainingRun.fit = timed
+        training_run.TrainingRun.fit = lambda *args: (threading.Timer(number / 1000, die).start(), fit(*args))[1]
 
 
-def main(manifest: str, out: str, overrides: str, moments: str) -> None:
+def main(manifest, out, overrides, moments):
     died = 0
     for what, number in (moment.split(":") for moment in json.loads(moments)):
         child = os.fork()
         if child == 0:
             try:
                 arm(what, int(number))
-                training_run.train(
-                    read_recipe("images", [f"data.manifest={manifest}", *json.loads(overrides)]), Path(out), True
-                )
+                recipe = read_recipe("images", [f"data.manifest={manifest}", *json.loads(overrides)])
+                training_run.train(recipe, out, resume=True)
             except BaseException as error:
                 sys.stderr.write(f"{what}:{number}: {error!r}\n")
                 os._exit(1)
