@@ -5,8 +5,8 @@ can be stopped and restarted; with `--out docs` it then writes the tables. `--pa
 holds the output of `sightline data prepare emoji|logos|openclipart|fashion-mnist|glyphs --out sets/...`.
 
 The encoder is EfficientNet-Lite0 with its bundled ImageNet weights at 64 pixels and an untrained projection to 512. For
-each seed a fifth of the emoji (all drawings of each) is held out for testing, and the scorers are fitted on the rest, with the 99
-subcategories as classes.
+each seed a fifth of the emoji (all drawings of each) is held out for testing, and the scorers are fitted on the rest, with
+the 99 subcategories as classes.
 """
 
 import argparse
