@@ -102,10 +102,10 @@ class LossSection(BaseModel):
 class OptimizerSection(RecipeSection):
     """The optimizer and its learning rates."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    name: Literal["adam", "adamw", "sgd"] = "adamw"  # optimizer
     lr: float = Field(default=1e-4, gt=0, le=1e6)  # learning rate of the backbone
     head_lr_factor: float = Field(default=2.0, gt=0)  # times lr: learning rate of pooling, head and the weights of the loss
-    weight_decay: float = Field(default=1e-4, ge=0)  # weight decay
+    weight_decay: float = Field(default=1e-4, ge=0)  # decoupled for adamw, L2 penalty otherwise
     momentum: float = Field(default=0.9, ge=0, lt=1)  # for sgd, with Nesterov momentum
     clip_norm: float | None = Field(default=None, gt=0)  # largest gradient norm; none: no clipping
     # learning rate of the weights of the loss, without weight decay; none: as the head
@@ -119,9 +119,7 @@ class ScheduleSection(RecipeSection):
     epochs: int = Field(default=10, ge=1)  # passes over the training images
     warmup_epochs: int = Field(default=0, ge=0)  # epochs with a frozen backbone, before the schedule starts
     name: Literal["constant", "cosine", "linear", "step"] = "cosine"  # learning rate schedule
-    final_factor: float = Field(
-        default=0.0, ge=0, le=1
-    )  # for cosine and linear: final learning rate as a share of the first
+    final_factor: float = Field(default=0.0, ge=0, le=1)  # for cosine and linear: last learning rate, relative to the first
     milestones: tuple[int, ...] = ()  # for step: epochs after the warm-up at which the rate drops
     gamma: float = Field(default=0.3, gt=0, le=1)  # for step: factor at each milestone
 
@@ -171,9 +169,7 @@ class Recipe(RecipeSection):
 
     seed: int = Field(default=0, ge=0, lt=2**63)  # random seed
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"  # ranks are always computed in float32
-    checkpoint_every: int | None = Field(
-        default=None, ge=1
-    )  # steps between checkpoints; each epoch ends with one in any case
+    checkpoint_every: int | None = Field(default=None, ge=1)  # steps between checkpoints, besides one per epoch
     keep_every: int | None = Field(default=None, ge=1)  # epochs between checkpoints that are kept for good
     chunk_size: int | Literal["auto"] | None = None  # images per forward pass; none: the whole batch
     compile: bool = False  # compile the encoder with torch.compile
