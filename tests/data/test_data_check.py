@@ -52,7 +52,7 @@ def test_a_messy_folder_shows_all_at_once(sound, sightline):
     (sound / "class 3/cut.png").write_bytes(cut[: len(cut) // 2])
     (sound / "class 3/empty.png").touch()
     os.mkfifo(sound / "class 3/pipe.png")
-    for name in ("a.HEIC", "b.heic", "notes.txt", "README"):
+    for name in ("a.RAW", "b.raw", "notes.txt", "README"):
         (sound / "class 4" / name).write_text(name)
     shutil.copy(sound / "class 5/Käse 0.png", sound / "class 6/other.png")
     shutil.copy(sound / "class 7/Käse 0.png", sound / "class 7/copy.png")
@@ -74,7 +74,7 @@ def test_a_messy_folder_shows_all_at_once(sound, sightline):
         "    class 7/Käse 0.png = class 7/copy.png",
         "warning: 1 image 32 pixels",
         f"    {sound}/class 2/dot.png: 1 x 1",
-        "warning: 4 files 2 .heic 1 .txt 1 without",
+        "warning: 4 files 2 .raw 1 .txt 1 without",
     ):
         assert any(all(fact in line for fact in facts.strip().split(" ")) for line in err.splitlines()), facts
     assert "102 images  25 classes" in err  # deep ones count where they should lie, unreadable ones nowhere

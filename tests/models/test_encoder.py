@@ -247,7 +247,6 @@ def test_an_interrupted_save_leaves_the_old_encoder(tmp_path, monkeypatch, momen
     ("call", "facts"),
     [
         (lambda: Encoder.create("test_vit2", pooling="cls", image_size=64), ["'cls'", "'test_vit2'"]),
-        (lambda: Encoder.create("test_vit3", image_size=64), ["'test_vit3'", "64 x 64"]),
         (lambda: tiny(resize=20), ["resize", "20", "24"]),
         (lambda: tiny().encode("a.png"), ["str"]),
         (lambda: tiny().encode(picture(0)), ["Image"]),

@@ -29,7 +29,7 @@ SLOW = {
 
 
 def test_the_table_has_every_pooling():
-    assert POOLINGS.names() == sorted([*SLOW, "cls", "none"])
+    assert POOLINGS.names() == sorted([*SLOW, "cls", "native", "none"])
     features = drawn(2, 6, 3)
     assert_close(POOLINGS.create("cls", {})(features), features[:, 0])
     assert_close(POOLINGS.create("none", {})(features[:, 0]), features[:, 0])

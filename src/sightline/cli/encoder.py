@@ -71,7 +71,8 @@ def onnx(
     trust: Trust = False,
 ) -> None:
     """Write an encoder as one ONNX file, its preprocessing described inside."""
-    from sightline.models.onnx_export import OPSET, export_onnx
+    from sightline.models.inference import OPSET
+    from sightline.models.onnx_export import export_onnx
 
     loaded = read_encoder(_encoder_in(encoder), trust)
     written = export_onnx(loaded, out)

@@ -1,23 +1,17 @@
 """An encoder as one ONNX file, with its preprocessing described inside."""
 
-import copy
 import json
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sightline.errors import InputError
 from sightline.files import replaced
-from sightline.models.backbones import adapters, merge_adapters
 from sightline.models.encoder import Encoder, check_encoder
+from sightline.models.inference import INPUT, OPSET, OUTPUT, plain_copy, write_onnx
 
-OPSET = 18
 MAX_BYTES = 1 << 31  # of a protobuf, which the file is
 METADATA_KEY = "sightline"
-INPUT, OUTPUT = "images", "embeddings"
 
 
 def export_onnx(encoder: Encoder, file: Path | str) -> Path:
@@ -38,27 +32,11 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
         raise InputError(f"{file}: the file must end in .onnx")
     if missing := [package for package in ("onnx", "onnxscript") if find_spec(package) is None]:
         raise InputError(f"ONNX export needs {' and '.join(missing)}: pip install 'sightline[onnx]'")
-    plain = copy.deepcopy(encoder).cpu().eval()
-    if adapters(plain.backbone):
-        merge_adapters(plain.backbone)
+    plain = plain_copy(encoder)
     if (size := sum(tensor.nbytes for tensor in plain.state_dict().values())) >= MAX_BYTES:
         raise InputError(f"backbone {plain.settings.backbone!r}: {size / 1e9:.1f} GB of weights; an ONNX file holds 2.1 GB")
-    side = plain.settings.preprocessing.crop
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's, about its own insides
-        program: Any = torch.onnx.export(  # None only without dynamo
-            plain,
-            (torch.zeros(2, 3, side, side),),
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    program.model.metadata_props[METADATA_KEY] = json.dumps(onnx_description(plain))
     with replaced(file) as scratch:
-        program.save(scratch, external_data=False)
+        write_onnx(plain, scratch, {METADATA_KEY: json.dumps(onnx_description(plain))})
     return file
 
 
@@ -82,7 +60,7 @@ def onnx_description(encoder: Encoder) -> dict[str, Any]:
             "colour_order": "RGB",
             "resize": seen.resize,
             "resize_mode": "both_sides" if seen.stretch else "shorter_side",
-            "interpolation": "bilinear",
+            "interpolation": seen.interpolation,
             "antialias": True,
             "crop": seen.crop,
             "crop_mode": "centre",
