@@ -362,7 +362,8 @@ class Encoder(nn.Module):
         See :meth:`encode`.
         """
         batches = consecutive(len(dataset), batch_size)
-        reading = load_batches(dataset, batches, n_workers) if n_workers else read_ahead(dataset, batches)
+        is_plain = n_workers > 0 or len(dataset) == 1  # a single query is read sooner than a thread starts
+        reading = load_batches(dataset, batches, n_workers) if is_plain else read_ahead(dataset, batches)
         vectors = np.empty((len(dataset), self.n_channels if pooled else self.dim), np.float32)
         if was_training := self.training:  # asked, as it goes through every layer
             self.eval()
