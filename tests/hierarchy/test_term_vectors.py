@@ -1,15 +1,26 @@
-"""Vectors of texts by the sentence model, of classes by their images, and of both."""
+"""Vectors of texts by a sentence model or CLIP, of classes by their images, and of both."""
+
+import json
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.hierarchy import term_vectors
 from sightline.hierarchy.cluster import ClusterOptions, cluster_terms
 from sightline.hierarchy.collect import write_step
-from sightline.hierarchy.term_vectors import class_means, embed_terms, join_vectors, read_vectors, terms_of, text_vectors
+from sightline.hierarchy.term_vectors import (
+    TextModel,
+    class_means,
+    embed_terms,
+    join_vectors,
+    read_vectors,
+    terms_of,
+    text_vectors,
+)
 
 
 def kept(rows):
@@ -58,6 +69,49 @@ def test_the_sentence_model_knows_what_is_alike(tmp_path):
     assert cat @ kitten > cat @ truck + 0.2
 
 
+@pytest.fixture
+def clip(tmp_path):
+    """A CLIP model with random weights, in the files of a hub repository."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
+
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: place for place, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    CLIPTokenizer.from_pretrained(str(folder)).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=16).save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": len(words) - 1}
+    text = shape | ends | {"vocab_size": len(words), "max_position_embeddings": 40}
+    config = CLIPConfig(text_config=text, vision_config=shape | {"image_size": 16, "patch_size": 8}, projection_dim=12)
+    torch.manual_seed(0)
+    CLIPModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_text_tower_of_clip_with_a_prompt(clip, tmp_path):
+    from transformers import CLIPModel, CLIPTokenizer
+
+    found = text_vectors(["cat", "red bus"], tmp_path / "parts", TextModel(str(clip), "a photo of a {}"))
+    tokens = CLIPTokenizer.from_pretrained(str(clip))
+    for row, sentence in zip(found, ["a photo of a cat", "a photo of a red bus"], strict=True):
+        with torch.no_grad():
+            expected = CLIPModel.from_pretrained(clip).get_text_features(**tokens(sentence, return_tensors="pt"))
+        np.testing.assert_allclose(row, unit(expected.pooler_output[0].numpy()), atol=1e-5)
+    other = text_vectors(["cat", "red bus"], tmp_path / "parts", TextModel(str(clip)))
+    assert np.abs(other - found).max() > 1e-3  # another prompt is not found among the parts of the first
+
+
+def test_a_model_or_prompt_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"prompt must contain \{\} once.*'a photo'"):
+        TextModel(prompt="a photo")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: not a sentence-transformers or CLIP model"):
+        text_vectors(["cat"], tmp_path / "parts", TextModel(str(tmp_path / "empty")))
+
+
 def test_parts_that_are_there_are_not_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(term_vectors, "PART", 2)
     texts = ["cat", "dog", "car", "boat", "tree"]
@@ -70,7 +124,7 @@ def test_parts_that_are_there_are_not_made_again(tmp_path, monkeypatch):
             n_encoded.append(len(part))
             return np.zeros((len(part), first.shape[1]), np.float32)
 
-    monkeypatch.setattr(term_vectors, "_load_model", Model)
+    monkeypatch.setattr(TextModel, "load", lambda _: Model())
     again = text_vectors(texts, tmp_path)
     np.testing.assert_array_equal(again[:4], first)
     assert n_encoded == [1]

@@ -23,6 +23,14 @@ PAGES = {
     "Nowhere": ("Q9", [{"mainsnak": {"snaktype": "novalue"}, "rank": "normal"}]),
 }
 NAMES = {"Q1440476": "lattice tower", "Q570116": "tourist attraction", "Q2977": "cathedral"}
+ABOVE = {  # "subclass of"; the last two are subclasses of each other
+    "Q1440476": [statement("Q1"), statement("Q12518", "preferred")],
+    "Q570116": [{"mainsnak": {"snaktype": "somevalue"}, "rank": "normal"}],
+    "Q2977": [statement("Q16970"), statement("Q44539")],
+    "Q16970": [statement("Q12518")],
+    "Q12518": [statement("Q16970")],
+}
+NAMES |= {"Q12518": "tower", "Q16970": "church building"}
 
 
 class Recorded(BaseHTTPRequestHandler):
@@ -41,7 +49,10 @@ class Recorded(BaseHTTPRequestHandler):
             }
         elif "ids" in asked:
             by_item = dict(PAGES.values())
-            entities = {item: {"id": item, "claims": {"P31": by_item[item]}} for item in asked["ids"].split("|")}
+            entities = {
+                item: {"id": item, "claims": {"P31": by_item.get(item, []), "P279": ABOVE.get(item, [])}}
+                for item in asked["ids"].split("|")
+            }
         else:
             entities = {}
             for number, title in enumerate(asked["titles"].split("|"), start=1):
@@ -90,6 +101,16 @@ def test_instance_of_titles_and_items(server, tmp_path):
     assert len(server.asked) == 3
     assert all(agent.startswith("Sightline/") and "me@example.org" in agent for _, agent, _ in server.asked)
     assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
+
+
+@pytest.mark.parametrize(
+    ("steps", "tower", "cathedral"),
+    [(1, ["tower", "tourist attraction"], ["church building"]), (2, ["church building", "tourist attraction"], ["tower"])],
+)
+def test_superclasses_are_followed_as_far_as_asked(server, tmp_path, steps, tower, cathedral):
+    found = client(server, tmp_path).instance_of(LABELS, superclasses=steps)
+    assert found == [tower, [], cathedral, [], cathedral]
+    assert len(server.asked) == 3 + steps
 
 
 def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):

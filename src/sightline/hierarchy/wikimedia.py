@@ -1,4 +1,4 @@
-"""What labels are, by Wikidata's "instance of" statements: a small client of the Wikimedia API.
+"""What labels are, by Wikidata's "instance of" and "subclass of" statements: a small client of the Wikimedia API.
 
 Every answer is kept on disk as it came, so a run that was stopped goes on where it was, and a second one asks nothing.
 """
@@ -21,7 +21,7 @@ from sightline.files import write_text
 from sightline.progress import tracked
 
 API = "https://www.wikidata.org/w/api.php"
-INSTANCE_OF, LANGUAGE = "P31", "en"  # the statement, and what its items are named in
+INSTANCE_OF, SUBCLASS_OF, LANGUAGE = "P31", "P279", "en"  # the statements, and what their items are named in
 TIMEOUT = 30.0  # seconds
 AT_ONCE = 50  # what the API allows in one request
 AGAIN = frozenset((429, 500, 502, 503, 504, "maxlag", "ratelimited", "readonly", None))  # faults that pass
@@ -58,8 +58,15 @@ class Wikimedia:
         if not self.api.startswith(("https://", "http://")):
             raise InputError(f"api must be an http address, got {self.api!r}")
 
-    def instance_of(self, labels: Sequence[str], show_progress: bool = False) -> list[list[str]]:
-        """The names of what each label is an instance of; none where there is no such page or no statement."""
+    def instance_of(self, labels: Sequence[str], superclasses: int = 0, show_progress: bool = False) -> list[list[str]]:
+        """The names of what each label is an instance of; none where there is no such page or no statement.
+
+        Args:
+            labels: page titles, or items such as Q243.
+            superclasses: "subclass of" statements to follow from each class, by the first of several; a class without
+                one stays. Two classes with the same superclass become one.
+            show_progress: draw bars.
+        """
         by_item = [label for label in labels if _is_item(label)]
         titles = [_title(label) for label in labels if not _is_item(label) and "|" not in label]  # which no title holds
         asked = [{"ids": part, "props": "claims"} for part in _parts(by_item)]
@@ -68,11 +75,14 @@ class Wikimedia:
             for part in _parts(titles)
         ]
         values = {
-            _title(entity.get("sitelinks", {}).get(self.site, {}).get("title", item)): _items(
-                entity.get("claims", {}).get(INSTANCE_OF, [])
-            )
+            _title(entity.get("sitelinks", {}).get(self.site, {}).get("title", item)): _items(entity, INSTANCE_OF)
             for item, entity in self._entities(asked, "pages", show_progress)
         }
+        for _ in range(superclasses):
+            above = self._superclasses({item for found in values.values() for item in found}, show_progress)
+            values = {
+                title: list(dict.fromkeys(above.get(item, item) for item in found)) for title, found in values.items()
+            }
         parts = _parts(item for found in values.values() for item in found)
         wanted = [{"ids": part, "props": "labels", "languages": LANGUAGE} for part in parts]
         called = {
@@ -80,6 +90,12 @@ class Wikimedia:
             for item, entity in self._entities(wanted, "categories", show_progress)
         }
         return [[called.get(item, item) for item in values.get(_title(label), [])] for label in labels]
+
+    def _superclasses(self, items: Iterable[str], show_progress: bool) -> dict[str, str]:
+        """The first superclass of each item that has one."""
+        asked = [{"ids": part, "props": "claims"} for part in _parts(sorted(items))]
+        found = {item: _items(entity, SUBCLASS_OF) for item, entity in self._entities(asked, "superclasses", show_progress)}
+        return {item: above[0] for item, above in found.items() if above}
 
     def _entities(
         self, queries: Sequence[Mapping[str, str]], title: str, show_progress: bool
@@ -141,10 +157,11 @@ def _title(label: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _items(statements: Iterable[dict[str, Any]]) -> list[str]:
-    """The distinct items that statements name, but for deprecated ones."""
-    kept = (one["mainsnak"] for one in statements if one.get("rank") != "deprecated" and "mainsnak" in one)
-    values = (snak.get("datavalue", {}).get("value", {}) for snak in kept)
+def _items(entity: dict[str, Any], statement: str) -> list[str]:
+    """The distinct items that an entity's statements name, preferred ones first, without deprecated ones."""
+    kept = [one for one in entity.get("claims", {}).get(statement, []) if one.get("rank") != "deprecated"]
+    kept.sort(key=lambda one: one.get("rank") != "preferred")
+    values = (one.get("mainsnak", {}).get("datavalue", {}).get("value", {}) for one in kept)
     return list(dict.fromkeys(value["id"] for value in values if "id" in value))
 
 
