@@ -6,14 +6,17 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 
-from sightline import train
+from sightline import Encoder, train
 from sightline.losses import create_loss, list_losses, loss_options
 from sightline.models import backbones
+from sightline.models.stages import UpperEncoder
 from sightline.training.logs import read_log
 from sightline.training.recipe import Recipe, read_recipe, shipped_recipes
 
-PAPERS = [name for name in shipped_recipes() if name not in ("glyphs", "images")]
+FOUNDATION = [name for name in shipped_recipes() if name.startswith(("dinov3", "siglip2"))]
+PAPERS = [name for name in shipped_recipes() if name not in ("glyphs", "images", *FOUNDATION)]
 
 
 def small(name, image_tree):
@@ -22,7 +25,7 @@ def small(name, image_tree):
     warmup = min(1, recipe.schedule.warmup_epochs)
     overrides = f"""data.manifest={image_tree} data.image_size=16 data.resize=18 data.n_workers=0 data.check_images=false
         data.val_fraction=0 precision=32-true model.backbone=tiny model.weights=none sampler.batch_size=16
-        memory.start_epoch=0 model.pooling={"avg" if recipe.model.pooling == "cls" else recipe.model.pooling}
+        memory.start_epoch=0 model.pooling={"avg" if recipe.model.pooling in ("cls", "native") else recipe.model.pooling}
         schedule.warmup_epochs={warmup} schedule.epochs={warmup + 1}""".split()
     where_it_has = {
         "model.adaptation=upper:2": recipe.model.adaptation.startswith("upper"),  # the tiny backbone has three stages
@@ -156,7 +159,7 @@ def test_the_variants_in_the_comments_of_recipes_are_valid():
             taken = {key: value for key, value in known.items() if key in loss_options(changed.loss.name)}
             create_loss(changed.loss.name, **taken | changed.loss.options())
             n_variants += 1
-    assert n_variants == 41
+    assert n_variants == 45
 
 
 def test_timm_knows_every_backbone():
@@ -164,6 +167,31 @@ def test_timm_knows_every_backbone():
     named = {read_recipe(name).model.backbone for name in PAPERS}
     assert len(named) == 6
     assert all(backbones.timm.is_model(name) for name in named)
+
+
+@pytest.mark.parametrize("name", FOUNDATION)
+def test_foundation_models_are_used_as_timm_and_their_papers_say(name, monkeypatch):
+    assert len(FOUNDATION) == 6
+    model, data = read_recipe(name).model, read_recipe(name).data
+    assert model.backbone in backbones.timm.list_models(pretrained=True)
+    config = backbones.timm.get_pretrained_cfg(model.backbone)
+    assert (data.image_size, config.architecture) == (config.input_size[-1], model.backbone.split(".")[0])
+    create, few = backbones.timm.create_model, {"embed_dim": 48, "depth": 2, "num_heads": 3}
+    monkeypatch.setattr(backbones.timm, "create_model", lambda name, **given: create(name, **few | given))
+    encoder = Encoder.create(model.backbone, 8, model.pooling, image_size=64, feature_norm=model.feature_norm)
+    what = UpperEncoder(encoder, "frozen") if model.adaptation == "frozen" else encoder
+    if model.adaptation == "lora":
+        encoder.add_lora(model.lora_rank)
+    features = what.resting(torch.rand(2, 3, 64, 64)) if model.adaptation == "frozen" else torch.rand(2, 3, 64, 64)
+    what(features)[:, 0].sum().backward()
+    learned = {weight for weight, value in encoder.named_parameters() if value.grad is not None}
+    if model.adaptation == "frozen":
+        assert all(weight.startswith("head.") for weight in learned)
+    elif model.adaptation == "lora":
+        assert all("lora_" in weight or weight.startswith("head.") for weight in learned)
+        assert sum("lora_A" in weight for weight in learned) >= 8  # four linear layers in each of two blocks
+    else:
+        assert "backbone.patch_embed.proj.weight" in learned
 
 
 def test_the_page_of_recipes_names_every_family():
