@@ -79,6 +79,17 @@ def test_a_contact_sheet_has_every_picture_inside(sightline, images, built, tmp_
     assert (tmp_path / "sheet.html").read_text().count("no image") == 1
 
 
+def test_files_that_are_no_images_are_counted_by_suffix(sightline, encoder, images, tmp_path):
+    for name in ("clip.mov", "super0/class00/raw.DNG", "notes"):
+        (images / name).touch()
+    words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0]
+    status, out, err = sightline(*words)
+    assert (status, "72 added" in out) == (0, True)
+    assert all(part in err for part in ("3 files not read", "1 .mov", "1 .dng", "1 without a suffix", "'.heic'"))
+    sightline("embed", encoder, images, "--out", tmp_path / "t.safetensors", "--workers", 0)  # a table has no other files
+    assert "not read" not in sightline("index", "add", tmp_path / "g", tmp_path / "t.safetensors", "--prefix", "t")[2]
+
+
 def test_unreadable_images_are_skipped_and_named_and_labels_change_without_embedding(sightline, encoder, images, tmp_path):
     manifest, first = tmp_path / "m.csv", "images/super0/class00/0.png"
     (images / "bad.png").write_bytes(b"no image")

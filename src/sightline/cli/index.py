@@ -47,7 +47,10 @@ class IngestOptions:
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2
 
     def add_images(self, gallery: "Gallery", encoder: "Encoder | None", images: "ImageSource") -> None:
-        """Add images to the gallery, and print a summary."""
+        """Add images to the gallery, and print a summary, with the files of their folder that are not read."""
+        from sightline.data.check import files_not_read
+        from sightline.data.manifest import Manifest
+
         done = gallery.add_images(
             images,
             encoder=encoder,
@@ -61,6 +64,8 @@ class IngestOptions:
         )
         for fault in done.unreadable:
             echo(f"skipped: {fault}", err=True)
+        if isinstance(images, Manifest) and images.source.is_dir() and (said := files_not_read(images.source)):
+            echo(said, err=True)
         echo(f"{gallery.address}: {len(gallery)} items: {done}")
 
 

@@ -14,6 +14,7 @@ from sightline.data.manifest import (
     IMAGE_SUFFIXES,
     Manifest,
     classes_in_several_splits,
+    image_files,
     is_text,
     missing_levels,
     scan_manifest,
@@ -112,7 +113,7 @@ def inspect_data(
     """
     source = Path(source)
     manifest, layout = scan_manifest(source, labelled)
-    everything, unread = _all_files(source) if source.is_dir() else (manifest, Counter())
+    everything = _all_images(source) if source.is_dir() else manifest
     facts = inspect_images(everything, show_progress)
     sound = everything.where(pl.lit(pl.Series([one.fault is None for one in facts], dtype=pl.Boolean)))
     manifest = manifest.where(pl.col("id").is_in(sound.table["id"].implode()))
@@ -123,23 +124,30 @@ def inspect_data(
         *_duplicates(sound, manifest),
         *_sizes(everything.paths(), facts),
         *_several_splits(manifest),
-        *_unread_suffixes(unread),
+        *([Finding(said)] if source.is_dir() and (said := files_not_read(source)) else ()),
         *(_links(source, everything.paths()) if source.is_dir() else ()),
         *([] if layout or manifest.n_levels else [Finding(f"{missing_levels(manifest)}; training needs labels")]),
     ]
     return DataReport(manifest, len(everything), tuple(sorted(findings, key=lambda one: not one.is_fault)))
 
 
-def _all_files(root: Path) -> tuple[Manifest, Counter[str]]:
-    """Every image below a folder, whatever the layout, and how many other files have which suffix."""
-    images, unread = [], Counter[str]()
-    for file in visible_files(root, lambda error: None):
-        if file.suffix.lower() not in IMAGE_SUFFIXES:
-            unread[file.suffix.lower()] += 1
-        elif is_text(file):
-            images.append(file.as_posix())
+def _all_images(root: Path) -> Manifest:
+    """Every image below a folder, whatever the layout."""
+    images = [file.as_posix() for file in image_files(root, lambda error: None) if is_text(file)]
     paths = pl.Series(sorted(images), dtype=pl.String)
-    return Manifest(root, root, pl.DataFrame({"id": paths, "path": paths}), 0), unread
+    return Manifest(root, root, pl.DataFrame({"id": paths, "path": paths}), 0)
+
+
+def files_not_read(root: Path) -> str:
+    """How many files below a folder are not taken for images, with their suffixes and those of images; empty if none."""
+    files = visible_files(root, lambda error: None)
+    unread = Counter(suffix for file in files if (suffix := file.suffix.lower()) not in IMAGE_SUFFIXES)
+    if not unread:
+        return ""
+    most = [f"{n} {suffix or 'without a suffix'}" for suffix, n in unread.most_common(SHOWN_SUFFIXES)]
+    more = f" and {len(unread) - len(most)} other suffixes" if len(unread) > len(most) else ""
+    known = names(sorted(IMAGE_SUFFIXES))
+    return f"{counted(unread.total(), 'file')} not read: {', '.join(most)}{more}; images end in one of {known}"
 
 
 def _layout(source: Path, faults: list[str]) -> Iterator[Finding]:
@@ -218,11 +226,3 @@ def _links(root: Path, paths: Sequence[Path]) -> Iterator[Finding]:
     targets = {path: os.path.realpath(path) if path.is_symlink() else real(path.parent) for path in paths}
     if outside := [str(path) for path, target in targets.items() if not Path(target).is_relative_to(home)]:
         yield Finding(f"{counted(len(outside), 'image')} outside the folder, reached by links", tuple(outside))
-
-
-def _unread_suffixes(unread: Counter[str]) -> Iterator[Finding]:
-    if unread:
-        most = [f"{n} {suffix or 'without a suffix'}" for suffix, n in unread.most_common(SHOWN_SUFFIXES)]
-        more = f" and {len(unread) - len(most)} other suffixes" if len(unread) > len(most) else ""
-        known = names(sorted(IMAGE_SUFFIXES))
-        yield Finding(f"{counted(unread.total(), 'file')} not read: {', '.join(most)}{more}; images end in one of {known}")

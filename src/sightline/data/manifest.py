@@ -27,7 +27,9 @@ FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False,
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # what broken bytes of a table lead to
 MOST_COLUMNS, LONGEST_HEADER = 4096, 1 << 20
 GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
-IMAGE_SUFFIXES = frozenset((".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+IMAGE_SUFFIXES = frozenset(
+    (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+)
 
 
 @dataclass(frozen=True)
