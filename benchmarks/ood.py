@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from measure import fastest, table, write_section
-from sklearn.covariance import EmpiricalCovariance
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 
 from sightline import Encoder, ood
 
-NAMES = ("msp", "maxlogit", "energy", "kl_matching", "react", "dice", "mahalanobis", "ssd", "knn", "soft_knn")
-NAMES += ("residual", "vim", "gmm")
+NAMES = ("msp", "maxlogit", "energy", "kl_matching", "react", "mahalanobis", "knn", "soft_knn", "vim", "gmm")
 PARTS = ("scorers", "heat", "query")
 N_CLASSES = 100
 QUERIES = 2000
@@ -55,9 +53,6 @@ def scikit_learn(name: str, unit: np.ndarray) -> tuple[Callable[[], object], Cal
     if name == "knn":
         made = NearestNeighbors(n_neighbors=50, algorithm="brute")
         return lambda: made.fit(unit), lambda q: made.kneighbors(q)
-    if name == "ssd":
-        one = EmpiricalCovariance()
-        return lambda: one.fit(unit), lambda q: one.mahalanobis(q)
     if name == "gmm":
         mixture = GaussianMixture(1, covariance_type="tied", max_iter=1)
         return lambda: mixture.fit(unit), lambda q: mixture.score_samples(q)

@@ -39,11 +39,8 @@ PLAIN: dict[str, dict[str, object]] = {
     "react": {},
     "dice": {},
     "mahalanobis": {},
-    "ssd": {},
-    "ssd+": {"supervised": True},
     "knn": {},
     "soft_knn": {},
-    "residual": {},
     "vim": {},
     "gmm": {},
     "gmm + energy": {"scorers": ["gmm", "energy"]},
@@ -55,7 +52,7 @@ HEAT: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "heat-gmm, spread 1": ({"priors": ["gmm"], "spread": 1.0}, ()),
 }
 PRIORS = {MEMBERS[0]: "gmm", MEMBERS[1]: "energy", BOTH: "gmm + energy"}
-NAMES = {"ssd+": "ssd", "gmm + energy": "composition"}
+NAMES = {"gmm + energy": "composition"}
 FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 BETAS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)

@@ -146,9 +146,9 @@ def test_a_bar_is_drawn_and_what_does_not_fit_is_refused(capsys):
     equal, one_class = np.ones((50, 4)), np.zeros(50)
     refused = [
         (lambda: ood.create("heat", hidden=8, lr=1e30).fit(vectors), r"'gmm' .*lr \(1e\+30\)"),
-        (lambda: ood.create("heat", priors=["vim"], start="prior", hidden=8).fit(vectors), "'prior' .*'vim'"),
-        (lambda: ood.create("heat", priors=["maxlogit"], hidden=8).fit(equal, one_class), "'maxlogit' .*equal"),
-        (lambda: ood.create("composition", scorers=["maxlogit"]).fit(equal, one_class), "'maxlogit' .*equal"),
+        (lambda: ood.create("heat", priors=["soft_knn"], start="prior", hidden=8).fit(vectors), "'prior' .*'soft_knn'"),
+        (lambda: ood.create("heat", priors=["energy"], hidden=8).fit(equal, one_class), "'energy' .*equal"),
+        (lambda: ood.create("composition", scorers=["energy"]).fit(equal, one_class), "'energy' .*equal"),
     ]
     for call, message in refused:
         with pytest.raises(InputError, match=message):
@@ -227,7 +227,14 @@ def test_temperature_brings_the_prior_to_the_bound_of_the_residual():
 
 @pytest.mark.parametrize(
     ("start", "prior"),
-    [("auto", "gmm"), ("auto", "vim"), ("gmm", "energy"), ("normal", "soft_knn"), ("data", "gmm"), ("buffer", "energy")],
+    [
+        ("auto", "gmm"),
+        ("auto", "soft_knn"),
+        ("gmm", "energy"),
+        ("normal", "soft_knn"),
+        ("data", "gmm"),
+        ("buffer", "energy"),
+    ],
 )
 def test_every_start_and_prior_trains_and_is_deterministic(start, prior):
     rng = np.random.default_rng(0)

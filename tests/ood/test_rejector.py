@@ -56,7 +56,7 @@ def test_accepts_the_stated_share_and_rejects_what_is_elsewhere():
         False,
     ]
     assert not withholds("reject", next(v for v in verdicts if v.belongs))
-    assert fit_rejector(table(80), "ssd", seed=4).scorer.options()["seed"] == 4  # the scorer's too
+    assert fit_rejector(table(80), "msp", seed=4).scorer.options()["seed"] == 4  # the scorer's too
     assert "seed" not in fit_rejector(table(80), "composition", seed=4, scorers=["gmm"]).scorer.options()
 
 

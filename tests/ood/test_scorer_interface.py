@@ -19,15 +19,10 @@ def refuses(message, call):
         call()
 
 
-def model(images):
-    return images.flatten(1)[:, :4]
-
-
 OPTIONS = {
     "knn": {"k": 5},
     "heat": FAST_HEAT | {"priors": ["gmm", {"name": "energy", "scale": 8.0}]},
     "composition": {"scorers": ["gmm", {"name": "knn", "k": 3}, {"name": "heat", **FAST_HEAT}], "beta": -1.0},
-    "odin": {"model": model, "temperature": 10.0},
 }
 
 
@@ -41,7 +36,9 @@ def data():
 def given(scorer, vectors):
     if scorer.needs == ("feature maps",):
         return vectors.reshape(len(vectors), 2, 2, 2)
-    return vectors.reshape(len(vectors), 2, 2, 2) if scorer.needs == ("images",) else vectors
+    return (
+        vectors if scorer.differentiable else np.abs(vectors)
+    )  # some of the library divide by the sum of what is positive
 
 
 def fitted(name, data, dtype=np.float64):
@@ -56,8 +53,11 @@ def test_blocks_order_seeds_and_large_inputs(name, data):
     scores = scorer.score(inputs)  # 1,200 items: two blocks
     assert (scores.shape, scores.dtype) == ((1200,), np.float64)
     order = np.random.default_rng(1).permutation(1200)
-    np.testing.assert_allclose(scorer.score(inputs[order]), scores[order], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(scorer.score(inputs[:1].tolist()), scores[:1], rtol=1e-9, atol=1e-12)
+    close = (
+        {"rtol": 1e-9, "atol": 1e-12} if scorer.differentiable else {"rtol": 1e-4, "atol": 1e-5}
+    )  # the library's float32
+    np.testing.assert_allclose(scorer.score(inputs[order]), scores[order], **close)
+    np.testing.assert_allclose(scorer.score(inputs[:1].tolist()), scores[:1], **close)
     np.testing.assert_array_equal(fitted(name, data).score(inputs), scores)
     assert np.isfinite(scorer.score(1e4 * inputs[:50])).all()
     assert scorer.score(inputs[:0]).shape == (0,)
@@ -70,7 +70,7 @@ def test_saved_and_loaded_scores_the_same(name, data, tmp_path):
     scorer.calibrate(inputs[:500], tpr=0.9)
     folder = scorer.save(tmp_path / "scorer")
     assert sorted(file.name for file in folder.iterdir()) == ["scorer.json", "scorer.safetensors"]
-    loaded = ood.load(folder, **({"model": model} if name == "odin" else {}))
+    loaded = ood.load(folder)
     np.testing.assert_array_equal(loaded.score(inputs), scorer.score(inputs))
     assert (loaded.threshold, loaded.acceptance) == (scorer.threshold, 0.9)
     np.testing.assert_array_equal(loaded.is_outlier(inputs), scorer.score(inputs) > scorer.threshold)
@@ -89,7 +89,7 @@ def test_calibration_accepts_the_stated_share(data):
     assert scorer.is_outlier(data[0][:997]).mean() <= 0.05
     assert scorer.fit(data[0]).threshold is None  # a new fit forgets it
     energies = np.array([0.1, 0.4, 0.35, 0.8, 0.2, 0.5, 0.3, 0.6, 0.25, 0.45])  # the specification's
-    scorer = ood.create("maxlogit", inputs="logits").fit(-energies[:, None])
+    scorer = ood.create("energy", inputs="logits").fit(-energies[:, None])
     assert scorer.calibrate(-energies[:, None]) == pytest.approx(0.71)
     assert scorer.calibrate(-energies[:, None], method="higher") == pytest.approx(0.8)
     assert scorer.is_outlier(-np.array([[0.8], [0.81]])).tolist() == [False, True]
@@ -105,7 +105,7 @@ def test_labels_and_inputs_of_any_kind(data):
     half = torch.from_numpy(vectors).half()
     np.testing.assert_array_equal(scorer.score(half), scorer.score(half.float().requires_grad_()))
     logits = np.full((3, 2), 3e38, np.float32)  # finite, their sum is not
-    np.testing.assert_allclose(ood.create("maxlogit", inputs="logits").fit(logits).score(logits), [-3e38] * 3, rtol=1e-6)
+    np.testing.assert_allclose(ood.create("energy", inputs="logits").fit(logits).score(logits), [-3e38] * 3, rtol=1e-6)
 
 
 def test_several_needs_are_given_by_name(data, tmp_path):
@@ -130,22 +130,13 @@ def test_a_network_with_tied_layers_is_saved_and_loaded(data, tmp_path):
     assert loaded.members[0].network[2] is loaded.members[0].network[8]
 
 
-def test_a_function_cannot_be_saved(data, tmp_path):
-    scorer = ood.create("composition", scorers=[{"name": "odin", "model": model}])
-    scorer.fit(data[0].reshape(-1, 2, 2, 2))
-    refuses("'composition' has an option that cannot be saved", lambda: scorer.save(tmp_path / "scorer"))
-    assert list(tmp_path.iterdir()) == []
-
-
 WRONG = {
     "gmm": {"components": ["class", 0, 2.0], "weights": ["count"], "shrinkage": [-1.0, "much", None]},
-    "ssd": {"supervised": [1]},
     "knn": {"k": [0, 2.5], "bank_size": ["all"]},
     "soft_knn": {"scale": [0.0]},
     "energy": {"temperature": [0.0, math.nan], "scale": [True, math.nan], "stand_in": ["proxies"], "seed": [-1, 1 << 32]},
     "msp": {"n_clusters": [0]},
-    "react": {"quantile": [1.5]},
-    "dice": {"percentile": [100.0]},
+    "react": {"percentile": [1.5]},
     "heat": {"step": [[1.0], 5], "noise": [["a", "b"], [1.0, math.nan]], "input_noise": [math.nan], "weight": [0.0]}
     | {"temperature": [-1.0, "high", None], "start": ["priors"], "negatives": ["init"], "decay": ["cubic"]}
     | {"epochs": [-1], "n_steps": [-1], "priors": ["gmm", 5, []]},
@@ -161,10 +152,9 @@ def test_options_that_do_not_fit():
             assert all(fact in str(refused.value) for fact in (repr(name), option, repr(value)))
     for prior, message in ((5, "priors .*5"), ({"k": 3}, "unknown scorer ''"), ("heat", "'heat'")):
         refuses(message, lambda prior=prior: ood.create("heat", priors=[prior]))
-    refuses("'odin' is not", lambda: ood.create("heat", priors=[{"name": "odin", "model": model}]))
+    refuses("'vim' is not", lambda: ood.create("heat", priors=["vim"]))
     refuses("unknown scorer 'gnm': did you mean 'gmm'", lambda: ood.create("gnm"))
     refuses("scorer 'knn' has no option 'j'", lambda: ood.create("knn", j=3))
-    refuses("'odin' needs model", lambda: ood.create("odin"))
     hidden = {"name": "antigravity:fly", "trust": True}  # a scorer inside another cannot vouch for itself
     refuses("would import .*'antigravity'", lambda: ood.create("composition", scorers=[hidden]))
 
@@ -177,8 +167,8 @@ def test_inputs_that_do_not_fit():
         ("gmm", np.ones((5, 3)), "'gmm': .*spread is 0"),
         ("gmm", np.zeros((0, 3)), "at least one item"),
         ("knn", np.ones((5, 3)), "k .* 5 items .* got 50"),
-        ("residual", np.ones((5, 1)), "n_principal .* got 0"),
-        ("vim", np.ones((5, 4)), "'vim': .*lower n_principal"),
+        ("rmd", np.ones((5, 3)), "'rmd' requires labels"),
+        ("nnguide", np.ones((5, 3)), "'nnguide': .*k=10"),
         ("gmm", np.ones((5, 0)), r"\(N, D\), got \(5, 0\)"),
         ("gmm", [["a", "b"]], r"'gmm': vectors .*\(N, D\)"),
         ("gmm", [[1.0, 2.0], [3.0]], r"'gmm': vectors .*\(N, D\)"),
@@ -191,12 +181,11 @@ def test_classifiers_and_labels_that_do_not_fit(data):
     narrow = ood.Classifier(torch.zeros(3, 7), torch.zeros(3))
     refuses("7 dimensions, got 8", lambda: ood.create("energy").fit(vectors, classifier=narrow))
     refuses(r"weight \(C, D\) and a bias \(C,\)", lambda: ood.Classifier(torch.zeros(3, 7), torch.zeros(4)))
-    refuses("logits .* classifier", lambda: ood.create("msp", inputs="logits").fit(vectors, classifier=narrow))
+    refuses("logits .* classifier", lambda: ood.create("energy", inputs="logits").fit(vectors, classifier=narrow))
     refuses("Classifier, got Linear", lambda: ood.create("energy").fit(vectors, classifier=torch.nn.Linear(8, 4)))
-    refuses("'msp' requires 2 classes", lambda: ood.create("msp").fit(vectors, np.zeros(1200)))
     assert np.isfinite(ood.create("energy").fit(vectors, np.zeros(1200)).score(vectors)).all()
     refuses("labels", lambda: ood.create("energy", stand_in="prototypes").fit(vectors))
-    refuses("labels", lambda: ood.create("ssd", supervised=True).fit(vectors))
+    refuses("labels", lambda: ood.create("gmm", components="classes").fit(vectors))
     refuses(r"1200 items, got shape \(3,\)", lambda: ood.create("gmm").fit(vectors, labels[:3]))
     refuses("item 7", lambda: ood.create("gmm").fit(vectors, np.where(np.arange(1200) == 7, np.nan, labels)))
     refuses("labels", lambda: ood.create("gmm").fit(vectors, [None, *["a"] * 1199]))
@@ -216,7 +205,7 @@ def test_what_is_not_finite_is_refused_and_never_belongs(data):
     refuses("'energy'.* 1200 of 1200", lambda: ood.create("energy").fit(positive, classifier=huge).calibrate(positive))
     both = ood.create("composition", scorers=["gmm", "energy"])
     refuses(r"'energy' .*not finite", lambda: both.fit(positive, labels, huge))
-    scorer = ood.create("mahalanobis").fit(vectors, labels)
+    scorer = ood.create("gmm", normalise=False).fit(vectors, labels)
     scorer.calibrate(vectors)
     far = np.full((1, 8), 1e200)
     assert not np.isfinite(scorer.score(far)).any()
@@ -231,14 +220,8 @@ def test_few_items_for_many_dimensions_work_and_warn():
     assert np.isfinite(scorer.score(vectors)).all()
     with pytest.warns(UserWarning, match="shrinkage 0"), pytest.raises(InputError, match="raise shrinkage"):
         ood.create("gmm", shrinkage=0.0).fit(vectors)
-    vectors = rng.normal(size=(20, 64))
-    with pytest.warns(UserWarning, match="'vim': 20 items .* 64 dimensions, 10 "):
-        scorer = ood.create("vim").fit(vectors, np.arange(20) % 2)
-    outside = scorer.residual(torch.from_numpy(vectors)).mean()
-    assert 0.1 < outside < scorer.residual(torch.from_numpy(rng.normal(size=(20, 64)))).mean()
-    refuses("lower n_principal", lambda: ood.create("residual", n_principal=32).fit(vectors, np.arange(20) % 2))
     vectors = rng.normal(size=(200, 4)) * [1, 1, 0, 1]  # one dimension never varies
-    scorer = ood.create("mahalanobis").fit(vectors)
+    scorer = ood.create("gmm", normalise=False).fit(vectors)
     assert np.isfinite(scorer.score(vectors)).all()
     assert scorer.score(vectors[:1] + np.array([0, 0, 1, 0]))[0] > 1e5
 

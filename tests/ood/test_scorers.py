@@ -1,4 +1,4 @@
-"""Every scorer against its formula written slowly in float64, scikit-learn, pytorch-ood and the specification's numbers."""
+"""Scorers against their formulas written slowly in float64, scikit-learn and the specification's numbers."""
 
 import math
 
@@ -59,19 +59,13 @@ def constant(gmm):
     return len(gmm.centre) / 2 * math.log(2 * math.pi) - float(gmm.whitening.diagonal().log().sum())
 
 
-def test_scorers_of_logits_with_a_classifier(data):
+def test_energy_with_a_classifier(data):
     vectors, labels, classifier, queries = data
     logits = queries @ classifier.weight.numpy().T + classifier.bias.numpy()
-    for name, options, by_definition, theirs in (
-        ("msp", {}, lambda f: -max(math.exp(x - log_sum_exp(f)) for x in f), other.MaxSoftmax(None)),
-        ("maxlogit", {}, lambda f: -max(f), other.MaxLogit(None)),
-        ("energy", {"temperature": 1.5}, lambda f: -1.5 * log_sum_exp(f / 1.5), other.EnergyBased(None, t=1.5)),
-    ):
-        scores = ood.create(name, **options).fit(vectors, labels, classifier).score(queries)
-        np.testing.assert_allclose(scores, by_rows(by_definition, logits), rtol=1e-12)
-        assert_close(torch.from_numpy(scores), theirs.predict_logits(torch.from_numpy(logits)))
-        of_logits = ood.create(name, inputs="logits", **options).fit(logits)
-        np.testing.assert_allclose(of_logits.score(logits), scores, rtol=1e-12)
+    scores = ood.create("energy", temperature=1.5).fit(vectors, labels, classifier).score(queries)
+    np.testing.assert_allclose(scores, by_rows(lambda f: -1.5 * log_sum_exp(f / 1.5), logits), rtol=1e-12)
+    of_logits = ood.create("energy", inputs="logits", temperature=1.5).fit(logits)
+    np.testing.assert_allclose(of_logits.score(logits), scores, rtol=1e-12)
 
 
 def test_proxies_are_logits_of_unit_vectors():
@@ -95,75 +89,6 @@ def test_prototypes_and_centroids_stand_in_for_a_classifier(data):
     one_each = ood.create("energy", stand_in="centroids", n_clusters=10**6, scale=8.0).fit(vectors[:20])
     expected = by_rows(lambda z: -log_sum_exp([8 * float(z @ v) for v in unit(vectors[:20])]), unit(queries))
     np.testing.assert_allclose(one_each.score(queries), expected, rtol=1e-10)
-
-
-def test_kl_matching_by_definition_and_pytorch_ood(data):
-    vectors, labels, classifier, queries = data
-    scorer = ood.create("kl_matching").fit(vectors, labels, classifier)
-    softmax = [torch.from_numpy(x) @ classifier.weight.T + classifier.bias for x in (vectors, queries)]
-    train, test = (logits.softmax(1).numpy() for logits in softmax)
-    means = [train[train.argmax(1) == c].mean(0) for c in range(C) if (train.argmax(1) == c).any()]
-    expected = by_rows(lambda p: min(float((p * (np.log(p) - np.log(t))).sum()) for t in means), test)
-    np.testing.assert_allclose(scorer.score(queries), expected, rtol=1e-9)
-    theirs = other.KLMatching(None).fit_logits(softmax[0])
-    np.testing.assert_allclose(scorer.score(queries), theirs.predict_logits(softmax[1]).numpy(), rtol=1e-9)
-
-
-def test_kl_matching_skips_classes_that_are_never_predicted():
-    logits, query = np.array([[5.0, 0, 0], [4, 1, 0], [0, 5, 0]]), np.array([[1.0, 1, 4]])  # none is of the third class
-    scorer = ood.create("kl_matching", inputs="logits").fit(logits)
-    assert len(scorer.templates) == 2
-    p, q = (np.exp(rows) / np.exp(rows).sum(1, keepdims=True) for rows in (logits, query))
-    expected = min(float((q[0] * np.log(q[0] / mean)).sum()) for mean in (p[:2].mean(0), p[2]))
-    assert scorer.score(query)[0] == pytest.approx(expected)
-    sure = ood.create("kl_matching", inputs="logits").fit(1000 * logits)  # probabilities of 0 are smoothed
-    assert np.isfinite(sure.score(1000 * query)).all()
-
-
-def test_react_clips_activations(data):
-    vectors, labels, classifier, queries = data
-    limit = np.quantile(vectors, 0.8)
-    logits = np.minimum(queries, limit) @ classifier.weight.numpy().T + classifier.bias.numpy()
-    scorer = ood.create("react", quantile=0.8).fit(vectors, labels, classifier)
-    np.testing.assert_allclose(scorer.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-12)
-    theirs = other.ReAct(None, lambda z: z @ classifier.weight.T + classifier.bias, percentile=0.8)
-    theirs.fit_feature_maps(torch.from_numpy(vectors), torch.from_numpy(labels))
-    np.testing.assert_allclose(scorer.score(queries), theirs.predict_feature_maps(torch.from_numpy(queries)), rtol=1e-9)
-    on_sphere = ood.create("react", quantile=0.8).fit(vectors, classifier=classifier_of_proxies(classifier.weight, 8.0))
-    logits = 8 * unit(np.minimum(queries, limit)) @ unit(classifier.weight.numpy()).T  # clipped, then normalised
-    np.testing.assert_allclose(on_sphere.score(queries), by_rows(lambda f: -log_sum_exp(f), logits), rtol=1e-9)
-
-
-def test_dice_keeps_weights_that_contribute(data):
-    vectors, labels, classifier, queries = data
-    theirs = other.DICE(lambda x: x, classifier.weight.float(), classifier.bias.float(), p=0.7)
-    theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
-    ours = ood.create("dice", percentile=70.0).fit(vectors, labels, classifier).score(queries)
-    np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-4)
-    weight, bias, mean = classifier.weight.numpy(), classifier.bias.numpy(), vectors.mean(0)
-    limit = np.percentile([w * m for row in weight for w, m in zip(row, mean, strict=True)], 70)
-    kept = np.array([[w if w * m > limit else 0 for w, m in zip(row, mean, strict=True)] for row in weight])
-    np.testing.assert_allclose(ours, by_rows(lambda z: -log_sum_exp(kept @ z + bias), queries), rtol=1e-9)
-
-
-def test_odin_numbers_and_definition():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5)).double()
-    images = torch.randn(3, 3, 2, 2, dtype=torch.float64)
-    scorer = ood.create("odin", model=model, temperature=10.0, epsilon=0.1).fit(images)
-    theirs = other.ODIN(model, eps=0.1, temperature=10.0, norm_std=None)
-    np.testing.assert_allclose(scorer.score(images), theirs.predict(images).detach().numpy(), rtol=1e-10)
-    weight, bias = (part.detach().numpy() for part in model[1].parameters())
-
-    def softmax(x):
-        f = (weight @ x + bias) / 10
-        return np.exp(f - log_sum_exp(f))
-
-    def by_definition(x):  # the gradient of log softmax at its largest is that class's weights less their mean
-        p = softmax(x)
-        return -softmax(x + 0.1 * np.sign(weight[p.argmax()] - p @ weight)).max()
-
-    np.testing.assert_allclose(scorer.score(images), by_rows(by_definition, images.flatten(1).numpy()), rtol=1e-10)
 
 
 def test_gaussians_of_the_specification():
@@ -264,31 +189,11 @@ def test_std_pooling_and_gmm_of_it():
     )
 
 
-def test_mahalanobis_and_ssd_by_definition_and_pytorch_ood(data):
-    vectors, labels, _, queries = data
-    ours = ood.create("mahalanobis").fit(vectors, labels).score(queries)
-    means, inverse, _ = gaussians_by_definition(vectors, labels)
-    np.testing.assert_allclose(ours, by_rows(lambda z: min(distances_by_definition(z, means, inverse)), queries), rtol=1e-8)
-    theirs = other.Mahalanobis(None).fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
-    ours = ood.create("mahalanobis", shrinkage=0.0).fit(vectors, labels).score(queries)
-    # theirs is half the distance under the sum, not the mean, of outer products; in float32
-    np.testing.assert_allclose(ours, 2 * N * theirs.predict_features(torch.from_numpy(queries).float()), rtol=1e-3)
-
-    means, inverse, _ = gaussians_by_definition(unit(vectors), labels)
-    expected = by_rows(lambda z: min(distances_by_definition(z, means, inverse)), unit(queries))
-    np.testing.assert_allclose(ood.create("ssd", supervised=True).fit(vectors, labels).score(queries), expected, rtol=1e-8)
-    centre, covariance = unit(vectors).mean(0), np.cov(unit(vectors).T, ddof=0)
-    inverse = np.linalg.inv(covariance + 1e-6 * np.trace(covariance) / D * np.eye(D))
-    expected = by_rows(lambda z: float((z - centre) @ inverse @ (z - centre)), unit(queries))
-    np.testing.assert_allclose(ood.create("ssd").fit(vectors).score(queries), expected, rtol=1e-8)
-
-
 def test_clusters_that_are_the_classes_give_the_scores_of_classes():
     rng = np.random.default_rng(0)
     labels = np.arange(90) % 3
     vectors, queries = np.eye(3)[labels] + 0.05 * rng.normal(size=(90, 3)), rng.normal(size=(20, 3))
     for clustered, classed in (
-        (ood.create("ssd", n_clusters=3), ood.create("ssd", supervised=True)),
         (ood.create("gmm", components=3), ood.create("gmm")),
         (ood.create("energy", stand_in="centroids", n_clusters=3), ood.create("energy")),
     ):
@@ -299,10 +204,10 @@ def test_clusters_that_are_the_classes_give_the_scores_of_classes():
 def test_automatic_shrinkage_is_scikit_learns(data):
     vectors, _, _, queries = data
     theirs = LedoitWolf().fit(vectors[:10])
-    scorer = ood.create("mahalanobis", shrinkage="auto")
+    scorer = ood.create("gmm", normalise=False, shrinkage="auto")
     scorer.fit(vectors[:10])
     assert 0.01 < theirs.shrinkage_ < 1
-    np.testing.assert_allclose(scorer.score(queries), theirs.mahalanobis(queries), rtol=1e-8)
+    np.testing.assert_allclose(2 * scorer.score(queries), theirs.mahalanobis(queries), rtol=1e-8)
 
 
 def test_knn_by_hand_scikit_learn_and_pytorch_ood(data):
@@ -331,27 +236,6 @@ def test_soft_knn_by_definition(data):
     ours = ood.create("soft_knn", k=5, scale=3.0).fit(vectors).score(queries)
     expected = by_rows(lambda z: -log_sum_exp(sorted(3 * (unit(vectors) @ z))[-5:]) / 3, unit(queries))
     np.testing.assert_allclose(ours, expected, rtol=1e-9)
-
-
-def test_residual_and_vim_by_definition_and_pytorch_ood(data):
-    vectors, labels, classifier, queries = data
-    ours = ood.create("vim", n_principal=3).fit(vectors, labels, classifier).score(queries)
-    weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
-    origin = -np.linalg.pinv(weight) @ bias
-    leading = np.linalg.svd(vectors - origin)[2][:3]  # of the second moment about the origin
-
-    def length(z):  # what the leading directions leave of it
-        return np.linalg.norm(z - origin - leading.T @ (leading @ (z - origin)))
-
-    residual = ood.create("residual", n_principal=3).fit(vectors, labels, classifier)
-    np.testing.assert_allclose(residual.score(queries), by_rows(length, queries), rtol=1e-8)
-    alpha = sum(max(weight @ z + bias) for z in vectors) / sum(map(length, vectors))
-    np.testing.assert_allclose(
-        ours, by_rows(lambda z: alpha * length(z) - log_sum_exp(weight @ z + bias), queries), rtol=1e-8
-    )
-    theirs = other.ViM(None, d=3, w=classifier.weight, b=classifier.bias)
-    theirs.fit_features(torch.from_numpy(vectors).float(), torch.from_numpy(labels))
-    np.testing.assert_allclose(ours, theirs.predict_features(torch.from_numpy(queries).float()).numpy(), rtol=1e-3)
 
 
 def test_mixture_on_the_sphere_has_the_density_it_should():

@@ -22,31 +22,42 @@ MOST_COMPONENTS = 1000
 ITEMS_A_CLUSTER = 50  # if k-means replaces too many classes
 
 
-class Mahalanobis(Scorer):
-    """Mahalanobis distance of unnormalised vectors to the nearest class mean: ``min_c d_c^2``.
+class GMM(Scorer):
+    """Gaussian mixture with a component per class: ``-log sum_c pi_c exp(-d_c^2 / 2)``.
 
     All classes share one covariance, ``(1/N) sum_i (z_i - mu_i)(z_i - mu_i)^T + shrinkage * trace / D * I``. A class with a
-    single item has no spread: all such classes share one component, whose mean is that of all items.
+    single item has no spread: all such classes share one component, whose mean is that of all items. With one component it
+    ranks as the Mahalanobis distance (SSD).
 
     Args:
         components: ``classes``; ``one`` Gaussian; a number of k-means clusters; or ``auto``: classes if there are at most
             1,000, one cluster for every 50 items (1,000 at most) if there are more, one Gaussian without labels.
+        weights: ``counts`` for pi_c by the size of the class, ``uniform`` for pi_c = 1.
+        normalise: normalise vectors to length 1 first.
         shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
             diagonal as Ledoit and Wolf (2004) do, which helps if there are not many more items than dimensions.
         seed: random seed of k-means.
     """
 
     state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights")
-    normalise = False  # normalise vectors to length 1 first
 
-    def __init__(self, components: Components = "auto", shrinkage: Shrinkage = 1e-6, seed: Seed = 0) -> None:
-        self.components, self.shrinkage, self.seed = components, shrinkage, seed
+    def __init__(
+        self,
+        components: Components = "auto",
+        weights: Literal["counts", "uniform"] = "counts",
+        normalise: bool = True,
+        shrinkage: Shrinkage = 1e-6,
+        seed: Seed = 0,
+    ) -> None:
+        self.components, self.weights, self.normalise = components, weights, normalise
+        self.shrinkage, self.seed = shrinkage, seed
 
     def features(self, inputs: Tensor) -> Tensor:
         return F.normalize(inputs, dim=1) if self.normalise else inputs
 
     def energy(self, features: Tensor) -> Tensor:
-        return self.distances(features).amin(1)
+        exponents = -self.distances(features) / 2
+        return -(exponents + self.log_weights if self.weights == "counts" else exponents).logsumexp(1)
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         features = self.features(inputs).double()
@@ -89,33 +100,6 @@ class Mahalanobis(Scorer):
         """(C,) squared lengths of the means, cached: for one query they would cost as much as its own products."""
         return self.means.square().sum(1)
 
-
-class GMM(Mahalanobis):
-    """Gaussian mixture with a component per class: ``-log sum_c pi_c exp(-d_c^2 / 2)``.
-
-    Args:
-        components: as for ``mahalanobis``.
-        weights: ``counts`` for pi_c by the size of the class, ``uniform`` for pi_c = 1.
-        normalise: normalise vectors to length 1 first.
-        shrinkage: as for ``mahalanobis``.
-        seed: random seed of k-means.
-    """
-
-    def __init__(
-        self,
-        components: Components = "auto",
-        weights: Literal["counts", "uniform"] = "counts",
-        normalise: bool = True,
-        shrinkage: Shrinkage = 1e-6,
-        seed: Seed = 0,
-    ) -> None:
-        super().__init__(components, shrinkage, seed)
-        self.weights, self.normalise = weights, normalise
-
-    def energy(self, features: Tensor) -> Tensor:
-        exponents = -self.distances(features) / 2
-        return -(exponents + self.log_weights if self.weights == "counts" else exponents).logsumexp(1)
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         weights = self.log_weights.exp() if self.weights == "counts" else torch.ones_like(self.log_weights)
         chosen = torch.multinomial(weights.cpu(), n, replacement=True, generator=generator)
@@ -151,25 +135,6 @@ def std_pooled(maps: Tensor) -> Tensor:
         raise InputError(f"feature maps must have shape (N, C, H, W) or (N, T, C), got {tuple(maps.shape)}")
     values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
     return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
-
-
-class SSD(Mahalanobis):
-    """Mahalanobis distance of unit vectors to the nearest k-means cluster or, for SSD+, class: ``min_c d_c^2``.
-
-    Args:
-        supervised: SSD+: use labels instead of clusters.
-        n_clusters: of k-means.
-        shrinkage: as for ``mahalanobis``.
-        seed: random seed of k-means.
-    """
-
-    normalise = True
-
-    def __init__(
-        self, supervised: bool = False, n_clusters: PositiveInt = 1, shrinkage: Shrinkage = 1e-6, seed: Seed = 0
-    ) -> None:
-        super().__init__("classes" if supervised else n_clusters, shrinkage, seed)
-        self.supervised, self.n_clusters = supervised, n_clusters
 
 
 def component_means(

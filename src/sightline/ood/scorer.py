@@ -32,7 +32,6 @@ KINDS = {  # inputs of scorers: shape, and number of dimensions
     "vectors": ("(N, D)", (2,)),
     "logits": ("(N, C)", (2,)),
     "feature maps": ("(N, C, H, W) or (N, T, C)", (3, 4)),
-    "images": ("(N, 3, H, W)", (4,)),
 }
 
 
@@ -41,7 +40,7 @@ class Scorer(ABC):
 
     Attributes:
         name: its name for :func:`~sightline.ood.create`.
-        needs: its inputs: ``vectors``, ``feature maps``, ``logits`` or ``images``; several for a composition.
+        needs: its inputs: ``vectors``, ``feature maps`` or ``logits``; several for a composition.
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
         acceptance: the share of held-out items below the threshold.
@@ -249,23 +248,30 @@ def check_tpr(tpr: float) -> None:
 SCORERS: Registry[Scorer] = Registry(
     "scorer",
     {
+        "ash": "sightline.ood.library:ASH",
         "composition": "sightline.ood.composition:Composition",
-        "dice": "sightline.ood.logits:DICE",
+        "dice": "sightline.ood.library:DICE",
         "energy": "sightline.ood.logits:Energy",
+        "fdbd": "sightline.ood.library:FDBD",
+        "gen": "sightline.ood.library:GEN",
         "gmm": "sightline.ood.density:GMM",
         "gmm_std": "sightline.ood.density:GMMStd",
         "heat": "sightline.ood.heat:Heat",
-        "kl_matching": "sightline.ood.logits:KLMatching",
+        "kl_matching": "sightline.ood.library:KLMatching",
         "knn": "sightline.ood.density:KNN",
-        "mahalanobis": "sightline.ood.density:Mahalanobis",
-        "maxlogit": "sightline.ood.logits:MaxLogit",
-        "msp": "sightline.ood.logits:MSP",
-        "odin": "sightline.ood.logits:ODIN",
-        "react": "sightline.ood.logits:ReAct",
-        "residual": "sightline.ood.logits:Residual",
+        "lts": "sightline.ood.library:LTS",
+        "mahalanobis": "sightline.ood.library:Mahalanobis",
+        "maxlogit": "sightline.ood.library:MaxLogit",
+        "msp": "sightline.ood.library:MSP",
+        "nci": "sightline.ood.library:NCI",
+        "nnguide": "sightline.ood.library:NNGuide",
+        "pnml": "sightline.ood.library:PNML",
+        "react": "sightline.ood.library:ReAct",
+        "rmd": "sightline.ood.library:RMD",
+        "scale": "sightline.ood.library:SCALE",
+        "she": "sightline.ood.library:SHE",
         "soft_knn": "sightline.ood.density:SoftKNN",
-        "ssd": "sightline.ood.density:SSD",
-        "vim": "sightline.ood.logits:ViM",
+        "vim": "sightline.ood.library:ViM",
     },
     "sightline.scorers",
     lambda found: isinstance(found, type) and issubclass(found, Scorer),
@@ -324,13 +330,12 @@ def create_several(several: Several) -> list[Scorer]:
     return [create_named(str(options.pop("name", "")), options) for options in described]
 
 
-def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Scorer:
+def load(folder: Path | str, *, trust: bool = False) -> Scorer:
     """Load the scorer that :meth:`Scorer.save` wrote.
 
     Args:
         folder: with ``scorer.json`` and ``scorer.safetensors``.
         trust: allow importing a scorer named ``package.module:Name``.
-        not_stored: options that cannot be saved: the ``model`` of ``odin``.
     """
     folder = Path(folder)
     try:
@@ -339,14 +344,15 @@ def load(folder: Path | str, *, trust: bool = False, **not_stored: object) -> Sc
         if stored.get("format") != FORMAT:
             raise InputError(f"its format must be {FORMAT}, found {stored.get('format')!r}")
         described = check_seal(stored, folder / SETTINGS_FILE, tensors_file)
-        scorer = create(described["name"], trust=trust, **described["options"] | not_stored)
+        scorer = create(described["name"], trust=trust, **described["options"])
         scorer.width = described["width"]
         tensors = load_file(tensors_file)
         scorer.restore(tensors)
         scorer.calibration = tensors["calibration"].numpy() if "calibration" in tensors else None
         scorer.threshold, scorer.acceptance = described["threshold"], described["acceptance"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"{folder}: cannot be loaded as a scorer: {error}") from error
+        remedy = "if an earlier version wrote it, fit it again with `sightline ood fit`"
+        raise InputError(f"{folder}: cannot be loaded as a scorer: {error}; {remedy}") from error
     return scorer
 
 
@@ -392,5 +398,5 @@ def _codes(labels: ArrayLike | Tensor | None, n_items: int) -> Tensor | None:
 
 
 def _width(inputs: Tensor) -> int:
-    """D of vectors and logits, C of feature maps and images."""
+    """D of vectors, logits and tokens, C of feature maps."""
     return inputs.shape[-1] if inputs.ndim < 4 else inputs.shape[1]
