@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import subprocess
 import sys
@@ -9,9 +8,10 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from ranking_definitions import ndcg
+from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.errors import InputError
 from sightline.evaluation import trec
 from sightline.evaluation.protocol import evaluate
 from sightline.evaluation.trec import judgements, rankings, write_qrels, write_run
@@ -26,13 +26,6 @@ def draw(seed, n=30):  # 6 classes below 2 parents, and an item alone in its cla
     labels = torch.stack([fine, fine % 2], 1)
     labels[-1] = 99
     return vectors, labels, [f"image{i}" for i in range(n)]
-
-
-def ndcg_by_definition(items, judged, gain):  # one place at a time
-    best_first = sorted(items, key=lambda item: -items[item])
-    found = sum(gain(judged.get(item, 0)) / math.log2(1 + place) for place, item in enumerate(best_first, start=1))
-    ideal = sorted(map(gain, judged.values()), reverse=True)
-    return found / sum(value / math.log2(1 + place) for place, value in enumerate(ideal, start=1))
 
 
 BY_RANX = """
@@ -68,10 +61,9 @@ def test_ranx_finds_our_metrics_in_the_exported_run(tmp_path, monkeypatch):
     ours = evaluate(vectors, labels[:, 0])
     assert ours.n_skipped == 1
     assert_allclose([found["map"], found["from files"]], ours["map"])
-    expected = [ndcg_by_definition(run[query], binary[query], gain=lambda level: level) for query in binary]
-    assert_allclose(found["ndcg"], sum(expected) / len(expected))
-    expected = [ndcg_by_definition(run[query], graded[query], gain=lambda level: 2**level - 1) for query in graded]
-    assert_allclose(found["graded"], sum(expected) / len(expected))
+    for name, judged, gains in (("ndcg", binary, [0, 1]), ("graded", graded, [0, 1, 3])):  # lists come best first
+        expected = [ndcg([judged[query].get(item, 0) for item in run[query]], gains) for query in judged]
+        assert_allclose(found[name], sum(expected) / len(expected))
 
 
 @pytest.mark.parametrize("k", [None, 1, 100])
@@ -121,12 +113,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
             lambda broken=broken: write_qrels(tmp_path / "out.txt", {broken: {"x": 1}}),
             lambda broken=broken: write_run(tmp_path / "out.txt", RUN, name=broken),
         ):
-            with pytest.raises(InputError, match=r"out\.txt"):
-                call()
+            assert_refused(r"out\.txt", call)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match=r"query_ids.*30.*29"):
-        rankings(vectors, vectors, ids[1:], ids)
-    with pytest.raises(InputError, match=r"gallery_ids.*'image1'"):
-        judgements(labels, labels, ids, ["image1", *ids[1:]])
-    with pytest.raises(InputError, match=r"k must.*0"):
-        rankings(vectors, vectors, ids, ids, k=0)
+    assert_refused(r"query_ids.*30.*29", rankings, vectors, vectors, ids[1:], ids)
+    assert_refused(r"gallery_ids.*'image1'", judgements, labels, labels, ids, ["image1", *ids[1:]])
+    assert_refused(r"k must.*0", rankings, vectors, vectors, ids, ids, k=0)

@@ -1,14 +1,13 @@
 """Relevance between sets of codes against the definition, one pair of codes at a time; then in losses and metrics."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
+from ranking_definitions import h_ap
+from refusals import assert_refused
 from sightline.data.samplers import SamplerSection, create_sampler
-from sightline.errors import InputError
 from sightline.evaluation.protocol import evaluate
 from sightline.labels.codes import CodeRelevance, graded, sampling_classes, sampling_labels
 
@@ -33,12 +32,12 @@ def shared(one, other):
     return n
 
 
-def by_definition(query, item, worth, weight=lambda code: 1.0, met=lambda one, other, value: value):
+def by_definition(query, item, worth, weight=lambda code: 1.0):
     """For each code of the query its best match; averaged."""
     codes = list(dict.fromkeys(query))
     total = 0.0
     for code in codes:
-        values = [met(code, other, ([0.0, *worth])[shared(code, other)]) for other in item]
+        values = [[0.0, *worth][shared(code, other)] for other in item]
         total += weight(code) * max(values) / worth[code.count(".")]
     return total / sum(map(weight, codes))
 
@@ -115,15 +114,6 @@ def test_rows_in_blocks_are_those_of_the_whole():
     assert_close(pairs(np.array([3, 1])), graded(whole[[3, 1]]))
 
 
-def h_ap_by_definition(scores, relevance):
-    order = sorted(range(len(scores)), key=lambda item: (-scores[item], relevance[item]))
-    ranked = [relevance[item] for item in order]
-    total = sum(
-        sum(min(other, one) for other in ranked[: place + 1]) / (place + 1) for place, one in enumerate(ranked) if one > 0
-    )
-    return total / sum(ranked)
-
-
 def test_metrics_by_codes_are_those_of_the_definition():
     sets = draw_sets(7, 25)
     vectors = np.random.default_rng(0).normal(size=(25, 6))
@@ -132,8 +122,8 @@ def test_metrics_by_codes_are_those_of_the_definition():
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     scores, worth = unit @ unit.T, pairs(np.arange(25))
     for query in range(25):
-        others = [item for item in range(25) if item != query]
-        expected = h_ap_by_definition(scores[query, others].tolist(), worth[query, others].tolist())
+        others = sorted((item for item in range(25) if item != query), key=lambda item: -scores[query, item])
+        expected = h_ap(range(24), worth[query, others].tolist())
         assert result.per_query["h_ap"][query] == pytest.approx(expected)
 
 
@@ -165,12 +155,9 @@ def test_flat_sets_are_sampled_by_a_rare_label_that_enough_items_have():
     batches = create_sampler(SamplerSection(batch_size=6, per_class=3), classes, seed=0).batches(epoch=0)
     assert batches
     assert all((sets[batch].sum(0) >= 3).sum() == 3 for batch in batches)
-    with pytest.raises(InputError, match=r"^label_sets .*int64 \(12, 6\)$"):
-        sampling_classes(sets.astype(int))
-    with pytest.raises(InputError, match=r"bool; .*sampling_classes"):
-        create_sampler(SamplerSection(batch_size=6, per_class=3), sets, seed=0)
-    with pytest.raises(InputError, match=r"min_items .*1.*0"):
-        sampling_classes(sets, min_items=0)
+    assert_refused(r"^label_sets .*int64 \(12, 6\)$", sampling_classes, sets.astype(int))
+    assert_refused(r"bool; .*sampling_classes", create_sampler, SamplerSection(batch_size=6, per_class=3), sets, seed=0)
+    assert_refused(r"min_items .*1.*0", sampling_classes, sets, min_items=0)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +178,8 @@ def test_flat_sets_are_sampled_by_a_rare_label_that_enough_items_have():
     ],
 )
 def test_options_and_sets_that_do_not_fit(options, fact):
-    with pytest.raises(InputError, match=re.escape(fact)):
-        CodeRelevance(**{"n_levels": 3} | options)
-    with pytest.raises(InputError, match=r"2 faults\n  item 2: no code\n  '1\.2\.3\.4' has 4 levels"):
-        CodeRelevance(3).matrix([["1.2.3.4"], []])
+    assert_refused([fact], CodeRelevance, **{"n_levels": 3} | options)
+    assert_refused(r"2 faults\n  item 2: no code\n  '1\.2\.3\.4' has 4 levels", CodeRelevance(3).matrix, [["1.2.3.4"], []])
 
 
 @pytest.mark.parametrize(

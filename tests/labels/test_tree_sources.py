@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from refusals import assert_refused
 from sightline.data.manifest import read_manifest
-from sightline.errors import InputError
 from sightline.labels.codes import normal_codes
 from sightline.labels.tree import read_edges, read_taxonomy, read_tree, tree_of_folders, tree_of_manifest
 
@@ -32,12 +32,10 @@ def test_tables_of_edges(tmp_path, name, text):
 
 def test_a_second_hypernym_is_a_fault_unless_the_first_is_to_count(tmp_path):
     file = written(tmp_path / "wordnet.csv", "child,parent\ndog,canine\ndog,domestic animal\n")
-    with pytest.raises(InputError, match="'dog' has 2 parents: 'canine', 'domestic animal'"):
-        read_edges(file)
+    assert_refused("'dog' has 2 parents: 'canine', 'domestic animal'", read_edges, file)
     tree = read_edges(file, several_parents="first")
     assert tree.path(tree.find("dog")) == ["canine", "dog"]
-    with pytest.raises(InputError, match="unknown rule for several parents 'last'"):
-        read_edges(file, several_parents="last")
+    assert_refused("unknown rule for several parents 'last'", read_edges, file, several_parents="last")
 
 
 RANKED = "genus,kingdom,species\nMorus,Plantae,Morus alba\nMorus,Animalia,Morus bassanus\n,Animalia,Odd one\n"
@@ -45,28 +43,20 @@ RANKED = "genus,kingdom,species\nMorus,Plantae,Morus alba\nMorus,Animalia,Morus 
 
 def test_a_taxonomy_keeps_names_of_two_branches_apart(tmp_path):
     file = written(tmp_path / "species.csv", RANKED)
-    with pytest.raises(InputError, match=r"row 3: genus is empty \(Animalia > Odd one\)"):
-        read_taxonomy(file)
+    assert_refused(r"row 3: genus is empty \(Animalia > Odd one\)", read_taxonomy, file)
     tree = read_taxonomy(file, fill=True)
     assert tree.level_sizes() == [2, 3, 3]
     assert tree.path(tree.find("Odd one")) == ["Animalia", "Animalia (no genus)", "Odd one"]
     assert tree.path(tree.find("Morus alba")) == ["Plantae", "Morus", "Morus alba"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("s.tsv", "kingdom\tspecies\nPlantae\tMorus alba\n"), ("s.csv", "Species,Kingdom\nMorus alba,Plantae\n")],
-)
-def test_a_taxonomy_with_tabs_or_capitals_in_its_header(tmp_path, name, text):
-    assert read_tree(written(tmp_path / name, text)).columns().rows() == [("Morus alba", "Plantae")]
+    for name, text in (("s.tsv", "kingdom\tspecies\nPlantae\tOak\n"), ("s.csv", "Species,Kingdom\nOak,Plantae\n")):
+        assert read_tree(written(tmp_path / name, text)).columns().rows() == [("Oak", "Plantae")]
 
 
 def test_categories_of_inaturalist(tmp_path):
     records = [{"id": 3, "name": "Morus alba", "genus": "Morus", "kingdom": "Plantae", "supercategory": "Plants"}]
     file = written(tmp_path / "train2018.json", json.dumps({"categories": records}))
     assert read_taxonomy(file).columns().rows() == [("Morus alba", "Morus", "Plantae")]
-    with pytest.raises(InputError, match="a list of records"):
-        read_taxonomy(written(tmp_path / "other.json", "{}"))
+    assert_refused("a list of records", read_taxonomy, written(tmp_path / "other.json", "{}"))
 
 
 def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
@@ -74,12 +64,9 @@ def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
     assert read_tree(ranks, fill=True).level_sizes() == [2, 3, 3]
     edges = written(tmp_path / "edges.csv", "child,parent\ndog,canine\ndog,domestic animal\n")
     assert read_tree(edges, several_parents="first").level_sizes() == [1, 1]
-    with pytest.raises(InputError, match="only a taxonomy has ranks to fill"):
-        read_tree(edges, fill=True)
-    with pytest.raises(InputError, match="only edges have several parents"):
-        read_tree(ranks, several_parents="first")
-    with pytest.raises(InputError, match="unknown kind of tree 'edge': did you mean 'edges'"):
-        read_tree(edges, kind="edge")
+    assert_refused("only a taxonomy has ranks to fill", read_tree, edges, fill=True)
+    assert_refused("only edges have several parents", read_tree, ranks, several_parents="first")
+    assert_refused("unknown kind of tree 'edge': did you mean 'edges'", read_tree, edges, kind="edge")
 
 
 def test_label_columns_of_a_manifest(tmp_path):
@@ -95,5 +82,4 @@ def test_folders(image_tree):
 
 
 def test_wrong_codes_are_told_at_once():
-    with pytest.raises(InputError, match=r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code"):
-        normal_codes(["1.1", "26..1", "x"], "logos")
+    assert_refused(r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code", normal_codes, ["1.1", "26..1", "x"], "logos")

@@ -94,12 +94,3 @@ def test_every_tensor_is_made_on_the_device_of_the_scores(step):
     with torch.device("meta"):
         rank_loss(leaf, levels, counts, step, cases.smooth_ranks([])).backward()
     assert_close(leaf.grad, cases.run(scores.detach(), levels, step)[1])
-
-
-@both_steps
-def test_few_targets_pair_by_pair_equal_blocks(step, monkeypatch):
-    scores, levels = cases.draw("spread", 0.02)
-    by_blocks = cases.run(scores, levels, step)
-    monkeypatch.setattr(core, "FEW_TARGETS", 400)
-    for found, expected in zip(cases.run(scores, levels, step), by_blocks, strict=True):
-        assert_close(found, expected, rtol=1e-4, atol=1e-5)

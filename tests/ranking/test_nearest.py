@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.ranking import nearest as exact
 from sightline.ranking.nearest import top_k
 from sightline.ranking.similarity import score_blocks
@@ -101,5 +101,4 @@ def test_nothing_to_search_for_or_in_gives_nothing():
         assert scores.shape == places.shape == shape
         assert (scores.dtype, places.dtype) == (torch.float32, torch.int64)
     for gallery, k, said in ((UNITS[:, :3], 1, r"queries .*gallery .* 4 and 3"), (UNITS, 0, r"k .* 0$")):
-        with pytest.raises(InputError, match=said):
-            top_k(UNITS, gallery, k)
+        assert_refused(said, top_k, UNITS, gallery, k)

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.kernels.blocks import packed
-from sightline.ranking.ranks import (
-    SigmoidStep,
-    SupStep,
-    check_counts,
-    check_range,
-    exact_counts,
-    smooth_counts,
-)
+from sightline.ranking.ranks import SigmoidStep, SupStep, check_counts, check_range, exact_counts, smooth_counts
+from step_definitions import h_minus, sigmoid
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 DERIVED_DELTA = 0.01 * math.log(99)  # from epsilon = 0.01
@@ -36,18 +30,6 @@ def draw(seed, n_queries=4, n_items=9, n_targets=3):
     scores = torch.randint(-8, 9, (n_queries, n_items), generator=generator).double() / 20
     index = torch.randint(n_items, (n_queries, n_targets), generator=generator)
     return scores, scores.gather(1, index), torch.rand(n_queries, n_items, generator=generator) < 0.66
-
-
-def sigmoid_by_definition(gap, tau=0.01):
-    return 1 / (1 + math.exp(-gap / tau)) if gap >= 0 else math.exp(gap / tau) / (1 + math.exp(gap / tau))
-
-
-def h_minus_by_definition(gap, tau=0.01, rho=100.0, delta=0.05):
-    if gap < 0:
-        return sigmoid_by_definition(gap, tau)
-    if gap <= delta:
-        return sigmoid_by_definition(gap, tau) + 0.5
-    return rho * (gap - delta) + sigmoid_by_definition(delta, tau) + 0.5
 
 
 def counts_by_definition(scores, targets, counted, step):
@@ -70,9 +52,9 @@ def test_h_minus_table(delta):
 def test_steps_follow_their_definitions():
     gaps = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
     for tau, rho, delta in [(0.01, 100.0, 0.05), (0.2, 3.0, 0.15), (0.5, 0.1, 1.0)]:
-        expected = [h_minus_by_definition(gap, tau, rho, delta) for gap in gaps.tolist()]
+        expected = [h_minus(gap, tau, rho, delta) for gap in gaps.tolist()]
         assert_close(SupStep(tau, rho, delta).value(gaps), double(expected))
-        assert_close(SigmoidStep(tau).value(gaps), double([sigmoid_by_definition(gap, tau) for gap in gaps.tolist()]))
+        assert_close(SigmoidStep(tau).value(gaps), double([sigmoid(gap, tau) for gap in gaps.tolist()]))
 
 
 @reproducible
@@ -107,11 +89,9 @@ def test_slope_is_the_derivative_of_value_and_both_are_finite_far_out(step):
 
 
 def test_all_options_out_of_range_are_named_at_once():
-    with pytest.raises(InputError, match=r"tau .* 0; delta .* -1$"):
-        check_range("(0, inf)", tau=0, rho=1, delta=-1)
+    assert_refused(r"tau .* 0; delta .* -1$", check_range, "(0, inf)", tau=0, rho=1, delta=-1)
     for option in ("tau", "rho", "delta"):
-        with pytest.raises(InputError, match=rf"{option} .* -0.01"):
-            SupStep(**{option: -0.01})
+        assert_refused(rf"{option} .* -0.01", SupStep, **{option: -0.01})
 
 
 def test_the_ends_of_a_range_belong_to_it_at_a_square_bracket():
@@ -124,15 +104,13 @@ def test_the_ends_of_a_range_belong_to_it_at_a_square_bracket():
         for value in inside:
             check_range(interval, value=value)
         for value in outside:
-            with pytest.raises(InputError, match=rf"value .* {value}$"):
-                check_range(interval, value=value)
+            assert_refused(rf"value .* {value}$", check_range, interval, value=value)
 
 
 def test_a_count_is_a_whole_number_of_at_least_the_least():
     check_counts(least=0, n=0)
     for count in (0, -1, 2.0, True, "3", None):
-        with pytest.raises(InputError, match=rf"n .* 1.* {count!r}$"):
-            check_counts(n=count)
+        assert_refused(rf"n .* 1.* {count!r}$", check_counts, n=count)
 
 
 @reproducible
@@ -168,10 +146,10 @@ def test_exact_counts_count_ties_against_the_target(dtype):
 @pytest.mark.parametrize(
     ("step", "definition"),
     [
-        (SigmoidStep(), sigmoid_by_definition),
-        (SupStep(), h_minus_by_definition),
-        (SigmoidStep(0.3), partial(sigmoid_by_definition, tau=0.3)),
-        (SupStep(0.2, 3.0, 0.15), partial(h_minus_by_definition, tau=0.2, rho=3.0, delta=0.15)),
+        (SigmoidStep(), sigmoid),
+        (SupStep(), h_minus),
+        (SigmoidStep(0.3), partial(sigmoid, tau=0.3)),
+        (SupStep(0.2, 3.0, 0.15), partial(h_minus, tau=0.2, rho=3.0, delta=0.15)),
     ],
     ids=["sigmoid", "sup", "wide sigmoid", "wide sup"],
 )
