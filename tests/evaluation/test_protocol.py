@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
-from ranking_definitions import metrics_of_list, ranked
 
+from ranking_definitions import metrics_of_list, ranked
 from refusals import assert_refused
 from sightline.errors import InputError
 from sightline.evaluation import statistics
