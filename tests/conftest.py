@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 TINY = """model.backbone=tiny model.weights=none model.embedding_dim=16 model.adaptation=full data.image_size=32
 data.crop_area=[0.6,1.0] data.n_workers=0 loss={name='roadmap'} sampler.batch_size=16 schedule.epochs=3
 schedule.warmup_epochs=1 optimizer.lr=0.01 validation.interpolate=false"""
+# The same examples in every run, none from a database in this folder, which another user may not write to.
+settings.register_profile("repeatable", database=None, derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 collect_ignore_glob = ["*conftest.py"]  # they have no doctests and share one name
 
 

@@ -109,6 +109,20 @@ def test_gradient_reaches_items_through_their_points():
     assert gradcheck(scores, draw(0, 6).requires_grad_())
 
 
+def test_mixup_has_the_same_gradient_on_any_number_of_threads():
+    labels = torch.arange(256) % 32
+    gradients, before = [], torch.get_num_threads()
+    try:
+        for n_threads in (1, 2, 4, 4, 4):
+            torch.set_num_threads(n_threads)
+            embeddings = draw(0, 256, 128).float().requires_grad_()
+            losses.create_loss("smooth_recall", mixup=True)(embeddings, labels).backward()
+            gradients.append(embeddings.grad)
+    finally:
+        torch.set_num_threads(before)
+    assert [bool((one == gradients[0]).all()) for one in gradients] == [True] * 5
+
+
 def test_each_call_in_training_draws_new_points_and_a_resumed_run_the_same():
     loss, resumed = (losses.create_loss("smooth_recall", mixup=True, seed=3) for _ in range(2))
     first = loss(draw(0, 6), CLASSES)

@@ -1,6 +1,8 @@
 """The rejector, bound to an encoder and saved in a folder; and the commands that fit and evaluate it."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +213,7 @@ def test_commands(sightline, tmp_path):
     assert status == 0, err
     loaded = Rejector.load(tmp_path / "rejector")
     assert (loaded.policy, loaded.fingerprint, loaded.scorer.options()["start"]) == ("flag", PRINT, "data")
-    shown = f"{loaded.scorer.threshold:.4g}", f"{loaded.similarity_threshold:.4f}", "90 %"
+    shown = f"{loaded.similarity_threshold:.4f}", "90 %"
     assert all(fact in out for fact in shown)
 
     words = ["ood", "evaluate", tmp_path / "rejector", "--in", files["held"], "--out-sets", f"far={files['far']}"]
@@ -259,7 +261,10 @@ def test_quantile_is_the_share_of_calibration_images_with_a_lower_energy(tmp_pat
     below = [float(np.mean(rejector.scorer.score(held_out.vectors) < one)) for one in rejector.scorer.score(queries)]
     loaded = Rejector.load(rejector.save(tmp_path / "new"))
     assert [verdict.quantile for verdict in loaded.judge(queries)] == below
-    assert loaded.judge(-held_out.vectors[:1])[0].quantile == 1  # further out than all of them
+    furthest = loaded.judge(-held_out.vectors[:1])[0]
+    assert (furthest.quantile, "every image" in furthest.typicality) == (1, True)
+    words = replace(furthest, quantile=0.99961).typicality  # rounded down: 100 % would mean every image
+    assert re.findall(r"[\d.]+ %", words) == ["99.9 %"]
     rejector.scorer.calibrate(np.tile(held_out.vectors, (10, 1)))  # more than are kept: to 0.1 %
     np.testing.assert_allclose([verdict.quantile for verdict in rejector.judge(queries)], below, atol=2e-3)
     rejector.scorer.calibration = None  # as an earlier version saved it

@@ -36,6 +36,7 @@ class State:
         hold: addresses whose requests are never answered.
         cut: addresses whose requests fail, as they do offline.
         click: what a person clicks at the end.
+        relabel: the class that a person then gives the item.
     """
 
     path: str
@@ -44,6 +45,7 @@ class State:
     hold: str | None = None
     cut: str | None = None
     click: str | None = None
+    relabel: str | None = None
 
     def reach(self, page) -> None:
         """Bring a page of a browser to this state."""
@@ -57,6 +59,9 @@ class State:
             page.set_input_files("#file", self.file)
         if self.click:
             page.locator(self.click).first.click()
+        if self.relabel:
+            page.fill(".relabel input", self.relabel)
+            page.click(".relabel button")
         page.locator(self.shows).first.wait_for()
         page.wait_for_function(DRAWN)
 
@@ -68,6 +73,7 @@ STATES = {
     "begun": State("", ".card img"),
     "results": State(BY_ID, ".card[data-relation]"),
     "detail": State(BY_ID, "#detail[open] img", click=".card .picture"),
+    "relabelled": State(BY_ID, ".relabel .link", click=".card .picture", relabel="green circle"),
     "compared": State(f"{BY_ID}&gallery=plain&gallery2=other", "#both:not([hidden])"),
     "rejected": State("?gallery=strict", ".banner.outside", NEGATIVE),
     "rejected-shown": State("?gallery=strict&policy=flag", ".banner.outside", NEGATIVE, click=".banner button"),

@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from served_galleries import encoded
 
-from sightline.gallery.gallery import Gallery
+from sightline.gallery.gallery import Gallery, labels_of
 from sightline.gallery.query import refined_search
 from sightline.ranking.refine import Refinement
 from sightline.serve.browse import read_listing
@@ -291,6 +291,38 @@ def test_browsing_pages_through_classes_the_least_typical_first(opened, gallerie
     expect(page.get_by_role("button", name="Next")).to_be_disabled()
     page.get_by_role("button", name="Previous").click()
     expect(page.locator(".pager")).to_contain_text("61–120 of 130")
+
+
+def test_a_person_corrects_a_label_and_takes_it_back(opened, galleries):
+    page = opened("?browse&gallery=other")
+    card = page.locator('.card[data-id="no/7"]')  # a blue bar
+    card.locator(".picture").click()
+    field = page.get_by_label("Belongs to another class?")
+    assert "red bar" in page.locator("#labels option").evaluate_all("all => all.map(one => one.value)")
+    field.fill("  red bar ")
+    field.press("ArrowLeft")  # in the text, not on to another item
+    field.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text("red bar")
+    expect(dialog).to_contain_text("Was green bar")
+    expect(card.locator(".words")).to_have_text("red bar")
+    with Gallery.open(galleries["other"], read_only=True) as gallery:
+        assert gallery.filter('original_label_0 == "green bar"') == ["no/7"]
+    field.fill("purple <b>bar</b>")
+    dialog.get_by_role("button", name="Relabel").click()
+    expect(dialog).to_contain_text("No other item has this label. Was green bar.")
+    expect(card).to_contain_text("Was green bar")
+    dialog.get_by_role("button", name="Undo").click()
+    expect(dialog.get_by_role("heading")).to_have_text("green bar")
+    expect(card).not_to_contain_text("Was")
+    with Gallery.open(galleries["other"], read_only=True) as gallery:
+        assert labels_of(gallery.metadata(["no/7"])[0]) == ["green bar", "bar"]
+        assert gallery.filter("original_label_0 != None") == []
+    field.fill("x")
+    page.route("**/label?*", lambda route: route.fulfill(status=503, json={"detail": "the disk is full"}))
+    field.press("Enter")
+    expect(dialog.get_by_role("status")).to_have_text("the disk is full")
+    expect(dialog.get_by_role("heading")).to_have_text("green bar")
 
 
 def page_of(route):

@@ -18,7 +18,7 @@ REPEATABLE = settings(deadline=None, suppress_health_check=list(HealthCheck), de
 PATHS = {
     "GET": "/v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats /v1/health"
     " /v1/ready",
-    "POST": "/v1/search /v1/search/id /v1/search/vector /v1/items /v1/session",
+    "POST": "/v1/search /v1/search/id /v1/search/vector /v1/items /v1/items/{id}/label /v1/session",
     "PUT": "/v1/items/{id}",
     "DELETE": "/v1/items/{id} /v1/session",
 }

@@ -24,6 +24,7 @@ REQUESTS = {
     "search": ("POST", "/v1/search/id", "read"),
     "add": ("POST", "/v1/items", "write"),
     "replace": ("PUT", "/v1/items/new", "write"),
+    "relabel": ("POST", f"{ITEM}/label", "write"),
     "remove": ("DELETE", "/v1/items/nobody", "write"),
     "unknown": ("PATCH", "/v1/anything", "write"),
     **{name: ("GET", path, "read") for name, path in READ.items()},

@@ -72,6 +72,28 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     assert files == []  # nothing was written outside the gallery
 
 
+def test_an_item_is_relabelled_and_a_refusal_changes_nothing(serving, own_gallery):
+    client, id_ = serving(own_gallery), "super0/class00/0.png"
+    before = client.get(address(id_)).json()
+    other = client.get(address("super1/class04/0.png")).json()["labels"]
+    relabel = f"{address(id_)}/label"
+    for label in ("", "  ", "a" * 1001, "a\0", "\ud800", 7, ["a"]):
+        answer = client.post(relabel, content=json.dumps({"label": label}), headers={"Content-Type": "application/json"})
+        assert (answer.status_code, "label" in answer.json()["detail"] + answer.text) == (422, True), label
+    assert client.post(relabel, json={}).status_code == 422
+    assert client.get(address(id_)).json() == before
+    assert client.post(f"{address('nobody')}/label", json={"label": "a"}).status_code == 404
+    answer = client.post(relabel, json={"label": f" {other[0]} "}).json()
+    assert (answer["item"]["labels"], answer["is_new_label"]) == (other, False)
+    assert client.get(address(id_)).json() == answer["item"]
+    odd = "a/b \"quoted\" \\ 'x' é"
+    answer = client.post(relabel, json={"label": odd}).json()
+    assert (answer["item"]["labels"], answer["is_new_label"]) == ([odd, other[1]], True)
+    assert client.post(relabel, json={"label": None}).json()["item"] == before
+    closed = serving(own_gallery, read_only=True)
+    assert closed.post(relabel, json={"label": "a"}).status_code == 403
+
+
 METADATA = [  # and what the refusal names
     ('{"path": "/etc/passwd"}', "path"),
     ('{"id": "b"}', "id"),

@@ -254,6 +254,23 @@ def _build_index(gallery: "Gallery", index: str | None, recall: float | None) ->
 
 
 @app.command()
+def manifest(
+    gallery: GalleryFolder,
+    out: Annotated[Path, typer.Option(help="The .csv or .parquet file to write.")],
+) -> None:
+    """Write the items as a manifest, with the labels that were corrected on the page, for the next training."""
+    from sightline.data.manifest import write_table
+    from sightline.gallery.relabel import MARK, corrected_manifest
+
+    with open_gallery(gallery, read_only=True) as opened:
+        table, n_left_out = corrected_manifest(opened)
+    write_table(table, out)
+    n_relabelled = table[MARK].count() if MARK in table.columns else 0
+    left_out = f", {n_left_out} left out: no label or no image" if n_left_out else ""
+    echo(f"{out}: {len(table)} images, {n_relabelled} relabelled{left_out}")
+
+
+@app.command()
 def backup(
     gallery: Annotated[Path, typer.Argument(help="Gallery folder; it may be in use meanwhile.")],
     copy: Annotated[Path, typer.Argument(help="Folder for the copy; must not exist.")],

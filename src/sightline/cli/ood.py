@@ -86,7 +86,7 @@ def fit(
     )
     rejector.generation = generation
     share = f"{100 * tpr:g} %"
-    echo(f"{rejector.save(out)}: {options.scorer}, energy threshold {rejector.scorer.threshold:.4g} accepts {share}")
+    echo(f"{rejector.save(out)}: {options.scorer}, accepts {share} of in-distribution images")
     if rejector.similarity_threshold is not None:
         echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {share} of matches")
     elif gallery is not None:

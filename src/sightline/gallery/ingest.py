@@ -29,6 +29,8 @@ from sightline.gallery.gallery import (
     HASH,
     PREFIX,
     ROOT,
+    SIZE,
+    TIME,
     Gallery,
     Value,
     batches,
@@ -40,13 +42,13 @@ from sightline.gallery.gallery import (
     some,
     stored_path,
 )
+from sightline.gallery.relabel import keep_correction
 from sightline.models.encoder import Encoder
 from sightline.progress import tracked
 from sightline.ranking.refine import augment_gallery
 
 CHUNK = 512  # images embedded and committed at a time
 LIST = Path("the list of images")  # where a manifest of listed files comes from, for messages
-SIZE, TIME = "file_size", "file_mtime_ns"
 Images = Manifest | EmbeddingTable
 ImageSource = str | Path | Sequence[str | Path] | Images
 Rows = list[dict[str, Any]]
@@ -334,7 +336,8 @@ def _write(
 ) -> None:
     """Write new vectors, and new metadata of images that did not change: in one call, so no reader sees a part."""
     folder = gallery.folder and gallery.folder.resolve()
-    rows = [{**row, "path": stored_path(folder, Path(row["path"]))} for row in embedded + same]
+    kept = [keep_correction(row, old[row["id"]]) for row in same]
+    rows = [{**row, "path": stored_path(folder, Path(row["path"]))} for row in embedded + kept]
     relabelled = [row for row in rows[len(embedded) :] if not _is_as_before(old[row["id"]], row)]
     if written := rows[: len(embedded)] + relabelled:
         table = np.concatenate([vectors, gallery.vectors([row["id"] for row in relabelled])])

@@ -93,7 +93,7 @@ class Answer:
         found = []
         verdict = None if self.policy == "ignore" else self.verdict
         if verdict and not verdict.belongs:
-            found.append(f"out-of-distribution: energy {verdict.energy:.4g} is above the threshold {verdict.threshold:.4g}")
+            found.append(f"out-of-distribution: {verdict.typicality}")
         if verdict and verdict.matched is False:
             limit = verdict.similarity_threshold
             found.append(f"no match: similarity {verdict.similarity:.4f} is below the threshold {limit:.4f}")

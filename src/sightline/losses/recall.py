@@ -206,7 +206,8 @@ def mixed_pairs(embeddings: Tensor, levels: Tensor, weights: Tensor) -> tuple[Te
     first, second = (levels > 0).triu(1).nonzero(as_tuple=True)
     real = unit(embeddings)
     share = weights.to(real)[:, None]
-    points = torch.cat([real, share * real[first] + (1 - share) * real[second]])
+    # Not real[first]: on several threads torch adds up the gradient of that in any order.
+    points = torch.cat([real, share * real.index_select(0, first) + (1 - share) * real.index_select(0, second)])
     kin = (levels != 0).float()  # of a class, itself included
     rows = torch.cat([kin, kin[first] * kin[second]])
     related = torch.cat([rows, rows[:, first] * rows[:, second]], 1) > 0

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
+from math import floor
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -48,6 +49,16 @@ class Verdict:
     similarity: float | None
     similarity_threshold: float | None
     quantile: float | None
+
+    @property
+    def typicality(self) -> str:
+        """``quantile`` in words, as the page has it: energies differ in scale from scorer to scorer."""
+        if self.quantile is None:
+            return "less typical than almost all images of the collection"
+        if self.quantile >= 1:
+            return "less typical than every image that the rejector was calibrated on"
+        percent = f"{floor(1000 * self.quantile) / 10:g} %"
+        return f"less typical than {percent} of the images that the rejector was calibrated on"
 
 
 def withholds(policy: str | None, verdict: Verdict | None) -> bool:

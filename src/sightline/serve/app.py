@@ -36,11 +36,13 @@ from sightline.serve.schemas import (
     Health,
     IdSearch,
     ItemBody,
+    LabelBody,
     NewItem,
     Problem,
     ProblemBody,
     QueryBody,
     Ready,
+    Relabelled,
     ResultBody,
     SearchForm,
     SearchOptions,
@@ -298,6 +300,15 @@ async def replace_item(
         is_new, body = await _write(service, collection, id, form.metadata, form.image, replace=True)
         response.status_code = 201 if is_new else 200
         return body
+
+
+@router.post("/v1/items/{id}/label", tags=["items"])
+async def relabel_item(id: PathId, body: LabelBody, service: ServiceOf, collection: CollectionOf) -> Relabelled:
+    """Set an item's finest label; its coarser labels become those of the other items that have it."""
+    async with service.accept():
+        generation, known, is_new_label = await service.write(lambda: collection.relabel(id, body.label))
+    item = item_body(collection, id, known)
+    return Relabelled(gallery=collection.name, generation=generation, item=item, is_new_label=is_new_label)
 
 
 @router.delete("/v1/items/{id}", tags=["items"], status_code=204)

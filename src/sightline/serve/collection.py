@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.gallery.filters import filter_names
-from sightline.gallery.gallery import IMAGES, REJECTOR_FOLDER, EncoderIdentity, Gallery, Item, Value, labels_of
+from sightline.gallery.gallery import FILE_KEYS, IMAGES, REJECTOR_FOLDER, EncoderIdentity, Gallery, Item, Value, labels_of
 from sightline.gallery.query import Answer, QueryOptions, query
+from sightline.gallery.relabel import relabel
 from sightline.gallery.store import DATABASE, DamagedError
 from sightline.ood.rejector import SETTINGS_FILE, Rejector
 from sightline.serve.browse import Listing, Sort, read_all, read_existing, read_listing
-from sightline.serve.schemas import HIDDEN, OF_THE_IMAGE, RETRY, FieldBody, Problem, ValueCount
+from sightline.serve.schemas import OF_THE_IMAGE, RETRY, FieldBody, Problem, ValueCount
 from sightline.serve.settings import file_stamp
 
 MOST_VALUES = 200
@@ -300,6 +301,13 @@ class Collection:
                 self._drop_file(old_image)
             return before is None, gallery.generation, now
 
+    def relabel(self, id_: str, label: str | None) -> tuple[int, dict[str, Value], bool]:
+        """The generation that has the item's new label, its metadata, and whether no other item has that label."""
+        with self._named_failures(), self._write_lock, self.gallery(writing=True) as gallery:
+            self._check_found(self._find(gallery, id_))
+            metadata, is_new_label = relabel(gallery, id_, label)
+            return gallery.generation, metadata, is_new_label
+
     @contextmanager
     def _store_upload(self, image: Upload | None) -> Iterator[dict[str, Value]]:
         """Metadata for a new image; its file exists in the block, and is removed if the block raises."""
@@ -344,7 +352,7 @@ class Collection:
 
 def check_where(where: str | None) -> None:
     """Refuse a filter on where image files are stored."""
-    if where is not None and (hidden := sorted({*filter_names(where)} & {*HIDDEN})):
+    if where is not None and (hidden := sorted({*filter_names(where)} & {*FILE_KEYS})):
         raise Problem(422, f"where: {', '.join(hidden)} cannot be used in a filter")
 
 

@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from sightline.data.manifest import BOX
-from sightline.gallery.gallery import LARGEST, SMALLEST, Value, may_be_id
+from sightline.gallery.gallery import FILE_KEYS, LARGEST, SMALLEST, Value, may_be_id
+from sightline.gallery.relabel import LONGEST_LABEL
 from sightline.ood.rejector import Policy, Verdict
 
 MEDIA_TYPE = "application/problem+json"
@@ -37,8 +38,7 @@ def problem_response(
 
 
 LONGEST_ID = 1024
-HIDDEN = ("path", "file_size", "file_mtime_ns", "file_hash", "file_root", "file_prefix")  # where an image is stored
-OF_THE_IMAGE = (*HIDDEN, *BOX)  # belongs to the image; requests may not set it
+OF_THE_IMAGE = (*FILE_KEYS, *BOX)  # belongs to the image; requests may not set it
 NOT_SET = ("id", *OF_THE_IMAGE)  # metadata keys that requests may not set
 MOST_KEYS, LONGEST_KEY, LONGEST_VALUE = 100, 200, 10_000  # of an item's metadata
 ID_SCHEMA: dict[str, Any] = {
@@ -326,6 +326,18 @@ class Written(BaseModel):
     gallery: str
     generation: int
     item: ItemBody
+
+
+class LabelBody(BaseModel, extra="forbid"):
+    """The class of an item, as its finest label; null takes a correction back."""
+
+    label: Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL, pattern=r"^[^\x00]*$")] | None
+
+
+class Relabelled(Written):
+    """The item as written, and whether no other item has its label."""
+
+    is_new_label: bool
 
 
 class ProblemBody(BaseModel):

@@ -128,6 +128,14 @@ export async function browseItems(gallery, where, { sort, level, page }, limit, 
   return (await request(`v1/items?${new URLSearchParams(asked)}`, { signal })).json();
 }
 
+/** Set the finest label of an item; null takes a correction back. Resolves to {item, is_new_label}. */
+export const relabel = (id, gallery, label) =>
+  request(`v1/items/${encodeURIComponent(id)}/label?gallery=${encodeURIComponent(gallery)}`, {
+    method: "POST",
+    body: JSON.stringify({ label }),
+    headers: { "Content-Type": "application/json" },
+  }).then((response) => response.json());
+
 const post = (path, body, signal) =>
   request(path, {
     method: "POST",

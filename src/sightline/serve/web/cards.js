@@ -1,6 +1,6 @@
 // Results as a grid of cards, drawn in steps: the first ones at once, the rest between frames.
 
-import { h, icon } from "./dom.js";
+import { $, h, icon } from "./dom.js";
 import { relationOf } from "./relation.js";
 
 const AT_ONCE = 12;
@@ -13,6 +13,8 @@ export function measureOf(item) {
   const text = item.typicality === null ? "" : item.typicality.toFixed(3);
   return { name: "Typicality", text, title: "Typicality: cosine to the mean of the other images of its class" };
 }
+
+const coarser = (item) => (item.labels ?? []).slice(1).join(" · ");
 
 /** What the picture is, in words: its labels from the finest on. */
 export const alternative = (item) => (item.labels?.length ? `${item.labels.join(", ")}` : `Item ${item.id}`);
@@ -70,7 +72,7 @@ function card(item, place, n_levels, { open, alike }) {
       h("span", { className: "words" }, titleOf(item)),
       h("span", { className: "score", title: measureOf(item).title }, measureOf(item).text),
     ),
-    h("p", { className: "levels soft small", title: alternative(item) }, (item.labels ?? []).slice(1).join(" · ")),
+    h("p", { className: "levels soft small", title: alternative(item) }, coarser(item)),
     h("p", { className: "beside soft small", hidden: true }),
     h(
       "button",
@@ -80,6 +82,16 @@ function card(item, place, n_levels, { open, alike }) {
       h("span", { className: "unseen" }, `: ${titleOf(item)}, place ${place + 1}`),
     ),
   );
+}
+
+/** Write the labels of an item on its card again, and what the finest was before. */
+export function redrawLabels(list, item) {
+  const card = list.querySelector(`[data-id="${CSS.escape(item.id)}"]`);
+  if (!card) return; // on an earlier page
+  const was = item.metadata.original_label_0;
+  $(".words", card).textContent = titleOf(item);
+  $(".levels", card).textContent = was === undefined ? coarser(item) : `Was ${was ?? "not labelled"}`;
+  $(".levels", card).title = alternative(item);
 }
 
 /** Cards of grey while the first answer is on its way; they take the room that results will. */

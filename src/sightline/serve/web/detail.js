@@ -1,7 +1,8 @@
 // One item, large, with all its labels and metadata.
 
-import { $, h, icon } from "./dom.js";
-import { alternative, measureOf, titleOf } from "./cards.js";
+import { relabel } from "./api.js";
+import { alternative, measureOf, redrawLabels, titleOf } from "./cards.js";
+import { $, announce, h, icon } from "./dom.js";
 import { fieldName, isShown } from "./facets.js";
 import { relationOf } from "./relation.js";
 
@@ -99,6 +100,7 @@ function draw() {
             ` ${kind.text}`,
           ),
         h("button", { type: "button", className: "primary", onclick: () => alike(item) }, icon("alike"), "More like this"),
+        gallery.writable && labelForm(item, gallery),
         h(
           "dl",
           {},
@@ -114,9 +116,51 @@ function draw() {
   );
 }
 
+/** Where a person says which class the item really belongs to. */
+function labelForm(item, gallery) {
+  const was = item.metadata.original_label_0;
+  const known = gallery.fields.find(({ name }) => name === "label_0")?.values ?? [];
+  const input = h("input", { type: "text", required: true, maxLength: 1000, autocomplete: "off", "aria-describedby": "label-note" });
+  input.setAttribute("list", "labels");
+  const note = h("p", { id: "label-note", className: "soft small", role: "status" });
+  const undo = h("button", { type: "button", className: "link", onclick: () => save(null) }, "Undo");
+  if (was !== undefined) note.append(`Was ${was ?? "not labelled"}. `, undo);
+  const save = async (label) => {
+    try {
+      const { item: now, is_new_label } = await relabel(item.id, gallery.name, label);
+      Object.assign(item, now);
+      if (shown.from) redrawLabels(shown.from, item);
+      const text = label === null ? "The correction is undone." : `Saved: ${titleOf(item)}.`;
+      announce(is_new_label && label !== null ? `${text} No other item has this label.` : text);
+      if (shown.results[shown.place] !== item) return; // a person went on meanwhile
+      draw();
+      if (is_new_label && label !== null) $("#label-note").prepend("No other item has this label. ");
+      $("h2", dialog).focus();
+    } catch (error) {
+      note.textContent = error.message;
+      input.setAttribute("aria-invalid", "true");
+    }
+  };
+  return h(
+    "form",
+    {
+      className: "relabel",
+      onsubmit: (event) => {
+        event.preventDefault();
+        if (input.value.trim()) save(input.value.trim());
+      },
+    },
+    h("label", {}, "Belongs to another class?", input),
+    h("datalist", { id: "labels" }, known.map(({ value }) => h("option", { value }))),
+    h("button", {}, "Relabel"),
+    note,
+  );
+}
+
 const pair = (name, ...values) => h("div", {}, h("dt", {}, name), h("dd", {}, ...values));
 
 dialog.addEventListener("keydown", (event) => {
+  if (event.target.matches("input")) return; // arrows move the cursor there
   if (event.key === "ArrowLeft") go(-1);
   if (event.key === "ArrowRight") go(1);
 });

@@ -4,12 +4,14 @@ import { $, count, h } from "./dom.js";
 import { isName } from "./where.js";
 
 const HIDDEN = /^(path|file_.*|[xy]_[12])$/; // the image's file and box: not useful as filters
+const ORIGINAL = "original_"; // label_0 and so on of an item before it was relabelled
 const MANY = 10; // values from which a search box is shown
 
 export const isShown = (name) => !HIDDEN.test(name);
 
 /** label_1 of 3 -> "Parent label"; other names as they are, with spaces. */
 export function fieldName(name, levels) {
+  if (name.startsWith(ORIGINAL)) return `Original ${fieldName(name.slice(ORIGINAL.length), levels).toLowerCase()}`;
   const level = levels.indexOf(name);
   if (level < 0) return name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
   return ["Label", "Parent label", "Grandparent label"][level] ?? `Label, level ${level}`;
