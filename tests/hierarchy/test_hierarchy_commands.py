@@ -122,7 +122,7 @@ class Random:
 def emoji(tmp_path, monkeypatch):
     """Here are ``emoji/manifest.csv`` of 120 labels, a tree of them, and no sentence model."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sightline.hierarchy.term_vectors._load_model", Random)
+    monkeypatch.setattr("sightline.hierarchy.term_vectors.TextModel.load", lambda model: Random())
     rows = [f"{label}/{n}.png,train,{label},face {label}" for label in range(120) for n in range(2)]
     Path("emoji").mkdir()
     Path("emoji/manifest.csv").write_text("path,split,label,name\n" + "\n".join(rows) + "\n")
