@@ -80,6 +80,23 @@ def raise_faults(where: object, faults: list[str]) -> None:
 
 
 @contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """A missing package that the block imports becomes an :class:`InputError` with the command that installs it.
+
+    Example:
+        >>> with needs_extra("a picture", "report"):
+        ...     import a_package_that_is_missing
+        Traceback (most recent call last):
+        sightline.errors.InputError: a picture needs a_package_that_is_missing: pip install 'sightline[report]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or str(error)).partition(".")[0]
+        raise InputError(f"{what} needs {package}: pip install 'sightline[{extra}]'") from error
+
+
+@contextmanager
 def named_errors(where: object, what: str, *kinds: type[BaseException]) -> Iterator[None]:
     """Errors of these kinds that the block raises become one :class:`InputError` that says where, what, and why.
 

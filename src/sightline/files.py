@@ -6,7 +6,6 @@ unknown origin goes through :func:`regular_file`: links that leave the artefact,
 
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
+
 from sightline.errors import InputError
 
 CACHE_VARIABLE = "SIGHTLINE_CACHE"
@@ -30,6 +31,8 @@ MANY = 100  # files from which on one call for the file system is quicker than o
 LARGEST_JSON = 64 << 20  # bytes
 LARGEST_TOML = 1 << 20
 AT_WORKING_FOLDER, EXCHANGE = -100, 2  # of Linux's renameat2
+# Windows has none of these; what it opens, it opens as text unless O_BINARY is there.
+UNFOLLOWED = sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 @contextmanager
@@ -92,16 +95,29 @@ def write_text(file: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """Have the disk hold a file's content, or a folder's names."""
+    if os.name == "nt":  # which opens no folder, and syncs what is open for writing
+        if path.is_file():
+            with path.open("r+b") as opened:
+                os.fsync(opened)
+        return
     _call_with(path, os.fsync)
 
 
 def _call_with(path: Path, function: Callable[[int], T]) -> T:
     """What a function returns of a file or folder that is open for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         return function(descriptor)
     finally:
         os.close(descriptor)
+
+
+def c_function(name: str) -> Any:
+    """A function of the C library that not every system has; None where it is missing."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, TypeError):  # TypeError: on Windows
+        return None
 
 
 def check_folder(folder: Path, mark: str | None, what: str) -> None:
@@ -178,7 +194,7 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
     if not folder.exists():
         new.rename(folder)
         return
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    renameat2 = c_function("renameat2")
     if renameat2 and not renameat2(AT_WORKING_FOLDER, os.fsencode(new), AT_WORKING_FOLDER, os.fsencode(folder), EXCHANGE):
         return
     shutil.rmtree(old, ignore_errors=True)  # another system, or a file system that cannot exchange
@@ -193,7 +209,7 @@ def sync_tree(folder: Path) -> None:
     for path in paths:
         if path.is_file():
             path.chmod(rights)
-    sync_file_system = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if len(paths) >= MANY else None
+    sync_file_system = c_function("syncfs") if len(paths) >= MANY else None
     if sync_file_system is None or _call_with(folder, sync_file_system) != 0:
         for path in paths:
             sync(path)
@@ -211,19 +227,19 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
         yield _lock(file, wait, opened)
 
 
-def _lock(file: Path, wait: bool, opened: ExitStack) -> bool:
-    """Lock a file until what is opened here is closed; False if another process has it and is not to be waited for."""
+def _lock(file: Path, wait: bool, held: ExitStack) -> bool:
+    """Lock a file until the stack is closed; False if another process has it and is not to be waited for."""
+    # Never a file whose mere existence is the lock: that would outlive a process that is killed.
+    lock = FileLock(file, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # its last holder removed it, or its folder, at this moment
-            descriptor = open_own(file)
-            opened.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                return False
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                return True
+        with suppress(FileNotFoundError, Timeout):  # its last holder removed it, or its folder, at this moment
+            if os.path.lexists(file):
+                own_file(file)
+            held.enter_context(lock.acquire())
+            return True
+        if not wait and file.exists():
+            return False
 
 
 def open_own(file: Path) -> int:
@@ -241,7 +257,7 @@ def open_own(file: Path) -> int:
 
 def open_unfollowed(file: Path | str, flags: int) -> int:
     """A descriptor of a file; a link is not followed, and a pipe is not waited for."""
-    return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    return os.open(file, flags | UNFOLLOWED, 0o644)
 
 
 def regular_file(file: Path, root: Path) -> Path:

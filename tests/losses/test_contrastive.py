@@ -10,6 +10,7 @@ from loss_cases import E1, E2, E_RELEVANT, LABELS, double, draw, lists, referenc
 from pytorch_metric_learning import losses as metric_learning
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.miners import DistanceWeightedMiner
+from pytorch_metric_learning.utils import loss_and_miner_utils as utils
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
@@ -182,14 +183,36 @@ def test_equal_to_pytorch_metric_learning(against):
     ):
         found, expected = (value_and_gradient(loss, draw_near(), LABELS, **against) for loss in (ours, theirs))
         assert_close(found, expected)
-    # With its miner of triplets by distance.
+
+
+@pytest.mark.parametrize("against", [{}, references(draw_near(50, 12), torch.arange(12) % 5)], ids=["batch", "references"])
+def test_negatives_are_as_likely_as_in_pytorch_metric_learning(against, monkeypatch):
+    """By what both give to the draw: of each query, one probability for each item."""
+    given = []
+    monkeypatch.setattr(utils, "get_random_triplet_indices", lambda *_, weights, **__: given.append(weights) or ((),) * 3)
+    DistanceWeightedMiner()(draw_near(), LABELS, **against)
+    pairs = batch_pairs(draw_near(), LABELS, **against)
+    weights = contrastive.rarity(pairs.scores.masked_fill(pairs.relevant | ~pairs.mask, -torch.inf), 4)
+    drawn = weights.any(1)
+    assert drawn.sum() >= 8
+    assert len(weights.unique()) > 20
+    assert_close(weights[drawn] / weights[drawn].sum(1, keepdim=True), given[0][drawn])
+    assert not given[0][~drawn].nan_to_num().any()
+
+
+def test_triplets_are_drawn_as_often_as_their_weights_say():
+    labels = torch.tensor([0, 0, 0, 1, 1, 2])
+    pairs, n_drawn = batch_pairs(draw_near(0, 6), labels), torch.zeros(6, 6, 6)
     torch.manual_seed(0)
-    found = value_and_gradient(losses.TripletLoss(0.2, "distance-weighted"), draw_near(), LABELS, **against)
-    torch.manual_seed(0)
-    triplets = DistanceWeightedMiner()(draw_near(), LABELS, **against)
-    assert len(triplets[0]) > 5
-    theirs = metric_learning.TripletMarginLoss(0.2, **cosine)
-    assert_close(found, value_and_gradient(theirs, draw_near(), LABELS, triplets, **against))
+    for _ in range(3000):
+        triplets = torch.stack(contrastive._draw_triplets(pairs, 4))
+        n_drawn += torch.zeros(6, 6, 6).index_put_(tuple(triplets), torch.ones(triplets.shape[1]), accumulate=True)
+    weights = contrastive.rarity(pairs.scores, 4).where(pairs.mask & ~pairs.relevant, 0)
+    of_class = torch.tensor([3, 3, 3, 2, 2, 0]).double()  # of one item there is no pair
+    positive = pairs.relevant / pairs.relevant.sum(1, keepdim=True).clamp(min=1)
+    expected = 3000 * of_class[:, None, None] * positive[:, :, None] * (weights / weights.sum(1, keepdim=True))[:, None]
+    assert expected.max() > 1000
+    assert_close(n_drawn.double(), expected, rtol=0, atol=150)
 
 
 def test_distance_weighted_mining_of_hard_batches():

@@ -161,6 +161,6 @@ def test_freed_memory_is_kept_and_handed_back_when_asked_for():
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(large_batch.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr("sightline.files.ctypes.CDLL", lambda name: object())
     assert large_batch.keep_freed_memory() is False
     large_batch.release_freed_memory()

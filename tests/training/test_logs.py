@@ -114,6 +114,9 @@ def test_a_logger_that_is_not_installed_is_refused_with_the_command(monkeypatch)
     check_trackers(("tensorboard",))
     with pytest.raises(InputError, match=r"loggers: .*pip install wandb mlflow"):
         check_trackers(("wandb", "tensorboard", "mlflow"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install tensorboard"):
+        check_trackers(("tensorboard",))
 
 
 def test_a_file_where_tensorboard_writes_is_refused_by_name(tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_table
-from sightline.errors import InputError, choose
+from sightline.errors import InputError, choose, needs_extra
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML report: metrics, curves, example rankings, a map of the classes, the worst mistakes."""
-    from sightline.report.page import ReportOptions, write_report
+    with needs_extra("a report", "report"):
+        from sightline.report.page import ReportOptions, write_report
     from sightline.report.subject import UNTRAINED, held_rejector, read_outliers, read_subject, read_untrained
 
     detector = detector or held_rejector(Path(subject))

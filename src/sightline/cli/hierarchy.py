@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.console import echo, read_table
-from sightline.errors import InputError
+from sightline.errors import InputError, needs_extra
 
 app = typer.Typer(no_args_is_help=True, help="Build a label tree from names or images, step by step.")
 Folder = Annotated[Path, typer.Argument(help="Folder of the steps' files.")]
@@ -118,10 +118,8 @@ def review(
 
     state = Review(folder)
     if not csv:
-        try:
+        with needs_extra("the page (or use --csv)", "serve"):
             from sightline.serve.review import serve_review
-        except ModuleNotFoundError as error:
-            raise InputError(f"the page needs {error.name}: pip install 'sightline[serve]', or use --csv") from error
         serve_review(state, host, port, open_page, echo)
     echo(write_step(folder, REVIEW, state.table()))
 

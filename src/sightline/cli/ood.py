@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.console import echo, expand_settings, named_values, read_table
-from sightline.errors import InputError
+from sightline.errors import InputError, needs_extra
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
@@ -150,8 +150,8 @@ def evaluate(
     if json is not None:
         result.write_json(json, interval or 0.95)
     if plot is not None:
-        from sightline.report.figures import draw_detection
-
+        with needs_extra("--plot", "report"):
+            from sightline.report.figures import draw_detection
         draw_detection(result, plot, threshold)
 
 

@@ -17,7 +17,7 @@ from sightline.cli.console import (
     read_encoder,
     read_table,
 )
-from sightline.errors import InputError, choose
+from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.gallery.gallery import Gallery
@@ -63,7 +63,6 @@ def search(
     """Find the nearest images in a gallery or a table; print rank, similarity, path and labels."""
     from sightline.gallery.gallery import Gallery
     from sightline.gallery.query import Answer, QueryOptions, ask, search_images
-    from sightline.report.galleries import write_contact_sheet
 
     if (gallery is None) == (table is None):
         raise InputError("give either --gallery or --table")
@@ -83,6 +82,8 @@ def search(
         for repair in opened.repairs:
             echo(f"sightline: {opened.address}: {repair}", err=True)
     if html is not None:
+        with needs_extra("--html", "report"):
+            from sightline.report.galleries import write_contact_sheet
         echo(write_contact_sheet(html, found, f"Found in {gallery}"))
     elif json:
         echo(dumps([asdict(answer) for answer in found], ensure_ascii=False, indent=2))
@@ -130,11 +131,9 @@ def serve(
     trust: Trust = False,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""
-    try:
+    with needs_extra("serving", "serve"):
         from sightline.serve.run import serve as run
         from sightline.serve.settings import read_settings
-    except ModuleNotFoundError as error:
-        raise InputError(f"serving requires {error.name}: pip install 'sightline[serve]'") from error
     given = {
         "galleries": galleries or None,
         "host": host,

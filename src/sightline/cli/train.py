@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.console import echo, named_values, read_encoder
-from sightline.errors import InputError, raise_faults
+from sightline.errors import InputError, needs_extra, raise_faults
 
 N_RESULTS = 7  # of a query on the demo's page: each character has seven other images
 
@@ -90,7 +90,9 @@ def benchmark(
     from sightline.studies.cells import read_finished, run_cells
     from sightline.studies.cells import repeat as repeated
     from sightline.studies.suite import cells_of, read_suite
-    from sightline.studies.suite_page import write_page
+
+    with needs_extra("the page of a suite", "report"):
+        from sightline.studies.suite_page import write_page
 
     if tables and repeat:
         raise InputError("--tables and --repeat exclude each other; give one of them")
@@ -125,7 +127,9 @@ def demo(
     from sightline.gallery.query import search_images
     from sightline.models.embed import embed_manifest
     from sightline.report.numbers import table_metrics
-    from sightline.report.page import ReportOptions, write_report
+
+    with needs_extra("the demo", "report"):
+        from sightline.report.page import ReportOptions, write_report
     from sightline.report.subject import Subject, read_untrained
     from sightline.training.large_batch import keep_freed_memory
     from sightline.training.logs import read_log

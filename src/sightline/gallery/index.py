@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from sightline.errors import InputError
+from sightline.errors import InputError, needs_extra
 from sightline.files import file_hash, locked, own_file, read_json, replaced
 from sightline.gallery.gallery import Header
 from sightline.gallery.snapshot import Snapshot
@@ -49,10 +50,8 @@ Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 def library() -> Any:
     """The module ``faiss``; an InputError with the command that installs it, if it is missing."""
-    try:
+    with needs_extra("an index other than 'exact'", "search"):
         import faiss
-    except ImportError as error:
-        raise InputError("this index requires FAISS: pip install 'sightline[search]', or use index='exact'") from error
     return faiss
 
 
@@ -100,7 +99,7 @@ def choose_index(n_rows: int, dim: int, recall: float, memory: int | None = None
     if n_rows * dim <= CHEAP_PRODUCT or recall > 0.999:
         return EXACT
     if memory is None:
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        memory = psutil.virtual_memory().available // 2
     if n_rows <= LARGEST_GRAPH and n_rows * (4 * dim + 320) <= memory:
         return "HNSW32"
     n_lists = min(2 ** round(np.log2(4 * np.sqrt(n_rows))), 32_768)

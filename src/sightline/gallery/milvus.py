@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.errors import InputError
+from sightline.errors import InputError, needs_extra
 from sightline.gallery.filters import FilterTerm, Junction, parse_filter
 from sightline.gallery.gallery import (
     AnyEncoder,
@@ -129,10 +129,8 @@ def open_client(address: Address, must_exist: bool = False) -> tuple[Any, Any]:
     """A client, and Milvus's data types; a missing Milvus Lite file is created unless it must exist."""
     if address.is_file and not (Path(address.uri) if must_exist else Path(address.uri).parent).exists():
         raise InputError(f"{address.shown}: no such {'file' if must_exist else 'parent folder'}")
-    try:
+    with needs_extra("Milvus", "cluster"):
         from pymilvus import DataType, MilvusClient
-    except ImportError as error:
-        raise InputError("Milvus requires the package pymilvus: pip install 'sightline[cluster]'") from error
     with milvus_errors(address.shown, " cannot be reached"):
         return MilvusClient(address.uri, token=address.token, timeout=SECONDS), DataType
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from sightline.data.manifest import Manifest, label_columns, write_table
-from sightline.errors import InputError, choose, raise_faults
+from sightline.errors import InputError, choose, needs_extra, raise_faults
 from sightline.hierarchy.collect import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
 from sightline.hierarchy.journal import GroupState
 from sightline.labels.codes import normal_codes, tree_of_codes
@@ -161,7 +161,8 @@ def _check_one_place(manifest: Manifest, named: pl.DataFrame) -> None:
 
 def _draw_sizes(sizes: pl.DataFrame, folder: Path) -> None:
     """The classes of each level, the largest first, against their images: a level line is an even one."""
-    from sightline.report.style import BLUE, INK, drawing, write_figure
+    with needs_extra("a picture of the sizes", "hierarchy"):
+        from sightline.report.style import BLUE, INK, drawing, write_figure
 
     levels = sizes.partition_by("level", maintain_order=True)
     with drawing(4.2 * len(levels), ncols=len(levels), squeeze=False) as (figure, grid):

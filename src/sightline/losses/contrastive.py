@@ -278,6 +278,7 @@ def _with_hardest(positive: Tensor, scores: Tensor, relevant: Tensor, negatives:
 
 
 DISTANCE_WEIGHTED = "distance-weighted"
+NEAREST, FURTHEST = 0.5, 1.4  # distances of unit vectors: closer ones count as the first, further ones are not drawn
 BY_SCORES = {"all": _all_triplets, "hard": _hard_triplets, "semi-hard": _semi_hard_triplets}
 
 
@@ -290,8 +291,7 @@ def triplet_loss(pairs: Pairs, margin: float = 0.05, mining: str = "semi-hard") 
     - ``"all"``: every one. Equal to pytorch-metric-learning's ``TripletMarginLoss`` on cosines; time is Q x P x G.
     - ``"hard"``: a query's least similar relevant item and its most similar irrelevant one.
     - ``"semi-hard"``: a query's most similar relevant item, and its most similar irrelevant one below that.
-    - ``"distance-weighted"``, of the module alone: drawn, irrelevant items the more likely the rarer their distance is;
-      wraps pytorch-metric-learning's ``DistanceWeightedMiner``.
+    - ``"distance-weighted"``, of the module alone: drawn, irrelevant items the more likely the rarer their distance is.
 
     Items that tie for a place share the gradient.
 
@@ -339,9 +339,8 @@ class TripletLoss(PairLoss, of=triplet_loss):
     """:func:`triplet_loss` over a batch in which each item queries all the others, or a reference set.
 
     ``mining="distance-weighted"`` draws, for each item, as many triplets as its class has items: positives evenly,
-    negatives the more likely the rarer their distance is on the sphere, none beyond 1.4, those under 0.5 as if at 0.5. It
-    wraps pytorch-metric-learning's ``DistanceWeightedMiner`` and runs it in float64: in float32, one close pair in a batch
-    of many dimensions leaves most other items without a negative. It draws from torch's global generator.
+    negatives the more likely the rarer their distance is on the sphere, none beyond 1.4, those under 0.5 as if at 0.5: as
+    pytorch-metric-learning's ``DistanceWeightedMiner``, in float64. It draws from torch's global generator.
 
     With labels in levels, only the finest counts.
 
@@ -366,27 +365,41 @@ class TripletLoss(PairLoss, of=triplet_loss):
             anchors, positives, negatives = check_indices(batch.indices_tuple, *pairs.scores.shape)
         elif self.is_drawn:
             batch.refuse(["indices_tuple"], "distance-weighted mining draws from all pairs; give triplets, or none")
-            anchors, positives, negatives = _draw_triplets(pairs, batch)
+            check_labels(batch.labels, len(batch.embeddings), "labels")
+            anchors, positives, negatives = _draw_triplets(pairs, batch.embeddings.shape[1])
         else:
             return self.of_pairs(pairs)
         gap = pairs.scores[anchors, negatives] - pairs.scores[anchors, positives]
         return mean_of_nonzero((gap + self.options["margin"]).relu())
 
 
-def _draw_triplets(pairs: Pairs, batch: LossBatch) -> tuple[Tensor, ...]:
-    """Anchors, positives and negatives, (T,) int64 each, drawn by distance."""
-    # Here, as it loads scipy.stats, which takes a second.
-    from pytorch_metric_learning.miners import DistanceWeightedMiner
+def rarity(scores: Tensor, dim: int) -> Tensor:
+    """(Q, G) float64, one over how often unit vectors of ``dim`` dimensions lie at such a distance, up to a factor a row.
 
-    miner = DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=1.4)
-    near = pairs.scores > 1 - miner.nonzero_loss_cutoff**2 / 2  # the cosine at that distance
-    if not (near & pairs.mask & ~pairs.relevant).any():  # the miner fails where all references lie opposite to all items
-        return torch.zeros(3, 0, dtype=torch.int64, device=near.device).unbind()
-    vectors = [part.detach().double() for part in (batch.embeddings, batch.ref_emb) if part is not None]
-    tables = [table for table in (batch.labels, batch.ref_labels) if table is not None]
-    tables = [check_labels(table, len(table), "labels") for table in tables]
-    classes = torch.cat(tables).unique(dim=0, return_inverse=True)[1].split([len(table) for table in tables])
-    with torch.autocast(batch.embeddings.device.type, enabled=False):
-        anchors, positives, negatives = miner(vectors[0], classes[0], *vectors[1:], *classes[1:])
-    fits = pairs.relevant[anchors, positives]  # the miner takes an item without a label for one of a class
-    return anchors[fits], positives[fits], negatives[fits]
+    Distances below ``NEAREST`` count as that, those beyond ``FURTHEST`` as never drawn: 0.
+
+    Args:
+        scores: (Q, G) cosines; minus infinity for what is not to be drawn.
+        dim: of the vectors.
+    """
+    # float64: in float32 one close pair in many dimensions would leave most other rows without any weight.
+    squared = (2 - 2 * scores.double()).clamp(min=NEAREST**2)
+    logits = (2 - dim) / 2 * squared.log() - (dim - 3) / 2 * torch.log1p(-squared / 4)
+    logits = logits.masked_fill(squared >= FURTHEST**2, -torch.inf)
+    return (logits - logits.amax(1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)).exp()
+
+
+@torch.no_grad()
+def _draw_triplets(pairs: Pairs, dim: int) -> tuple[Tensor, ...]:
+    """Anchors, positives and negatives, (T,) int64 each: for each item as many as its class has items, itself included."""
+    relevant, is_self = pairs.relevant, ~pairs.mask
+    weights = rarity(pairs.scores.masked_fill(relevant | is_self, -torch.inf), dim)
+    anchors = (relevant.any(1) & weights.any(1)).nonzero()[:, 0]
+    n_drawn = (relevant | is_self).sum(1)[anchors]
+    if not len(anchors):
+        return torch.zeros(3, 0, dtype=torch.int64, device=anchors.device).unbind()
+    n_most = int(n_drawn.max())
+    is_drawn = torch.arange(n_most, device=anchors.device) < n_drawn[:, None]
+    tables = relevant.double(), weights
+    positives, negatives = (torch.multinomial(table[anchors], n_most, replacement=True)[is_drawn] for table in tables)
+    return anchors.repeat_interleave(n_drawn), positives, negatives

@@ -16,7 +16,7 @@ import sightline.torchvision_operators  # noqa: F401  (before timm, which import
 import timm  # isort: skip
 
 from sightline.data.transforms import Preprocessing
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, nearest, needs_extra
 
 BUNDLED = "tf_efficientnet_lite0"
 LONGEST_SHOWN = 400  # characters of an error of torch
@@ -180,10 +180,8 @@ def add_lora(backbone: nn.Module, rank: int = 8, seed: int = 0) -> None:
         rank: of the products.
         seed: random seed of the one of the two matrices that does not start at 0.
     """
-    try:
+    with needs_extra("LoRA", "adapters"):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise InputError(f"LoRA needs peft ({error}): pip install 'sightline[adapters]'") from error
     linear = [name for name, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
     plain = [name for name, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d) and layer.groups == 1]
     if not (targets := linear or plain):

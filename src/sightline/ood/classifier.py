@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import KMeans, MiniBatchKMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from sightline.errors import InputError
+from sightline.errors import InputError, needs_extra
 from sightline.kernels.row_loops import n_chunks, run_in_torch_threads, through_layers
 
 LARGE = 1 << 20  # weights; with fewer, starting threads costs more than it saves
@@ -99,6 +97,9 @@ def class_means(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def cluster_means(vectors: Tensor, n_clusters: int, seed: int) -> tuple[Tensor, Tensor]:
     """(K, D) k-means centroids, in float64, and (N,) the cluster of each vector."""
+    with needs_extra("k-means", "ood"):
+        from sklearn.cluster import KMeans, MiniBatchKMeans
+        from sklearn.exceptions import ConvergenceWarning
     array = vectors.double().cpu().numpy()
     n_clusters = min(n_clusters, len(array))
     method = MiniBatchKMeans if len(array) > LARGE_SET else KMeans

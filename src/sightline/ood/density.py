@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from sightline.errors import InputError
@@ -76,7 +75,7 @@ class GMM(Scorer):
             )
         identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)
         if self.shrinkage == "auto":
-            share = float(ledoit_wolf_shrinkage(centred.cpu().numpy(), assume_centered=True))
+            share = _share_of_diagonal(centred, covariance)
             covariance = (1 - share) * covariance + share * size * identity
         else:
             covariance += self.shrinkage * size * identity
@@ -135,6 +134,15 @@ def std_pooled(maps: Tensor) -> Tensor:
         raise InputError(f"feature maps must have shape (N, C, H, W) or (N, T, C), got {tuple(maps.shape)}")
     values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
     return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
+
+
+def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:
+    """Ledoit and Wolf's (2004) share in [0, 1] of the (D, D) covariance to replace by its mean diagonal."""
+    n_items, dim = centred.shape
+    squared = covariance.square().sum()
+    noise = (centred.square().sum(1).square().mean() - squared) / n_items  # expected squared error of the covariance
+    apart = squared - covariance.trace().square() / dim  # squared distance from its mean diagonal
+    return float((noise / apart).clamp(0, 1)) if apart > 0 else 0.0
 
 
 def component_means(

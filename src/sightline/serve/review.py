@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,8 @@ def serve_review(review: Review, host: str, port: int, open_page: bool, tell: Ca
 
     def begin(address: str) -> None:
         tell(f"{address}/ (stop with Ctrl-C)")
-        threading.Thread(
-            target=import_module, args=("sklearn.cluster",), daemon=True
-        ).start()  # or the first split would wait for it
+        if find_spec("sklearn"):  # or the first split would wait for it
+            threading.Thread(target=import_module, args=("sklearn.cluster",), daemon=True).start()
         if open_page:
             webbrowser.open(address)
 

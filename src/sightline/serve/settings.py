@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import ipaddress
 import os
-import resource
 import secrets
 import shutil
 import time
@@ -127,6 +126,10 @@ class ServeSettings(BaseModel):
 
     def most_connections(self) -> int:
         """``connections``, at most a quarter of the process's file limit: some are accepted before others close."""
+        try:
+            import resource
+        except ModuleNotFoundError:  # on Windows, which has no such limit
+            return self.connections
         n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return self.connections if n_files == resource.RLIM_INFINITY else max(1, min(self.connections, n_files // 4))
 

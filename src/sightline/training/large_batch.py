@@ -5,7 +5,6 @@ chunks pass again, each with its graph, and back-propagate that gradient. Both p
 random numbers, so the result equals one pass through the same chunks.
 """
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
+from sightline.files import c_function
 from sightline.training.distributed import gathered, gathered_objects, gathered_with_gradient, n_processes, process_number
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of embeddings, labels and ids of the whole batch
@@ -173,14 +173,6 @@ def _free_bytes(device: torch.device) -> int:
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # as <malloc.h> of glibc numbers them
 
 
-def _of_glibc(name: str) -> Any:
-    """A function of glibc; None with another C library, or on Windows."""
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (AttributeError, TypeError):
-        return None
-
-
 def keep_freed_memory() -> bool:
     """Let this process keep the memory it frees for its next allocations; returns True if the C library is glibc.
 
@@ -188,7 +180,7 @@ def keep_freed_memory() -> bool:
     system each time, which then clears and maps every page again: a quarter of a step of EfficientNet-Lite0. The process
     stays at its peak size, so only commands that train call this, not the library.
     """
-    mallopt = _of_glibc("mallopt")
+    mallopt = c_function("mallopt")
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
 
 
@@ -197,6 +189,6 @@ def release_freed_memory() -> None:
 
     Blocks that one stage leaves behind would otherwise lie idle while the next stage allocates other sizes.
     """
-    trim = _of_glibc("malloc_trim")
+    trim = c_function("malloc_trim")
     if trim is not None:
         trim(0)

@@ -1,6 +1,6 @@
 """What a run reports: a CSV file, a progress bar, and trackers (TensorBoard, Weights & Biases, MLflow).
 
-The last two trackers work if they are installed; Sightline does not depend on them. The ids of their runs are kept in
+Trackers work if they are installed; Sightline does not depend on them. The ids of runs of the last two are kept in
 ``loggers.json``, so that a resumed run continues them; steps repeated after a crash appear twice.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -137,11 +136,14 @@ class Tracker(Protocol):
 class TensorBoard:
     """Files in ``tensorboard/``; of repeated steps the later ones are shown."""
 
+    package = "tensorboard"
+
     def __init__(self, folder: Path, step: int) -> None:
         written = RunFolder(folder).tensorboard
         if written.exists() and not written.is_dir():
             raise InputError(f"{written}: must be a folder for TensorBoard's files; delete or rename this file")
-        self.logger = TensorBoardLogger(written.parent, name=written.name, version="", purge_step=step + 1)
+        loggers: Any = importlib.import_module("lightning_fabric.loggers.tensorboard")
+        self.logger = loggers.TensorBoardLogger(written.parent, name=written.name, version="", purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self.logger.log_metrics(values, step)

@@ -174,7 +174,7 @@ class Recipe(RecipeSection):
     chunk_size: int | Literal["auto"] | None = None  # images per forward pass; none: the whole batch
     compile: bool = False  # compile the encoder with torch.compile
     strategy: Literal["ddp", "fsdp"] = "ddp"  # for several processes; ddp: each holds all weights, fsdp: a shard
-    loggers: tuple[str, ...] = ("tensorboard",)  # in addition to log.csv: tensorboard, wandb, mlflow
+    loggers: tuple[str, ...] = ()  # in addition to log.csv: tensorboard, wandb, mlflow
     data: DataSection
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()

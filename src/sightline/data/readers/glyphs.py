@@ -13,15 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import polars
-from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
 from sightline.data.readers.source import Record, write_collection
-from sightline.errors import InputError, choose
+from sightline.errors import InputError, choose, needs_extra
 from sightline.progress import tracked
 
 VERSION = 1  # of pictures and manifest: what another version wrote is not taken for this one
@@ -50,7 +48,6 @@ FAMILIES = {  # the files in the order of the styles
     "computer-modern-typewriter": ("cmtt10",),
 }
 TYPEFACES = {name + style: file for name, files in FAMILIES.items() for style, file in zip(STYLES, files, strict=False)}
-FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
 PLAIN = "dejavu-sans"  # characters are compared in this one: it has them all
 LEAST_TYPEFACES = 7
 EMPTY = {"dejavu-mono-italic": "\u1d3d"}  # what a typeface claims to have and leaves blank
@@ -110,9 +107,19 @@ def glyph_labels(character: str) -> tuple[str, str]:
 
 
 @functools.cache
+def _font_file(typeface: str) -> str:
+    with needs_extra("drawing glyphs", "report"):
+        import matplotlib
+    return str(Path(matplotlib.get_data_path(), "fonts", "ttf", f"{choose(TYPEFACES, typeface, 'typeface')}.ttf"))
+
+
+@functools.cache
 def _characters_of(typeface: str) -> frozenset[str]:
     """What a typeface draws, without spaces, combining marks, controls and private characters."""
-    charmap = FT2Font(str(FONTS / f"{choose(TYPEFACES, typeface, 'typeface')}.ttf")).get_charmap()
+    file = _font_file(typeface)
+    from matplotlib.ft2font import FT2Font
+
+    charmap = FT2Font(file).get_charmap()
     known = {chr(code) for code in charmap} - set(EMPTY.get(typeface, ""))
     if typeface.startswith("computer-modern"):  # older than Unicode: other glyphs are not what their codes say
         return frozenset(character for character in known if character.isascii() and character.isalnum())
@@ -121,7 +128,7 @@ def _characters_of(typeface: str) -> frozenset[str]:
 
 def _ink(character: str, typeface: str, type_size: int) -> Image.Image:
     """A glyph in white on black, cut to its ink; 0 pixels wide if it has none."""
-    font = ImageFont.truetype(FONTS / f"{TYPEFACES[typeface]}.ttf", type_size, layout_engine=ImageFont.Layout.BASIC)
+    font = ImageFont.truetype(_font_file(typeface), type_size, layout_engine=ImageFont.Layout.BASIC)
     left, top, right, bottom = font.getbbox(character)
     canvas = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2))
     ImageDraw.Draw(canvas).text((1 - left, 1 - top), character, fill=255, font=font)

@@ -25,7 +25,7 @@ from PIL import Image
 from sightline.data.images import as_rgb, open_image
 from sightline.data.readers.archives import NpmPackage, archive_files, npm_archives, read_member
 from sightline.data.readers.source import Record, sources_page, split_of, write_collection
-from sightline.errors import InputError, choose, named_errors
+from sightline.errors import InputError, choose, needs_extra
 from sightline.progress import tracked
 
 PACKAGE = NpmPackage(
@@ -348,7 +348,7 @@ def render_svg(svg: str, side: int) -> Image.Image | None:
 
 def render_all(drawings: Sequence[str], side: int, show_progress: bool = False) -> Iterator[Image.Image | None]:
     """What :func:`render_svg` gives for each of the drawings, in parallel."""
-    with named_errors("drawings", "resvg-py is missing; pip install 'sightline[svg]'", ImportError):
+    with needs_extra("reading SVG drawings", "svg"):
         import resvg_py  # noqa: F401
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         images = pool.map(partial(render_svg, side=side), drawings)
