@@ -10,7 +10,7 @@ EXAMPLE = re.compile(r"^Example:$", flags=re.M)
 
 
 class PlainDocstrings(griffe.Extension):
-    """Changes each docstring before its sections are told apart."""
+    """Changes each docstring before it is split into sections."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from sightline.data.manifest import write_table
 from sightline.errors import InputError
 from sightline.files import copy_folder, locked, read_json, recovered_folder, replaced, replaced_folder
 
@@ -188,3 +190,10 @@ def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert (tmp_path / "made" / "a").stat().st_mode == plain.stat().st_mode
+
+
+def test_a_table_that_cannot_be_written_names_its_file():
+    for name in ("x.csv", "x.parquet"):  # polars names no file, or the scratch file
+        with pytest.raises(OSError, match="No such file") as raised:
+            write_table(pl.DataFrame({"a": [1]}), Path("/proc", name))
+        assert raised.value.filename == f"/proc/{name}"

@@ -37,7 +37,7 @@ UNFOLLOWED = sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_NOFOLLOW", "O
 
 @contextmanager
 def named_failures(target: Path) -> Iterator[None]:
-    """Errors of a disk that is full or fails, which name no file or a scratch file, with the name of what is written."""
+    """Errors of a disk, and of libraries that name no file or a scratch file, with the name of what is written."""
     try:
         yield
     except Exception as error:
@@ -57,7 +57,8 @@ def _failure(error: BaseException | None) -> int | None:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_FAILING:
             return errno.ENOSPC
         if found := re.search(r"(?:os error|\[Errno) (\d+)", str(error)):  # Rust's libraries; shutil's, of several files
-            return int(found[1]) if int(found[1]) in FAILING else None
+            is_nameless = isinstance(error, OSError) and error.filename is None
+            return int(found[1]) if is_nameless or int(found[1]) in FAILING else None
         error = error.__cause__ or error.__context__
     return None
 

@@ -153,6 +153,18 @@ def test_a_gallery_keeps_a_wrapped_encoder_and_searches_with_it(own_model, tmp_p
     assert found["results"][0]["id"].endswith(image.name)
 
 
+def test_a_gallery_uses_the_encoder_it_was_created_with_while_that_is_the_same(own_model, tmp_path, image_tree):
+    encoder = sl.Encoder.wrap(own_model.Net(), 32, name="net")
+    with sl.Gallery.create(tmp_path / "gallery", encoder) as gallery:
+        assert gallery.add_images(image_tree).added == 72  # no module is imported, so nothing has to be trusted
+        assert gallery.encoder() is encoder
+        encoder.backbone.module.layers[0].weight.data.zero_()  # its vectors are others now
+        with pytest.raises(sl.InputError, match="own_model"):
+            gallery.encoder()
+    with sl.Gallery.open(tmp_path / "gallery") as gallery, pytest.raises(sl.InputError, match="--trust"):
+        gallery.search_images(image_tree / "super0/class00/0.png")
+
+
 def test_without_a_factory_it_encodes_but_is_not_saved(tmp_path):
     encoder = sl.Encoder.wrap(nn.Sequential(nn.Conv2d(3, 4, 3)), 16, name="nameless")
     assert encoder.encode(IMAGES).shape == (3, 4)

@@ -175,6 +175,7 @@ class Gallery(ABC):
         self.identity = identity
         self.metric = metric
         self.repairs: list[str] = []
+        self._encoder: Encoder | None = None  # that it was created with, or the one last loaded
 
     @staticmethod
     def create(
@@ -195,7 +196,9 @@ class Gallery(ABC):
             recall: share of the true 10 nearest items that an index must find; default: 0.95.
         """
         choose(METRICS, metric, "metric")
-        return gallery_kind(uri).make(str(uri), encoder, index=index, metric=metric, recall=recall)
+        gallery = gallery_kind(uri).make(str(uri), encoder, index=index, metric=metric, recall=recall)
+        gallery._encoder = None if isinstance(encoder, EncoderIdentity) else encoder
+        return gallery
 
     @staticmethod
     def open(uri: Path | str, *, read_only: bool = False) -> "Gallery":
@@ -262,7 +265,9 @@ class Gallery(ABC):
         return None if self.folder is None else own_folder(self.folder, name)
 
     def encoder(self, trust: bool = False) -> "Encoder":
-        """The encoder saved in the gallery; ``trust`` imports the module of a wrapped one."""
+        """The encoder it was created with, or else the one saved in it; ``trust`` imports the module of a wrapped one."""
+        if self._encoder is not None and self._encoder.fingerprint() == self.identity.fingerprint:
+            return self._encoder
         folder = self.model_folder(ENCODER_FOLDER)
         if folder is None:
             raise InputError(
@@ -270,9 +275,9 @@ class Gallery(ABC):
             )
         from sightline.models.encoder import Encoder
 
-        encoder = Encoder.from_pretrained(folder, trust=trust)
-        self.check_encoder(encoder)
-        return encoder
+        self._encoder = Encoder.from_pretrained(folder, trust=trust)
+        self.check_encoder(self._encoder)
+        return self._encoder
 
     def rejector(self) -> "Rejector | None":
         """The rejector saved in the gallery, or None; raises InputError if it is damaged or of another encoder."""

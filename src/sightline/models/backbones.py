@@ -83,7 +83,7 @@ def create_backbone(name: str, weights: str | None = None, side: int | None = No
 
 
 def _fixed_size(name: str, side: int | None) -> dict[str, Any]:
-    """What a model that takes one image size alone, as most transformers do, is told of another size."""
+    """Options for another image size, for models that are built for one size, as most transformers are."""
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.fixed_input_size or side in (None, config.input_size[-1]):
         return {}

@@ -49,7 +49,7 @@ class _Gathered(torch.autograd.Function):
 
     Every process computes the same loss of the whole batch, so the gradient of its own rows is complete as it is. It is
     multiplied by the number of processes, because the strategies for several of them take the mean of the gradients of the
-    weights, and a sum is needed.
+    weights where the sum would be right.
     """
 
     @staticmethod
