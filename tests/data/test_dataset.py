@@ -23,33 +23,20 @@ def paths(tmp_path_factory):
     return [folder / f"{number}.png" for number in range(7)]
 
 
-def everything(dataset: ImageDataset, batches, n_workers: int = 0) -> dict[int, torch.Tensor]:
-    """Each image by its place."""
+def everything(dataset, batches, n_workers=0):
+    """All images, in the order of their places."""
     loaded = {}
     for images, places in load_batches(dataset, batches, n_workers):
         loaded |= dict(zip(places.tolist(), images, strict=True))
-    return loaded
-
-
-def assert_same_images(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for place, image in one.items():
-        assert_close(image, other[place], rtol=0, atol=0)
-
-
-# One by one
+    return torch.stack([loaded[place] for place in sorted(loaded)])
 
 
 def test_of_a_manifest(paths, tmp_path):
-    (tmp_path / "m.csv").write_text(
-        f"path,split,label,x_1,y_1,x_2,y_2\n{paths[1]},train,x,0,0,9,9\n{paths[0]},train,x,,,,\n"
-    )
+    rows = f"{paths[1]},train,x,0,0,9,9\n{paths[0]},train,x,,,,\n"
+    (tmp_path / "m.csv").write_text(f"path,split,label,x_1,y_1,x_2,y_2\n{rows}")
     dataset = ImageDataset.of(read_manifest(tmp_path / "m.csv"), eval_transform(SMALL))
     assert torch.equal(dataset[0], eval_transform(SMALL)(Image.open(paths[1]).crop((0, 0, 9, 9))))
     assert torch.equal(dataset[1], eval_transform(SMALL)(Image.open(paths[0])))
-
-
-# Random choices
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -58,7 +45,8 @@ def test_pixels_follow_from_seed_and_place_whatever_the_order_and_workers(paths,
     for batches in ([[6, 5], [4, 3], [2, 1], [0]], [[2], [0, 1, 3, 4, 5, 6]]):
         torch.manual_seed(len(batches))  # what was drawn before does not matter either
         torch.rand(len(batches))
-        assert_same_images(everything(ImageDataset(paths, train_transform(SMALL), seed=3), batches, n_workers), expected)
+        found = everything(ImageDataset(paths, train_transform(SMALL), seed=3), batches, n_workers)
+        assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -89,18 +77,13 @@ def test_the_global_generator_is_left_as_it_was(paths, n_workers, seed):
 def test_a_jpeg_decoded_small_is_nearly_the_whole_one_and_always_the_same(tmp_path, n_workers, resize):
     rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8))
     rough.resize((400, 300), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
-    drafted, again, exact = (
-        everything(
-            ImageDataset([tmp_path / "a.jpg"] * 6, train_transform(SMALL, draft=draft, resize=resize), seed=1),
-            [range(6)],
-            n_workers,
-        )
-        for draft in (True, True, False)
-    )
-    assert_same_images(drafted, again)
-    for place, image in drafted.items():
-        assert 0 < (image - exact[place]).abs().max() < 0.7  # of 4.5 between black and white; an edge moves by a pixel
-        assert (image - exact[place]).abs().mean() < 0.1
+    transforms = (train_transform(SMALL, draft=draft, resize=resize) for draft in (True, True, False))
+    sets = (ImageDataset([tmp_path / "a.jpg"] * 6, transform, seed=1) for transform in transforms)
+    drafted, again, exact = (everything(images, [range(6)], n_workers) for images in sets)
+    assert torch.equal(drafted, again)
+    for difference in (drafted - exact).abs():
+        assert 0 < difference.max() < 0.7  # of 4.5 between black and white; an edge moves by a pixel
+        assert difference.mean() < 0.1
 
 
 @pytest.mark.parametrize("draft", [True, False])
@@ -111,9 +94,6 @@ def test_a_square_as_it_is_is_not_decoded_smaller(tmp_path, draft):
     pixels = torch.from_numpy(np.asarray(Image.open(tmp_path / "a.jpg")).copy())
     windows = pixels.unfold(0, SMALL.crop, 1).unfold(1, SMALL.crop, 1)  # (rows, columns, 3, crop, crop)
     assert (windows == dataset.loaded(0).permute(2, 0, 1)).flatten(2).all(2).any()
-
-
-# In batches
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
@@ -141,18 +121,11 @@ def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_work
     assert_close(batch.images[4].double(), torch.stack(by_hand), rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture
-def partly_broken(paths, tmp_path):
-    """Places 3 and 6 of 8 cannot be read."""
-    (tmp_path / "text.png").write_text("text")
-    return ImageDataset(
-        [*paths[:3], tmp_path / "text.png", *paths[3:5], tmp_path / "none.png", paths[5]], eval_transform(SMALL)
-    )
-
-
 @pytest.mark.parametrize("n_workers", WORKERS)
-def test_broken_images_are_named_together_and_end_the_batches(partly_broken, n_workers):
-    batches = load_batches(partly_broken, consecutive(8, 2), n_workers)
+def test_broken_images_are_named_together_and_end_the_batches(paths, tmp_path, n_workers):
+    (tmp_path / "text.png").write_text("text")
+    broken = [*paths[:3], tmp_path / "text.png", *paths[3:5], tmp_path / "none.png", paths[5]]
+    batches = load_batches(ImageDataset(broken, eval_transform(SMALL)), consecutive(8, 2), n_workers)
     assert next(batches).places.tolist() == [0, 1]
     with pytest.raises(InputError, match=r"images: 2 faults\n.*text\.png: not a readable.*\n.*none\.png: no such file"):
         next(batches)  # places 4, 5 come after the broken 3, so they do not come

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
+from refusals import assert_refused
 from sightline.data import images
 from sightline.data.images import as_rgb, check_images, load_image, load_part
 from sightline.data.manifest import read_manifest
@@ -31,12 +32,7 @@ def saved(folder: Path, image: Image.Image, name: str = "a.png", **options) -> P
 
 
 def complaint(source, box=None) -> str:
-    with pytest.raises(InputError) as caught:
-        load_image(source, box)
-    return str(caught.value)
-
-
-# As it should be seen
+    return assert_refused("", load_image, source, box)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +103,8 @@ def test_a_colour_declared_transparent_is_white(tmp_path, mode, values, transpar
 
 
 # Where the stored image's first row and its first column are seen, by the EXIF standard.
-SIDES = {
-    1: ("top", "left"),
-    2: ("top", "right"),
-    3: ("bottom", "right"),
-    4: ("bottom", "left"),
-    5: ("left", "top"),
-    6: ("right", "top"),
-    7: ("right", "bottom"),
-    8: ("left", "bottom"),
-}
+UPRIGHT = [("top", "left"), ("top", "right"), ("bottom", "right"), ("bottom", "left")]
+SIDES = dict(enumerate([*UPRIGHT, ("left", "top"), ("right", "top"), ("right", "bottom"), ("left", "bottom")], start=1))
 
 
 @pytest.mark.parametrize("orientation", SIDES)
@@ -136,33 +124,24 @@ def test_an_image_is_turned_as_its_camera_says(tmp_path, orientation, suffix):
     assert seen.sum() == 255  # and nowhere else
 
 
-# Boxes
-
-
 def numbered(width: int = 5, height: int = 4) -> Image.Image:
     """Red is the column, green the row."""
     rows, columns = np.mgrid[:height, :width]
     return Image.fromarray(np.stack([columns, rows, 0 * rows], axis=2).astype(np.uint8))
 
 
-def test_a_box_is_left_top_right_bottom_without_its_last_row_and_column(tmp_path):
+def test_a_box_is_left_top_right_bottom_of_the_image_as_it_is_seen(tmp_path):
     cut = np.asarray(load_image(saved(tmp_path, numbered()), (1, 2, 4, 4)))
     assert cut.shape == (2, 3, 3)
     assert cut[0, 0].tolist() == [1, 2, 0]
     assert cut[-1, -1].tolist() == [3, 3, 0]
     assert load_image(tmp_path / "a.png", (0, 0, 5, 4)).size == (5, 4)
-
-
-def test_a_box_is_in_the_image_as_it_is_seen(tmp_path):
     exif = Image.Exif()
     exif[ORIENTATION] = 6  # 5 x 4 stored is 4 x 5 seen
     file = saved(tmp_path, numbered(), exif=exif)
     assert load_image(file, (0, 0, 4, 5)).size == (4, 5)
     for box in ((0, 0, 5, 4), (0, 0, 4, 6), (9, 9, 12, 12)):
         assert complaint(file, box) == f"{file}: the box {box} leaves the image, which is 4 x 5"
-
-
-# What cannot be opened
 
 
 def noise(suffix: str) -> bytes:
@@ -225,7 +204,7 @@ def test_every_place_that_opens_images_says_which_formats():
     assert [(name, line) for name, line, keywords in found if "formats" not in keywords] == []
 
 
-def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+def test_pipes_devices_and_images_too_large_are_refused_and_not_waited_for(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.png")
     assert complaint(tmp_path / "a.png") == f"{tmp_path / 'a.png'}: not a readable image: not a regular file"
     assert "not a regular file" in complaint(Path("/dev/zero"))
@@ -234,6 +213,8 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
     assert load_image(tmp_path / "b.png").size == (5, 4)
     assert complaint(Path("a\0b.png")).startswith("a\0b.png: ")
     assert "File name too long" in complaint(tmp_path / ("a" * 10_000))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    assert "Image size (20 pixels) exceeds limit" in complaint(tmp_path / "c.png")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -252,44 +233,28 @@ def test_damaged_bytes_give_an_image_or_a_message(tmp_path, suffix, changes):
             assert load_image(tmp_path / "a").mode == "RGB"
 
 
-# All of a manifest
-
-
-def checked(source: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        check_images(read_manifest(source))
-    return str(caught.value)
-
-
-def test_all_images_that_cannot_be_opened_are_named_with_their_lines(tmp_path):
+def test_all_images_that_cannot_be_opened_are_named_with_their_lines(tmp_path, monkeypatch):
     for name in "ac":
         saved(tmp_path, numbered(), f"{name}.png")
     (tmp_path / "b.png").write_text("text")
     rows = ["a.png,train,x,,,,", "b.png,train,x,,,,", "c.png,test,x,0,0,6,4", "none.png,test,y,,,,"]
     (tmp_path / "m.csv").write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]))
-    first, *faults = checked(tmp_path / "m.csv").splitlines()
+    first, *faults = assert_refused("", check_images, read_manifest(tmp_path / "m.csv")).splitlines()
     assert first == f"{tmp_path / 'm.csv'}: 3 faults"
     for fault, facts in zip(
-        faults, ["line 3 b.png readable", "line 4 c.png leaves", "line 5 none.png no such"], strict=True
+        faults, ("line 3 b.png readable", "line 4 c.png leaves", "line 5 none.png no such"), strict=True
     ):
         assert all(fact in fault for fact in facts.split())
-    with pytest.raises(InputError, match=r"2 faults\n  line 4: .*\n  line 5"):
-        check_images(read_manifest(tmp_path / "m.csv").split("test"))
+    assert_refused(r"2 faults\n  line 4: .*\n  line 5", check_images, read_manifest(tmp_path / "m.csv").split("test"))
     tree = tmp_path / "tree" / "cat"
     tree.mkdir(parents=True)
     (tree / "b.png").touch()
-    assert checked(tree.parent).startswith(f"{tree.parent}: 1 fault\n  {tree / 'b.png'}: not a readable image: ")
-
-
-def test_more_images_than_are_handed_out_at_once(tmp_path, monkeypatch):
+    assert_refused([f"{tree.parent}: 1 fault\n  {tree / 'b.png'}: not a"], check_images, read_manifest(tree.parent))
     monkeypatch.setattr(images, "CHUNK", 3)
     lines = [f"{number}.png,train,x" for number in range(10)]
     (tmp_path / "m.csv").write_text("\n".join(["path,split,label", *lines]))
-    faults = checked(tmp_path / "m.csv").splitlines()[1:]
+    faults = assert_refused("", check_images, read_manifest(tmp_path / "m.csv")).splitlines()[1:]
     assert [fault.split(":")[0].strip() for fault in faults] == [f"line {number + 2}" for number in range(10)]
-
-
-# Parts, no larger than needed
 
 
 def ramps(width, height):
@@ -356,7 +321,24 @@ def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
     assert pixels(load_image(tmp_path / "a.pgm")) == [[[0x80] * 3, [0x40] * 3]]
 
 
-def test_an_image_too_large_to_be_meant(tmp_path, monkeypatch):
-    file = saved(tmp_path, numbered())
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
-    assert complaint(file).startswith(f"{file}: not a readable image: Image size (20 pixels) exceeds limit")
+# HEIC files say in their own way how they are turned, and their decoder turns them.
+@pytest.mark.parametrize(("file", "kind", "turned"), [("a.avif", "AVIF", 0), ("b.AVIF", "AVIF", 6), ("c.heic", "HEIF", 0)])
+def test_what_phones_write_is_read_and_turned(tmp_path, file, kind, turned):
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    (tmp_path / "beach").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = turned or 1  # 6: show it turned by 90 degrees clockwise
+    image = ramps(48, 32).transpose(Image.Transpose.ROTATE_90) if turned else ramps(48, 32)
+    image.save(tmp_path / "beach" / file, format=kind, exif=exif, quality=95)
+    assert len(read_manifest(tmp_path)) == 1
+    found = np.asarray(load_image(tmp_path / "beach" / file), float)
+    assert found.shape == (32, 48, 3)
+    assert np.abs(found - np.asarray(ramps(48, 32), float)).mean() < 4
+
+
+def test_heic_without_its_decoder_names_the_package(tmp_path, monkeypatch):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    ramps(48, 32).save(tmp_path / "one.heic", format="HEIF")
+    monkeypatch.setattr(images, "_formats", lambda: images.FORMATS)
+    assert_refused(r"one\.heic.*pillow-heif.*sightline\[heic\]", load_image, tmp_path / "one.heic")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refusals import assert_refused
 from sightline.data.samplers import (
     SAMPLERS,
     ClassBalancedSampler,
@@ -79,13 +80,11 @@ def test_two_classes_are_drawn_one_after_the_other_without_the_first():
         assert close_to(first[frozenset((one, other))], 1500, probability)
 
 
-@pytest.mark.parametrize(("sizes", "n_usable"), [((8, 8, 3), 2), ((8, 3, 3), 1)])
-def test_too_few_classes_for_a_batch(sizes, n_usable):
-    with pytest.raises(
-        InputError, match=f"batch of 12 needs 3 classes of at least 4 images, there are {n_usable}"
-    ) as caught:
-        balanced(of_sizes(*sizes), 12, 4)
-    assert ("sampler.batch_size=8 fits" in str(caught.value)) == (n_usable == 2)
+def test_too_few_classes_for_a_batch():
+    for sizes, n_usable in (((8, 8, 3), 2), ((8, 3, 3), 1)):
+        facts = ["12", "3 classes", "at least 4 images", f"there are {n_usable}"]
+        message = assert_refused(facts, balanced, of_sizes(*sizes), 12, 4)
+        assert ("sampler.batch_size=8 fits" in message) == (n_usable == 2)
     assert balanced(of_sizes(8, 8, 3), 8, 4).batches(0)
 
 
@@ -95,20 +94,11 @@ def in_tree(*sizes, width=2, n_levels=3) -> np.ndarray:
     return np.stack([classes // width**level for level in range(n_levels)], axis=1)
 
 
-# Options of the class-balanced sampler
-
-
 @settings(deadline=None)
 @given(samplers(), st.integers(1, 12), st.sampled_from(["size", "sqrt", "uniform"]))
 def test_with_n_batches_there_are_so_many_of_distinct_classes_and_images(plain, n_batches, class_weights):
-    sampler = balanced(
-        plain.labels,
-        plain.batch_size,
-        plain.section.per_class,
-        plain.seed,
-        n_batches=n_batches,
-        class_weights=class_weights,
-    )
+    options = {"n_batches": n_batches, "class_weights": class_weights}
+    sampler = balanced(plain.labels, plain.batch_size, plain.section.per_class, plain.seed, **options)
     batches = sampler.batches(0)
     assert len(batches) == n_batches
     for batch in batches:
@@ -139,9 +129,6 @@ def test_max_per_class_caps_the_images_of_an_epoch(sizes, cap, epoch):
     for sampler in capped:
         seen = set(chain(*sampler.batches(epoch)))
         assert max(Counter(labels[list(seen)].tolist()).values()) <= cap
-
-
-# Hierarchical
 
 
 def test_every_pair_of_super_labels_has_its_batches_of_half_and_half():
@@ -195,17 +182,12 @@ def test_the_super_label_is_the_coarsest_or_the_level_asked_for():
     coarsest = hierarchical(labels, 8, per_class=2, batches_per_pair=1)
     assert len(coarsest.batches(0)) == 1
     assert len(hierarchical(labels, 8, per_class=2, batches_per_pair=1, super_level=1).batches(0)) == 28
-    with pytest.raises(InputError, match="the super-label is level 1 and the class level 1 of 4"):
-        hierarchical(labels, 8, level=1, super_level=1)
-    with pytest.raises(InputError, match="there is no label level 4; the labels have 4, counted from 0"):
-        hierarchical(labels, 8, super_level=4)
+    assert_refused("the super-label is level 1 and the class level 1 of 4", hierarchical, labels, 8, level=1, super_level=1)
+    assert_refused("there is no label level 4; the labels have 4, counted from 0", hierarchical, labels, 8, super_level=4)
     with pytest.raises(InputError, match="super_labels_per_batch is 3, at level 3 there are 2 super-labels"):
         hierarchical(labels, 24, super_labels_per_batch=3)
     with pytest.raises(InputError, match="batch_size is 12 and per_class 4; per_class times 2 super-labels"):
         hierarchical(labels, 12, per_class=4)
-
-
-# Graded
 
 
 @st.composite
@@ -261,19 +243,11 @@ def test_a_graded_epoch_ends_when_most_of_a_batch_would_come_again():
 
 def test_what_graded_refuses():
     labels = in_tree(*[4] * 16, n_levels=4)
-    with pytest.raises(
-        InputError, match=r"batch_size is 16; with 4 images a class, positives at each of 4 levels take 32; "
-    ):
-        graded(labels, 16, 4)
-    with pytest.raises(InputError, match="needs a level above the class; the class is level 3 of 4"):
-        graded(labels, 16, 4, level=3)
+    assert_refused(r"batch_size.* 16.* 4 images.* 4 levels.* 32", graded, labels, 16, 4)
+    assert_refused("needs a level above the class; the class is level 3 of 4", graded, labels, 16, 4, level=3)
     with pytest.raises(InputError, match="tree: class 0 is below more than one coarser label"):
         graded(np.array([[0, 0], [0, 1], [1, 1], [1, 1]]), 2, 2)
-    with pytest.raises(InputError, match="a batch of 80 needs 20 classes of at least 4 images, there are 16"):
-        graded(labels, 80, 4)
-
-
-# Random
+    assert_refused("a batch of 80 needs 20 classes of at least 4 images, there are 16", graded, labels, 80, 4)
 
 
 @given(st.integers(1, 40), st.integers(2, 12), st.integers(0, 3))
@@ -287,9 +261,6 @@ def test_random_batches_have_each_image_at_most_once(n_images, batch_size, epoch
     assert {len(batch) for batch in batches} == {batch_size}
     seen = list(chain(*batches))
     assert len(set(seen)) == len(seen)
-
-
-# All of them
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

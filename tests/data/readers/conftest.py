@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from refusals import assert_refused
 from sightline.data.manifest import Manifest, read_manifest
-from sightline.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,10 +61,9 @@ class Tree:
     def complaint(self, reader, **options) -> str:
         """What is said of the tree, without the root's name; nothing is left behind."""
         before = sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []
-        with pytest.raises(InputError) as caught:
-            self.prepare(reader, **options)
+        message = assert_refused("", self.prepare, reader, **options)
         assert (sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []) == before
-        return str(caught.value).replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
+        return message.replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
 
 
 def columns(manifest: Manifest, *names: str) -> list[tuple]:

@@ -6,9 +6,9 @@ import pytest
 from package_archives import contents
 from PIL import Image
 
+from refusals import assert_refused
 from sightline.data.readers import glyphs
 from sightline.data.readers.glyphs import GlyphSize, draw_glyph, glyph_manifest, write_glyphs
-from sightline.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,14 @@ def test_every_image_of_a_class_has_ink_inside_the_frame_and_its_own_look(small)
 
 
 def test_unknown_names_and_characters_are_refused():
-    with pytest.raises(InputError, match="unknown size of glyphs 'smal': did you mean 'small'"):
-        glyph_manifest("smal")
+    assert_refused("unknown size of glyphs 'smal': did you mean 'small'", glyph_manifest, "smal")
     refused = (
         ("a", "stixx", "unknown typeface 'stixx'"),
         ("ab", "stix", "'ab'"),
         ("#", "computer-modern", "'computer-modern'"),
     )
     for character, typeface, message in refused:
-        with pytest.raises(InputError, match=message):
-            draw_glyph(character, typeface)
+        assert_refused(message, draw_glyph, character, typeface)
 
 
 def test_writing_gives_each_image_its_pure_pixels(tiny, tmp_path):
@@ -101,7 +99,6 @@ def test_a_folder_with_other_content_is_refused_and_left_alone(tiny, tmp_path, o
     elif other != "another seed":
         (folder / "glyphs.json").write_text(other)
     before = contents(folder)
-    with pytest.raises(InputError, match="mine: exists and is not empty"):
-        write_glyphs(folder, "tiny")
+    assert_refused("mine: exists and is not empty", write_glyphs, folder, "tiny")
     assert contents(folder) == before
     assert list(tmp_path.iterdir()) == [folder]

@@ -6,6 +6,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 from scipy.io import savemat
 
+from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.readers.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, ROXFORD, ROXFORD_1M, SFM_120K, read_judgements
@@ -20,9 +21,8 @@ INDEX = {"bbb1": "7", "bcd2": "8", "ccc3": "8"}
 def put_landmarks(tree, images="images/train", index="index", test="test"):
     tree.text("train_clean.csv", "landmark_id,images\n" + "".join(f"{k},{' '.join(v)}\n" for k, v in TRAIN.items()))
     tree.text("index_image_to_landmark.csv", "id,landmark_id\n" + "".join(f"{k},{v}\n" for k, v in INDEX.items()))
-    tree.text(
-        "retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,ccc3 bcd2,Public\nddb2,None,Ignored\nddc3,bbb1,Private\n"
-    )
+    solution = "id,images,Usage\ndda1,ccc3 bcd2,Public\nddb2,None,Ignored\nddc3,bbb1,Private\n"
+    tree.text("retrieval_solution_v2.1.csv", solution)
     for folder, names in ((images, [*TRAIN["7"], *TRAIN["9"]]), (index, INDEX), (test, ["dda1", "ddc3"])):
         tree.images(*(f"{folder}/{name[0]}/{name[1]}/{name[2]}/{name}.jpg" for name in names))
 
@@ -85,9 +85,8 @@ def test_landmarks_with_faults(tree):
     put_landmarks(tree)
     assert "no file 'train_label_to_hierarchical.csv' or" in tree.complaint(H_GLDV2)
     put_hierarchy(tree, header="landmark_id,category,b,c,d")
-    assert "train_label_to_hierarchical.csv: must have the columns 'landmark_id', 'hierarchical_label'" in tree.complaint(
-        H_GLDV2
-    )
+    said = tree.complaint(H_GLDV2)
+    assert "train_label_to_hierarchical.csv: must have the columns 'landmark_id', 'hierarchical_label'" in said
     tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,zzz9,Public\n")
     assert "query dda1: zzz9 is not in index_image_to_landmark.csv" in tree.complaint(GLDV2)
     put_landmarks(tree)
@@ -188,9 +187,8 @@ def test_a_subset_has_judgements_of_what_is_there(tree):
     assert "1 of 6 images are missing" in tree.complaint(ROXFORD)
     with pytest.warns(UserWarning, match="left out: 1 of 6 images are missing"):
         manifest = tree.prepare(ROXFORD, subset=True)
-    found = read_judgements(
-        judgements_file(tree.out), manifest.table["id"].to_list()[:2], manifest.table["id"].to_list()[2:]
-    )
+    ids = manifest.table["id"].to_list()
+    found = read_judgements(judgements_file(tree.out), ids[:2], ids[2:])
     assert found == [[[], [0, 1]], [[0], []], [[1], []]]
 
 
@@ -221,8 +219,7 @@ def test_files_of_judgements_that_do_not_fit_are_refused(tmp_path, content, mess
     file = tmp_path / "a.judgements.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(InputError, match=rf"a\.judgements\.json: [\s\S]*{message}"):
-        read_judgements(file, ["q"], ["a"])
+    assert_refused(rf"a\.judgements\.json: [\s\S]*{message}", read_judgements, file, ["q"], ["a"])
 
 
 @pytest.mark.parametrize(

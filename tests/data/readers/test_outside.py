@@ -53,9 +53,8 @@ def test_cifar_10_in_all_its_forms_gives_the_same_images(tree, rows, binary, pac
 def test_cifar_100_has_two_levels_and_the_binary_form_the_coarse_one_first(tree, rows):
     pixels = batches()["test_batch"]
     for part in ("train", "test"):
-        tree.data(
-            f"cifar-100-binary/{part}.bin", b"".join(bytes([n, 1 - n]) + row.tobytes() for n, row in enumerate(pixels))
-        )
+        written = b"".join(bytes([n, 1 - n]) + row.tobytes() for n, row in enumerate(pixels))
+        tree.data(f"cifar-100-binary/{part}.bin", written)
         arrays = {b"data": pixels, b"fine_labels": [1, 0], b"coarse_labels": [0, 1]}
         tree.data(f"python/cifar-100-python/{part}", pickle.dumps(arrays, protocol=2))
     names = {b"fine_label_names": [b"apple", b"bed"], b"coarse_label_names": [b"fruit", b"furniture"]}

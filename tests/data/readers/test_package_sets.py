@@ -11,6 +11,7 @@ import pytest
 from package_archives import needs_dpkg, png, write_deb, write_npm
 from PIL import Image
 
+from refusals import assert_refused
 from sightline.data.images import check_images, load_image
 from sightline.data.manifest import read_manifest
 from sightline.data.readers import package_sets
@@ -101,25 +102,16 @@ def test_wrong_content_is_named_and_leaves_nothing(tmp_path, packages, vendor, p
     files = {"emoji.json": json.dumps(rows).encode(), **pictures(vendor, rows), path: content}
     files = {path: content for path, content in files.items() if content is not None}
     packages |= {vendor: write_npm(tmp_path / "npm", f"emoji-{vendor}", files)}
-    with pytest.raises(InputError, match=message):
-        write_emoji(tmp_path / "out" / "emoji", root=tmp_path / "npm", packages=packages)
+    assert_refused(message, write_emoji, tmp_path / "out" / "emoji", root=tmp_path / "npm", packages=packages)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def clip_art():
     folders = ["a/b/c", "a/b/c/d", "a/b/other", "a/b", "a", "e/f", "unsorted"]
     files = {f"{folder}/{number}.png": png((40 * number, 9, 9, 128)) for folder in folders for number in range(2)}
-    files |= {
-        "e/f/broken.png": b"\x89PNG no image at all, though long enough",
-        "e/f/short.png": b"x",
-        "lonely/one.png": png((1, 2, 3, 4)),
-    }
-    return files | {
-        "a/wide.png": png((1, 2, 3), 400, "RGB"),
-        "a/huge.png": png((1, 2, 3), 401, "RGB"),
-        "a/notes.txt": b"x",
-        "free.png": png((0, 0, 0, 255)),
-    }
+    files |= {"a/wide.png": png((1, 2, 3), 400, "RGB"), "a/huge.png": png((1, 2, 3), 401, "RGB"), "a/notes.txt": b"x"}
+    files |= {"e/f/broken.png": b"\x89PNG no image at all, though long enough", "e/f/short.png": b"x"}
+    return files | {"lonely/one.png": png((1, 2, 3, 4)), "free.png": png((0, 0, 0, 255))}
 
 
 @needs_dpkg
@@ -160,9 +152,8 @@ PARTS = {"train": ("train", 30), "test": ("t10k", 20)}
 
 
 def idx(values):
-    return gzip.compress(
-        bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes(), mtime=0
-    )
+    header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
+    return gzip.compress(header + values.tobytes(), mtime=0)
 
 
 def fashion(n_train=30, n_test=20):
@@ -211,8 +202,7 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 def test_faults_of_fashion_mnist_are_named_and_leave_nothing(tmp_path, file, content, message):
     files = fashion() | {file: content}
     debs = write_deb(tmp_path, FASHION_MNIST, {path: text for path, text in files.items() if text is not None})
-    with pytest.raises(InputError, match=f"{file}: {message}"):
-        write_fashion_mnist(tmp_path / "out" / "set", root=debs, parts=PARTS)
+    assert_refused(f"{file}: {message}", write_fashion_mnist, tmp_path / "out" / "set", root=debs, parts=PARTS)
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -1,10 +1,18 @@
-import os
+"""What every reader does: paths, missing images, old manifests; and ``docs/data.md`` says what they assert."""
 
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
 import polars as pl
 import pytest
 
+from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.data.readers import READERS
+from sightline.data.readers.landmarks import ROXFORD
 from sightline.data.readers.retrieval_sets import SOP
 from sightline.data.readers.source import PublishedCounts, Reader
 from sightline.errors import InputError
@@ -36,6 +44,9 @@ def test_missing_images_are_counted_and_named_and_a_subset_does_without(sop):
     assert "1 of 3 images are missing: 'bicycle_final/1_1.JPG'" in sop.complaint(SOP)
     with pytest.warns(UserWarning, match=r"left out: 1 of 3 images are missing: 'bicycle_final/1_1\.JPG'"):
         assert len(sop.prepare(SOP, subset=True, counts=COUNTS)) == 2
+    for file in (sop.root / "bicycle_final").iterdir():
+        file.unlink()
+    assert "none of its 3 images exists" in sop.complaint(SOP, subset=True)
 
 
 def test_paths_listed_twice_and_classes_in_two_splits(sop):
@@ -77,7 +88,45 @@ def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
         assert tree.complaint(reader).startswith("ROOT: no "), name
 
 
-def test_a_subset_of_nothing_is_refused(sop):
-    for file in (sop.root / "bicycle_final").iterdir():
-        file.unlink()
-    assert "none of its 3 images exists" in sop.complaint(SOP, subset=True)
+PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def on_disk():
+    readers = {name: READERS.find(name) for name in READERS}
+    return {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
+
+
+def asserted(reader):
+    """As the page writes it."""
+    parts = []
+    for name, part in reader.counts.items():
+        images = "-" if part.images is None else f"{part.images:,}"
+        classes = " < ".join("-" if n is None else f"{n:,}" for n in part.classes)
+        parts.append(f"{name} {images}" + (f": {classes}" if classes else ""))
+    return "; ".join(parts)
+
+
+def test_the_table_has_every_reader_and_its_numbers():
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| ?(.*?) ?\|$", PAGE, flags=re.MULTILINE))
+    assert rows == {name: asserted(reader) for name, reader in on_disk().items()}
+
+
+def test_revisited_as_the_page_says(tree, page):
+    truth = [{"bbx": [0, 0, 3, 3], "easy": [1], "hard": [], "junk": [0]}]
+    tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": ["a", "b", "c"], "qimlist": ["q"], "gnd": truth}))
+    tree.images(*(f"jpg/{name}.jpg" for name in "abcq"))
+    manifest = tree.prepare(ROXFORD)
+    vectors = np.array([[1, 0], [1, 0], [0.8, 0.6], [0.6, 0.8]], np.float32)  # the query, then a (junk), b (easy), c
+    table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
+    results = page["measure_revisited"](tree.out, table)
+    assert (results["easy"]["map"], results["medium"]["map"]) == (1, 1)
+
+
+def test_a_data_set_of_your_own_as_the_page_says(tree, rows, page):
+    tree.text("train.txt", "a.jpg one\nb.jpg one\n")
+    tree.text("test.txt", "c.jpg two\nd.jpg two\n")
+    tree.images("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    manifest = tree.prepare(page["SHOP"], counts=None)
+    assert rows(manifest, "split", "label_0") == [("test", "two"), ("test", "two"), ("train", "one"), ("train", "one")]
+    tree.text("test.txt", "c.jpg two\n")
+    assert "test.txt (test): 1 images, 2 are published" in tree.complaint(page["SHOP"], counts=None)

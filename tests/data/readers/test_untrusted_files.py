@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
+from refusals import assert_refused
 from sightline.data.readers import untrusted_files as matlab
 from sightline.data.readers.untrusted_files import as_text, read_matlab, read_pickle
 from sightline.errors import InputError
@@ -21,10 +22,7 @@ FILE = Path("gnd.pkl")
 
 
 def complaint(data: bytes) -> str:
-    with pytest.raises(InputError) as caught:
-        read_pickle(data, FILE)
-    assert str(caught.value).startswith("gnd.pkl: not a readable pickle: ")
-    return str(caught.value)
+    return assert_refused(r"^gnd\.pkl: not a readable pickle: ", read_pickle, data, FILE)
 
 
 class Nasty:
@@ -162,10 +160,7 @@ def written(folder: Path, *elements: bytes) -> Path:
 
 
 def refusal(file: Path, name: str = "a") -> str:
-    with pytest.raises(InputError) as caught:
-        read_matlab(file, name)
-    assert str(caught.value).startswith(f"{file}: ")
-    return str(caught.value)
+    return assert_refused([f"{file}: "], read_matlab, file, name)
 
 
 def same(own, theirs) -> None:
