@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from measure import table, write_section
 
+from sightline.evaluation.result import holm
 from sightline.studies.cells import Outcome
-from sightline.studies.findings import Effect, holm, paired_effect, verdict
+from sightline.studies.findings import Effect, paired_effect, verdict
 from sightline.studies.papers import published_value
 from sightline.studies.suite import WITHOUT_EFFECT, Row, Suite, read_suite, recipe_of, slug
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refusals import assert_refused
 from sightline.data.manifest import read_manifest
-from sightline.errors import InputError
 from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
 from sightline.files import locked
@@ -102,8 +102,7 @@ def test_an_outcome_keeps_means_and_those_of_each_class(tmp_path):
     assert "severity@1" in again.differences(Outcome({"map": again.means["map"], "recall@1": 1.0}, {}, again.about))[0]
     for text in ("[]", "{}", '{"metrics": {}, "class_means": {"map": "x"}}', '{"metrics": 1, "class_means": 2}'):
         (tmp_path / "a.json").write_text(text)
-        with pytest.raises(InputError, match=r"a\.json"):
-            Outcome.read(tmp_path / "a.json")
+        assert_refused(r"a\.json", Outcome.read, tmp_path / "a.json")
 
 
 def test_a_cell_interrupted_goes_on_to_the_same_result_and_another_seed_has_another(whole, cells_in, tmp_path):
@@ -132,8 +131,7 @@ def test_a_result_of_other_defaults_is_run_again(whole, cells_in, tmp_path):
     """And of two rows of one run, one runs."""
     twin = {'[[rows]]\nname = "Smooth-AP"': '[[rows]]\nname = "twin"\ntrained = false\n\n[[rows]]\nname = "Smooth-AP"'}
     cell, other = cells_in(twin, only=["before training", "twin"])
-    with pytest.raises(InputError, match="1 of 1 "):
-        repeat(tmp_path, [cell])
+    assert_refused("1 of 1 ", repeat, tmp_path, [cell])
     stored = read_finished(whole, [cell])[cell]
     changed = stored.about | {"recipe": stored.about["recipe"] | {"precision": "bf16-mixed"}}
     Outcome(stored.means, stored.class_means, changed).write(result_file(tmp_path, cell))
@@ -250,6 +248,5 @@ def test_a_suite_asked_to_stop_lets_its_cell_save_and_go_on(cells_in, noise, tmp
 @pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_the_others_run(cells_in, tmp_path):
     cells = cells_in({'"loss.name=smooth_ap"': '"loss.name=smooth_ap", "sampler.per_class=9"'}, seeds=[0])
-    with pytest.raises(InputError, match=r"1 fault\n  Smooth-AP, glyphs, seed 0: .*1.*sampler.per_class=9"):
-        run_cells(tmp_path / "out", cells)
+    assert_refused(r"1 fault\n  Smooth-AP, glyphs, seed 0: .*1.*sampler.per_class=9", run_cells, tmp_path / "out", cells)
     assert {cell.row.name for cell in read_finished(tmp_path / "out", cells)} == {"before training", "ROADMAP"}

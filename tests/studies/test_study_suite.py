@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from refusals import assert_refused
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.studies.cells import result_file
@@ -92,12 +93,9 @@ def test_the_same_run_has_the_same_key_in_every_suite(cells):
     assert len({key(), *others}) == 5
 
 
-def test_a_changed_row_changes_its_key_and_no_other(cells):
+def test_the_key_follows_the_row_and_the_images_but_not_their_place(cells, other_manifest):
     before, after = cells(), cells(("loss.name=smooth_ap", 'loss.name=smooth_ap", "loss.tau=0.02'))
     assert [a.key == b.key for a, b in zip(before, after, strict=True)] == [a.row.name == "A" for a in before]
-
-
-def test_the_key_follows_the_images_and_not_their_place(cells, other_manifest):
     keys = {cell.key for cell in cells()}
     assert {cell.key for cell in cells(manifest=other_manifest(lambda table: table))} == keys
     other = other_manifest(lambda table: table.with_columns(split=pl.lit("test")))
@@ -125,8 +123,7 @@ def test_training_classes_are_held_out_alike_for_all_seeds(noise, other_manifest
     assert held_out["label_0"].n_unique() == 2
     assert set(held_out["label_0"]).isdisjoint(cut.table.filter(split="train")["label_0"])
     assert len(cut.table.filter(split="test")) == len(whole.table.filter(split="test"))
-    with pytest.raises(InputError, match=r"'noise'.*val_fraction"):
-        read_images(data, read_manifest(noise), tmp_path)
+    assert_refused(r"'noise'.*val_fraction", read_images, data, read_manifest(noise), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +148,7 @@ def test_training_classes_are_held_out_alike_for_all_seeds(noise, other_manifest
     ],
 )
 def test_a_suite_that_cannot_run_is_refused_before_anything_runs(old, new, facts, cells):
-    with pytest.raises(InputError, match=facts):
-        cells((old, new))
+    assert_refused(facts, cells, (old, new))
 
 
 def test_a_row_seed_or_data_set_that_the_suite_lacks_is_refused(suite, noise, tmp_path):
@@ -161,23 +157,19 @@ def test_a_row_seed_or_data_set_that_the_suite_lacks_is_refused(suite, noise, tm
         ({"noise": noise}, {"seeds": [7]}, r"seed .*'7'.*'0', '1'"),
         ({"nose": noise}, {}, r"--data 'nose'.*'noise'"),
     ):
-        with pytest.raises(InputError, match=facts):
-            cells_of(suite(), given, tmp_path, **chosen)
+        assert_refused(facts, cells_of, suite(), given, tmp_path, **chosen)
 
 
 def test_images_that_are_not_there_are_named(cells, other_manifest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"'nothing'.*data/nothing/manifest.csv.*--data nothing="):
-        find_manifest(DataSet(name="nothing"), {})
-    with pytest.raises(InputError, match=r"'glyphs'.*--data glyphs="):
-        find_manifest(DataSet(name="glyphs"), {}, make=False)
+    assert_refused(r"'nothing'.*data/nothing/manifest.csv.*--data nothing=", find_manifest, DataSet(name="nothing"), {})
+    assert_refused(r"'glyphs'.*--data glyphs=", find_manifest, DataSet(name="glyphs"), {}, make=False)
     monkeypatch.setitem(MAKERS, "glyphs", lambda folder: folder / "made.csv")
     assert find_manifest(DataSet(name="glyphs"), {}) == Path("data/glyphs/made.csv")
     with pytest.raises(InputError, match="no image in split 'test'"):
         cells(manifest=other_manifest(lambda table: table.filter(pl.col("split") != "test")))
     gone = other_manifest(lambda table: table.with_columns(pl.col("path").str.replace("0.png", "gone.png", literal=True)))
-    with pytest.raises(InputError, match=r"gone\.png"):
-        cells(manifest=gone)
+    assert_refused(r"gone\.png", cells, manifest=gone)
 
 
 @pytest.mark.parametrize(

@@ -76,20 +76,6 @@ def paired_effect(differences: NDArray[np.float64]) -> Effect:
     return Effect(float(mean), float(np.sqrt(total / differences.size)), float(max(1.0, freedom)))
 
 
-def holm(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p-values of several tests, corrected so that the chance of any false positive is at most the level (Holm).
-
-    Example:
-        >>> holm(np.array([0.01, 0.04, 0.03])).round(2).tolist()
-        [0.03, 0.06, 0.06]
-    """
-    order = np.argsort(p_values)
-    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
-    corrected = np.empty(len(p_values))
-    corrected[order] = np.minimum(stepped, 1)
-    return corrected
-
-
 def verdict(effects: list[Effect], p_values: list[float], published: list[float]) -> Verdict:
     """Whether runs on one or more data sets confirm a published finding.
 
