@@ -7,7 +7,7 @@ not computed again.
 
 With your copies of CIFAR-10, SVHN and Textures, read by `sightline data prepare NAME --root R --out NAME.csv`, the same
 command runs the papers' protocol: `--inside cifar-10.csv --outside svhn=svhn.csv --outside textures=textures.csv --backbone
-resnet34 --size 32 --epochs 200 --hidden 1024 --title CIFAR-10`. On a CPU that takes days.
+resnet34 --size 32 --epochs 200 --title CIFAR-10`. On a CPU that takes days.
 """
 
 import argparse
@@ -156,7 +156,7 @@ def one_seed(options: argparse.Namespace, seed: int) -> dict[str, dict]:
 
     for key, (name, settings) in PLAIN.items():
         measure(key, ood.create(name, **settings).fit(fitted, labels, head))
-    heat = ood.create("heat", priors=PRIORS, hidden=options.hidden, seed=seed).fit(fitted, labels, head)
+    heat = ood.create("heat", priors=PRIORS, seed=seed).fit(fitted, labels, head)
     for key, member in zip(HEAT, (*heat.members, heat), strict=True):
         measure(key, member)
     return found
@@ -193,9 +193,6 @@ def main() -> None:
     parser.add_argument("--backbone", default=None, help="a timm name; a small network if not given")
     parser.add_argument("--size", type=int, default=28)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument(
-        "--hidden", type=int, default=256, help="units of HEAT's layers; 1,024 in the papers for 512 dimensions"
-    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--title", default="Half of Fashion-MNIST", help="section of ood.md to write")
     parser.add_argument("--work", type=Path, required=True)

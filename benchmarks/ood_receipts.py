@@ -49,14 +49,14 @@ PLAIN: dict[str, dict[str, object]] = {
 BOTH, MEMBERS = "heat-gmm + heat-energy", ("heat-gmm", "heat-energy")
 HEAT: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     BOTH: ({"priors": ["gmm", "energy"]}, MEMBERS),
-    "heat-gmm, spread 1": ({"priors": ["gmm"], "spread": 1.0}, ()),
+    "heat-gmm, sgld": ({"priors": ["gmm"], "trainer": "sgld"}, ()),
 }
 PRIORS = {MEMBERS[0]: "gmm", MEMBERS[1]: "energy", BOTH: "gmm + energy"}
 NAMES = {"gmm + energy": "composition"}
 FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
-WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+BOUNDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 BETAS = (-10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0)
-PARTS = ("plain", "heat", "low_data", "weight", "beta")
+PARTS = ("plain", "heat", "low_data", "bound", "beta")
 
 
 def embedded(sets: Path, work: Path, name: str, limit: int | None) -> EmbeddingTable:
@@ -151,10 +151,10 @@ def compute(cells: Cells, parts: list[str], seeds: range, only: str | None) -> N
             for beta in BETAS:
                 options = {"scorers": ["gmm", "energy", "soft_knn"], "beta": beta}
                 cells.cell(f"beta {beta:g}", "composition", options, seed)
-        if "weight" in parts:
-            for weight in WEIGHTS:
-                if weight_key(weight) not in MEMBERS:
-                    cells.cell(weight_key(weight), "heat", {"weight": weight}, seed)
+        if "bound" in parts:
+            for bound in BOUNDS:
+                if bound_key(bound) not in MEMBERS:
+                    cells.cell(bound_key(bound), "heat", {"bound": bound}, seed)
         if "low_data" in parts:
             for fraction in FRACTIONS:
                 cells.cell(f"gmm at {fraction:g}", "gmm", {}, seed, fraction)
@@ -164,9 +164,9 @@ def compute(cells: Cells, parts: list[str], seeds: range, only: str | None) -> N
                     cells.cell(heat_key(fraction), "heat", {}, seed, fraction)
 
 
-def weight_key(weight: float) -> str:
+def bound_key(bound: float) -> str:
     """The default's cell is a row of the main table."""
-    return MEMBERS[0] if weight == 10 else f"weight {weight:g}"
+    return MEMBERS[0] if bound == 10 else f"bound {bound:g}"
 
 
 def heat_key(fraction: float) -> str:
@@ -225,11 +225,11 @@ def write(cells: Cells, out: Path) -> None:
         [f"{100 * f:g} %" for f in FRACTIONS],
     )
     write_section(file, "With less data", f"Mean AUROC over the four sets. `... --parts low_data`\n\n{low}")
-    weights = curve_table(cells, ["lambda", "`heat`"], [[weight_key(w)] for w in WEIGHTS], [f"{w:g}" for w in WEIGHTS])
+    bounds = curve_table(cells, ["bound", "`heat`"], [[bound_key(b)] for b in BOUNDS], [f"{b:g}" for b in BOUNDS])
     betas = curve_table(
         cells, ["beta", "`gmm`, `energy`, `soft_knn`"], [[f"beta {b:g}"] for b in BETAS], [f"{b:g}" for b in BETAS]
     )
-    text = f"Mean AUROC over the four sets. `... --parts weight beta`\n\n{weights}\n\n{betas}"
+    text = f"Mean AUROC over the four sets. `... --parts bound beta`\n\n{bounds}\n\n{betas}"
     write_section(file, "Lambda and beta", text)
 
 

@@ -64,7 +64,7 @@ def test_fit_from_a_gallery_calibrates_both_thresholds_on_what_it_was_not_fitted
     held_out, fitted = rows[:14], rows[14:]
     vectors, labels = table.vectors.astype(float), np.array(table.manifest.table["label_0"])
     energies = [sorted(((vectors[fitted] - vectors[row]) ** 2).sum(1))[2] for row in held_out]
-    assert rejector.scorer.threshold == pytest.approx(np.quantile(energies, 0.8), rel=1e-4)
+    assert rejector.scorer.threshold == pytest.approx(sorted(energies)[11], rel=1e-4)  # of 15 equal chances 12 are below
     own = [max((vectors @ vectors[row])[(labels == labels[row]) & (np.arange(72) != row)]) for row in held_out]
     assert rejector.similarity_threshold == pytest.approx(np.quantile(own, 0.2, method="lower"), abs=1e-5)
 

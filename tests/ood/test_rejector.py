@@ -62,6 +62,32 @@ def test_accepts_the_stated_share_and_rejects_what_is_elsewhere():
     assert "seed" not in fit_rejector(table(80), "composition", seed=4, scorers=["gmm"]).scorer.options()
 
 
+def test_held_out_classes_are_none_of_the_fit(monkeypatch):
+    seen = {}
+
+    def fit(scorer, vectors, labels, **options):
+        seen["fit"], scorer.width = set(labels.tolist()), vectors.shape[1]
+        return scorer
+
+    def calibrate(scorer, vectors, tpr):
+        seen["n_held_out"], scorer.threshold = len(vectors), 0.0
+
+    monkeypatch.setattr(ood.Scorer, "fit", fit)
+    monkeypatch.setattr(ood.Scorer, "calibrate", calibrate)
+    for n_classes, hold_out, n_fitted, n_held_out in (
+        (25, "auto", 20, 40),
+        (8, "auto", 8, 40),
+        (25, "images", 25, 40),
+        (4, "classes", 3, 50),
+        (150, "auto", 150, 40),  # hardly two images each
+    ):
+        fit_rejector(table(200, n_classes=n_classes), "gmm", hold_out=hold_out)
+        found = len(seen["fit"]), seen["n_held_out"]
+        assert found == (n_fitted, n_held_out) or (n_classes == 150 and found[1] == 40)
+    refuses("2 classes or more .* found 1", lambda: fit_rejector(table(50, n_classes=1), "gmm", hold_out="classes"))
+    refuses("unknown hold_out 'rows'", lambda: fit_rejector(table(50), "gmm", hold_out="rows"))
+
+
 def test_a_vector_that_is_not_finite_is_named_by_file_and_id(sightline, tmp_path):
     broken = table(40)
     broken.vectors[3, 1] = np.nan
@@ -207,12 +233,12 @@ def test_commands(sightline, tmp_path):
         "--policy",
         "flag",
     ]
-    small = ["hidden=8", "epochs=1", "n_chains=16", "n_steps=1", 'priors=["gmm"]', "start=data"]
+    small = ["hidden=8", "train_steps=5", 'priors=["gmm"]', "keep=always"]
     words += [word for option in small for word in ("--option", option)]
     status, out, err = sightline(*words, "--gallery-table", files["held"])
     assert status == 0, err
     loaded = Rejector.load(tmp_path / "rejector")
-    assert (loaded.policy, loaded.fingerprint, loaded.scorer.options()["start"]) == ("flag", PRINT, "data")
+    assert (loaded.policy, loaded.fingerprint, loaded.scorer.options()["keep"]) == ("flag", PRINT, "always")
     shown = f"{loaded.similarity_threshold:.4f}", "90 %"
     assert all(fact in out for fact in shown)
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from sightline import InputError, ood
 
-FAST_HEAT = {"hidden": 16, "epochs": 2, "n_steps": 2, "n_chains": 32}
+FAST_HEAT = {"hidden": 16, "train_steps": 20, "batch_size": 64, "keep": "always"}
 
 
 def refuses(message, call):
@@ -80,19 +81,29 @@ def test_saved_and_loaded_scores_the_same(name, data, tmp_path):
         refuses("8 dimensions .* got 7", lambda: loaded.score(inputs[:, :7]))
 
 
-def test_calibration_accepts_the_stated_share(data):
+def test_calibration_takes_the_conformal_quantile(data):
     scorer = fitted("gmm", data)
-    energies = scorer.score(data[0][:997])
-    assert scorer.calibrate(data[0][:997], 0.95) == pytest.approx(np.quantile(energies, 0.95))
-    threshold = scorer.calibrate(data[0][:997], 0.95, method="higher")
-    assert (energies <= threshold).mean() >= 0.95 > (energies < threshold).mean()
-    assert scorer.is_outlier(data[0][:997]).mean() <= 0.05
+    energies = np.sort(scorer.score(data[0][:999]))
+    assert scorer.calibrate(data[0][:999], 0.95) == energies[949]  # of 1000 equal chances, 950 are at or below it
+    assert scorer.is_outlier(data[0][:999]).sum() == 49
     assert scorer.fit(data[0]).threshold is None  # a new fit forgets it
-    energies = np.array([0.1, 0.4, 0.35, 0.8, 0.2, 0.5, 0.3, 0.6, 0.25, 0.45])  # the specification's
-    scorer = ood.create("energy", inputs="logits").fit(-energies[:, None])
-    assert scorer.calibrate(-energies[:, None]) == pytest.approx(0.71)
-    assert scorer.calibrate(-energies[:, None], method="higher") == pytest.approx(0.8)
-    assert scorer.is_outlier(-np.array([[0.8], [0.81]])).tolist() == [False, True]
+    for n_items, place, acceptance in ((19, 19, 0.95), (20, 20, 0.95), (39, 38, 0.95), (9, 9, 0.9)):
+        scorer.calibrate_on(np.arange(1, n_items + 1), 0.95)
+        assert (scorer.threshold, scorer.acceptance) == (place, acceptance)
+    scorer = ood.create("energy", inputs="logits").fit(np.zeros((2, 1)))
+    assert scorer.calibrate(-np.arange(1.0, 20)[:, None], 0.5) == 10
+    assert scorer.is_outlier(-np.array([[10], [10.01]])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("n_items", "tpr"), [(19, 0.95), (50, 0.9), (137, 0.95)])
+def test_calibration_holds_its_guarantee_in_simulation(n_items, tpr):
+    """Of 40,000 fresh calibrations, each followed by one new query: neither fewer nor more accepted than is stated."""
+    rng, n_trials = np.random.default_rng(0), 40_000
+    scorer = ood.create("energy", inputs="logits").fit(np.zeros((2, 1)))
+    energies = rng.standard_cauchy((n_trials, n_items + 1))
+    accepted = sum(row[-1] <= scorer.calibrate_on(row[:-1], tpr) for row in energies)
+    low, high = binom.ppf(1e-4, n_trials, tpr), binom.ppf(1 - 1e-4, n_trials, tpr + 1 / (n_items + 1))
+    assert low <= accepted <= high
 
 
 def test_labels_and_inputs_of_any_kind(data):
@@ -123,13 +134,6 @@ def test_several_needs_are_given_by_name(data, tmp_path):
         refuses("feature maps .* 2 dimensions .* got 8", lambda one=one, wide=wide: one.score(wide))
 
 
-def test_a_network_with_tied_layers_is_saved_and_loaded(data, tmp_path):
-    scorer = ood.create("heat", tie_hidden=True, **FAST_HEAT).fit(*data)
-    loaded = ood.load(scorer.save(tmp_path / "scorer"))
-    np.testing.assert_array_equal(loaded.score(data[0]), scorer.score(data[0]))
-    assert loaded.members[0].network[2] is loaded.members[0].network[8]
-
-
 WRONG = {
     "gmm": {"components": ["class", 0, 2.0], "weights": ["count"], "shrinkage": [-1.0, "much", None]},
     "knn": {"k": [0, 2.5], "bank_size": ["all"]},
@@ -137,9 +141,9 @@ WRONG = {
     "energy": {"temperature": [0.0, math.nan], "scale": [True, math.nan], "stand_in": ["proxies"], "seed": [-1, 1 << 32]},
     "msp": {"n_clusters": [0]},
     "react": {"percentile": [1.5]},
-    "heat": {"step": [[1.0], 5], "noise": [["a", "b"], [1.0, math.nan]], "input_noise": [math.nan], "weight": [0.0]}
-    | {"temperature": [-1.0, "high", None], "start": ["priors"], "negatives": ["init"], "decay": ["cubic"]}
-    | {"epochs": [-1], "n_steps": [-1], "priors": ["gmm", 5, []]},
+    "heat": {"chain_step": [[1.0], 5], "chain_noise": [["a", "b"], [1.0, math.nan]], "bound": [0.0], "keep": ["never"]}
+    | {"temperature": [-1.0, "high", None], "trainer": ["ncd"], "n_networks": [1], "train_steps": [0]}
+    | {"chain_steps": [-1], "priors": ["gmm", 5, []]},
     "composition": {"scorers": [[]], "beta": [math.nan]},
 }
 

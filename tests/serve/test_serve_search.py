@@ -184,6 +184,11 @@ def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery
     assert client.post("/v1/items", files={"image": ("x", OUTSIDE)}, data={"id": "new"}).status_code == 201
     answer = ask(client, OUTSIDE, k=1)  # an item belongs, even if it was added after the rejector was fitted
     assert (answer["verdict"]["belongs"], ids_and_scores(answer)[0]) == (True, ["new"])
+    counted = client.get("/metrics").text  # two images, each flagged and rejected, and one that has become an item
+    assert f'sightline_verdicts_total{{gallery="{own_gallery.name}",verdict="refused"}} 2.0' in counted
+    assert f'sightline_verdicts_total{{gallery="{own_gallery.name}",verdict="accepted"}} 3.0' in counted
+    assert f'sightline_energy_quantile_count{{gallery="{own_gallery.name}"}} 5.0' in counted
+    assert f'sightline_refused_share_alarm{{gallery="{own_gallery.name}"}} 0.0' in counted
     (own_gallery / FOLDER / "rejector.json").write_text("{}")
     broken = client.post("/v1/search", files={"image": ("a", inside)})
     assert (broken.status_code, broken.headers["retry-after"]) == (503, "1")

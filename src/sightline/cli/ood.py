@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.console import echo, expand_settings, named_values, read_table
-from sightline.errors import InputError, needs_extra
+from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
@@ -24,8 +24,11 @@ class ScorerOptions:
     """The scorer of a rejector, and how it is fitted."""
 
     scorer: Annotated[
-        str, typer.Option(help="Scorer listed by `sightline ood scorers`, or package.module:Name with --trust.")
-    ] = "heat"
+        str,
+        typer.Option(
+            help="Scorer listed by `sightline ood scorers`, or package.module:Name with --trust; auto compares them."
+        ),
+    ] = "auto"
     level: Annotated[int, typer.Option(min=0, help="Label level to fit on; 0 is the finest.")] = 0
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the held-out part and of the scorer.")] = 0
     option: Annotated[
@@ -46,17 +49,21 @@ def fit(
     tpr: Annotated[float, typer.Option(help="Share of in-distribution images to accept.")] = 0.95,
     split: Annotated[str | None, typer.Option(help="Fit on this split only.")] = None,
     held_out_table: Annotated[
-        Path | None, typer.Option(help="In-distribution images to calibrate on; default: a fifth of the table.")
+        Path | None, typer.Option(help="In-distribution images to calibrate on; default: a part of the table.")
     ] = None,
     gallery_table: Annotated[
         Path | None, typer.Option(help="Table of the gallery, to calibrate the similarity threshold of a match.")
     ] = None,
+    hold_out: Annotated[
+        str,
+        typer.Option(help="Calibrate on a fifth of the classes or of the images; auto: of the classes, if there are 20."),
+    ] = "auto",
     policy: Annotated[
         str, typer.Option(help="What search does with out-of-distribution queries: reject, flag or ignore.")
     ] = "reject",
 ) -> None:
     """Fit and calibrate a rejector of out-of-distribution queries; print its thresholds."""
-    from sightline.ood.rejector import check_place, fit_rejector
+    from sightline.ood.rejector import HOLD_OUTS, check_place, fit_rejector
 
     if (table is None) == (gallery is None) or (gallery is not None and gallery_table is not None):
         raise InputError("give either a table or --gallery; --gallery-table goes with a table")
@@ -81,16 +88,47 @@ def fit(
         options.level,
         options.seed,
         show_progress=True,
+        hold_out=choose(HOLD_OUTS, hold_out, "--hold-out"),
         trust=options.trust,
         **scorer_options,
     )
     rejector.generation = generation
-    share = f"{100 * tpr:g} %"
-    echo(f"{rejector.save(out)}: {options.scorer}, accepts {share} of in-distribution images")
+    share, accepted = f"{100 * tpr:g} %", 100 * (rejector.scorer.acceptance or 0)
+    if rejector.advice is not None:
+        echo(rejector.advice)
+    echo(f"{rejector.save(out)}: {rejector.scorer.name}, accepts {accepted:.3g} % of in-distribution images")
+    for note in rejector.scorer.notes:
+        echo(note)
     if rejector.similarity_threshold is not None:
         echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {share} of matches")
     elif gallery is not None:
         echo("no similarity threshold: no two items share a label")
+
+
+@app.command()
+def recalibrate(
+    rejector: Annotated[Path, typer.Argument(help="Folder written by `sightline ood fit`.")],
+    log: Annotated[Path, typer.Argument(help="What `sightline serve` wrote to standard error.")],
+    gallery: Annotated[
+        str | None, typer.Option(help="Only queries to this gallery; required if there are several.")
+    ] = None,
+    tpr: Annotated[float, typer.Option(help="Share of such queries to accept.")] = 0.95,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow importing package.module:Name.")] = False,
+) -> None:
+    """Set the threshold from the energies of queries that a service logged, all taken to be in-distribution."""
+    from sightline.ood.drift import logged_energies
+    from sightline.ood.rejector import Rejector
+
+    loaded = Rejector.load(rejector, trust=trust)
+    before = loaded.scorer.threshold
+    energies = logged_energies(log, before, gallery)
+    loaded.scorer.calibrate_on(energies, tpr)
+    accepted = 100 * (loaded.scorer.acceptance or 0)
+    folder = rejector if (rejector / "rejector.json").is_file() else rejector / "rejector"
+    echo(
+        f"{loaded.save(folder)}: energy threshold {loaded.scorer.threshold:.4g}, was {before:.4g}, "
+        f"accepts {accepted:.3g} % of {len(energies)} logged queries"
+    )
 
 
 @app.command()

@@ -1,27 +1,34 @@
-"""HEAT: prior energies, each corrected by a network trained against samples of the hybrid, and composed into one."""
+"""HEAT: prior energies, each with a residual that is kept only where held-out data gain from it, composed into one."""
 
+import copy
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from scipy.stats import t as student
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import MultiStepLR
 
 from sightline.errors import InputError, names
-from sightline.ood.classifier import Classifier, linear_layers
+from sightline.ood.classifier import Classifier
 from sightline.ood.composition import Beta, Composed
-from sightline.ood.scorer import Scorer, Seed, Several, create, create_several, tensors_below
+from sightline.ood.scorer import Scorer, Seed, Several, create_several, tensors_below
 from sightline.progress import tracked
 
-N_HIDDEN = 5  # hidden layers: 6 linear layers with the last, which computes the energy
 SLOPE = 0.2
-BUFFER_SIZE, RESTARTS = 40_000, 0.1
+WEIGHT_DECAY = 0.01
+FEWEST = 100  # items: with fewer, a quarter says nothing
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+CHECKS = 5  # times in the training at which the residual may be taken
+JUDGING = 4000  # samples of the prior that a gain is measured with
+LANGEVIN = 0.02  # step of chains that replace a sampler, in units of the data's variance
+CERTAINTY = 0.95
 FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_length=2)]
 
 
@@ -33,76 +40,58 @@ class HeatSettings:
         priors: names, or mappings with a name and options: ``["gmm"]`` is HEAT-GMM, ``["energy"]`` HEAT-EL,
             ``["gmm", "gmm_std", "energy"]`` what the papers call HEAT.
         beta: of the composition; 0 for the mean.
-        weight: lambda, the weight of the squared residual; it bounds the residual by ``1 / (2 weight)``.
-        temperature: T of each prior; ``auto`` scales its deviation on the fit set to ``spread / (2 weight)``.
-        spread: of the prior relative to the bound of the residual, with ``auto``.
-        hidden: units of each of the network's 5 hidden layers.
-        tie_hidden: share the weights of 4 of these layers, as the authors' released code does.
-        epochs: passes over the fit set; the learning rate falls to a tenth after half of them.
-        batch_size: real items per step.
+        trainer: ``nce`` tells data from samples of the prior; ``sgld`` follows the papers, with Langevin chains of the
+            hybrid; ``nce+sgld`` refines the first by the second.
+        keep: ``auto`` keeps a residual if held-out data gain from it; ``always``.
+        n_networks: in the ensemble; each is trained without its own part of the data, which judges it.
+        hidden: units of each hidden layer.
+        hidden_layers: of each network.
+        bound: largest residual, in nats.
+        train_steps: at most; held-out data choose how many, and the strength of the residual.
+        batch_size: real items per network and step.
         lr: learning rate of Adam.
-        n_chains: Langevin chains per step.
-        negatives: ``chain+init`` uses the ends and the starts of chains as samples, ``chain`` only the ends.
-        start: where chains start: ``prior``, a sample of the prior; ``gmm``, of a GMM fitted for it; ``normal``; ``data``;
-            ``buffer``, the ends of earlier chains; ``auto`` is ``prior`` if the prior can sample, else ``gmm``.
-        n_steps: of each chain.
-        step: first and last step size of a chain.
-        noise: first and last noise of a chain.
-        decay: of both: ``linear`` or ``quadratic``.
-        coupled: derive the noise from the step size: chains then sample the hybrid itself, not a sharpened density.
-        input_noise: standard deviation of the noise on the network's training inputs.
-        seed: random seed of weights, batches and chains.
+        temperature: of the prior in the chains of ``sgld``; ``auto`` is 10 times the deviation of its energies, 1 with
+            ``nce+sgld``. Lambda of the papers is ``temperature / (2 bound)``.
+        chain_steps: of each Langevin chain.
+        chain_step: first and last step size of a chain of ``sgld``.
+        chain_noise: first and last noise of such a chain.
+        seed: random seed of parts, weights, batches and chains.
     """
 
     priors: Several = ("gmm",)
     beta: Beta = 0.0
-    weight: PositiveFloat = 10.0
-    temperature: PositiveFloat | Literal["auto"] = "auto"
-    spread: PositiveFloat = 2.0
-    hidden: PositiveInt = 1024
-    tie_hidden: bool = False
-    epochs: NonNegativeInt = 10
+    trainer: Literal["nce", "sgld", "nce+sgld"] = "nce"
+    keep: Literal["auto", "always"] = "auto"
+    n_networks: Annotated[int, Field(ge=2, le=64)] = 4
+    hidden: PositiveInt = 128
+    hidden_layers: PositiveInt = 3
+    bound: PositiveFloat = 10.0
+    train_steps: PositiveInt = 1500
     batch_size: PositiveInt = 256
-    lr: PositiveFloat = 1e-4
-    n_chains: PositiveInt = 128
-    negatives: Literal["chain+init", "chain"] = "chain+init"
-    start: Literal["auto", "prior", "gmm", "normal", "data", "buffer"] = "auto"
-    n_steps: NonNegativeInt = 10
-    step: FirstAndLast = (1e-4, 1e-5)
-    noise: FirstAndLast = (5e-3, 5e-4)
-    decay: Literal["linear", "quadratic"] = "linear"
-    coupled: bool = False
-    input_noise: NonNegativeFloat = 1e-4
+    lr: PositiveFloat = 2e-3
+    temperature: PositiveFloat | Literal["auto"] = "auto"
+    chain_steps: NonNegativeInt = 10
+    chain_step: FirstAndLast = (1e-4, 1e-5)
+    chain_noise: FirstAndLast = (5e-3, 5e-4)
     seed: Seed = 0
-
-
-def decayed(ends: Sequence[float], place: int, n_steps: int, decay: str = "linear") -> float:
-    """A value that decays from first to last: ``(first - last) (1 - place / n_steps)^p + last``, p = 1 or 2.
-
-    Example:
-        >>> round(decayed((1e-4, 1e-5), 10, 20, "quadratic"), 9)
-        3.25e-05
-    """
-    first, last = ends
-    return (first - last) * (1 - place / n_steps) ** (2 if decay == "quadratic" else 1) + last
 
 
 def langevin_chains(
     energy: Callable[[Tensor], Tensor],
     start: Tensor,
-    settings: HeatSettings,
+    steps: Sequence[tuple[float, float]],
     generator: torch.Generator,
     project: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The ends of Langevin chains.
+    """The ends of Langevin chains, whose steps are ``z - step * slope + noise * w``.
 
-    A step is ``z - step * slope + noise * w``, which samples ``exp(-2 step / noise^2 * E)``: a sharpened density, as in the
-    papers. If coupled, it is ``z - step/2 * slope + sqrt(step) * w``, which samples ``exp(-E)``.
+    They sample ``exp(-2 step / noise^2 * E)``: ``exp(-E)`` where ``noise^2`` is twice the step, a sharpened density with
+    the papers' steps.
 
     Args:
         energy: (N, D) to (N,), with a gradient.
         start: (N, D).
-        settings: ``n_steps`` (0 returns the start), ``step``, ``noise``, ``decay`` and ``coupled``.
+        steps: size and noise of each.
         generator: random generator of the noise, on the CPU.
         project: maps features back to where data can be, after every step.
 
@@ -110,201 +99,306 @@ def langevin_chains(
         (N, D) without a gradient.
     """
     state = start.detach()
-    for place in range(settings.n_steps):
+    for step, noise in steps:
         with torch.enable_grad():
             state.requires_grad_()
             (slope,) = torch.autograd.grad(energy(state).sum(), state)
-        step = decayed(settings.step, place, settings.n_steps, settings.decay)
-        noise = decayed(settings.noise, place, settings.n_steps, settings.decay)
-        if settings.coupled:
-            step, noise = step / 2, step**0.5
         drawn = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
         state = state.detach() - step * slope + noise * drawn
         state = state if project is None else project(state)
     return state.detach()
 
 
-def energy_network(dim: int, hidden: int, tie_hidden: bool, seed: int) -> nn.Sequential:
-    """A network from D to one number in 6 linear layers; it starts as 0 everywhere, so a hybrid starts as its prior.
+class Networks(nn.Module):
+    """K networks from D features to one bounded number, computed together; they start as 0 everywhere.
 
     Args:
-        dim: D.
-        hidden: units of each hidden layer.
-        tie_hidden: use one layer for the four from ``hidden`` to ``hidden``, as the authors' released code does.
+        widths: D, then those of the hidden layers, then 1.
+        n_networks: K.
+        bound: of what they return.
         seed: random seed of the weights.
-
-    Example:
-        >>> sum(weight.numel() for weight in energy_network(512, 1024, False, 0).parameters())
-        4724737
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        between: list[nn.Module] = [nn.Linear(before, after) for before, after in pairwise([dim, *[hidden] * N_HIDDEN])]
-        last = nn.Linear(hidden, 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    if tie_hidden:
-        between[2:] = [between[1]] * (N_HIDDEN - 2)
-    layers = [layer for linear in between for layer in (linear, nn.LeakyReLU(SLOPE))]
-    return nn.Sequential(*layers, last)
+
+    def __init__(self, widths: Sequence[int], n_networks: int, bound: float, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.bound = bound
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for before, after in pairwise(widths):
+            for kept, rows in ((self.weights, before), (self.biases, 1)):
+                drawn = 2 * torch.rand(n_networks, rows, after, generator=generator) - 1
+                kept.append(nn.Parameter(drawn / before**0.5))
+        with torch.no_grad():
+            self.weights[-1].zero_()
+            self.biases[-1].zero_()
+
+    def forward(self, features: Tensor, which: slice = slice(None)) -> Tensor:
+        """(K, N) of (N, D) features, or of (K, N, D): to each network its own."""
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            features = features @ weight[which] + bias[which]
+            if place + 1 < len(self.weights):
+                features = F.leaky_relu(features, SLOPE)
+        return self.bound * torch.tanh(features.squeeze(2) / self.bound)
 
 
-def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
-    """``mean(real) - mean(generated) + weight * (mean(real^2) + mean(generated^2))``.
+def density_gain(data: Tensor, samples: Tensor) -> Tensor:
+    """What a log density ratio f adds to the log-density of data: the bound ``E_data[f] - c - E_prior[exp(f - c)] + 1``.
 
-    For samples of density p_gen and data of density p, its minimum is ``(p_gen - p) / (2 weight (p_gen + p))``, which is
-    bounded by ``1 / (2 weight)``.
+    The gain is ``E_data[f] - log E_prior[exp f]``. Its plain estimate is too high by about half the variance of the mean of
+    ``exp f``, over its square. This bound equals it for the best c, and its estimate has no bias, because c comes from
+    one half of the samples and the mean from the other.
 
     Args:
-        real: (N,) residuals of data.
-        generated: (M,) residuals of samples.
-        weight: of the squares.
+        data: (K, N) of f on held-out data.
+        samples: (K, M) of f on samples of the prior.
+
+    Returns:
+        (K,) in nats.
 
     Example:
-        >>> residual_loss(torch.tensor([0.2, -0.1, 0.3]), torch.tensor([0.5, 0.1, -0.2, 0.4]), 10.0)
-        tensor(1.5500)
+        >>> density_gain(torch.zeros(1, 5), torch.zeros(1, 8))
+        tensor([0.])
     """
-    return real.mean() - generated.mean() + weight * (real.square().mean() + generated.square().mean())
+    half = samples.shape[1] // 2
+    normaliser = samples[:, :half].logsumexp(1) - math.log(half)
+    return data.mean(1) - normaliser - (samples[:, half:] - normaliser[:, None]).exp().mean(1) + 1
+
+
+class _Part:
+    """All data but one network's own part: the prior fitted on it, and what was held out."""
+
+    def __init__(
+        self,
+        member: "ResidualEnergy",
+        inputs: Tensor,
+        labels: Tensor | None,
+        classifier: Classifier | None,
+        own: Tensor,
+    ) -> None:
+        self.prior, self.chains = copy.deepcopy(member.prior), member.sampling
+        codes = None if labels is None else labels[~own].unique(return_inverse=True)[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about few items: the prior of all data says so
+            self.prior._fit_given({member.needs[0]: inputs[~own]}, codes, classifier)
+        features = self.prior.features(inputs)
+        self.data, self.held_out = features[~own], features[own]
+
+    def rows(self, n: int, generator: torch.Generator) -> Tensor:
+        """(n, D) of the data, at random."""
+        return self.data[torch.randint(len(self.data), (n,), generator=generator).to(self.data.device)]
+
+    def samples(self, n: int, generator: torch.Generator) -> Tensor:
+        """(n, D) of the prior; ends of short chains from the data if it cannot sample."""
+        drawn = self.prior.sample(n, generator)
+        project = _projection(self.data)
+        if drawn is not None:
+            return project(drawn.to(self.data))
+        step = LANGEVIN * float(self.data.var(0).mean())
+        return langevin_chains(
+            self.prior.energy, self.rows(n, generator), [(step, (2 * step) ** 0.5)] * self.chains, generator, project
+        )
 
 
 class ResidualEnergy(Scorer):
-    """``E_prior / T + E_theta``: a differentiable scorer, and the network that corrects it.
+    """A differentiable prior energy, less a strength times the mean of networks that estimate a log density ratio.
 
-    Args:
-        prior: not fitted yet.
-        settings: of the training.
+    Attributes:
+        gain: what held-out data gain in log-density, in nats.
+        gain_error: one standard error of it.
+        strength: factor of the residual; 0 if it was dropped.
     """
 
-    state: ClassVar[tuple[str, ...]] = ("temperature", "scale")
+    state: ClassVar[tuple[str, ...]] = ("strength", "scale", "gain", "gain_error", "steps_taken")
 
     def __init__(self, prior: Scorer, settings: HeatSettings) -> None:
         if not prior.differentiable:
             raise InputError(f"a prior must be differentiable, {prior.name!r} is not")
         self.prior, self.settings, self.needs = prior, settings, prior.needs
+        self.sampling = settings.chain_steps
 
     def features(self, inputs: Tensor) -> Tensor:
         return self.prior.features(inputs)
 
     def energy(self, features: Tensor) -> Tensor:
-        return self.prior.energy(features) / self.temperature + self.residual(features)
+        energy = self.prior.energy(features)
+        return energy - self.strength * self.log_ratio(features).to(energy) if self.strength else energy
 
-    def residual(self, features: Tensor) -> Tensor:
-        """(N,) the network's correction."""
-        *between, last = [layer for layer in self.network if isinstance(layer, nn.Linear)]
-        hidden = linear_layers(
-            self.scale * features, [layer.weight for layer in between], [layer.bias for layer in between], SLOPE
-        )
-        return linear_layers(hidden, [last.weight], [last.bias]).squeeze(1)
+    def log_ratio(self, features: Tensor) -> Tensor:
+        """(N,) the mean of the networks: the log of the density of data over that of the prior, in nats."""
+        ratios: Tensor = self.networks((self.scale * features).float())
+        return ratios.mean(0)
+
+    @property
+    def notes(self) -> list[str]:
+        """Whether the residual was kept, and why."""
+        gain = f"held-out gain {float(self.gain):.3f} +- {float(self.gain_error):.3f} nats"
+        if self.gain.isnan():
+            return [f"{self.prior.name}: no residual, fewer than {FEWEST} items to judge it by"]
+        if not self.strength:
+            return [f"{self.prior.name}: residual dropped, {gain}; the prior is used alone"]
+        return [f"{self.prior.name}: residual kept at {float(self.strength):g} after {int(self.steps_taken)} steps, {gain}"]
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         settings = self.settings
         self.prior._fit_given({self.needs[0]: inputs}, labels, classifier)
-        data = self.prior.features(inputs)
         energies = self.prior._energies({self.needs[0]: inputs})
         deviation = float(energies.std(correction=0))
         if not deviation > 1e-12 * float(energies.abs().max()):
             raise InputError(f"the energies of prior {self.prior.name!r} must differ on the fit set, all are equal")
-        # The residual is bounded by 1 / (2 weight): scale the prior to that order.
-        fitting = deviation * 2 * settings.weight / settings.spread
-        self.temperature = torch.tensor(
-            fitting if settings.temperature == "auto" else settings.temperature, dtype=torch.float64
-        )
-        # Scale the network's input: on unit vectors of many dimensions it would be nearly constant.
+        data = self.prior.features(inputs)
+        # Scale the networks' input: on unit vectors of many dimensions it would be nearly constant.
         self.scale = data.square().mean().rsqrt()
-        self.network = energy_network(data.shape[1], settings.hidden, settings.tie_hidden, settings.seed).to(data)
-        self._train(data, labels)
-        if data.dtype == torch.float32:  # half the bytes to save, and to read for each query
-            self.network.bfloat16()
-
-    def _train(self, data: Tensor, labels: Tensor | None) -> None:
-        settings = self.settings
+        self.strength, self.gain, self.gain_error = (torch.tensor(value) for value in (0.0, math.nan, math.nan))
+        self.steps_taken = torch.tensor(0)
+        if len(inputs) < FEWEST:
+            return
         generator = torch.Generator().manual_seed(settings.seed)
-        starts = _Starts(self.prior, data, labels, settings, generator)
-        project = _projection(data)
-        optimizer = torch.optim.Adam(self.network.parameters(), settings.lr, betas=(0.0, 0.999))
-        n_batches = math.ceil(len(data) / settings.batch_size)
-        schedule = MultiStepLR(optimizer, [math.ceil(settings.epochs / 2) * n_batches], gamma=0.1)
-        batches = (
-            data[rows.to(data.device)]
-            for _ in range(settings.epochs)
-            for rows in torch.randperm(len(data), generator=generator).split(settings.batch_size)
-        )
-        for real in tracked(batches, "Fitting HEAT", settings.epochs * n_batches, self.shows_progress):
-            first = project(starts.draw(settings.n_chains))
-            last = langevin_chains(self.energy, first, settings, generator, project)
-            starts.keep(last)
-            samples = torch.cat([last, first]) if settings.negatives == "chain+init" else last
-            both = torch.cat([real, samples])
-            noise = torch.randn(both.shape, generator=generator, dtype=both.dtype).to(both.device)
-            with torch.enable_grad():
-                residuals = self.residual(both + settings.input_noise * noise)
-                loss = residual_loss(residuals[: len(real)], residuals[len(real) :], settings.weight)
-                if not loss.isfinite():
-                    raise InputError(f"the residual of prior {self.prior.name!r} diverged; lower lr ({settings.lr})")
-                optimizer.zero_grad()
-                loss.backward()
+        place = torch.randperm(len(inputs), generator=generator).to(inputs.device) % settings.n_networks
+        parts = [_Part(self, inputs, labels, classifier, place == own) for own in range(settings.n_networks)]
+        widths = [data.shape[1], *[settings.hidden] * settings.hidden_layers, 1]
+        self.networks = Networks(widths, settings.n_networks, settings.bound, settings.seed).to(inputs.device)
+        hot = deviation * 10 if settings.temperature == "auto" else settings.temperature
+        with torch.enable_grad():
+            self._train(parts, generator, hot)
+        self.networks.requires_grad_(False)
+
+    def _train(self, parts: list["_Part"], generator: torch.Generator, hot: float) -> None:
+        """Train all networks; take them where held-out data gain most, and measure the gain on other held-out data."""
+        settings = self.settings
+        judge = _Judge(self, parts, generator)
+        optimizer = torch.optim.AdamW(self.networks.parameters(), settings.lr, weight_decay=WEIGHT_DECAY)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.train_steps)
+        refine_from = {"nce": settings.train_steps, "sgld": 0}.get(settings.trainer, settings.train_steps * 3 // 4)
+        temperature = 1.0 if settings.trainer == "nce+sgld" and settings.temperature == "auto" else hot
+        every = max(1, settings.train_steps // CHECKS)
+        for step in tracked(range(settings.train_steps), "Fitting HEAT", settings.train_steps, self.shows_progress):
+            real = self._scaled([part.rows(settings.batch_size, generator) for part in parts])
+            first = [part.samples(settings.batch_size, generator) for part in parts]
+            if step < refine_from:
+                loss = contrastive_loss(self.networks(real), self.networks(self._scaled(first)))
+            else:
+                last = [self._chain(k, part, first[k], temperature, generator) for k, part in enumerate(parts)]
+                both = torch.cat([self._scaled(last), self._scaled(first)], 1)
+                loss = residual_loss(
+                    -self.networks(real) / temperature,
+                    -self.networks(both) / temperature,
+                    temperature / (2 * settings.bound),
+                )
+            if not loss.isfinite():
+                raise InputError(f"the residual of prior {self.prior.name!r} diverged; lower lr ({settings.lr})")
+            optimizer.zero_grad()
+            loss.backward()
             optimizer.step()
             schedule.step()
-        self.network.requires_grad_(False)
+            if (step + 1) % every == 0:
+                judge.look(step + 1)
+        judge.decide()
+
+    def _scaled(self, features: list[Tensor]) -> Tensor:
+        return (self.scale * torch.stack(features)).float()
+
+    def _chain(self, k: int, part: "_Part", start: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """The ends of chains of the k-th hybrid."""
+        settings = self.settings
+
+        def energy(features: Tensor) -> Tensor:
+            ratio: Tensor = self.networks((self.scale * features).float(), slice(k, k + 1))[0]
+            return (part.prior.energy(features) - ratio.to(features)) / temperature
+
+        def decayed(ends: Sequence[float], place: int) -> float:
+            return ends[1] + (ends[0] - ends[1]) * (1 - place / settings.chain_steps)
+
+        steps = [
+            (decayed(settings.chain_step, place), decayed(settings.chain_noise, place))
+            for place in range(settings.chain_steps)
+        ]
+        return langevin_chains(energy, start, steps, generator, _projection(part.data))
 
     def parts(self) -> dict[str, Scorer]:
         return {"prior": self.prior}
 
     def tensors(self) -> dict[str, Tensor]:
-        return super().tensors() | {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        kept = self.networks.state_dict() if self.strength else {}
+        return super().tensors() | {f"network.{name}": tensor for name, tensor in kept.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         super().restore(tensors)
-        weights = tensors_below("network", tensors)
-        hidden, dim = weights["0.weight"].shape
-        self.network = energy_network(dim, hidden, self.settings.tie_hidden, 0).to(weights["0.weight"].dtype)
-        self.network.load_state_dict(weights)
-        self.network.requires_grad_(False)
+        if self.strength:
+            weights = tensors_below("network", tensors)
+            widths = [weights["weights.0"].shape[1], *[self.settings.hidden] * self.settings.hidden_layers, 1]
+            self.networks = Networks(widths, len(weights["weights.0"]), self.settings.bound, 0)
+            self.networks.load_state_dict(weights)
+            self.networks.requires_grad_(False)
 
 
-class _Starts:
-    """The starts of Langevin chains."""
+class _Judge:
+    """Chooses steps and strength by one half of each network's held-out data, and measures the gain on the other half."""
 
-    def __init__(
-        self, prior: Scorer, data: Tensor, labels: Tensor | None, settings: HeatSettings, generator: torch.Generator
-    ) -> None:
-        self.kind, self.data, self.generator = settings.start, data, generator
-        self.buffer = data[:0]
-        self.source = prior
-        draws = self.kind in ("auto", "prior", "buffer") and prior.sample(1, generator) is not None
-        if self.kind == "prior" and not draws:
-            raise InputError(f"start 'prior' requires a prior that can sample, {prior.name!r} cannot; use 'gmm' or 'data'")
-        if not draws and self.kind not in ("normal", "data"):
-            self.source = create("gmm", normalise=_is_unit(data), seed=settings.seed).fit(data, labels)
+    def __init__(self, member: ResidualEnergy, parts: list[_Part], generator: torch.Generator) -> None:
+        self.member, self.generator = member, generator
+        fewest = min(len(part.held_out) for part in parts)
+        self.data = member._scaled([part.held_out[:fewest] for part in parts])
+        self.samples = member._scaled([part.samples(JUDGING, generator) for part in parts])
+        self.best, self.found = -math.inf, member.gain
 
-    def draw(self, n: int) -> Tensor:
-        if self.kind == "normal":
-            return torch.randn(n, self.data.shape[1], generator=self.generator, dtype=self.data.dtype).to(self.data.device)
-        if self.kind == "data":
-            return self._any_of(self.data, n)
-        fresh = cast(Tensor, self.source.sample(n, self.generator)).to(self.data)
-        if self.kind != "buffer" or 2 * len(self.buffer) < BUFFER_SIZE:
-            return fresh
-        kept = self._any_of(self.buffer, n)
-        restarts = torch.rand(n, 1, generator=self.generator).to(self.data.device) < RESTARTS
-        return torch.where(restarts, fresh, kept)
+    @torch.no_grad()
+    def look(self, steps: int) -> None:
+        """Take the networks as they are if they are the best so far."""
+        member = self.member
+        data, samples = member.networks(self.data), member.networks(self.samples)
+        for strength in STRENGTHS:
+            chosen, judged = (
+                density_gain(strength * data[:, half::2], strength * samples[:, half::2]).double() for half in (0, 1)
+            )
+            if float(chosen.mean()) > self.best:
+                self.best, self.found = float(chosen.mean()), judged
+                member.strength, member.steps_taken = torch.tensor(strength), torch.tensor(steps)
+                self.weights = copy.deepcopy(member.networks.state_dict())
 
-    def _any_of(self, rows: Tensor, n: int) -> Tensor:
-        return rows[torch.randint(len(rows), (n,), generator=self.generator).to(rows.device)]
-
-    def keep(self, last: Tensor) -> None:
-        if self.kind == "buffer":
-            self.buffer = torch.cat([self.buffer, last])[-BUFFER_SIZE:]
+    def decide(self) -> None:
+        """Keep the best networks if the gain exceeds its error; else drop them."""
+        member, n = self.member, len(self.found)
+        member.networks.load_state_dict(self.weights)
+        member.gain, member.gain_error = self.found.mean(), self.found.std() / n**0.5
+        if member.settings.keep == "auto" and not member.gain > student.ppf(CERTAINTY, n - 1) * member.gain_error:
+            member.strength = torch.tensor(0.0)
 
 
-def _is_unit(data: Tensor) -> bool:
-    return bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
+def contrastive_loss(real: Tensor, samples: Tensor) -> Tensor:
+    """Noise-contrastive estimation: logistic loss of telling data from as many samples of the prior, added over networks.
+
+    Its minimum is the log density ratio.
+
+    Example:
+        >>> contrastive_loss(torch.zeros(1, 3), torch.zeros(1, 3)) / math.log(2)
+        tensor(2.)
+    """
+    return F.softplus(-real).mean(1).sum() + F.softplus(samples).mean(1).sum()
+
+
+def residual_loss(real: Tensor, generated: Tensor, weight: float) -> Tensor:
+    """The papers' loss: ``mean(real) - mean(generated) + weight * (mean(real^2) + mean(generated^2))``.
+
+    For samples of density p_gen and data of density p, its minimum is ``(p_gen - p) / (2 weight (p_gen + p))``, which is
+    bounded by ``1 / (2 weight)``.
+
+    Args:
+        real: (K, N) residuals of data; losses are added over K networks.
+        generated: (K, M) residuals of samples.
+        weight: of the squares.
+
+    Example:
+        >>> residual_loss(torch.tensor([[0.2, -0.1, 0.3]]), torch.tensor([[0.5, 0.1, -0.2, 0.4]]), 10.0)
+        tensor(1.5500)
+    """
+    squares = real.square().mean(1) + generated.square().mean(1)
+    return (real.mean(1) - generated.mean(1) + weight * squares).sum()
 
 
 def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
     """A map back to where the data is: no negative values if it has none, length 1 if it is normalised."""
     rectify = bool((data >= 0).all())
-    unit = _is_unit(data)
+    unit = bool((data.norm(dim=1) - 1).abs().max() < 1e-3)
 
     def project(features: Tensor) -> Tensor:
         features = features.relu() if rectify else features
@@ -314,14 +408,14 @@ def _projection(data: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class Heat(Composed):
-    """Prior energies, each with a residual trained to separate data from samples of the hybrid.
+    """Prior energies, each with a residual that is kept only where held-out data gain from it, composed.
 
-    ``E_k = prior_k / T_k + E_theta_k``; each standardised to mean 0 and deviation 1 on the fit set; then composed.
+    ``E_k = prior_k - strength_k * f_k``, f_k the mean of networks that estimate the log density ratio of data to the prior;
+    each standardised to mean 0 and deviation 1 on the fit set; then composed. ``notes`` says which residuals were kept.
 
-    The thesis that introduced it trains on 50,000 vectors with ``temperature=1000, epochs=20, batch_size=1024,
-    n_chains=1024, n_steps=20, lr=5e-6``; the defaults are for a few thousand vectors and take a minute or two. The network
-    gets vectors scaled to a root mean square of 1: on unit vectors of many dimensions it would be nearly constant. If it is
-    fitted on float32, its trained weights are rounded to bfloat16: a query then reads half as much memory.
+    The networks get vectors scaled to a root mean square of 1: on unit vectors of many dimensions they would be nearly
+    constant. The thesis trains on 50,000 vectors with ``trainer="sgld", temperature=1000, bound=50, hidden=1024,
+    hidden_layers=5, train_steps=980, batch_size=1024, chain_steps=20, lr=5e-6``.
 
     Options are those of :class:`HeatSettings`.
     """

@@ -14,15 +14,20 @@ from numpy.typing import ArrayLike, NDArray
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
+from sightline.ood.recommend import recommend
 from sightline.ood.scorer import Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
 FOLDER = "rejector"  # inside an encoder's or a gallery's folder
 SETTINGS_FILE = "rejector.json"
-HELD_OUT = 0.2  # share of a table's images to calibrate on if no other table is given
+HELD_OUT = 0.2  # share of a table's classes or images to calibrate on if no other table is given
+AUTO = "auto"
+FEWEST_CLASSES = 20  # with fewer, a fifth of them are too few to stand for others
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
+HoldOut = Literal["auto", "classes", "images"]
+HOLD_OUTS: dict[str, HoldOut] = {by: by for by in get_args(HoldOut)}
 POLICIES: dict[str, Policy] = {policy: policy for policy in get_args(Policy)}
 
 
@@ -78,6 +83,7 @@ class Rejector:
         similarity_threshold: below it the best item is no match; None if it was fitted without a gallery.
         similarity_acceptance: the share of queries with a match that reach it.
         generation: of the gallery that it is in and was fitted on; None if it was fitted on a table.
+        advice: why its scorer was recommended; None if it was chosen by name.
     """
 
     scorer: Scorer
@@ -86,6 +92,7 @@ class Rejector:
     similarity_threshold: float | None = None
     similarity_acceptance: float | None = None
     generation: int | None = None
+    advice: str | None = None
 
     def __post_init__(self) -> None:
         if self.scorer.needs != ("vectors",):
@@ -180,7 +187,7 @@ def check_place(folder: Path | str) -> None:
 
 def fit_rejector(
     table: EmbeddingTable,
-    scorer: str = "heat",
+    scorer: str = AUTO,
     tpr: float = 0.95,
     held_out: EmbeddingTable | None = None,
     gallery: EmbeddingTable | None = None,
@@ -189,6 +196,7 @@ def fit_rejector(
     seed: int = 0,
     show_progress: bool = False,
     *,
+    hold_out: HoldOut = "auto",
     trust: bool = False,
     **options: object,
 ) -> Rejector:
@@ -196,23 +204,48 @@ def fit_rejector(
 
     Args:
         table: in-distribution images.
-        scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors.
+        scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors; ``auto`` for what
+            :func:`~sightline.ood.recommend.recommend` finds.
         tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
-        held_out: in-distribution images to calibrate on; None for a random fifth of the table.
+        held_out: in-distribution images to calibrate on; None for a part of the table, as ``hold_out`` says.
         gallery: what queries are searched in, to calibrate the similarity threshold of a match; None for no threshold.
         policy: ``reject``, ``flag`` or ``ignore``.
         level: label level to fit on; 0 is the finest.
         seed: random seed of the held-out part and of the scorer.
         show_progress: draw a progress bar.
+        hold_out: a random fifth of the ``classes`` (for queries of classes that the collection lacks) or of the ``images``;
+            ``auto``: of the classes if there are 20 or more of at least 2 images on average, else of the images.
         trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
     check_tpr(tpr)  # all checks before a long fit
     policy = choose(POLICIES, policy, "policy")
-    made = create_named(scorer, options, trust=trust, seed=seed)
+    hold_out = choose(HOLD_OUTS, hold_out, "hold_out")
+    if scorer == AUTO and options:
+        raise InputError(f"option {min(options)!r} requires a scorer by name, got scorer 'auto'")
+    made = create_named("gmm" if scorer == AUTO else scorer, options, trust=trust, seed=seed)
     if made.needs != ("vectors",):
         raise InputError(f"the scorer of a rejector must take vectors, {scorer!r} takes {' and '.join(made.needs)}")
-    for other in (table, held_out, gallery):
+    _check_tables(table, held_out, gallery)
+    n_levels = table.manifest.n_levels
+    if not 0 <= level < max(1, n_levels):
+        raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
+    if held_out is None:
+        table, held_out = _hold_out(table, seed, hold_out, level)
+    labels = table.manifest.labels()[:, level] if n_levels else None
+    limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
+    advice = recommend(table, seed, show_progress) if scorer == AUTO else None
+    if advice is not None:
+        made = create_named(advice.name, advice.options, seed=seed)
+    made.fit(table.vectors, labels, show_progress=show_progress)
+    made.calibrate(held_out.vectors, tpr)
+    reason = None if advice is None else advice.reason
+    return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
+
+
+def _check_tables(table: EmbeddingTable, *others: EmbeddingTable | None) -> None:
+    """Raise InputError unless all have finite vectors of one encoder."""
+    for other in (table, *others):
         if other is not None:
             other.check_finite()
             if other.fingerprint != table.fingerprint or not len(other):
@@ -220,16 +253,6 @@ def fit_rejector(
                 raise InputError(
                     f"{other.manifest.source}: must have vectors of encoder {table.fingerprint}, found {found}"
                 )
-    if held_out is None:
-        table, held_out = _hold_out(table, seed)
-    n_levels = table.manifest.n_levels
-    if not 0 <= level < max(1, n_levels):
-        raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
-    labels = table.manifest.labels()[:, level] if n_levels else None
-    limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
-    made.fit(table.vectors, labels, show_progress=show_progress)
-    made.calibrate(held_out.vectors, tpr)
-    return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr)
 
 
 def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float = 0.95) -> float:
@@ -253,11 +276,19 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
     return float(np.quantile(found, 1 - tpr, method="lower"))
 
 
-def _hold_out(table: EmbeddingTable, seed: int) -> tuple[EmbeddingTable, EmbeddingTable]:
-    """A part to fit on, and a held-out part."""
-    if len(table) < 2:
-        raise InputError(f"{table.manifest.source}: must have 2 images or more, one to calibrate on, found {len(table)}")
-    n_held_out = max(1, round(HELD_OUT * len(table)))
-    drawn = np.random.default_rng(seed).permutation(len(table))[:n_held_out]
-    held_out = pl.lit(pl.Series(np.isin(np.arange(len(table)), drawn)))
+def _hold_out(table: EmbeddingTable, seed: int, by: str, level: int) -> tuple[EmbeddingTable, EmbeddingTable]:
+    """A part to fit on, and a held-out part: other classes, or other images of any class."""
+    n_images = len(table)
+    if n_images < 2:
+        raise InputError(f"{table.manifest.source}: must have 2 images or more, one to calibrate on, found {n_images}")
+    codes = np.unique(table.manifest.labels()[:, level], return_inverse=True)[1] if table.manifest.n_levels else None
+    n_classes = 0 if codes is None else int(codes.max()) + 1
+    if by == "classes" and n_classes < 2:
+        raise InputError(f"{table.manifest.source}: must have 2 classes or more to hold some out, found {n_classes}")
+    if by == "images" or (by == "auto" and not FEWEST_CLASSES <= n_classes <= n_images / 2):
+        codes = None
+    groups = np.arange(n_images) if codes is None else codes
+    n_groups = int(groups.max()) + 1
+    drawn = np.random.default_rng(seed).permutation(n_groups)[: max(1, round(HELD_OUT * n_groups))]
+    held_out = pl.lit(pl.Series(np.isin(groups, drawn)))
     return table.where(~held_out), table.where(held_out)

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Scorer(ABC):
         needs: its inputs: ``vectors``, ``feature maps`` or ``logits``; several for a composition.
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
-        acceptance: the share of held-out items below the threshold.
+        acceptance: the probability, at least, with which it accepts an in-distribution item.
         calibration: energies of the held-out items in ascending order, at most 1001 of their quantiles; None before
             :meth:`calibrate`, and in scorers saved by an earlier version.
     """
@@ -74,6 +74,11 @@ class Scorer(ABC):
     def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
         """(n, D) features sampled from the density ``exp(-energy)``; None if the scorer cannot sample."""
         return None
+
+    @property
+    def notes(self) -> list[str]:
+        """What fitting decided, a line each, its parts' included."""
+        return [note for part in self.parts().values() for note in part.notes]
 
     # What its users call ------------------------------------------------------------------------------------------
     def fit(
@@ -106,28 +111,37 @@ class Scorer(ABC):
         given = self._checked(inputs)
         return self._energies(given).cpu().numpy() if len(given[self.needs[0]]) else np.empty(0)
 
-    def calibrate(self, held_out: Inputs, tpr: float = 0.95, method: Literal["linear", "higher"] = "linear") -> float:
-        """Set the threshold that accepts a share ``tpr`` of in-distribution items.
+    def calibrate(self, held_out: Inputs, tpr: float = 0.95) -> float:
+        """Set the threshold by split conformal prediction, so that it accepts a share ``tpr`` of in-distribution items.
+
+        The threshold is the ``ceil((n + 1) tpr)``-th smallest of the n energies. A new item whose energy is exchangeable
+        with theirs (as if all had been drawn and only then shuffled) is accepted with a probability of at least ``tpr``,
+        and less than ``tpr + 1 / (n + 1)`` if no two are equal. With fewer than ``tpr / (1 - tpr)`` items, the largest
+        energy is the threshold, and ``acceptance`` is the ``n / (n + 1)`` that it guarantees.
 
         Args:
             held_out: in-distribution items that it was not fitted on.
             tpr: the share to accept, between 0 and 1.
-            method: ``linear`` interpolates between two energies; ``higher`` takes the upper one, which accepts at least
-                ``tpr`` of these items.
 
         Returns:
             The threshold.
         """
         check_tpr(tpr)
-        energies = self.score(held_out)
-        if (n_bad := int((~np.isfinite(energies)).sum())) or not len(energies):
+        return self.calibrate_on(self.score(held_out), tpr)
+
+    def calibrate_on(self, energies: ArrayLike, tpr: float = 0.95) -> float:
+        """As :meth:`calibrate`, from the energies of the items, such as those that a service logged."""
+        check_tpr(tpr)
+        found = np.sort(np.asarray(energies, np.float64).ravel())
+        if (n_bad := int((~np.isfinite(found)).sum())) or not len(found):
             raise InputError(
-                f"scorer {self.name!r}: items to calibrate on must have finite energies, {n_bad} of {len(energies)} do not"
+                f"scorer {self.name!r}: items to calibrate on must have finite energies, {n_bad} of {len(found)} do not"
             )
-        self.threshold = float(np.quantile(energies, tpr, method=method))
-        self.acceptance = tpr
-        levels = np.linspace(0, 1, MOST_KEPT)
-        self.calibration = np.sort(energies) if len(energies) <= MOST_KEPT else np.quantile(energies, levels)
+        n_items = len(found)
+        self.acceptance = min(tpr, n_items / (n_items + 1))
+        place = math.ceil((n_items + 1) * self.acceptance - 1e-9)  # not one more by rounding
+        self.threshold = float(found[place - 1])
+        self.calibration = found if n_items <= MOST_KEPT else np.quantile(found, np.linspace(0, 1, MOST_KEPT))
         return self.threshold
 
     def quantiles(self, energies: ArrayLike) -> NDArray[np.float64] | None:

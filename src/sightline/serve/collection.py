@@ -212,6 +212,11 @@ class Collection:
                 self._rejector_stamp = stamp
             return None if stamp is None else self._rejector
 
+    @property
+    def acceptance(self) -> float:
+        """What the rejector that judged last promises."""
+        return (self._rejector.scorer.acceptance if self._rejector else None) or 0.95
+
     def warm(self) -> None:
         """Load what the first search needs, and rebuild a damaged index; raises what is wrong."""
         with self.gallery() as gallery:

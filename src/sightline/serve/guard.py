@@ -36,6 +36,8 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SUM = {"multiprocess_mode": "livesum"}
 NEWEST = {"multiprocess_mode": "mostrecent"}
+WORST = {"multiprocess_mode": "livemax"}
+QUANTILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 METRICS: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "requests": (Counter, "Requests answered.", ("method", "route", "status"), {}),
     "request_seconds": (Histogram, "Time to answer.", ("method", "route"), {"buckets": SECONDS}),
@@ -45,6 +47,15 @@ METRICS: dict[str, tuple[Any, str, tuple[str, ...], dict[str, Any]]] = {
     "queued_images": (Gauge, "Images waiting for the encoder.", (), SUM),
     "items": (Gauge, "Items of a gallery.", ("gallery",), NEWEST),
     "generation": (Gauge, "Generation of a gallery.", ("gallery",), NEWEST),
+    "verdicts": (Counter, "Queries that a rejector accepted or refused.", ("gallery", "verdict"), {}),
+    "unmatched": (Counter, "Accepted queries without a match.", ("gallery",), {}),
+    "energy_quantile": (
+        Histogram,
+        "Share of the calibration images with a lower energy than the query; even without drift.",
+        ("gallery",),
+        {"buckets": QUANTILES},
+    ),
+    "refused_share_alarm": (Gauge, "1 if the share of refused queries left its band.", ("gallery",), WORST),
 }
 MOST_MESSAGES = 100  # whose repetitions are counted
 LOG = logging.getLogger("sightline.serve")

@@ -20,8 +20,10 @@ from sightline.errors import InputError, names
 from sightline.gallery.query import Answer
 from sightline.models.encoder import Encoder
 from sightline.models.inference import open_backend
+from sightline.ood.drift import EVENT, Drift
+from sightline.ood.rejector import Verdict
 from sightline.serve.collection import Collection, SearchJob
-from sightline.serve.guard import Gate, metrics_text
+from sightline.serve.guard import LOG, Gate, metrics_text
 from sightline.serve.pictures import Pictures, decode_upload
 from sightline.serve.schemas import RETRY, Crop, Problem
 from sightline.serve.settings import ServeSettings
@@ -142,6 +144,7 @@ class Service(Gate):
         self._places = asyncio.Semaphore(settings.waiting)
         self.galleries: dict[str, Collection] = {}
         self._searchers: dict[str, Batcher[SearchJob, Answer]] = {}
+        self._drifts: dict[tuple[str, float], Drift] = {}  # by gallery and threshold: again after a recalibration
         for folder in settings.galleries:
             collection = Collection(folder, settings.read_only)
             self.galleries[collection.name] = collection
@@ -210,7 +213,26 @@ class Service(Gate):
 
     async def search(self, collection: Collection, job: SearchJob) -> Answer:
         """The answer to a query."""
-        return await asyncio.wrap_future(self._searchers[collection.name].submit(job))
+        answer = await asyncio.wrap_future(self._searchers[collection.name].submit(job))
+        if answer.verdict is not None and job.own is None:
+            self._count(collection, answer.verdict)
+        return answer
+
+    def _count(self, collection: Collection, verdict: Verdict) -> None:
+        """Count and log a verdict; warn when the share of refused queries is not what calibration promised."""
+        name, refused = collection.name, not verdict.belongs
+        self.metrics["verdicts"].labels(name, "refused" if refused else "accepted").inc()
+        if verdict.matched is False and not refused:
+            self.metrics["unmatched"].labels(name).inc()
+        if verdict.quantile is not None:
+            self.metrics["energy_quantile"].labels(name).observe(verdict.quantile)
+        fields = {"gallery": name, "energy": verdict.energy, "threshold": verdict.threshold, "refused": refused}
+        LOG.info(EVENT, extra={"fields": fields})
+        drift = self._drifts.setdefault((name, verdict.threshold), Drift())
+        change = drift.add(refused, collection.acceptance)
+        self.metrics["refused_share_alarm"].labels(name).set(drift.alarmed)
+        if change is not None:
+            LOG.warning("refused share: %s", change, extra={"fields": {"gallery": name}})
 
     def metrics_text(self) -> bytes:
         """Metrics as Prometheus text; reads the galleries, so call it outside the event loop."""
