@@ -108,6 +108,7 @@ def test_weights_from_a_file(tmp_path):
         ("test_resnet.nope", None, ["nope"]),
         ("tiny", "bundled", ["'tiny'", "'bundled'"]),
         ("test_resnet", "bundled", [BUNDLED, "'test_resnet'"]),
+        ("test_resnet", "icons", [BUNDLED, "'test_resnet'", "icons"]),
         ("test_resnet", "imagenet", ["'imagenet'", "'bundled'"]),
         ("test_vit", "distilled", ["'test_vit'", "distilled"]),
         ("test_resnet", "text.safetensors", ["text.safetensors"]),

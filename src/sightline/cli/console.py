@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run the module that a wrapped encoder names.")]
 Backend = Annotated[str, typer.Option(help="What runs the encoder: auto, torch, onnx or openvino.")]
-ENCODER = "an encoder folder such as run/encoder, `bundled`, timm:NAME or owner/name on a hub"
+ENCODER = "an encoder folder such as run/encoder, `bundled`, `icons` (for drawings), timm:NAME or owner/name on a hub"
 
 
 def echo(message: object, err: bool = False) -> None:

@@ -19,6 +19,7 @@ from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError, nearest, needs_extra
 
 BUNDLED = "tf_efficientnet_lite0"
+ICONS = Path(__file__).parent / "weights" / "icons.safetensors"
 LONGEST_SHOWN = 400  # characters of an error of torch
 FreezeBatchNorm = Literal["none", "stats", "all"]
 
@@ -47,9 +48,10 @@ def create_backbone(name: str, weights: str | None = None, side: int | None = No
 
     Args:
         name: a timm model, or ``tiny``.
-        weights: ``bundled`` for the ImageNet weights that an installed package brings (of ``tf_efficientnet_lite0`` alone);
-            ``hub`` for timm's pretrained ones, downloaded; ``distilled`` for those of the model's distilled form (DeiT has
-            one), without its distillation token; the path of a safetensors file; None for random ones.
+        weights: ``bundled`` for the ImageNet weights that an installed package brings, ``icons`` for those trained further
+            on drawings (both of ``tf_efficientnet_lite0`` alone); ``hub`` for timm's pretrained ones, downloaded;
+            ``distilled`` for those of the model's distilled form (DeiT has one), without its distillation token; the path
+            of a safetensors file; None for random ones.
         side: of the images, for models that are made for one size; others take any. None for the model's own.
     """
     if name == "tiny":
@@ -58,8 +60,8 @@ def create_backbone(name: str, weights: str | None = None, side: int | None = No
         return TinyBackbone()
     if not timm.is_model(name):
         raise InputError(f"unknown backbone {name!r}: {nearest(name, ['tiny', *timm.list_models()])}")
-    if weights == "bundled" and name != BUNDLED:
-        raise InputError(f"bundled weights are for {BUNDLED!r}, not for {name!r}; use 'hub', a file, or none")
+    if weights in ("bundled", "icons") and name != BUNDLED:
+        raise InputError(f"{weights} weights are for {BUNDLED!r}, not for {name!r}; use 'hub', a file, or none")
     source = name.replace("_patch", "_distilled_patch", 1) if weights == "distilled" else name
     if weights == "distilled" and (source == name or not timm.is_model(source)):
         raise InputError(f"backbone {name!r} has no distilled form")
@@ -75,8 +77,8 @@ def create_backbone(name: str, weights: str | None = None, side: int | None = No
         stored = model.state_dict()
         model = timm.create_model(name, num_classes=0, **_fixed_size(name, side))
         model.load_state_dict(_without_distillation_token(stored))
-    elif weights == "bundled":
-        model.load_state_dict(_bundled_weights(model))
+    elif weights in ("bundled", "icons"):
+        model.load_state_dict(_bundled_weights(model) | (_drawing_weights(model) if weights == "icons" else {}))
     elif weights not in (None, "hub"):
         _load_file(model, Path(weights))
     return model
@@ -108,10 +110,20 @@ def _bundled_weights(model: nn.Module) -> dict[str, Tensor]:
     return dict(zip(model.state_dict(), stored.values(), strict=False))
 
 
+def _drawing_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What EfficientNet-Lite0 learned from drawings: its file has the difference to the bundled weights, coarsely rounded.
+
+    A byte a weight, and a scale for each row of a matrix; other tensors as they are.
+    """
+    before, learned = _bundled_weights(model), load_file(ICONS)
+    names = [name for name in learned if not name.endswith(".scale")]
+    return {name: before[name] + learned[name].float() * learned.get(f"{name}.scale", 1.0) for name in names}
+
+
 def _load_file(model: nn.Module, file: Path) -> None:
     """Load a safetensors file whose names are the model's; a classifier in it is left out."""
     if not file.is_file():
-        raise InputError(f"weights: {str(file)!r} is not 'bundled', 'hub' or the path of a safetensors file")
+        raise InputError(f"weights: {str(file)!r} is not 'bundled', 'icons', 'hub' or the path of a safetensors file")
     wanted = model.state_dict()
     try:
         model.load_state_dict({name: tensor for name, tensor in load_file(file).items() if name in wanted})

@@ -48,6 +48,7 @@ from sightline.progress import html_table, tracked
 FORMAT = 1
 SETTINGS_FILE = "encoder.json"
 WEIGHTS_FILE = "model.safetensors"
+ICONS_SIDE = 96  # pixels: better than 64, at which the weights `icons` were trained, on validation classes of icons
 MOST_DIMENSIONS = 65_536  # of vectors: a settings file that asks for more asks for the machine's memory
 ImageInput = str | Path | Image.Image | NDArray[np.uint8]
 
@@ -120,7 +121,7 @@ class Encoder(nn.Module):
             pooling: ``native``, ``avg``, ``max``, ``mean+max``, ``gem``, ``gem_frozen`` or ``cls``; or
                 ``package.module:Name``. None for ``native`` where the backbone has an attention pool or a class token,
                 ``gem`` elsewhere.
-            weights: ``bundled``, ``hub``, a safetensors file, or None for random ones.
+            weights: ``bundled``, ``icons`` (for drawings), ``hub``, a safetensors file, or None for random ones.
             image_size: side of the square images it sees, cut from the middle; None for size, resizing, cut and
                 interpolation as the backbone was trained with.
             resize: length of the shorter side before that cut; None for 8/7 of ``image_size``.
@@ -455,8 +456,8 @@ class Encoder(nn.Module):
 
         Args:
             folder: a folder. Where there is no such folder: ``bundled`` for the pretrained encoder that needs no network;
-                ``timm:NAME`` for a timm model with its weights from the hub, as it was trained; or ``owner/name`` on a hub,
-                as a string.
+                ``icons`` for the one trained further on drawings; ``timm:NAME`` for a timm model with its weights from the
+                hub, as it was trained; or ``owner/name`` on a hub, as a string.
             revision: of a hub's: branch, tag or commit; None for ``main``.
             trust: import and run the factory of a wrapped module, or a pooling that the encoder names as
                 ``package.module:Name``; otherwise they are refused.
@@ -464,7 +465,8 @@ class Encoder(nn.Module):
         hub_name, folder = folder, recovered_folder(Path(folder))
         root = folder
         if (stock := _stock_model(str(hub_name))) and not folder.exists():
-            return cls.create(stock[0], None, "native", stock[1], feature_norm="none").eval()
+            backbone, weights, side = stock
+            return cls.create(backbone, None, "native", weights, side, side, feature_norm="none").eval()
         if revision is not None and folder.exists():
             raise InputError(f"{folder}: revision is for a hub, and this is a folder; got revision {revision!r}")
         if is_hub_name(hub_name) and not folder.exists():
@@ -505,10 +507,12 @@ def check_encoder(encoder: object) -> None:
         raise InputError(f"encoder must be an Encoder, got {type(encoder).__name__}{hint}; Encoder.wrap wraps any module")
 
 
-def _stock_model(name: str) -> tuple[str, str] | None:
-    """The timm model and its weights that ``bundled`` or ``timm:NAME`` stand for; None for any other name."""
+def _stock_model(name: str) -> tuple[str, str, int | None] | None:
+    """The timm model that ``bundled``, ``icons`` or ``timm:NAME`` stand for, its weights and image size; else None."""
     kind, _, model = name.partition(":")
-    return (BUNDLED, "bundled") if name == "bundled" else (model, "hub") if kind == "timm" and model else None
+    if kind == "timm" and model:
+        return model, "hub", None
+    return {"bundled": (BUNDLED, "bundled", None), "icons": (BUNDLED, "icons", ICONS_SIDE)}.get(name)
 
 
 def _create_backbone(settings: EncoderSettings, trust: bool) -> nn.Module:
