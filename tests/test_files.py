@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -133,6 +134,33 @@ def test_a_lock_keeps_what_its_file_holds_and_follows_no_link(tmp_path):
     assert (tmp_path / "lock").read_text() == "kept"
     with pytest.raises(InputError, match="link"), locked(tmp_path / "link"):
         pass
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from sightline.files import locked
+with locked(Path(sys.argv[1])) as mine:
+    print(mine, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_ends_with_its_process_and_what_waits_gets_it(tmp_path):
+    file = tmp_path / "made" / "lock"
+    words, pipes = [sys.executable, "-c", HOLDING, file], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes) as holder, subprocess.Popen(words, **pipes) as other:
+        ready, _, _ = select.select([holder.stdout, other.stdout], [], [])
+        first, second = (holder, other) if holder.stdout in ready else (other, holder)
+        with locked(file, wait=False) as mine:
+            assert not mine
+        first.kill()
+        assert second.stdout.readline() == b"True\n"
+        shutil.rmtree(file.parent)  # the name is free again, whoever holds the file that had it
+        with locked(file, wait=False) as mine:
+            assert mine
+            assert file.exists()
+        second.kill()
 
 
 @pytest.mark.parametrize("kind", ["link", "broken link", "circle", "pipe", "folder link", "device"])
