@@ -176,6 +176,12 @@ def _count_row(row, begin, end, n, found, gap, start, scale, span, crowd, bucket
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _note(at_k, seen, running, discounted):
+    for m in range(len(seen)):
+        at_k[0, m], at_k[1, m], at_k[2, m] = seen[m], running[m], discounted[m]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _finish_row(n, found, levels, places, tables, ks, by_counting, sums, firsts, at_ks, counts):
     """The statistics of a query from its n relevant items: :class:`~sightline.evaluation.statistics.Statistics`.
 
@@ -201,7 +207,7 @@ def _finish_row(n, found, levels, places, tables, ks, by_counting, sums, firsts,
         r, a = places[i], levels[i]
         share = 1.0 / r
         while k < len(ks) and ks[k] < r:
-            at_ks[k, 0], at_ks[k, 1], at_ks[k, 2] = seen, running, sums[n_levels]
+            _note(at_ks[k], seen, running, sums[n_levels])
             k += 1
         seen[a] += 1
         if k < len(ks) or r <= n:  # cut metrics look no further
@@ -221,7 +227,8 @@ def _finish_row(n, found, levels, places, tables, ks, by_counting, sums, firsts,
         sums[n_levels, a] += discount[r]
     for i in range(n - 1, -1, -1):
         firsts[levels[i]] = places[i]
-    at_ks[k:, 0], at_ks[k:, 1], at_ks[k:, 2] = seen, running, sums[n_levels]
+    for later in range(k, len(ks)):
+        _note(at_ks[later], seen, running, sums[n_levels])
     if by_counting:
         _count_ties(n, found, levels, places, discount, sums)
 

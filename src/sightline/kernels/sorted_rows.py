@@ -227,10 +227,10 @@ def _add_smooth_counts(
             continue
         fill_chosen(kinds, n_lanes * n_steps, sup, level, gains)
         end_upwards(decays, gains, n_steps, n_lanes, states)
-        carry(states, wholes, n_lanes, True)
+        carry(states, wholes, n_lanes, np.bool_(True))
         read_below(decays, gains, n_steps, n_lanes, states, value, slope)
         end_downwards(decays, gains, rows, n_lanes, states)
-        carry(states, wholes, n_lanes, False)
+        carry(states, wholes, n_lanes, np.bool_(False))
         read_above(decays, gains, sup == 1, fades, kinds, rows, n_lanes, states, value, slope)
         for t in range(n_targets):
             if not sup:
@@ -273,10 +273,10 @@ def _gradient_by_sort(
             end_dropping(decays, gains, drops, fades, n_steps, n_lanes, states)
         else:
             end_upwards(decays, gains, n_steps, n_lanes, states)
-        carry(states, wholes, n_lanes, True)
+        carry(states, wholes, n_lanes, np.bool_(True))
         read_slope_below(decays, gains, drops, fades, n_steps, n_lanes, states, sources, line, moved)
         end_downwards(decays, gains, rows, n_lanes, states)
-        carry(states, wholes, n_lanes, False)
+        carry(states, wholes, n_lanes, np.bool_(False))
         read_slope_above(decays, gains, rows, n_lanes, states, sources, moved)
     for t in range(n_targets):
         own_share = np.float32(0.0)
