@@ -88,6 +88,17 @@ def replaced(file: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
+def check_file(file: Path) -> None:
+    """Raise the OSError that writing this file would raise: to be called before long work."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
 def write_text(file: Path, text: str) -> None:
     """Write the text in UTF-8; the file is there complete, or as it was."""
     with replaced(file) as scratch:

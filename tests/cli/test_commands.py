@@ -100,6 +100,12 @@ def test_from_a_folder_to_a_search_result(sightline, image_tree, tiny_recipe, tm
         assert (status, out, [fact for fact in facts if fact not in err]) == (2, "", [])
 
 
+def test_embed_finds_out_that_it_may_not_write_before_it_reads_an_image(sightline, encoder, image_tree, monkeypatch):
+    monkeypatch.setattr("sightline.models.embed.embed_manifest", None)
+    status, _, err = sightline("embed", encoder, image_tree, "--out", "/proc/table.parquet")
+    assert (status, err) == (2, "sightline: /proc/table.parquet: No such file or directory\n")
+
+
 def test_embed_takes_images_without_labels(sightline, encoder, image_tree, tmp_path):
     flat = image_tree / "super0/class00"
     status, out, _ = sightline("embed", encoder, flat, "--out", tmp_path / "flat.parquet", "--workers", 0)

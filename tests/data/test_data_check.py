@@ -144,7 +144,10 @@ def test_a_flat_folder_is_a_fault_only_where_labels_are_asked_for(tmp_path, sigh
     shutil.rmtree(tmp_path / "b")
     draw(tmp_path, "b/c.png", "b/d/e.png")
     assert "2 at depth 0, 1 at depth 1, 1 at depth 2" in sightline("data", "stats", tmp_path)[1]
-    for name in ("b", "f.png"):
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "f.png").touch()  # none is left: nothing to say of their depth
+    assert len(sl.check_data(tmp_path / "only", labelled=False, recipe=None).findings) == 1
+    for name in ("b", "only", "f.png"):
         shutil.rmtree(tmp_path / name, ignore_errors=True)
     assert "no folder" in sightline("data", "stats", tmp_path)[1]
 

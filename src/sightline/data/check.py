@@ -126,7 +126,11 @@ def inspect_data(
         *_several_splits(manifest),
         *([Finding(said)] if source.is_dir() and (said := files_not_read(source)) else ()),
         *(_links(source, everything.paths()) if source.is_dir() else ()),
-        *([] if layout or manifest.n_levels else [Finding(f"{missing_levels(manifest)}; training needs labels")]),
+        *(
+            [Finding(f"{missing_levels(manifest)}; training needs labels")]
+            if len(manifest) and not layout and not manifest.n_levels
+            else ()
+        ),
     ]
     return DataReport(manifest, len(everything), tuple(sorted(findings, key=lambda one: not one.is_fault)))
 
