@@ -1,6 +1,6 @@
 """Draws, worked examples and slow oracles that the tests of the losses share."""
 
-import math
+import itertools
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
 E2 = torch.tensor([[0.62, 0.60, 0.59, 0.585, 0.50]], dtype=torch.float64)
 E_RELEVANT = torch.tensor([[False, True, False, False, True]])
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3])  # of unequal classes, one of a single item
+# Of length 1, and every cosine a multiple of a half: what is tied on paper is tied in both computations.
+HALVES = torch.cat([torch.eye(4), -torch.eye(4), torch.tensor(list(itertools.product([0.5, -0.5], repeat=4)))]).double()
 
 
 def double(values):
@@ -71,15 +73,3 @@ def mean_over_lists(loss_of_list, scores, relevant, mask):
     """The mean of ``loss_of_list(relevant scores, irrelevant scores)`` over the lists with a relevant item."""
     found = [loss_of_list(yes, no) for yes, no in sides(scores, relevant, mask) if yes]
     return sum(found) / len(found) if found else 0
-
-
-def sigmoid(gap, tau=0.01):
-    return 1 / (1 + math.exp(-gap / tau)) if gap >= 0 else math.exp(gap / tau) / (1 + math.exp(gap / tau))
-
-
-def h_minus(gap, tau=0.01, rho=100.0, delta=0.05):
-    if gap < 0:
-        return sigmoid(gap, tau)
-    if gap <= delta:
-        return sigmoid(gap, tau) + 0.5
-    return rho * (gap - delta) + sigmoid(delta, tau) + 0.5

@@ -1,12 +1,16 @@
-"""What a loss equals at the end of its options, as ``docs/losses.md`` says."""
+"""What a loss equals at the end of its options, as ``docs/losses.md`` says, and the metric that it bounds, ties or not."""
 
 import math
 
 import torch
-from loss_cases import draw, draw_pairs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_cases import HALVES, draw, draw_pairs
 from torch.testing import assert_close
 
 from sightline import losses
+from sightline.evaluation.protocol import evaluate
+from sightline.losses import create_loss
 from sightline.ranking.similarity import cosine_scores
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3])  # no item alone in its class: on a coarser level it would have answers
@@ -60,3 +64,33 @@ def test_sup_ndcg_of_a_perfect_order_is_near_zero():
         torch.tensor([[0.9, 0.6, 0.3]], dtype=torch.float64), torch.tensor([[3.0, 1.0, 0.0]])
     ).item()
     assert 0 < loss < 1e-5
+
+
+reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+BOUNDED = {"sup_ap": "map", "sup_h_ap": "h_ap", "sup_ndcg": "ndcg"}
+widths = st.sampled_from([{}, {"tau": 0.5}, {"tau": 0.3, "rho": 0.1, "delta": 0.6}])
+
+
+def vectors(n_items):
+    return st.lists(st.integers(0, len(HALVES) - 1), min_size=n_items, max_size=n_items).map(lambda index: HALVES[index])
+
+
+@reproducible
+@given(vectors(10), st.permutations(range(10)), widths)
+def test_label_trees(embeddings, order, options):
+    labels = torch.tensor([[0, 0], [0, 0], [1, 0], [1, 0], [1, 0], [2, 1], [2, 1], [2, 1], [3, 1], [3, 1]])[list(order)]
+    exact = evaluate(embeddings, labels, metrics=list(BOUNDED.values()), ties="counting")
+    for name, metric in BOUNDED.items():
+        assert create_loss(name, **options)(embeddings, labels).item() >= 1 - exact[metric] - 1e-9
+        single = create_loss(name, **options)(embeddings.float(), labels).item()  # to the accuracy of the compiled core
+        assert single >= 1 - exact[metric] - 1e-5
+
+
+@reproducible
+@given(vectors(7), st.lists(st.integers(0, 4), min_size=49, max_size=49).filter(any), widths)
+def test_any_relevance(embeddings, grades, options):
+    relevance = torch.tensor([0.0, 0.3, 1.0, 1.7, 4.0])[grades].reshape(7, 7).double().fill_diagonal_(0)
+    if relevance.any():
+        exact = evaluate(embeddings, judgements=relevance, metrics=list(BOUNDED.values()), ties="counting")
+        for name, metric in BOUNDED.items():
+            assert create_loss(name, **options)(embeddings, relevance).item() >= 1 - exact[metric] - 1e-9

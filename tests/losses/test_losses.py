@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline import losses
 from sightline.errors import InputError
 from sightline.losses import LOSSES, create_loss, list_losses, loss_options
@@ -92,11 +93,9 @@ def test_labels_may_be_tensors_arrays_or_lists(name):
     for labels in (frozen, TREE.numpy().astype(np.uint16), TREE.tolist(), TREE.int()):
         assert_close(create_with_what_it_asks_for(name)(embeddings, labels), expected, **exactly)
     loss = create_with_what_it_asks_for(name)
-    with pytest.raises(InputError, match=r"embeddings .*torch\.Tensor.* numpy\.ndarray"):
-        loss(embeddings.numpy(), TREE)
+    assert_refused(r"embeddings .*torch\.Tensor.* numpy\.ndarray", loss, embeddings.numpy(), TREE)
     for labels, found in (([["cat", "pet"]] * 12, "str"), ([[0], [0, 1]], "list"), (None, "NoneType")):
-        with pytest.raises(InputError, match=rf"labels .*{found}"):
-            loss(embeddings, labels)
+        assert_refused(rf"labels .*{found}", loss, embeddings, labels)
 
 
 @on_pairs
@@ -104,14 +103,12 @@ def test_references_and_tables_may_be_arrays_too(name):
     loss, labels = create_on_pairs(name), LABELS.tolist()
     expected = loss(draw(), LABELS, **references(draw(1), LABELS))
     assert_close(loss(draw(), labels, **references(draw(1), LABELS.numpy())), expected, **exactly)
-    with pytest.raises(InputError, match=r"ref_emb .*numpy\.ndarray"):
-        loss(draw(), labels, **references(draw(1).numpy(), labels))
+    assert_refused(r"ref_emb .*numpy\.ndarray", loss, draw(), labels, **references(draw(1).numpy(), labels))
     if name not in COMBINED:
         scores, relevant, mask = draw_pairs()
         found = FUNCTIONS[name](scores, relevant.tolist(), mask.numpy())
         assert_close(found, FUNCTIONS[name](scores, relevant, mask), **exactly)
-        with pytest.raises(InputError, match=r"scores .*list"):
-            FUNCTIONS[name](scores.tolist(), relevant, mask)
+        assert_refused(r"scores .*list", FUNCTIONS[name], scores.tolist(), relevant, mask)
 
 
 @with_function_options
@@ -177,15 +174,13 @@ def test_a_loss_of_pytorch_metric_learning_is_called_as_ours():
     assert_close(loss(vectors, tree), theirs(vectors, LABELS))
     assert_close(loss(vectors, tree, pairs), theirs(vectors, LABELS, pairs))
     assert_close(loss(vectors, tree, None, others, tree), theirs(vectors, LABELS, None, others, LABELS.clone()))
-    with pytest.raises(InputError, match="ref_emb and ref_labels"):
-        loss(vectors, tree, ref_emb=others)
+    assert_refused("ref_emb and ref_labels", loss, vectors, tree, ref_emb=others)
     for use in (create_loss, loss_options):
-        with pytest.raises(InputError, match=r"pytorch_metric_learning\.losses.*--trust"):
-            use(MULTI_SIMILARITY)
+        assert_refused(r"pytorch_metric_learning\.losses.*--trust", use, MULTI_SIMILARITY)
     assert "alpha" in loss_options(MULTI_SIMILARITY, trust=True)
 
 
-def test_a_loss_from_outside_gets_the_finest_labels_unless_it_takes_levels():
+def test_a_loss_from_outside_gets_the_finest_labels_and_the_batch_alone_unless_it_takes_more():
     tree = torch.stack([LABELS, LABELS // 2], 1)
     for made, expected in (("Spread", LABELS), ("SpreadOverLevels", tree)):
         loss = create_loss(f"{__name__}:{made}", trust=True, scale=2.0)
@@ -193,17 +188,11 @@ def test_a_loss_from_outside_gets_the_finest_labels_unless_it_takes_levels():
         loss(draw(), tree)
         assert_close(loss.loss.labels, expected)
     for made in ("NOT_A_LOSS", "draw"):
-        with pytest.raises(InputError, match=rf"{made}.*torch\.nn\.Module"):
-            create_loss(f"{__name__}:{made}", trust=True)
-
-
-def test_a_loss_from_outside_without_references_sees_the_batch_alone():
+        assert_refused(rf"{made}.*torch\.nn\.Module", create_loss, f"{__name__}:{made}", trust=True)
     loss, against = create_loss(f"{__name__}:Spread", trust=True), references(draw(1), LABELS)
     assert not takes_references(loss)
-    with pytest.raises(InputError, match=r"ref_emb, ref_labels.*Spread"):
-        loss(draw(), LABELS, **against)
-    with pytest.raises(InputError, match=r"indices_tuple.*Spread"):
-        loss(draw(), LABELS, (LABELS, LABELS, LABELS))
+    assert_refused(r"ref_emb, ref_labels.*Spread", loss, draw(), LABELS, **against)
+    assert_refused(r"indices_tuple.*Spread", loss, draw(), LABELS, (LABELS, LABELS, LABELS))
     both = losses.WeightedSum([loss, create_loss("sup_ap")], [1.0, 1.0])
     assert takes_references(both)
     assert_close(both(draw(), LABELS, **against), loss(draw(), LABELS) + both.losses[1](draw(), LABELS, **against))
@@ -408,8 +397,7 @@ def test_bad_batches_are_refused(name):
         (r"4 and 3 dimensions", lambda: loss(draw(), LABELS, **ten | {"ref_emb": draw(1)[:, :3]})),
         (r"1 and 2 levels", lambda: loss(draw(), LABELS, **ten | {"ref_labels": LABELS[:, None].expand(10, 2)})),
     ):
-        with pytest.raises(InputError, match=said):
-            call()
+        assert_refused(said, call)
 
 
 @on_pairs
@@ -421,8 +409,7 @@ def test_bad_tables_are_refused(name):
         (r"mask.*bool \(5, 9\).*torch\.float32 \(5, 9\)", (scores, relevant, mask.float())),
         ("scores .*NaN", (scores / 0, relevant, torch.ones_like(mask))),
     ):
-        with pytest.raises(InputError, match=said):
-            FUNCTIONS[name](*tables)
+        assert_refused(said, FUNCTIONS[name], *tables)
 
 
 NUMBERS = {
@@ -436,8 +423,7 @@ def test_numbers_that_are_not_finite_are_refused_when_a_loss_is_made(name):
     assert bool(NUMBERS[name]) == (name not in ("fast_ap", "weighted_sum"))
     for option in NUMBERS[name]:
         for value in (math.nan, math.inf, -math.inf):
-            with pytest.raises(InputError, match=rf"\b{option}\b.*{value}"):
-                create_with_what_it_asks_for(name, **{option: value})
+            assert_refused(rf"\b{option}\b.*{value}", create_with_what_it_asks_for, name, **{option: value})
 
 
 BAD = {  # of another type, unknown, or out of range

@@ -15,7 +15,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 from torch.testing import assert_close
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.losses import ContrastiveLoss, TripletLoss, create_loss, sup_ap_loss
 from sightline.losses.metric_learning import MetricLearningLoss, MetricLearningMemory
 from sightline.ranking.similarity import cosine_scores
@@ -66,10 +66,8 @@ def test_indices_that_cannot_be_honoured_are_refused():
         ("smooth_recall", {"include_query": True}, pairs),
         ("sup_ap", {}, pairs[:2]),
     ):
-        with pytest.raises(InputError, match="indices_tuple"):
-            create_loss(name, **options)(draw(), LABELS, chosen)
-    with pytest.raises(InputError, match="indices_tuple"):
-        create_loss("sup_h_ap")(draw(), torch.stack([LABELS, LABELS // 2], 1), pairs)
+        assert_refused("indices_tuple", create_loss(name, **options), draw(), LABELS, chosen)
+    assert_refused("indices_tuple", create_loss("sup_h_ap"), draw(), torch.stack([LABELS, LABELS // 2], 1), pairs)
 
 
 @pytest.mark.parametrize("name", ["roadmap", "sup_ap", "contrastive"])

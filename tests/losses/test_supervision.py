@@ -7,8 +7,8 @@ import torch
 from loss_cases import both, draw, value_and_gradient
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline import losses
-from sightline.errors import InputError
 from sightline.losses import LOSSES, create_loss
 from sightline.losses.base import flat_pairs
 from sightline.ranking.similarity import cosine_scores
@@ -100,8 +100,6 @@ def test_what_needs_classes_refuses_others():
         ("sum_triplet", {"n_levels": 2}, draw_sets(1, 9)),
         ("blackbox_ap", {"memory": 1}, draw_relevance(1, 9, 9)),
     ):
-        with pytest.raises(InputError, match=rf"labels.*{labels.dtype}"):
-            create_loss(name, **options)(draw(0, 9), labels)
+        assert_refused(rf"labels.*{labels.dtype}", create_loss(name, **options), draw(0, 9), labels)
     for option in ("include_query", "mixup"):
-        with pytest.raises(InputError, match=option):
-            create_loss("smooth_recall", preset="released-code", **{option: True})
+        assert_refused(option, create_loss, "smooth_recall", preset="released-code", **{option: True})
