@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from sightline import Encoder, InputError
+from refusals import assert_refused
+from sightline import Encoder
 from sightline.models.backbones import timm
 from sightline.models.stages import UpperEncoder
 
@@ -66,8 +67,7 @@ def test_images_are_prepared_as_the_model_was_trained(small_models):
     assert (found.mean, found.std) == (tuple(config.mean), tuple(config.std))
     given = Encoder.create("test_resnet", 8, image_size=64)
     assert (given.settings.preprocessing.resize, given.settings.pooling) == (73, "gem")  # as asked, and by convolutions
-    with pytest.raises(InputError, match="'native'"):
-        Encoder.create("tiny", 8, "native", image_size=32)
+    assert_refused("'native'", Encoder.create, "tiny", 8, "native", image_size=32)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.models import heads
 from sightline.models.heads import Head, Whitening
 
@@ -31,24 +31,22 @@ def test_with_a_projection_it_stands_between_the_two():
     plain = [unit_by_definition(normalised_by_definition(row)) for row in pooled.tolist()]
     assert_close(Head(6)(pooled), torch.tensor(plain), rtol=1e-5, atol=1e-6)
     expected = []
-    for row in pooled.tolist():
-        normal = normalised_by_definition(row)
-        projected = [
-            sum(a * b for a, b in zip(line, normal, strict=True)) + c for line, c in zip(weight, bias, strict=True)
-        ]
-        expected.append(unit_by_definition(projected))
+    for row in map(normalised_by_definition, pooled.tolist()):
+        products = [sum(a * b for a, b in zip(line, row, strict=True)) for line in weight]
+        expected.append(unit_by_definition([product + shift for product, shift in zip(products, bias, strict=True)]))
     assert_close(head(pooled).detach(), torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_the_feature_norm_is_by_choice():
+def test_the_feature_norm_is_by_choice_and_too_few_directions_to_whiten_are_refused():
     pooled = drawn(4, 6)
     head = Head(6, 3, "none")
     weight, bias = head.projection.weight, head.projection.bias
     assert_close(head(pooled), torch.nn.functional.normalize(pooled @ weight.T + bias, dim=1))
     head.norm = Head(6, 3, "l2").norm
     assert_close(head(pooled), torch.nn.functional.normalize(pooled / pooled.norm(dim=1)[:, None] @ weight.T + bias, dim=1))
-    with pytest.raises(InputError, match=r"'l3'.*'l2'"):
-        Head(6, 3, "l3")
+    assert_refused(r"'l3'.*'l2'", Head, 6, 3, "l3")
+    assert_refused(["5 images", "4 directions"], Head(12, 5).whiten, drawn(5, 12))
+    assert_refused(["embedding_dim"], Head(12).whiten, drawn(50, 12))
 
 
 @pytest.mark.parametrize("norm", ["l2", "layer", "none"])
@@ -61,13 +59,6 @@ def test_a_whitened_projection_gives_uncorrelated_features_of_variance_one(norm)
     assert head.projection.weight.requires_grad
 
 
-def test_too_few_directions_to_whiten_are_refused():
-    with pytest.raises(InputError, match=r"5 images.*4 directions.*5"):
-        Head(12, 5).whiten(drawn(5, 12))
-    with pytest.raises(InputError, match="embedding_dim"):
-        Head(12).whiten(drawn(50, 12))
-
-
 FITTED = torch.tensor([[3.0, 1.0], [1.0, 2.0], [-1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
 
 
@@ -77,8 +68,7 @@ def raw(whitening, vectors):
 
 
 @pytest.mark.parametrize(
-    ("power", "expected"),
-    [(0.0, [1.0, 2.0]), (0.25, [0.78254229, 2.21336384]), (0.5, [0.61237244, 2.44948974])],
+    ("power", "expected"), [(0.0, [1.0, 2.0]), (0.25, [0.78254229, 2.21336384]), (0.5, [0.61237244, 2.44948974])]
 )
 def test_worked_whitening(power, expected):
     whitening = Whitening.fit(FITTED, power=power)
@@ -120,8 +110,7 @@ def test_a_whitening_is_written_and_read(tmp_path):
     (tmp_path / "text").write_text("no")
     save_file({"other": torch.ones(2)}, tmp_path / "other")
     for name, message in (("text", "not a whitening"), ("other", "not a whitening"), ("none", "no such file")):
-        with pytest.raises(InputError, match=f"{name}: {message}"):
-            Whitening.load(tmp_path / name)
+        assert_refused(f"{name}: {message}", Whitening.load, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +125,5 @@ def test_a_whitening_is_written_and_read(tmp_path):
     ],
 )
 def test_what_cannot_be_whitened_is_refused(vectors, options, message):
-    with pytest.raises(InputError, match=message):
-        Whitening.fit(vectors, **options)
-    with pytest.raises(InputError, match=r"2.*3"):
-        Whitening.fit(FITTED)(torch.ones(1, 3))
+    assert_refused(message, Whitening.fit, vectors, **options)
+    assert_refused(r"2.*3", Whitening.fit(FITTED), torch.ones(1, 3))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from refusals import assert_refused
 from sightline import Encoder, InputError
 from sightline.models import inference
 from sightline.models.heads import Whitening
@@ -76,8 +77,7 @@ def test_auto_exports_for_many_images_and_uses_what_is_there(monkeypatch):
 def test_an_export_that_differs_is_refused_and_auto_falls_back_once(monkeypatch, capsys):
     encoder = tiny()
     monkeypatch.setattr(inference, "LARGEST_DIFFERENCE", -1.0)
-    with pytest.raises(InputError, match="differ from torch's"):
-        open_backend(encoder, "onnx")
+    assert_refused("differ from torch's", open_backend, encoder, "onnx")
     assert not onnx_file(encoder).exists()
     for _ in range(2):
         assert open_backend(encoder, "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
@@ -85,11 +85,9 @@ def test_an_export_that_differs_is_refused_and_auto_falls_back_once(monkeypatch,
 
 
 def test_what_is_not_there_is_named(monkeypatch):
-    with pytest.raises(InputError, match=r"'onx'.*'onnx'"):
-        tiny().encode(pictures(1), backend="onx")
+    assert_refused(r"'onx'.*'onnx'", tiny().encode, pictures(1), backend="onx")
     monkeypatch.setattr(inference, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"openvino.*sightline\[openvino\]"):
-        open_backend(tiny(), "openvino")
+    assert_refused(r"openvino.*sightline\[openvino\]", open_backend, tiny(), "openvino")
     assert open_backend(tiny(), "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
 
 
@@ -113,5 +111,4 @@ def test_a_pretrained_encoder_by_name(tmp_path, monkeypatch):
     )
     tiny().save_pretrained("bundled")  # a folder goes first
     assert Encoder.from_pretrained("bundled").dim == 8
-    with pytest.raises(InputError, match=r"'resnet51'.*did you mean"):
-        Encoder.from_pretrained("timm:resnet51")
+    assert_refused(r"'resnet51'.*did you mean", Encoder.from_pretrained, "timm:resnet51")

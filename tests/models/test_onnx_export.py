@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline import Encoder, InputError, export_onnx
+from refusals import assert_refused
+from sightline import Encoder, export_onnx
 from sightline.models.heads import Whitening
 
 
@@ -112,18 +113,14 @@ def test_the_command_writes_a_valid_file(sightline, tmp_path):
 
 def test_what_cannot_be_exported_is_refused(sightline, tmp_path, monkeypatch):
     encoder = Encoder.create("tiny", 8, image_size=32)
-    with pytest.raises(InputError, match=r"a\.pt"):
-        export_onnx(encoder, tmp_path / "a.pt")
-    with pytest.raises(InputError, match=r"encoder.*str.*from_pretrained"):
-        export_onnx("run/encoder", tmp_path / "a.onnx")
+    assert_refused(r"a\.pt", export_onnx, encoder, tmp_path / "a.pt")
+    assert_refused(r"encoder.*str.*from_pretrained", export_onnx, "run/encoder", tmp_path / "a.onnx")
     monkeypatch.setattr("sightline.models.onnx_export.MAX_BYTES", 1000)
-    with pytest.raises(InputError, match="'tiny'"):
-        export_onnx(encoder, tmp_path / "a.onnx")
+    assert_refused("'tiny'", export_onnx, encoder, tmp_path / "a.onnx")
     status, _, err = sightline("export", "onnx", tmp_path / "none", "--out", tmp_path / "a.onnx")
     assert (status, "encoder.json" in err) == (2, True)
     monkeypatch.setattr(sys, "path", [])  # nothing can be found, as where the extra is not installed
     for name in ("onnx", "onnxscript"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(InputError, match=r"onnx and onnxscript.*'sightline\[onnx\]'"):
-        export_onnx(encoder, tmp_path / "a.onnx")
+    assert_refused(r"onnx and onnxscript.*'sightline\[onnx\]'", export_onnx, encoder, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

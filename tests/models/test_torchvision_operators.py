@@ -64,15 +64,11 @@ def test_the_operators_are_declared_once_where_it_does_not(installed, declared, 
         assert finder.find_spec(name) is None
     assert finder.declared is not None
     assert declared == [("torchvision", "DEF", schema) for schema in UNDECLARED]
-
-
-@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
-def test_nothing_is_done_where_torchvision_is_not_installed(spec, declared, monkeypatch):
-    monkeypatch.setattr(torchvision_operators, "PathFinder", SimpleNamespace(find_spec=lambda name: spec))
-    assert declare_missing_operators() is None
-    assert declared == []
-
-
-def test_the_finder_is_installed_once():
     install()
     assert sum(isinstance(finder, BeforeTorchvision) for finder in sys.meta_path) == 1
+
+
+def test_nothing_is_done_where_torchvision_is_not_installed(declared, monkeypatch):
+    for specs in ({}, {"torchvision": SimpleNamespace(origin=None)}):
+        monkeypatch.setattr(torchvision_operators, "PathFinder", SimpleNamespace(find_spec=specs.get))
+        assert (declare_missing_operators(), declared) == (None, [])

@@ -114,12 +114,18 @@ def test_a_hugging_face_model_is_saved_and_loaded_only_with_trust(tmp_path):
     assert "_name_or_path" not in (folder / "encoder.json").read_text()
 
 
-def test_class_and_register_tokens_are_left_out_of_the_mean():
+def test_a_transformer_is_cut_before_its_head_and_its_special_tokens_are_left_out_of_the_mean():
     encoder = sl.Encoder.wrap(vit(n_registers=4), 32, pooling="avg").eval()
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         tokens = encoder.backbone.module(images).last_hidden_state
         torch.testing.assert_close(encoder.pooled(images), tokens[:, 5:].mean(1))
+    encoder = sl.Encoder.wrap(vit(), 32, embedding_dim=4)
+    images = torch.rand(2, 3, 32, 32)
+    frozen = UpperEncoder(encoder.eval(), "frozen")
+    torch.testing.assert_close(frozen(frozen.resting(images)), encoder(images))
+    with pytest.raises(sl.InputError, match="'full' or 'frozen'"):
+        UpperEncoder(encoder, "upper")
 
 
 def test_an_own_class_is_its_own_factory_and_another_process_finds_it(own_model, tmp_path, sightline, image_tree):
@@ -173,6 +179,14 @@ def test_without_a_factory_it_encodes_but_is_not_saved(tmp_path):
     assert not (tmp_path / "encoder").exists()
 
 
+def test_frozen_weights_of_the_user_stay_frozen_and_the_mode_is_kept():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)).eval()
+    module[0].requires_grad_(False)
+    encoder = sl.Encoder.wrap(module, 16)
+    assert not encoder.training
+    assert [weight.requires_grad for weight in module.parameters()] == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("factory", "fact"),
     [
@@ -220,26 +234,9 @@ def test_preprocessing_of_image_processors():
         as_preprocessing("224")
 
 
-def test_frozen_weights_of_the_user_stay_frozen_and_the_mode_is_kept():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)).eval()
-    module[0].requires_grad_(False)
-    encoder = sl.Encoder.wrap(module, 16)
-    assert not encoder.training
-    assert [weight.requires_grad for weight in module.parameters()] == [False, False, True, True]
-
-
 def test_weights_that_share_memory_are_saved(own_model, tmp_path):
     net = own_model.Net()
     net.layers[1].bias.data = net.layers[1].weight.data
     encoder = sl.Encoder.wrap(net, 32).eval()
     loaded = sl.Encoder.from_pretrained(encoder.save_pretrained(tmp_path / "encoder"), trust=True)
     assert_array_equal(loaded.encode(IMAGES), encoder.encode(IMAGES))
-
-
-def test_a_wrapped_module_is_cut_only_before_its_head():
-    encoder = sl.Encoder.wrap(vit(), 32, embedding_dim=4)
-    images = torch.rand(2, 3, 32, 32)
-    frozen = UpperEncoder(encoder.eval(), "frozen")
-    torch.testing.assert_close(frozen(frozen.resting(images)), encoder(images))
-    with pytest.raises(sl.InputError, match="'full' or 'frozen'"):
-        UpperEncoder(encoder, "upper")
