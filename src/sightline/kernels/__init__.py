@@ -3,6 +3,9 @@
 numba compiles a loop at its first call and keeps the result on disk; :class:`CompilationNotice` tells the user.
 """
 
+from tempfile import TemporaryDirectory
+
+from numba import config, njit
 from numba.core import event
 
 from sightline.progress import say
@@ -25,3 +28,8 @@ class CompilationNotice(event.Listener):
 
 
 event.register("numba:compile", CompilationNotice())
+try:
+    njit(cache=True)(lambda: None)  # not compiled: numba looks for the place of its cache here
+except RuntimeError:  # neither the package's folder nor the user's can be written, as in some containers
+    _folder = TemporaryDirectory(prefix="sightline-kernels-", ignore_cleanup_errors=True)
+    config.CACHE_DIR = _folder.name  # type: ignore[attr-defined]
