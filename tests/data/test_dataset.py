@@ -4,9 +4,9 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from sightline.data.dataset import ImageDataset, consecutive, load_batches
+from sightline.data.dataset import ImageDataset, consecutive, load_batches, read_ahead
 from sightline.data.manifest import read_manifest
-from sightline.data.transforms import Preprocessing, eval_transform, train_transform
+from sightline.data.transforms import EvalTransform, Preprocessing, eval_transform, train_transform
 from sightline.errors import InputError
 
 SMALL = Preprocessing(crop=16, resize=18)
@@ -132,8 +132,11 @@ def test_broken_images_are_named_together_and_end_the_batches(paths, tmp_path, n
 
 
 def test_a_transform_that_fails_is_not_taken_for_a_broken_image(paths):
-    def fail(image):
-        raise RuntimeError("a bug")
+    class Failing(EvalTransform):
+        def pixels(self, image):
+            raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        list(load_batches(ImageDataset(paths, fail), [[0]]))
+        list(load_batches(ImageDataset(paths, Failing(SMALL)), [[0]]))
+    with pytest.raises(RuntimeError, match="a bug"):
+        list(read_ahead(ImageDataset(paths, Failing(SMALL)), [[0], [1]], torch.clone))

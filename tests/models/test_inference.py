@@ -9,6 +9,8 @@ from PIL import Image
 
 from refusals import assert_refused
 from sightline import Encoder, InputError
+from sightline.data.images import load_image
+from sightline.data.transforms import eval_transform
 from sightline.models import inference
 from sightline.models.heads import Whitening
 from sightline.models.inference import onnx_file, open_backend
@@ -69,7 +71,7 @@ def test_auto_exports_for_many_images_and_uses_what_is_there(monkeypatch):
     encoder.encode(pictures(inference.WORTH_EXPORTING))
     assert onnx_file(encoder).is_file()
     opened = []
-    monkeypatch.setattr(inference, "onnx_backend", lambda file: opened.append(file) or inference.torch_backend(encoder))
+    monkeypatch.setattr(inference, "onnx_backend", lambda file, *_: opened.append(file) or inference.torch_backend(encoder))
     tiny().encode(pictures(3))
     assert opened == [onnx_file(encoder)]
 
@@ -80,7 +82,7 @@ def test_an_export_that_differs_is_refused_and_auto_falls_back_once(monkeypatch,
     assert_refused("differ from torch's", open_backend, encoder, "onnx")
     assert not onnx_file(encoder).exists()
     for _ in range(2):
-        assert open_backend(encoder, "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+        assert open_backend(encoder, "auto").run(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape == (1, 8)
     assert capsys.readouterr().err.count("so torch does") == 1
 
 
@@ -88,7 +90,7 @@ def test_what_is_not_there_is_named(monkeypatch):
     assert_refused(r"'onx'.*'onnx'", tiny().encode, pictures(1), backend="onx")
     monkeypatch.setattr(inference, "find_spec", lambda name: None)
     assert_refused(r"openvino.*sightline\[openvino\]", open_backend, tiny(), "openvino")
-    assert open_backend(tiny(), "auto")(torch.zeros(1, 3, 32, 32)).shape == (1, 8)
+    assert open_backend(tiny(), "auto").run(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape == (1, 8)
 
 
 def test_images_that_cannot_be_read_are_all_named(tmp_path):
@@ -99,6 +101,33 @@ def test_images_that_cannot_be_read_are_all_named(tmp_path):
         tiny().encode([tmp_path / name for name in ("a.png", "c.png", "b.png")])
     assert all(name in str(refused.value) for name in ("a.png", "b.png"))
     assert "c.png" not in str(refused.value)
+
+
+def test_files_as_people_have_them_give_the_vectors_of_torch(tmp_path):
+    picture = pictures(1)[0].resize((90, 60))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    picture.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    picture.save(tmp_path / "turned.jpg", exif=exif)
+    picture.convert("P").save(tmp_path / "palette.gif", save_all=True, append_images=pictures(2))
+    Image.fromarray(np.random.default_rng(0).integers(0, 1 << 16, (50, 70), np.uint16)).save(tmp_path / "deep.png")
+    files = sorted(tmp_path.glob("*.*"))
+    found, expected = (tiny().encode(files, backend=backend) for backend in ("onnx", "torch"))
+    assert len(found) == 4
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_large_jpeg_is_decoded_smaller_upright_or_not(tmp_path):
+    smooth = pictures(1)[0].resize((400, 300), Image.Resampling.BICUBIC)  # shorter side: 8 x 37, what it is resized to
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    smooth.save(tmp_path / "large.jpg", quality=95)
+    smooth.rotate(90, expand=True).save(tmp_path / "turned.jpg", quality=95, exif=exif)
+    encoder, transform = tiny(), eval_transform(tiny().settings.preprocessing)
+    assert load_image(tmp_path / "large.jpg", None, transform.at_least).size == (100, 75)
+    large, turned, whole = encoder.encode([tmp_path / "large.jpg", tmp_path / "turned.jpg", smooth], backend="torch")
+    assert 0.999 < large @ whole < 1 - 1e-7
+    assert turned @ whole > 0.999
 
 
 def test_a_pretrained_encoder_by_name(tmp_path, monkeypatch):

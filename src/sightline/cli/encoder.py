@@ -18,7 +18,7 @@ def embed(
     out: Annotated[Path, typer.Option(help="Embedding table to write (.parquet).")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
     backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
@@ -42,7 +42,7 @@ def whiten(
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions to keep; default: all that vary.")] = None,
     power: Annotated[float, typer.Option(help="0 rotates, 0.5 makes all variances 1.")] = 0.25,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
     backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:

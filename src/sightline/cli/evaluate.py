@@ -4,11 +4,11 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sightline.cli.console import RefineOptions, Trust, echo, expand_settings, read_table
+from sightline.cli.console import Backend, RefineOptions, Trust, echo, expand_settings, read_table
 from sightline.errors import InputError, choose, needs_extra
 
 
@@ -123,27 +123,30 @@ def report(
         Path | None, typer.Option(help="With --detector: a table of out-of-distribution images, of the same encoder.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split of an embedding table.")] = None,
+    backend: Backend = "auto",
     trust: Trust = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML report: metrics, curves, example rankings, a map of the classes, the worst mistakes."""
     with needs_extra("a report", "report"):
         from sightline.report.page import ReportOptions, write_report
+    from sightline.models.inference import check_backend
     from sightline.report.subject import UNTRAINED, held_rejector, read_outliers, read_subject, read_untrained
 
+    check_backend(backend)
     detector = detector or held_rejector(Path(subject))
     if outliers is not None and detector is None:
         raise InputError("--outliers needs a --detector to score them")
     if page.against_name is not None and against is None:
         raise InputError("--against-name needs --against")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
-    shown = read_subject(Path(subject), show_progress=True, split=split, name=page.name, trust=trust)
+    read: dict[str, Any] = {"show_progress": True, "trust": trust, "backend": backend}
+    shown = read_subject(Path(subject), split=split, name=page.name, **read)
     other = None
     if against == UNTRAINED:
-        other = read_untrained(shown, show_progress=True, name=page.against_name, trust=trust)
+        other = read_untrained(shown, name=page.against_name, **read)
     elif against is not None:
-        name, like = page.against_name, shown.table
-        other = read_subject(Path(against), show_progress=True, split=split, name=name, like=like, trust=trust)
+        other = read_subject(Path(against), split=split, name=page.against_name, like=shown.table, **read)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
     options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed)
     written = write_report(out, shown, other, options)

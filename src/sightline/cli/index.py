@@ -44,7 +44,7 @@ class IngestOptions:
         bool, typer.Option("--restore-removed", help="Also add images whose items were removed from the gallery.")
     ] = False
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass through the model.")] = 64
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0
 
     def add_images(self, gallery: "Gallery", encoder: "Encoder | None", images: "ImageSource") -> None:
         """Add images to the gallery, and print a summary, with the files of their folder that are not read."""

@@ -1,12 +1,12 @@
 """Images to tensors, one by one and in batches."""
 
-import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sightline.data.images import Box, load_image, load_part
 from sightline.data.manifest import Manifest
-from sightline.data.transforms import TrainTransform, Transform
+from sightline.data.transforms import EvalTransform, Transform
 from sightline.errors import InputError, raise_faults
 
 PREFETCHED = 2  # batches a worker reads ahead
+Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
@@ -69,7 +70,7 @@ class ImageDataset(Dataset[Tensor]):
         return self.finished(self.loaded(index)[None])[0]
 
     def loaded(self, index: int, view: int = 0) -> Tensor:
-        """(H, W, C) an image as workers send it: of a training transform as bytes, a quarter of what it becomes.
+        """(H, W, C) the bytes of an image, as workers send it: a quarter of what it becomes.
 
         Args:
             index: its place.
@@ -83,14 +84,12 @@ class ImageDataset(Dataset[Tensor]):
 
     def finished(self, loaded: Tensor) -> Tensor:
         """(B, C, H, W) what the model gets of (B, H, W, C) loaded images."""
-        if isinstance(self.transform, TrainTransform):
-            return self.transform.preprocessing.normalised(loaded)
-        return loaded.movedim(-1, 1)
+        return self.transform.preprocessing.normalised(loaded)
 
     def _transformed(self, index: int) -> Tensor:
         source, box, transform = self.images[index], self.boxes[index], self.transform
-        if not isinstance(transform, TrainTransform):
-            return transform(load_image(source, box)).movedim(0, -1)
+        if isinstance(transform, EvalTransform):
+            return transform.pixels(load_image(source, box, transform.at_least))
         if transform.draft and transform.resize is not None:
             longest = int(np.max(transform.resize))
             return transform.pixels(load_part(source, box, lambda *size: (0, 0, *size), at_least=longest))
@@ -175,29 +174,48 @@ def load_batches(
     raise_faults("images", faults)
 
 
-def read_ahead(images: ImageDataset, batches: Sequence[Sequence[int]], n_threads: int | None = None) -> Iterator[Batch]:
-    """The images of each batch, in order, as :func:`load_batches` gives them, decoded by threads ahead of their use.
+def read_ahead(
+    images: ImageDataset, batches: Sequence[Sequence[int]], then: Callable[[Tensor], Result]
+) -> Iterator[tuple[Sequence[int], Result]]:
+    """The places of each batch and what ``then`` makes of its (B, H, W, C) bytes, in order.
 
-    Threads cost less than processes where nothing random is drawn: decoding and resizing release the interpreter lock.
+    As many threads as torch has each read a batch and hand it on, up to two batches a thread ahead of their use. Threads
+    cost less than processes where nothing random is drawn: decoding and resizing release the interpreter lock. Broken
+    images are raised as by :func:`load_batches`.
 
     Args:
         images: a data set without a seed.
         batches: the places in it that each batch holds.
-        n_threads: that decode; None for one a core.
+        then: called by the threads, several at a time.
     """
-    source = _Loadable(images)
-    with ThreadPoolExecutor(n_threads or os.cpu_count()) as pool:
-        waiting: deque[list[Future[tuple[int, Tensor | str]]]] = deque()
-        faults: list[str] = []
-        for batch in [*batches, *[None] * PREFETCHED]:
-            if batch is not None:
-                waiting.append([pool.submit(source.__getitem__, (place, 0)) for place in batch])
-            if waiting and (batch is None or len(waiting) > PREFETCHED):
-                loaded = _collate([future.result() for future in waiting.popleft()])
-                if isinstance(loaded, list):
-                    faults += loaded
-                elif not faults:
-                    yield Batch(images.finished(loaded.images), loaded.places)
+    source, faults = _Loadable(images), list[str]()
+
+    def work(places: Sequence[int]) -> tuple[list[str], Result | None]:
+        loaded = [source[place, 0][1] for place in places]
+        broken = [image for image in loaded if isinstance(image, str)]
+        if broken or faults:
+            return broken, None
+        # By NumPy: torch would start threads of its own for each of these.
+        return [], then(torch.from_numpy(np.stack([image.numpy() for image in loaded])))  # type: ignore[union-attr]
+
+    if len(batches) == 1:  # read sooner than a thread starts
+        broken, result = work(batches[0])
+        raise_faults("images", broken)
+        yield batches[0], result  # type: ignore[misc]
+        return
+    n_threads = torch.get_num_threads()
+    waiting: deque[Future[tuple[list[str], Result | None]]] = deque()
+    pool = ThreadPoolExecutor(n_threads)
+    try:
+        coming = iter(batches)
+        for places in batches:
+            waiting += [pool.submit(work, ahead) for ahead in islice(coming, 2 * n_threads - len(waiting))]
+            broken, result = waiting.popleft().result()
+            faults += broken
+            if result is not None and not faults:
+                yield places, result
+    finally:
+        pool.shutdown(cancel_futures=True)
     raise_faults("images", faults)
 
 

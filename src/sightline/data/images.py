@@ -91,19 +91,37 @@ def _is_upright(image: Image.Image) -> bool:
     return bool(image.getexif().get(ExifTags.Base.Orientation, 1) == 1)
 
 
-def load_image(source: Path | Image.Image, box: Box | None = None) -> Image.Image:
-    """The decoded image in RGB, cut to the box if one is given; one error that names the file if it cannot be."""
+def load_image(source: Path | Image.Image, box: Box | None = None, at_least: int | None = None) -> Image.Image:
+    """The decoded image in RGB, cut to the box if one is given; one error that names the file if it cannot be.
+
+    Args:
+        source: a file, or an image.
+        box: left, top, right and bottom in pixels.
+        at_least: of a file without a box; see :func:`reduce_jpeg`. None for all pixels.
+    """
     name = source if isinstance(source, Path) else getattr(source, "filename", "") or "an image in memory"
     with (
         named_errors(name, BROKEN, Exception),
         open_image(source) if isinstance(source, Path) else nullcontext(source) as file,
     ):
+        if at_least is not None and box is None and isinstance(source, Path):
+            reduce_jpeg(file, at_least)
         image = as_rgb(file)
     if box is None:
         return image
     if box[2] > image.width or box[3] > image.height:
         raise InputError(f"{name}: the box {box} leaves the image, which is {image.width} x {image.height}")
     return image.crop(box)
+
+
+def reduce_jpeg(file: Image.Image, at_least: int) -> None:
+    """Have an open JPEG file decoded at the smallest scale, 1, 1/2, 1/4 or 1/8, at which its sides are still so long.
+
+    At 1/n a pixel is about the mean of n x n, and the decoder skips what that does not need.
+    """
+    n = next((n for n in (8, 4, 2) if min(file.size) >= n * at_least), 1)
+    if n > 1 and file.format in ("JPEG", "MPO"):
+        file.draft(None, (file.width // n, file.height // n))
 
 
 def load_part(source: Path | Image.Image, box: Box | None, part: Callable[[int, int], Box], at_least: int) -> Image.Image:

@@ -7,6 +7,8 @@ folder under the encoder's fingerprint.
 import copy
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -22,7 +24,6 @@ from sightline.models.backbones import adapters, merge_adapters
 from sightline.progress import say
 
 BackendName = Literal["auto", "torch", "onnx", "openvino"]
-Backend = Callable[[Tensor], NDArray[np.float32]]  # (B, 3, H, W) normalised images to (B, D) unit vectors
 PACKAGES = {"onnx": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
 LARGEST_DIFFERENCE = 1e-4  # of a coordinate of a unit vector, to what torch computes
 WORTH_EXPORTING = 256  # images: torch encodes about as many in the time that an export takes
@@ -30,7 +31,21 @@ OPSET = 18
 INPUT, OUTPUT = "images", "embeddings"
 N_COMPARED = 4  # of each kind; more than an export is traced with, so that one of fixed length is found out
 Copied = TypeVar("Copied")
-AT_ONCE = 16  # images in one pass of ONNX Runtime: what 64 leave behind between layers no longer fits in a core's cache
+AT_ONCE = 4  # images in one pass of a core: what more leave behind between layers no longer fits in its cache
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What computes vectors.
+
+    Attributes:
+        run: (B, D) unit vectors of the (B, H, W, 3) bytes of images.
+        by_thread: whether ``run`` uses the core of its caller alone, so that each thread is to call it with a few images;
+            otherwise it uses all cores by itself, and is best given a whole batch.
+    """
+
+    run: Callable[[Tensor], NDArray[np.float32]]
+    by_thread: bool = False
 
 
 class Embedder(Protocol):
@@ -49,8 +64,10 @@ class Embedder(Protocol):
         """(B, D) unit vectors."""
 
 
-def open_backend(encoder: Embedder, name: str = "auto", n_images: int = WORTH_EXPORTING) -> Backend:
-    """A function from normalised images to the encoder's vectors; it keeps the weights the encoder has now.
+def open_backend(
+    encoder: Embedder, name: str = "auto", n_images: int = WORTH_EXPORTING, by_thread: bool = False
+) -> Backend:
+    """What computes the encoder's vectors; it keeps the weights the encoder has now.
 
     ``auto`` is torch on a GPU. On a CPU it is ONNX Runtime if that is installed and the encoder can be exported, unless
     there are few images and the export is still to be made.
@@ -59,16 +76,20 @@ def open_backend(encoder: Embedder, name: str = "auto", n_images: int = WORTH_EX
         encoder: in evaluation mode.
         name: ``auto``, ``torch``, ``onnx`` or ``openvino``.
         n_images: to encode, as far as known.
+        by_thread: the caller has a thread for each core; see :class:`Backend`. Only ONNX Runtime then leaves them to it.
     """
     check_backend(name)
-    if name == "auto":
-        return _automatic(encoder, n_images)
+    if name == "auto" and (encoder.device.type != "cpu" or _missing_packages("onnx")):
+        name = "torch"
     if name == "torch":
         return torch_backend(encoder)
     file = onnx_file(encoder)
+    if name == "auto" and not _is_exported(encoder, file, n_images):
+        return torch_backend(encoder)
     if not file.is_file():
         _make(encoder, file)
-    return OPENERS[name](file)
+    prepare = partial(encoder.settings.preprocessing.normalised, planes=True)
+    return openvino_backend(file, prepare) if name == "openvino" else onnx_backend(file, prepare, by_thread)
 
 
 def check_backend(name: str) -> None:
@@ -83,22 +104,17 @@ def _missing_packages(name: str) -> list[str]:
     return [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
 
 
-def _automatic(encoder: Embedder, n_images: int) -> Backend:
-    if encoder.device.type != "cpu" or _missing_packages("onnx"):
-        return torch_backend(encoder)
-    file = onnx_file(encoder)
-    if file.is_file():
-        return onnx_backend(file)
+def _is_exported(encoder: Embedder, file: Path, n_images: int) -> bool:
+    """Whether the encoder's export is there; it is made now if that is worth it."""
     failure = file.with_suffix(".failed")
-    if n_images < WORTH_EXPORTING or failure.is_file():
-        return torch_backend(encoder)
+    if file.is_file() or n_images < WORTH_EXPORTING or failure.is_file():
+        return file.is_file()
     try:
         _make(encoder, file)
     except InputError as error:
         say(f"ONNX Runtime cannot run this encoder, so torch does: {error}")
         write_text(failure, f"{error}\n")
-        return torch_backend(encoder)
-    return onnx_backend(file)
+    return file.is_file()
 
 
 def onnx_file(encoder: Embedder) -> Path:
@@ -122,11 +138,12 @@ def _make(encoder: Embedder, file: Path) -> None:
 
 def _difference(encoder: Embedder, file: Path) -> float:
     """The largest difference of a coordinate, on images of noise and of smooth colour."""
-    side = encoder.settings.preprocessing.crop
-    noise = torch.randn(N_COMPARED, 3, side, side, generator=torch.Generator().manual_seed(0))
-    smooth = noise.cumsum(2).cumsum(3) / side
-    images = torch.cat([noise, smooth]).to(encoder.device)
-    return float(np.abs(torch_backend(encoder)(images) - onnx_backend(file)(images.cpu())).max())
+    seen = encoder.settings.preprocessing
+    noise = torch.randn(N_COMPARED, seen.crop, seen.crop, 3, generator=torch.Generator().manual_seed(0))
+    smooth = noise.cumsum(1).cumsum(2) / seen.crop
+    pixels = (128 + 50 * torch.cat([noise, smooth])).clamp(0, 255).byte()
+    exported = onnx_backend(file, partial(seen.normalised, planes=True))
+    return float(np.abs(torch_backend(encoder).run(pixels) - exported.run(pixels)).max())
 
 
 def plain_copy(encoder: Copied) -> Copied:
@@ -159,40 +176,41 @@ def write_onnx(network: Any, file: Path, metadata: Mapping[str, str] | None = No
 def torch_backend(encoder: Embedder, compute: Callable[[Tensor], Tensor] | None = None) -> Backend:
     """The encoder itself, or another function of it, on its device."""
     device, function = encoder.device, compute or encoder
+    prepare = encoder.settings.preprocessing.normalised
 
-    def run(images: Tensor) -> NDArray[np.float32]:
+    def run(pixels: Tensor) -> NDArray[np.float32]:
         with torch.inference_mode():
-            return function(images.to(device)).float().cpu().numpy()
+            return function(prepare(pixels.to(device))).float().cpu().numpy()
 
-    return run
+    return Backend(run)
 
 
-def onnx_backend(file: Path) -> Backend:
-    """ONNX Runtime on the CPU, with as many threads as torch has."""
+Prepare = Callable[[Tensor], Tensor]  # (B, H, W, 3) bytes to (B, 3, H, W) normalised images
+
+
+def onnx_backend(file: Path, prepare: Prepare, by_thread: bool = False) -> Backend:
+    """ONNX Runtime on the CPU, with as many threads as torch has or, with ``by_thread``, in those that call it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = 1 if by_thread else torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> NDArray[np.float32]:
-        parts = [part.contiguous().numpy() for part in images.split(AT_ONCE)]
-        return np.concatenate([session.run(None, {INPUT: part})[0] for part in parts])
+    def run(pixels: Tensor) -> NDArray[np.float32]:
+        parts = pixels.split(AT_ONCE)
+        return np.concatenate([session.run(None, {INPUT: prepare(part).numpy()})[0] for part in parts])
 
-    return run
+    return Backend(run, by_thread)
 
 
-def openvino_backend(file: Path) -> Backend:
+def openvino_backend(file: Path, prepare: Prepare) -> Backend:
     """OpenVINO on the CPU."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.compile_model(str(file), "CPU", settings)
 
-    def run(images: Tensor) -> NDArray[np.float32]:
-        return np.concatenate([model(part.contiguous().numpy())[0] for part in images.split(AT_ONCE)])
+    def run(pixels: Tensor) -> NDArray[np.float32]:
+        return np.concatenate([model(prepare(part).numpy())[0] for part in pixels.split(AT_ONCE)])
 
-    return run
-
-
-OPENERS: dict[str, Callable[[Path], Backend]] = {"onnx": onnx_backend, "openvino": openvino_backend}
+    return Backend(run)

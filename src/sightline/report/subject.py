@@ -89,6 +89,7 @@ def read_subject(
     name: str | None = None,
     like: EmbeddingTable | None = None,
     trust: bool = False,
+    backend: str | None = None,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run was not trained on.
 
@@ -101,6 +102,7 @@ def read_subject(
         name: shown to readers; None for the name of the file or folder.
         like: embed the images of this table instead.
         trust: import the module of a wrapped encoder.
+        backend: what computes vectors; see :meth:`Encoder.encode`.
     """
     source = Path(source)
     if not source.is_dir():
@@ -114,7 +116,7 @@ def read_subject(
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
-        vectors = embed_manifest(encoder, manifest, show_progress=show_progress)
+        vectors = embed_manifest(encoder, manifest, show_progress=show_progress, backend=backend)
         vectors.write(kept)
     return Subject(
         name or source.resolve().name,
@@ -126,12 +128,19 @@ def read_subject(
     )
 
 
-def read_untrained(run: Subject, show_progress: bool = False, name: str | None = None, trust: bool = False) -> Subject:
+def read_untrained(
+    run: Subject,
+    show_progress: bool = False,
+    name: str | None = None,
+    trust: bool = False,
+    backend: str | None = None,
+) -> Subject:
     """The run's pretrained backbone on the same images, mean-pooled, without projection; or the encoder it started from."""
     if run.recipe is None:
         raise InputError(f"--against {UNTRAINED} requires a run folder; {run.name!r} is a table without a recipe")
     encoder = untrained_encoder(run.recipe, trust)
-    return Subject(name or UNTRAINED, embed_manifest(encoder, run.table.manifest, show_progress=show_progress))
+    table = embed_manifest(encoder, run.table.manifest, show_progress=show_progress, backend=backend)
+    return Subject(name or UNTRAINED, table)
 
 
 def matched(subject: Subject, other: Subject) -> Subject:

@@ -16,7 +16,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sightline.data.images import Box, load_image, open_image
+from sightline.data.images import Box, load_image, open_image, reduce_jpeg
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery, Value, image_path
@@ -140,13 +140,16 @@ async def read_form(request: Request, model: type[Form]) -> Form:
         raise Problem(422, fault_text(error.errors())) from error
 
 
-def decode_upload(data: bytes, settings: ServeSettings, crop: Crop | None = None) -> Image.Image:
+def decode_upload(
+    data: bytes, settings: ServeSettings, crop: Crop | None = None, at_least: int | None = None
+) -> Image.Image:
     """The image in RGB, upright, and cropped if asked.
 
     Args:
         data: the bytes of a file.
         settings: limits and formats.
         crop: left, top, right and bottom as fractions of width and height.
+        at_least: of an image that is not cropped; see :func:`~sightline.data.images.reduce_jpeg`. None for all pixels.
     """
     if fault := foreign_content(data):
         raise Problem(415, f"image: {fault}")
@@ -159,6 +162,8 @@ def decode_upload(data: bytes, settings: ServeSettings, crop: Crop | None = None
             _check_size(opened.width, opened.height, settings.pixels)
             if opened.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MOST_SCANS:
                 raise Problem(415, f"image: a JPEG file must have at most {MOST_SCANS} scans")
+            if crop is None and at_least is not None:
+                reduce_jpeg(opened, at_least)
             image = load_image(opened)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise Problem(413, f"image must have at most {settings.pixels} pixels") from error

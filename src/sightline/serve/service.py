@@ -112,7 +112,7 @@ class Encoding:
 
     def __init__(self, encoder: Encoder, settings: ServeSettings, watch: Callable[[int], object]) -> None:
         self.encoder = encoder.eval()
-        self._run = open_backend(self.encoder, settings.backend)
+        self._backend = open_backend(self.encoder, settings.backend)
         self.transform = eval_transform(encoder.settings.preprocessing)
         self._n_threads = torch.get_num_threads()
         self.batcher: Batcher[Tensor, NDArray[np.float32]] = Batcher(
@@ -123,10 +123,10 @@ class Encoding:
         """Set up the thread and run once: the first pass is several times slower."""
         torch.set_num_threads(self._n_threads)
         side = self.encoder.settings.preprocessing.crop
-        self._encode([torch.zeros(3, side, side)])
+        self._encode([torch.zeros(side, side, 3, dtype=torch.uint8)])
 
     def _encode(self, images: list[Tensor]) -> list[NDArray[np.float32]]:
-        return list(self._run(torch.stack(images)))
+        return list(self._backend.run(torch.stack(images)))
 
 
 class Service(Gate):
@@ -206,7 +206,8 @@ class Service(Gate):
 
         def prepare() -> tuple[Encoding, Tensor]:
             encoding = self.encoding(collection)
-            return encoding, encoding.transform(decode_upload(data, self.settings, crop))
+            transform = encoding.transform
+            return encoding, transform.pixels(decode_upload(data, self.settings, crop, transform.at_least))
 
         encoding, image = await self.run(prepare)
         return await asyncio.wrap_future(encoding.batcher.submit(image))
