@@ -1,4 +1,4 @@
-"""What the benchmarks share: time, peak memory, and rewriting one section of a Markdown file."""
+"""What the benchmarks share: time, peak memory, drawn photographs, and rewriting one section of a Markdown file."""
 
 import ctypes
 import gc
@@ -6,6 +6,11 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 
 
 def fastest(step: Callable[[], object], n_runs: int) -> float:
@@ -40,6 +45,25 @@ def peak_megabytes(step: Callable[[], object]) -> tuple[float, float]:
 def extra_megabytes(step: Callable[[], object]) -> float:
     """How far memory rises above its start while the step runs."""
     return peak_megabytes(step)[0]
+
+
+def photographs(folder: Path, n_images: int) -> list[Path]:
+    """JPEG files of 640 x 480: clouds of colour with grain, about as large as photographs are."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    files = []
+    for number in range(n_images):
+        clouds = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((640, 480), Image.Resampling.BICUBIC)
+        grain = rng.normal(0, 8, (480, 640, 1))
+        pixels = np.clip(np.asarray(clouds) + grain, 0, 255).astype(np.uint8)
+        files.append(folder / f"{number}.jpg")
+        Image.fromarray(pixels).save(files[-1], quality=85)
+    return files
+
+
+def told(holds: bool, bar: str) -> str:
+    """A bar, and whether it held."""
+    return f"{bar}: {'held' if holds else 'MISSED'}"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import typer
-from measure import table, write_section
+from measure import PAGE, photographs, table, told, write_section
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from serve import PAGE, photographs, told
 from sightline import Encoder, Gallery
 
 CHROMIUM = "/usr/bin/chromium"

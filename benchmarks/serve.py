@@ -19,12 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import typer
-from measure import table, write_section
-from PIL import Image
+from measure import PAGE, photographs, table, told, write_section
 
 from sightline import Encoder, Gallery
 
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 LEAST_SHARE, MOST_TIMES, MOST_GROWTH = 0.8, 3.0, 0.05
 
 
@@ -48,20 +46,6 @@ def main() -> None:
     typer.echo(section)
     if given.write:
         write_section(PAGE, "Serving", section)
-
-
-def photographs(folder: Path, n_images: int) -> list[Path]:
-    """JPEG files of 640 x 480: clouds of colour with grain, about as large as photographs are."""
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True)
-    files = []
-    for number in range(n_images):
-        clouds = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((640, 480), Image.Resampling.BICUBIC)
-        grain = rng.normal(0, 8, (480, 640, 1))
-        pixels = np.clip(np.asarray(clouds) + grain, 0, 255).astype(np.uint8)
-        files.append(folder / f"{number}.jpg")
-        Image.fromarray(pixels).save(files[-1], quality=85)
-    return files
 
 
 def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse.Namespace) -> str:
@@ -109,10 +93,6 @@ def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse
         f"--backbone {given.backbone} --write`, {os.cpu_count()} cores, JPEG files of 640 x 480, clients on the same "
         "machine.\n\n" + table(["", "measured", "bar"], rows)
     )
-
-
-def told(holds: bool, bar: str) -> str:
-    return f"{bar}: {'held' if holds else 'MISSED'}"
 
 
 def bare_seconds(encoder: Encoder, files: list[Path], n_runs: int = 5) -> float:
