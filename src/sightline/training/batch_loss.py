@@ -48,28 +48,18 @@ class CrossBatchMemory(nn.Module):
 
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
         """Add items, newest last, and drop the oldest."""
-        older, newest = ~torch.isin(self.ids, ids), _last_of_each(ids)
+        # Which to keep is asked once: on a GPU every index of unknown length is waited for.
+        newest = ~(ids[:, None] == ids).triu(1).any(1)
+        kept = torch.cat([~torch.isin(self.ids, ids), newest]).nonzero()[-self.size :, 0]
         table = labels if labels.ndim == 2 else labels[:, None]
-        self.rows = torch.cat([self.rows[older], embeddings.detach().to(self.rows)[newest]])[-self.size :].clone()
-        self.labels = torch.cat([self.labels[older], table[newest]])[-self.size :].clone()
-        self.ids = torch.cat([self.ids[older], ids[newest]])[-self.size :].clone()
+        self.rows = torch.cat([self.rows, embeddings.detach().to(self.rows)])[kept]
+        self.labels = torch.cat([self.labels, table])[kept]
+        self.ids = torch.cat([self.ids, ids])[kept]
 
     def references(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and labels of the items, without the images with these ids."""
-        others = ~torch.isin(self.ids, ids)
+        others = (~torch.isin(self.ids, ids)).nonzero()[:, 0]
         return self.rows[others], self.labels[others]
-
-
-def _last_of_each(ids: Tensor) -> Tensor:
-    """The last place of each id, in order.
-
-    Example:
-        >>> _last_of_each(torch.tensor([7, 5, 7, 9]))
-        tensor([1, 2, 3])
-    """
-    unique, inverse = ids.unique(return_inverse=True)
-    places = torch.arange(len(ids), device=ids.device)
-    return torch.zeros_like(unique).scatter_reduce(0, inverse, places, "amax").sort().values
 
 
 class BatchLoss(nn.Module):
@@ -112,7 +102,7 @@ class BatchLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
         identify_batch(self.loss, ids)
         value = self._value(embeddings, labels, ids)
-        if self.training:
+        if self.training and self.followers:
             self.move_proxies(embeddings, labels)
         return value
 
@@ -146,7 +136,7 @@ class BatchLoss(nn.Module):
     def _weighted(self, embeddings: Tensor, labels: Tensor, references: Tensor, ref_labels: Tensor) -> Tensor:
         value: Tensor = self.loss(embeddings, labels)
         self.terms = named_terms("batch", self.loss, value)
-        if int(self.n_steps) >= self.start and len(references):
+        if len(references) and (not self.start or int(self.n_steps) >= self.start):
             against: Tensor = self.loss(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
             self.terms |= named_terms("memory", self.loss, against)
             value = (1 - self.share) * value + self.share * against

@@ -16,9 +16,11 @@ from torch.optim import Optimizer
 
 from sightline.data.dataset import derived_seed
 from sightline.errors import InputError
+from sightline.losses.sums import terms_of
 from sightline.models.encoder import Encoder
 from sightline.training.distributed import clip_gradients
 from sightline.training.large_batch import Examples, Loss, as_they_are, back_propagate
+from sightline.training.logs import TERM
 from sightline.training.recipe import OptimizerSection, ScheduleSection
 
 
@@ -49,21 +51,27 @@ class Engine:
     finished: Callable[[Tensor], Tensor] = as_they_are
 
     def step(self, batch: Examples, number: int) -> dict[str, float]:
-        """Update the weights on one batch; returns loss, gradient norm before clipping, and learning rate."""
+        """Update the weights on one batch; returns loss, its terms, gradient norm before clipping, and learning rate.
+
+        They come from the device together, once all of the step is on its way there.
+        """
         self.learner.train()
         self.optimizer.zero_grad()
         here = Examples(*self.fabric.to_device(batch))
         seed, rate = derived_seed(self.seed, number), self.optimizer.param_groups[0]["lr"]
         try:
             value = back_propagate(self.fabric, self.learner, self.loss, here, seed, self.chunk_size, self.finished)
-            if not math.isfinite(value.item()):
-                raise InputError(f"the loss is {value.item()}; lower optimizer.lr, or set optimizer.clip_norm")
+            limit = math.inf if self.clip_norm is None else self.clip_norm
+            norm = clip_gradients(self.fabric, self.learner, self.optimizer, limit)
+            self.optimizer.step()
+            terms = {f"{TERM}{name}": term for name, term in terms_of(self.loss).items()}
+            tensors = {"loss": value, "grad_norm": norm} | terms
+            numbers = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
+            if not math.isfinite(numbers["loss"]):
+                raise InputError(f"the loss is {numbers['loss']}; lower optimizer.lr, or set optimizer.clip_norm")
         except InputError as error:
             raise InputError(f"step {number + 1}, learning rate {rate:g}: {error}") from error
-        limit = math.inf if self.clip_norm is None else self.clip_norm
-        norm = clip_gradients(self.fabric, self.learner, self.optimizer, limit)
-        self.optimizer.step()
-        return {"loss": value.item(), "grad_norm": norm.item(), "lr": rate}
+        return numbers | {"lr": rate}
 
 
 def create_optimizer(section: OptimizerSection, encoder: Encoder, loss: nn.Module) -> Optimizer:

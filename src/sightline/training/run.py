@@ -42,7 +42,7 @@ from sightline.training.distributed import (
 )
 from sightline.training.engine import Engine, create_optimizer, interruption, rate_factor
 from sightline.training.large_batch import Examples, as_they_are, fitting_chunk_size
-from sightline.training.logs import TERM, RunLog, RunProgress
+from sightline.training.logs import RunLog, RunProgress
 from sightline.training.prepare import (
     RunParts,
     computed_in_parts,
@@ -270,8 +270,7 @@ class TrainingRun:
             group["lr"] = rate * factor
         numbers = self.engine.step(batch, self.position.step)
         self.position = replace(self.position, batch=self.position.batch + 1, step=self.position.step + 1)
-        terms = {f"{TERM}{name}": value.item() for name, value in self.loss.terms.items()}
-        self._record(self.position.epoch, numbers | terms)
+        self._record(self.position.epoch, numbers)
         self.progress.show(self.position, n_batches, self.parts.sampler.batch_size, numbers["loss"])
 
     def _record(self, epoch: int, numbers: dict[str, float]) -> None:
