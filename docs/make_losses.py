@@ -111,8 +111,12 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
 - **Gradients** are of the first order: a second derivative through the compiled core is refused.
 - **Precision.** Half precision is widened before scores are computed, inside autocast too: losses are float32, or float64
   for float64 embeddings.
-- **`torch.compile`** leaves the core as it is: the graph breaks around it (`fullgraph=True` fails), and value and gradient
-  are those of the plain call.
+- **`torch.compile`**: on a CPU the graph breaks around the compiled loops (`fullgraph=True` fails); on other devices a loss
+  on classes or levels is one graph. Exceptions are `blackbox_ap`, `blackbox_recall`, and sums over levels with proxies.
+  Value and gradient are those of the plain call. Inside a graph NaN, infinity and labels without a proxy are not refused.
+- **On a GPU** everything stays on the device of the embeddings. The host waits for it once to refuse NaN; a ranking loss
+  waits once more for the largest number of relevant items, and a proxy loss once more to refuse labels without a proxy.
+  `tests/gpu/test_devices.py` counts these waits for every loss.
 - **Presets.** `released-code` and `released-code-inaturalist` repeat where the authors' code differs from their
   papers: the query ranks itself, a tie counts one half, the step breaks at delta, and `calibration` counts non-zero pairs.
 - **Never NaN.** A query without relevant items is left out; a batch without any gives 0 with a gradient of 0. A gradient

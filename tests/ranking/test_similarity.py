@@ -94,7 +94,7 @@ def test_scores_take_the_wider_type_of_the_two_and_single_precision_at_least():
 def test_vectors_that_do_not_fit_are_refused():
     for vectors in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(2, 3).bool()):
         with pytest.raises(InputError, match=rf"queries.*\(B, D\).*{vectors.dtype} \({', '.join(map(str, vectors.shape))}"):
-            check_vectors(vectors, "queries")
+            check_vectors(queries=vectors)
     vectors = draw(0, 16)
     vectors[2:15, 3] = -math.inf
-    assert_refused(r"gallery.* 13 of 16 rows .* 2, 3, .* 11, \.\.\.$", check_vectors, vectors, "gallery")
+    assert_refused(r"gallery.* 13 of 16 rows .* 2, 3, .* 11, \.\.\.$", check_vectors, gallery=vectors)

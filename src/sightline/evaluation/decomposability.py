@@ -74,7 +74,7 @@ def decomposability_gap(
         '0.22 0.02'
     """
     table = as_tensor(vectors, "vectors")
-    check_vectors(table, "vectors")
+    check_vectors(vectors=table)
     numbers = number_text(labels)[0]
     checked = check_labels(as_tensor(numbers, "labels").to(table.device), len(table), "labels")
     classes = torch.unique(checked, dim=0, return_inverse=True)[1].cpu().numpy()

@@ -1,22 +1,25 @@
-"""Smooth counts on any device without the cubic cost, in whole-tensor operations.
+"""Smooth counts on any device, in whole-tensor operations: pair by pair for few targets, by blocks without the cubic cost.
 
-What :mod:`~sightline.kernels.sorted_rows` walks item by item is done here block by block. Each row is sorted and cut into
-N blocks of C items. A target (an item whose rank is wanted) meets the items of its own block one by one, and those of the
-other blocks through the sums of :mod:`~sightline.kernels.lane_sums`: with ``z = exp(-gap / tau)`` the sigmoid of a negative
-gap and its slope are polynomials in z, so a block is known by its moments, the sums of ``z, z**2 ... z**8`` to a place of
-reference, here the lowest score of each block. Moments move from one reference to the next by a factor.
+What :mod:`~sightline.kernels.sorted_rows` walks item by item, :class:`BlockCounts` does block by block. Each row is sorted
+and cut into N blocks of C items. A target (an item whose rank is wanted) meets the items of its own block one by one, and
+those of the other blocks through the sums of :mod:`~sightline.kernels.lane_sums`: with ``z = exp(-gap / tau)`` the sigmoid
+of a negative gap and its slope are polynomials in z, so a block is known by its moments, the sums of
+``z, z**2 ... z**8`` to a place of reference, here the lowest score of each block. Moments move from one reference to the
+next by a factor.
 
-SupRank's step is a line beyond ``delta``. The edge, ``delta`` above a target, lies in some block: its items below the edge
-are met one by one too, the blocks beyond are left out of the moments, and what is beyond the edge is counted and summed.
+SupRank's step is a line beyond ``delta``. The edge, ``delta`` above a target, lies in some block: its items beyond the edge
+are met one by one too, the blocks after it are left out of the moments, and what is beyond the edge is counted and summed.
 
 The gradient is the same with targets and items exchanged: factor by factor the transposed sums, so that a row's gradient
 sums to 0 as far as rounding allows. Every exponent is at most 0. The matrix products are of the precision that torch is set
-to, as those of the scores are.
+to, as those of the scores are. Python looks at no value: a GPU is never waited for, and torch.compile can trace it all.
 
 Letters beside those of the library: R rows, P targets of a row, N blocks, C items of a block, K channels. A target reads
 the channel of its level (SupRank's step: items of lower levels) or all K of them (the sigmoid: items of each level).
 """
 
+import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,33 +29,103 @@ from torch import Tensor
 from sightline.kernels.lane_sums import DEGREE, SLOPE, VALUE
 
 BLOCK = 16  # items
-N_TERMS = 2 * DEGREE + 2  # numbers that go into the sums of a block, of each item
 CHUNK_ELEMENTS = 3 << 17  # items of the rows that are worked on at once: 170 MB where targets and levels are few
+PAIR_ELEMENTS = 1 << 20  # pairs that are worked on at once
+AWAY_FROM_CPU = 4  # times as many: a GPU is kept waiting by many small operations
 LARGEST = 1e30  # scores beyond count as this: their differences, and sums of these, stay finite
+NO_POWER = 16.0  # exp of minus this counts as 0 beside 1
 NEGLIGIBLE = 1e-30  # a gradient below becomes 0: with denormal numbers a matrix product takes ten times as long
 
 
-def packed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(Q, P) int64 columns of the True places of (Q, G), packed to the left, 0 in the padding; (Q, P) bool, False there."""
-    counts = chosen.sum(1)
-    most = int(counts.max()) if chosen.numel() else 0
-    index = torch.zeros(len(chosen), most, dtype=torch.int64, device=chosen.device)
-    valid = torch.arange(most, device=chosen.device) < counts[:, None]
-    index[valid] = chosen.nonzero()[:, 1]  # both in row order
-    return index, valid
+def packed(chosen: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """(Q, P) int64 columns of the True places of (Q, G), packed to the left, 0 in the padding; (Q, P) bool, False there.
+
+    P is ``most``, which no row may exceed, or the largest number of a row, for which a GPU has to wait.
+    """
+    places = chosen.cumsum(1)
+    if most is None:
+        most = int(places[:, -1].max()) if chosen.numel() else 0
+    columns = torch.arange(chosen.shape[1], device=chosen.device).expand_as(places)
+    index = places.new_zeros(len(chosen), most + 1)  # what was not chosen goes to the last place, which is dropped
+    index.scatter_(1, (places - 1).where(chosen, most), columns)
+    return index[:, :most], torch.arange(most, device=chosen.device) < chosen.sum(1, keepdim=True)
 
 
-def rows_at_once(n_items: int, most_targets: int, n_levels: int) -> int:
+def rows_at_once(scores: Tensor, most_targets: int, n_levels: int, by_pairs: bool) -> int:
     """Rows that are worked on together."""
-    widest = max(n_items, most_targets * BLOCK // 4, (n_items + most_targets) * n_levels // 8)
-    return max(1, CHUNK_ELEMENTS // widest)
-
-
-def block_room(scores: Tensor, n_rows: int) -> Tensor:
-    """Memory for the terms of so many rows, for all chunks: to write to new memory first costs as much as the work."""
-    # Some more places between the terms: at distances of a power of two they would drive each other from the cache.
     n_items = scores.shape[1]
-    return scores.new_empty(N_TERMS, min(n_rows, len(scores)) * (n_items + -n_items % BLOCK) + 5 * BLOCK)
+    widest = max(n_items, most_targets * BLOCK // 4, (n_items + most_targets) * n_levels // 8)
+    elements, per_row = (PAIR_ELEMENTS, most_targets * n_items) if by_pairs else (CHUNK_ELEMENTS, widest)
+    return max(1, elements * (1 if scores.device.type == "cpu" else AWAY_FROM_CPU) // max(1, per_row))
+
+
+def _last_within(own: Tensor, edge: float) -> Tensor:
+    """The last float32 not beyond the edge: taken in float64, as the edge rounded puts items on the wrong side."""
+    exact = own.double() + edge
+    near = exact.to(own.dtype)
+    return torch.where(near > exact, near.nextafter(torch.full_like(near, -torch.inf)), near)
+
+
+def _sigmoid_and_slope(gaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Sigmoid of gaps in units of tau, and its slope, which does not come from a difference; ``gaps`` is used up."""
+    smooth = gaps.sigmoid()
+    return smooth, gaps.neg_().sigmoid_().mul_(smooth)
+
+
+class PairCounts:
+    """:class:`BlockCounts` pair by pair, for few targets: arguments and attributes are the same."""
+
+    def __init__(
+        self, scores: Tensor, levels: Tensor, n_levels: int, most: int, tau: float, sup: Any, worth: Tensor | None
+    ) -> None:
+        self.place, self.valid = packed(levels > 0, most)
+        x, kinds = scores.clamp(-LARGEST, LARGEST), levels.view(torch.uint8)[:, None]  # not in the list: 255
+        own, self.level = x.gather(1, self.place), levels.gather(1, self.place).long().where(self.valid, 1)
+        level, targets = self.level.to(torch.uint8)[..., None], own[..., None]
+        gap, self.is_sup = x[:, None] - targets, sup is not None  # (R, P, G)
+        at_least = gap >= 0
+        here = kinds < n_levels
+        counted = at_least & here & self.valid[..., None]
+        self.above = (counted & (kinds >= level)).sum(2).to(x.dtype)
+        self.graded = torch.zeros_like(self.above)
+        if worth is not None:
+            of_items = worth.gather(1, levels.long().clamp(min=0))[:, None]
+            self.graded = torch.minimum(of_items, worth.gather(1, self.level)[..., None]).mul(counted).sum(2)
+        if sup is None:
+            self.kinds = kinds.clamp(max=n_levels).long().expand_as(gap)
+            smooth, self.slopes = _sigmoid_and_slope(gap.div_(tau))
+            self.slopes.scatter_(2, self.place[..., None], 0.0)  # none with itself, not one that rounding takes out
+            self.values = torch.stack([(smooth * (kinds == level)).sum(2) for level in range(n_levels)], 2)
+        else:
+            lower = kinds < level
+            edge = _last_within(own, sup.edge)[..., None]
+            beyond = (x[:, None] > edge) & lower
+            smooth, slopes = _sigmoid_and_slope(gap.masked_fill(~lower, -torch.inf).div_(tau))
+            line = (x[:, None] - edge).mul_(sup.rho).add_(sup.top)
+            self.slopes = slopes.masked_fill_(beyond, sup.rho * tau)
+            jumps = lower & ((gap > 0) if sup.strict else at_least)
+            self.values = (torch.where(beyond, line, smooth).sum(2) + sup.jump * jumps.sum(2))[..., None]
+        self.slopes = self.slopes.div_(tau)
+        self.values = self.values * self.valid[..., None]
+
+    def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
+        """As that of :class:`BlockCounts`."""
+        weights = weights * self.valid[..., None]
+        pulls = self.slopes * (weights if self.is_sup else F.pad(weights, (0, 1)).gather(2, self.kinds))
+        found = pulls.sum(1).scatter_add_(1, self.place, -pulls.sum(2))
+        gradient.copy_(found.mul_(found.abs() > NEGLIGIBLE))
+
+
+def _coefficients(like: Tensor) -> Tensor:
+    """(2, 16) of a value and of its slope times tau: first of the items above, then of those below."""
+    # Numbers sent to a GPU are waited for: they are kept there. In a graph they are constants anyway.
+    made = _made_coefficients.__wrapped__ if torch.compiler.is_compiling() else _made_coefficients
+    return made(like.device, like.dtype)
+
+
+@cache
+def _made_coefficients(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([[-c for c in VALUE] + list(VALUE), list(SLOPE) * 2], dtype=dtype, device=device)
 
 
 class BlockCounts:
@@ -62,11 +135,11 @@ class BlockCounts:
         scores: (R, G).
         levels: (R, G) int8.
         n_levels: M.
+        most: P, the most targets that a row has, or more.
         tau: width of the sigmoid.
         sup: what makes SupRank's step of a sigmoid: ``jump`` at 0 (``strict``: above 0), and beyond ``edge`` a line that
             starts at ``top`` with the slope ``rho``; None for the sigmoid alone.
         worth: (R, M) the relevance of each level, or None.
-        room: of :func:`block_room`.
 
     Attributes:
         valid: (R, P) bool.
@@ -78,15 +151,15 @@ class BlockCounts:
     """
 
     def __init__(
-        self, scores: Tensor, levels: Tensor, n_levels: int, tau: float, sup: Any, worth: Tensor | None, room: Tensor
+        self, scores: Tensor, levels: Tensor, n_levels: int, most: int, tau: float, sup: Any, worth: Tensor | None
     ) -> None:
         self.tau, self.n_levels, self.sup = tau, n_levels, sup
         self.factors: dict[tuple[bool, int], tuple[Tensor, Tensor]] = {}
         self.n_channels = n_levels if self.sup is None else n_levels - 1
         self._lay_out(scores, levels)
-        self._find_targets()
+        self._find_targets(most)
         self._count(worth)
-        self._sum_blocks(room)
+        self._sum_blocks()
         self.values, self.slopes = self._read_blocks()
         self._meet_own_block()
         if self.sup is not None:
@@ -115,20 +188,18 @@ class BlockCounts:
         self.counted = counted.to(values.dtype)  # (R, N, K, C)
         self.index = kinds.clamp(max=self.n_levels).long()  # of a level in a table with one entry more
 
-    def _find_targets(self) -> None:
+    def _find_targets(self, most: int) -> None:
         """Each target's place, block and level; the block of its edge, past the end where there is none."""
-        self.place, self.valid = packed(self.kind > 0)
+        self.place, self.valid = packed(self.kind > 0, most)
         self.own = self.x.gather(1, self.place)
         self.level = self.kind.gather(1, self.place).long().where(self.valid, 1)
         self.block = self.place // BLOCK
-        if self.sup is None:
-            self.edge_block = torch.full_like(self.place, self.n_slots - 1)
-        else:  # The last float32 not beyond: taken in float64, as the edge rounded puts items on the wrong side.
-            edge = self.own.double() + self.sup.edge
-            near = edge.to(self.own.dtype)
-            self.edge = torch.where(near > edge, near.nextafter(torch.full_like(near, -torch.inf)), near)
+        if self.sup is not None:
+            # (R, N, K, C) scores of the items that a channel counts, -inf for the others.
+            self.listed = self.blocks[:, :, None].where(self.counted > 0, -torch.inf)
+            self.edge = _last_within(self.own, self.sup.edge)
             self.edge_block = torch.searchsorted(self.x, self.edge, right=True) // BLOCK
-        self.beyond = self.edge_block > self.block  # if not, the own block holds all that is below the edge
+            self.past_edge = (self.edge_block + 1).clamp_(max=self.n_slots - 1)  # slots whose items are all on the line
 
     def _count(self, worth: Tensor | None) -> None:
         """The exact counts."""
@@ -146,52 +217,41 @@ class BlockCounts:
         n_shared = 63 // bits
         parts = []
         for start in range(0, self.n_levels, n_shared):
-            levels = range(start, min(start + n_shared, self.n_levels))
-            units = torch.zeros(self.n_levels + 1, dtype=torch.int64, device=places.device)
-            shifts = bits * torch.arange(len(levels), device=places.device)
-            units[levels.start : levels.stop] = 1 << shifts
-            each = units.index_select(0, self.index.flatten()).view_as(self.kind)
+            n_here = min(n_shared, self.n_levels - start)
+            levels = self.index.view_as(self.kind) - start
+            each = (1 << (levels * bits).clamp(0, 62)).where((levels >= 0) & (levels < n_here), 0)
             upto = F.pad(each.cumsum(1), (1, 0))
+            shifts = bits * torch.arange(n_here, device=places.device)
             parts.append((upto[:, -1:] - upto.gather(1, places))[..., None] >> shifts & (1 << bits) - 1)
         return torch.cat(parts, 2).to(self.x.dtype)
 
-    def _rows(self, slots: Tensor) -> Tensor:
-        """Where the entries that targets read at (R, P) slots are in a table of (R, N + 1, K, ...)."""
-        if self.sup is None:
-            return (slots + self.row * self.n_slots).flatten()
-        return (slots * self.n_channels + (self.row * (self.n_slots * self.n_channels) + self.level - 1)).flatten()
+    def _rows(self, slots: Tensor, n_slots: int) -> Tensor:
+        """Where the entries of a target's own channel are, at (R, P) slots of a table (R, n_slots, K, ...)."""
+        return ((slots + self.row * n_slots) * self.n_channels + self.level - 1).flatten()
 
     def _read(self, table: Tensor, slots: Tensor) -> Tensor:
-        """(R, P, 1 or K, W) what targets read at (R, P) slots of (R, N + 1, K, W)."""
-        table = table.flatten(0, 1 if self.sup is None else 2)
-        return table.index_select(0, self._rows(slots)).view(*slots.shape, -1, table.shape[-1])
+        """(R, P, ...) what targets read of their own channel at (R, P) slots of (R, N or N + 1, K, ...)."""
+        found = table.flatten(0, 2).index_select(0, self._rows(slots, table.shape[1]))
+        return found.view(*slots.shape, *table.shape[3:])
 
-    def _put(self, table: Tensor, slots: Tensor, values: Tensor) -> None:
-        """Add (R, P, 1 or K, W) to the entries that targets read at (R, P) slots of (R, N + 1, K, W)."""
-        table = table.flatten(0, 1).flatten(1) if self.sup is None else table.flatten(0, 2)
-        table.index_add_(0, self._rows(slots), values.flatten(0, 1).flatten(1))
-
-    def _powers(self, gaps: Tensor) -> Tensor:
-        """(..., 8) ``exp(-d gap / tau)``."""
-        degrees = torch.arange(1, DEGREE + 1, device=gaps.device)
+    def _powers(self, gaps: Tensor, n_degrees: int = DEGREE) -> Tensor:
+        """(..., n_degrees) ``exp(-d gap / tau)``."""
+        degrees = torch.arange(1, n_degrees + 1, device=gaps.device)
         return (gaps[..., None] * (degrees / -self.tau)).exp_()
 
-    def _sum_blocks(self, room: Tensor) -> None:
+    def _sum_blocks(self) -> None:
         """The moments of each block's items, the number and the sum of scores; carried to the other blocks."""
-        terms = room[:, : self.x.numel()].unflatten(1, self.blocks.shape)
-        torch.sub(self.lowest[:, 1:, None], self.blocks, out=terms[0])
-        torch.sub(self.blocks, self.lowest[:, :-1, None], out=terms[DEGREE])
-        terms[-2], terms[-1] = 1, terms[DEGREE]
-        for start in (0, DEGREE):
-            terms[start].div_(-self.tau).exp_()
-            for d in range(start + 1, start + DEGREE):
-                torch.mul(terms[start], terms[d - 1], out=terms[d])
-        self.terms = terms.flatten(1, 2).transpose(0, 1)  # (R N, 18, C)
-        sums = torch.bmm(self.counted.flatten(0, 1), self.terms.transpose(1, 2)).unflatten(0, self.blocks.shape[:2])
+        before = self.blocks - self.lowest[:, :-1, None]
+        gaps = torch.stack([self.lowest[:, 1:, None] - self.blocks, before], 2).unsqueeze(3)  # to the next one, to the own
+        degrees = torch.arange(1, DEGREE + 1, device=gaps.device) / -self.tau
+        self.terms = (gaps * degrees[:, None]).exp_().view(-1, 2 * DEGREE, BLOCK)  # (R N, 16, C)
+        counted = self.counted.flatten(0, 1)
+        sums = torch.bmm(counted, self.terms.mT).unflatten(0, self.blocks.shape[:2])
         self.from_below = self._carry(F.pad(sums[..., :DEGREE], (0, 0, 0, 0, 1, 0)), self.lowest, upwards=True)
-        self.from_above = self._carry(F.pad(sums[..., DEGREE:-2], (0, 0, 0, 0, 0, 1)), self.lowest, upwards=False)
-        number = sums[..., -2].double()
-        totals = torch.stack([number, sums[..., -1] + number * self.lowest[:, :-1, None]], 3)
+        self.from_above = self._carry(F.pad(sums[..., DEGREE:], (0, 0, 0, 0, 0, 1)), self.lowest, upwards=False)
+        number = self.counted.sum(3, dtype=torch.float64)
+        over = torch.bmm(counted, before.flatten(0, 1)[..., None]).view_as(number)
+        totals = torch.stack([number, over + number * self.lowest[:, :-1, None]], 3)
         self.totals = F.pad(totals, (0, 0, 0, 0, 1, 0)).cumsum(1)  # (R, N + 1, K, 2) of the blocks before
 
     def _carry(self, state: Tensor, places: Tensor, upwards: bool) -> Tensor:
@@ -227,26 +287,36 @@ class BlockCounts:
 
     def _read_blocks(self) -> tuple[Tensor, Tensor]:
         """(R, P, 1 or K) values and slopes: the items of blocks below, and of those above before the edge's."""
-        after, never = self.block + 1, torch.inf
-        gap_after = (self.lowest.gather(1, after) - self.own).where(self.beyond, never)
-        self.reads = [self._powers(self.own - self.lowest.gather(1, self.block)), self._powers(gap_after)]
-        below = self._read(self.from_below, self.block) * self.reads[0][:, :, None]
-        above = self._read(self.from_above, after) * self.reads[1][:, :, None]
-        if self.sup is not None:
-            gap_edge = (self.lowest.gather(1, self.edge_block) - self.own).where(self.beyond, never)
-            self.reads.append(self._powers(gap_edge))
-            above.addcmul_(self._read(self.from_above, self.edge_block), self.reads[2][:, :, None], value=-1)
-        value, slope = self.x.new_tensor(VALUE), self.x.new_tensor(SLOPE) / self.tau
-        found = below @ torch.stack([value, slope], 1) + above @ torch.stack([-value, slope], 1)
-        number = (self._read(self.totals, self.edge_block) - self._read(self.totals, after))[..., 0].to(found.dtype)
-        return found[..., 0] + number * self.beyond[..., None], found[..., 1]
+        coefficients = _coefficients(self.x)
+        states = torch.cat([self.from_above[:, 1:], self.from_below[:, :-1]], 3)  # (R, N, K, 16)
+        # Of every place, value and slope of each channel: the factors to a target are the terms of its place.
+        mixed = (states[:, :, None] * coefficients[:, None]).flatten(2, 3).flatten(0, 1)
+        found = torch.bmm(mixed, self.terms).view(self.n_rows, self.n_slots - 1, 2, self.n_channels, BLOCK)
+        if self.sup is None:
+            found = found.permute(0, 1, 4, 2, 3).reshape(self.n_rows, -1, 2 * self.n_channels)
+            found = found.gather(1, self.place[..., None].expand(-1, -1, 2 * self.n_channels)).unflatten(2, (2, -1))
+            value, slope = found.unbind(2)
+            last, after = self.totals[:, -1:, :, 0], self.block[..., None] + 1
+            number = last - self.totals[..., 0].gather(1, after.expand(-1, -1, self.n_channels))
+        else:
+            places = (self.block + self.row * (self.n_slots - 1)) * 2 * self.n_channels + self.level - 1
+            places = places * BLOCK + self.place % BLOCK
+            value, slope = (found.take(places + part * self.n_channels * BLOCK)[..., None] for part in (0, 1))
+            # Without what the blocks past the edge would add; over so long a gap few powers count.
+            n_degrees = min(DEGREE, math.ceil(NO_POWER * self.tau / self.sup.edge))
+            self.to_edge = self._powers(self.lowest.gather(1, self.past_edge) - self.own, n_degrees)
+            states = self._read(self.from_above[..., :n_degrees], self.past_edge)
+            edge = (states * self.to_edge) @ coefficients[:, :n_degrees].T
+            value, slope = value - edge[..., :1], slope - edge[..., 1:]
+            number = self._read(self.totals[..., :1], self.past_edge) - self._read(self.totals[..., :1], self.block + 1)
+        return value + number.to(value.dtype), slope.div_(self.tau)
 
     def _add_line(self) -> None:
         """Add the blocks beyond the edge's and the jump."""
         step = self.sup
         last = self.totals[:, -1:].expand_as(self.totals)
-        beyond = self._read(last - self.totals, (self.edge_block + 1).clamp_(max=self.n_slots - 1))
-        number, line = beyond[..., 0], beyond[..., 1] - beyond[..., 0] * (self.own.double() + step.edge)[..., None]
+        beyond = self._read(last - self.totals, self.past_edge)
+        number, line = beyond[..., :1], beyond[..., 1:] - beyond[..., :1] * (self.own.double() + step.edge)[..., None]
         self.values += (step.top * number + step.rho * line).to(self.values.dtype)
         self.slopes += (step.rho * number).to(self.values.dtype)
         if step.jump:
@@ -258,98 +328,90 @@ class BlockCounts:
         """Add the pairs of each target with the items of its own block."""
         self.met = [self._block_rows(self.block)]
         if self.sup is not None:
-            smooth, slopes = _sigmoid_and_slope(self._list(self.block).sub_(self.own[..., None]).div_(self.tau))
+            smooth, slopes = _sigmoid_and_slope(
+                self._read(self.listed, self.block).sub_(self.own[..., None]).div_(self.tau)
+            )
             self.values[..., 0] += smooth.sum(2)
-            self.slopes[..., 0] += slopes.sum(2) / self.tau
         else:
-            scores = self.blocks.flatten(0, 1).index_select(0, self.met[0]).view(*self.block.shape, BLOCK)
+            scores, kinds = (
+                table.flatten(0, 1).index_select(0, self.met[0]).view(*self.block.shape, BLOCK)
+                for table in (self.blocks, self.kinds)
+            )
             smooth, slopes = _sigmoid_and_slope(scores.sub_(self.own[..., None]).div_(self.tau))
             # With itself a target has no slope, not one that rounding takes out.
             slopes.scatter_(2, (self.place % BLOCK)[..., None], 0.0)
             for channel in range(self.n_channels):
-                counted = self.counted[:, :, channel].flatten(0, 1).index_select(0, self.met[0]).view_as(smooth)
-                self.values[..., channel] += (smooth * counted).sum(2)
-                self.slopes[..., channel] += (slopes * counted).sum(2) / self.tau
+                self.values[..., channel] += (smooth * (kinds == channel)).sum(2)
         self.met_slopes = [slopes]  # in units of 1 / tau
 
     def _block_rows(self, blocks: Tensor) -> Tensor:
         """Where (R, P) blocks are among those of all rows."""
         return (blocks + self.row * (self.n_slots - 1)).flatten()
 
-    def _list(self, blocks: Tensor) -> Tensor:
-        """(R, P, C) scores of the items that each target counts in one of its row's blocks, -inf for the others."""
-        rows = self._block_rows(blocks)
-        scores, kinds = (table.flatten(0, 1).index_select(0, rows) for table in (self.blocks, self.kinds))
-        others = kinds >= self.level.to(kinds.dtype).view(-1, 1)
-        found: Tensor = scores.masked_fill_(others, -torch.inf)
-        return found.view(*blocks.shape, BLOCK)
-
     def _meet_edge_block(self) -> None:
-        """Add the pairs of each target with the items of its edge's block; where that is its own, what the line changes."""
-        step, there = self.sup, self.edge_block < self.n_slots - 1
-        blocks = self.edge_block.clamp(max=self.n_slots - 2)
-        own, edge = (table.where(there, torch.inf)[..., None] for table in (self.own, self.edge))  # all gaps are -inf
-        scores = self._list(blocks)
-        smooth, slopes = _sigmoid_and_slope((scores - own).div_(self.tau))
-        over = scores.sub_(edge).clamp_(min=0)
-        values = step.rho * over.sum(2)
-        outside = over.sign_()
-        values += step.top * outside.sum(2)
-        # The own block's items have been met: beyond the edge the sigmoid is taken back.
-        inside = self.beyond[..., None].to(outside.dtype) - outside
-        self.values[..., 0] += values + smooth.mul_(inside).sum(2)
-        slopes.mul_(inside).add_(outside, alpha=step.rho * self.tau)
-        self.slopes[..., 0] += slopes.sum(2) / self.tau
+        """Beyond the edge, add the line for the items of its block, and take their sigmoids back."""
+        step, blocks = self.sup, self.edge_block.clamp(max=self.n_slots - 2)  # none of the last block is beyond
+        scores = self._read(self.listed, blocks)
+        over = (scores - self.edge[..., None]).clamp_(min=0)
+        outside = over.sign()
+        smooth = scores.sub_(self.own[..., None]).div_(self.tau).sigmoid_()
+        # A difference, exact enough beside the slope of the line.
+        slopes = smooth.square().sub_(smooth).add_(step.rho * self.tau).mul_(outside)
+        self.values[..., 0] += over.mul_(step.rho).addcmul_(smooth.neg_().add_(step.top), outside).sum(2)
         self.met.append(self._block_rows(blocks))
         self.met_slopes.append(slopes)
 
     def fill_gradient(self, weights: Tensor, gradient: Tensor) -> None:
         """Fill (R, G) with the gradient in the scores of what has ``weights`` for one in ``values``; can be had once."""
         weights = weights * self.valid[..., None]
-        ascending = self._from_pairs(weights) + self._from_blocks(weights)
+        ascending = self._from_blocks(weights)
+        given = self._from_pairs(weights, ascending) + (weights * self.slopes).sum(2)
         places = self.place + self.row * self.x.shape[1]
-        ascending.view(-1).index_add_(0, places.flatten(), -(weights * self.slopes).sum(2).flatten())
+        ascending.view(-1).index_add_(0, places.flatten(), -given.flatten())
         ascending *= ascending.abs() > NEGLIGIBLE
         ascending = ascending.view_as(self.x)[:, : self.order.shape[1]]
         gradient.scatter_(1, self.order, ascending)
 
-    def _from_pairs(self, weights: Tensor) -> Tensor:
-        """(R, N, C) what the pairs met one by one give to the items."""
-        table = torch.zeros_like(self.blocks).flatten(0, 1)
+    def _from_pairs(self, weights: Tensor, ascending: Tensor) -> Tensor:
+        """Add what the pairs met one by one give to the items to (R, N, C); returns (R, P), what the targets give."""
         if self.sup is None:
             levels = self.index.view(-1, BLOCK).index_select(0, self.met[0]).view_as(self.met_slopes[0])
             weights = F.pad(weights, (0, 1)).gather(2, levels)
         weights = weights / self.tau
+        given = torch.zeros_like(self.own)
         for met, slopes in zip(self.met, self.met_slopes, strict=True):
-            table.index_add_(0, met, slopes.mul_(weights).flatten(0, 1))
-        return table.view_as(self.blocks)
+            pulls = slopes.mul_(weights)
+            given += pulls.sum(2)
+            ascending.view(-1, BLOCK).index_add_(0, met, pulls.flatten(0, 1))
+        return given
 
     def _from_blocks(self, weights: Tensor) -> Tensor:
         """(R, N, C) what the targets of other blocks give to the items."""
-        down, up = (self.x.new_zeros(self.n_rows, self.n_slots, self.n_channels, DEGREE) for _ in range(2))
-        line = self.x.new_zeros(self.n_rows, self.n_slots, self.n_channels, 1)
-        sources = weights[..., None]
-        self._put(down, self.block, sources * self.reads[0][:, :, None])
-        self._put(up, self.block + 1, sources * self.reads[1][:, :, None])
-        if self.sup is not None:
-            self._put(up, self.edge_block, -sources * self.reads[2][:, :, None])
-            self._put(line, (self.edge_block + 1).clamp_(max=self.n_slots - 1), sources)
+        n_blocks, sup = self.n_slots - 1, self.sup
+        sources = self.x.new_zeros(self.n_rows * n_blocks, self.n_channels, BLOCK)  # the weight at each target's place
+        channels = torch.arange(self.n_channels, device=weights.device) if sup is None else self.level[..., None] - 1
+        places = ((self.block + self.row * n_blocks)[..., None] * self.n_channels + channels) * BLOCK
+        sources.view(-1).index_add_(0, (places + (self.place % BLOCK)[..., None]).flatten(), weights.flatten())
+        sums = torch.bmm(sources, self.terms.mT).view(self.n_rows, n_blocks, self.n_channels, 2 * DEGREE)
+        up, down = F.pad(sums[..., :DEGREE], (0, 0, 0, 0, 1, 0)), F.pad(sums[..., DEGREE:], (0, 0, 0, 0, 0, 1))
+        tables = [up, down]
+        if sup is not None:
+            past = self._rows(self.past_edge, self.n_slots)
+            gone = (-weights * self.to_edge).flatten(0, 1)
+            up.flatten(0, 2)[:, : gone.shape[1]].index_add_(0, past, gone)
+            line = self.x.new_zeros(self.n_rows, self.n_slots, self.n_channels, 1)
+            line.flatten(0, 2).index_add_(0, past, weights.flatten(0, 1))
+            tables.append(line)
             # An item of level m is counted by the targets of all levels above.
             for channel in reversed(range(self.n_channels - 1)):
-                for table in (down, up, line):
+                for table in tables:
                     table[:, :, channel] += table[:, :, channel + 1]
-        slope = self.x.new_tensor(SLOPE) / self.tau
-        down, up = self._carry(down, self.lowest, upwards=False), self._carry(up, self.lowest, upwards=True)
-        states = [down[:, 1:] * slope, up[:, :-1] * slope]
-        if self.sup is not None:
-            states.append(line.cumsum(1)[:, :-1] * self.sup.rho)
-        state = torch.cat(states, 3).flatten(0, 1)
-        found = torch.bmm(state, self.terms[:, : state.shape[2]])
-        channels = self.index.view(-1, 1, BLOCK).clamp(max=self.n_channels - 1)
-        return found.gather(1, channels).view_as(self.blocks).masked_fill_(self.kinds >= self.n_channels, 0.0)
-
-
-def _sigmoid_and_slope(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Sigmoid of gaps in units of tau, and its slope, which does not come from a difference; ``gaps`` is used up."""
-    smooth = gaps.sigmoid()
-    return smooth, gaps.neg_().sigmoid_().mul_(smooth)
+        up, down = self._carry(up, self.lowest, upwards=True), self._carry(down, self.lowest, upwards=False)
+        slopes = _coefficients(self.x)[1] / self.tau
+        # To an item the factors are its own terms, exchanged: targets below reach it from its own block's lowest score on.
+        state = (torch.cat([down[:, 1:], up[:, :-1]], 3) * slopes).flatten(0, 1)
+        found = torch.bmm(state, self.terms)
+        if sup is not None:
+            found += (line.cumsum(1)[:, :-1] * sup.rho).flatten(0, 1)
+        items = self.index.view(-1, 1, BLOCK).clamp(max=self.n_channels - 1)
+        return found.gather(1, items).view_as(self.blocks).masked_fill_(self.kinds >= self.n_channels, 0.0)

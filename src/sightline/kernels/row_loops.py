@@ -7,6 +7,14 @@ import numba
 import numpy as np
 import torch
 from numba import njit, prange
+from torch import Tensor
+
+DEVICES = ("cpu",)  # whose tensors compiled loops can read
+
+
+def is_looped(table: Tensor) -> bool:
+    """Whether compiled loops may work on the tensor; torch.compile cannot trace them, but breaks its graph around them."""
+    return table.device.type in DEVICES
 
 
 def run_in_torch_threads(kernel: Callable[..., Any], *arguments: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, choose
+from sightline.kernels.row_loops import is_looped
 from sightline.ranking import pairs as labels_to_pairs
 from sightline.ranking import profile
 from sightline.ranking.pairs import Pairs, as_tensor, only_chosen, table_pairs
@@ -25,13 +26,13 @@ T = TypeVar("T")
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, run as it is inside ``torch.compile``, with a break in the graph: tracing it would reach into numba."""
+    """The function, on a CPU run as it is inside ``torch.compile``, with a break in the graph: it reaches into numba."""
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
         # Not a decorator once and for all: that loads the compiler, which takes a second.
-        chosen = torch.compiler.disable(function) if torch.compiler.is_compiling() else function
-        return chosen(*args, **options)
+        breaks = torch.compiler.is_compiling() and is_looped(args[0])  # type: ignore[arg-type]
+        return (torch.compiler.disable(function) if breaks else function)(*args, **options)
 
     return call
 

@@ -112,7 +112,7 @@ def with_margin(scores: Tensor, relevant: Tensor, margin: float, generator: torc
             from here, as the released code of RaMBO does for average precision.
     """
     check_range("[0, inf)", margin=margin)
-    half = scores.new_tensor(margin / 2)  # a plain number would be rounded to single precision
+    half = scores.new_full((), margin / 2)  # a plain number would be rounded to single precision
     shift = torch.where(relevant, -half, half)
     if generator is not None:
         shift = shift * torch.randn(scores.shape, generator=generator, device=generator.device).abs().to(scores)

@@ -24,7 +24,7 @@ def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
     """The labels as an int64 (B, L) table; refused where column 0, which numbers the proxies, is not in [0, C)."""
     labels = check_labels(labels, n_items, "labels")
     outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
-    if outside.any():
+    if not torch.compiler.is_compiling() and outside.any():
         found = labels[:, 0][outside].unique().tolist()
         raise InputError(f"labels must be one of the {n_classes} proxies, 0 to {n_classes - 1}, got {found[:10]}")
     return labels
@@ -41,8 +41,7 @@ def proxy_scores(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> tuple[T
     Returns:
         (B, C) scores in float32 at least, inside autocast too; and the (B, L) int64 labels.
     """
-    check_vectors(embeddings, "embeddings")
-    check_vectors(proxies, "proxies")
+    check_vectors(embeddings=embeddings, proxies=proxies)
     labels = check_classes(labels, len(embeddings), len(proxies))
     return cosine_scores(embeddings, proxies), labels
 
@@ -357,11 +356,15 @@ def csl_loss(
         >>> csl_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0, 0]]), proxies, paths)
         tensor(14.4000)
     """
-    scores, labels = proxy_scores(embeddings, labels, proxies)
-    n_levels = labels.shape[1]
-    if paths.dtype != torch.int64 or paths.shape != (len(proxies), n_levels):
+    return _csl(*proxy_scores(embeddings, labels, proxies), paths, gamma, margins)
+
+
+def _csl(scores: Tensor, labels: Tensor, paths: Tensor, gamma: float, margins: Sequence[float] | None) -> Tensor:
+    """:func:`csl_loss` of checked scores and labels."""
+    n_proxies, n_levels = scores.shape[1], labels.shape[1]
+    if paths.dtype != torch.int64 or paths.shape != (n_proxies, n_levels):
         raise InputError(
-            f"paths must be int64 {(len(proxies), n_levels)}, "
+            f"paths must be int64 {(n_proxies, n_levels)}, "
             f"got {str(paths.dtype).removeprefix('torch.')} {tuple(paths.shape)}"
         )
     margins = check_csl(gamma, margins, n_levels)
@@ -381,7 +384,7 @@ def csl_loss(
 def check_paths(paths: Tensor, labels: Tensor) -> None:
     """Refuse (B, L) labels whose path is not the one the (C, L) table has for their finest class."""
     differ = (paths[labels[:, 0]] != labels).any(1)
-    if differ.any():
+    if not torch.compiler.is_compiling() and differ.any():
         label = labels[differ][0].tolist()
         raise InputError(
             f"labels of one class must have one path; {int(differ.sum())} of {len(labels)} do not: "
@@ -432,14 +435,13 @@ class CSLLoss(nn.Module):
     @on_batches
     def forward(self, batch: LossBatch) -> Tensor:
         check_alone(batch)
-        check_vectors(batch.embeddings, "embeddings")
-        labels = check_classes(batch.labels, len(batch.embeddings), len(self.proxies))
+        scores, labels = proxy_scores(batch.embeddings, batch.labels, self.proxies)
         if labels.shape[1] != self.paths.shape[1]:
             raise InputError(f"labels must have {self.paths.shape[1]} levels, got {labels.shape[1]}")
-        new = self.paths[labels[:, 0], 0] < 0
+        known = self.paths[labels[:, 0]]
         paths = self.paths.clone()
-        paths[labels[new, 0]] = labels[new]
-        loss = csl_loss(batch.embeddings, labels, self.proxies, paths, self.gamma, self.margins)
+        paths[labels[:, 0]] = labels.where(known[:, :1] < 0, known)
+        loss = _csl(scores, labels, paths, self.gamma, self.margins)
         if self.training:  # after the checks of the loss: labels it refuses leave no trace
             self.paths.copy_(paths)
         return loss

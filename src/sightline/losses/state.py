@@ -88,7 +88,7 @@ class RecentBatches(nn.Module):
         n_gone = sum(sizes[: -self.n_batches])
         self.rows = torch.cat([old_rows, rows.detach()])[n_gone:].clone()
         self.labels = torch.cat([old_labels, labels])[n_gone:].clone()
-        ids = torch.full((len(rows),), -1) if self.coming is None else self.coming
+        ids = torch.full((len(rows),), -1, device=rows.device) if self.coming is None else self.coming
         self.ids, self.coming = torch.cat([self.ids.to(rows.device), ids.to(rows.device)])[n_gone:].clone(), None
         self.sizes = self.sizes.new_tensor(sizes[-self.n_batches :])
 

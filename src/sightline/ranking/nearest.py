@@ -26,8 +26,7 @@ def top_k(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
         >>> places
         tensor([[0]])
     """
-    check_vectors(queries, "queries")
-    check_vectors(gallery, "gallery")
+    check_vectors(queries=queries, gallery=gallery)
     if queries.shape[1] != gallery.shape[1]:
         raise InputError(f"queries and gallery must have one dimension, got {queries.shape[1]} and {gallery.shape[1]}")
     check_range("[1, inf)", k=k)

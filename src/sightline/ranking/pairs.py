@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.kernels.row_loops import fill_level_counts, fill_shared_levels, run_in_torch_threads
+from sightline.kernels.row_loops import fill_level_counts, fill_shared_levels, is_looped, run_in_torch_threads
 from sightline.ranking.ranks import check_pairs
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
@@ -40,7 +40,7 @@ def shared_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
             f"labels must have as many levels on both sides, got {labels.shape[1]} and {ref_labels.shape[1]} levels"
         )
     shared = torch.zeros(len(labels), len(ref_labels), dtype=torch.int8, device=labels.device)
-    if labels.device.type == "cpu":
+    if is_looped(labels):
         columns, ref_columns = (table.T.contiguous().numpy() for table in (labels, ref_labels))
         run_in_torch_threads(fill_shared_levels, columns, ref_columns, shared.numpy())
         return shared
@@ -62,7 +62,9 @@ def shared_known_levels(labels: Tensor, ref_labels: Tensor) -> Tensor:
                 [1, 1, 1]], dtype=torch.int8)
     """
     shared, known = shared_levels(labels, ref_labels), labels.flip(1) != -1
-    return shared if known.all() else shared.minimum(known.cumprod(1).sum(1).to(torch.int8)[:, None])
+    if is_looped(labels) and known.all():
+        return shared
+    return shared.minimum(known.cumprod(1).sum(1).to(torch.int8)[:, None])
 
 
 def level_counts(levels: Tensor, n_levels: int) -> Tensor:
@@ -72,7 +74,7 @@ def level_counts(levels: Tensor, n_levels: int) -> Tensor:
         >>> level_counts(torch.tensor([[2, 0, -1, 0]], dtype=torch.int8), n_levels=2)
         tensor([[2, 0, 1]])
     """
-    if levels.device.type != "cpu":
+    if not is_looped(levels):
         return torch.stack([(levels == level).sum(1) for level in range(n_levels + 1)], 1)
     counts = torch.empty(len(levels), n_levels + 1, dtype=torch.int64)
     run_in_torch_threads(fill_level_counts, levels.contiguous().numpy(), counts.numpy())
@@ -235,9 +237,7 @@ def batch_pairs(
         ref_labels: as ``labels``, (G,), (G, L) or (G, C); given exactly when ``ref_emb`` is, unless ``labels`` says all.
         include_self: keep the query in its own list, as the first and most relevant item, as some public code does.
     """
-    check_vectors(embeddings, "embeddings")
-    if ref_emb is not None:
-        check_vectors(ref_emb, "ref_emb")
+    check_vectors(embeddings=embeddings, **({} if ref_emb is None else {"ref_emb": ref_emb}))
     is_relevance = labels.is_floating_point() and labels.ndim == 2
     if (ref_emb is None) != (ref_labels is None) and not (is_relevance and ref_labels is None):
         raise InputError("ref_emb and ref_labels must be given together")
@@ -255,8 +255,8 @@ def batch_pairs(
         table = check_labels(labels, n_queries, "labels")
         levels = shared_known_levels(table, check_labels(item_labels, n_items, "ref_labels"))
     may_begin = items is embeddings or (n_items > n_queries and not is_relevance)
-    if not include_self and may_begin and _begins_with(items, item_labels, embeddings, labels):
-        levels.fill_diagonal_(-1)
+    if not include_self and may_begin:
+        levels.diagonal().masked_fill_(_begins_with(items, item_labels, embeddings, labels), -1)
     scores = cosine_scores(embeddings, items)
     if worth is not None:
         return Pairs.of_worth(scores, levels, worth)
@@ -301,12 +301,16 @@ def check_indices(indices_tuple: Sequence[object], n_queries: int, n_items: int)
     return [part.long() for part in parts]
 
 
-def _begins_with(items: Tensor, item_labels: Tensor, embeddings: Tensor, labels: Tensor) -> bool:
-    """Whether the first items are those of the batch, with the same labels."""
-    n_queries = len(embeddings)
-    if item_labels.dtype != labels.dtype or not torch.equal(item_labels[:n_queries], labels):
-        return False
-    return items is embeddings or torch.equal(items[:n_queries].detach(), embeddings.detach())
+def _begins_with(items: Tensor, item_labels: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """() bool: whether the first items are those of the batch, with the same labels; a tensor, as a GPU is not to wait."""
+    begins = torch.ones((), dtype=torch.bool, device=embeddings.device)
+    for ours, theirs in ((embeddings, items), (labels, item_labels)):
+        if ours is not theirs:
+            first = theirs[: len(ours)]
+            if first.shape != ours.shape or first.dtype != ours.dtype:
+                return ~begins
+            begins = begins & (first.detach() == ours.detach()).all()
+    return begins
 
 
 def check_sets(sets: Tensor, ref_sets: Tensor, n_queries: int, n_items: int) -> None:

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.kernels.blocks import BlockCounts, block_room, packed, rows_at_once
-from sightline.kernels.row_loops import n_chunks, run_in_torch_threads
+from sightline.kernels.blocks import BlockCounts, PairCounts, packed, rows_at_once
+from sightline.kernels.row_loops import is_looped, n_chunks, run_in_torch_threads
 from sightline.kernels.sorted_rows import MOST_ITEMS, room, smooth_count_gradient, smooth_count_rows
 from sightline.ranking.pairs import MOST_LEVELS
 from sightline.ranking.ranks import SigmoidStep, SupStep, exact_counts, smooth_counts
 
 BLOCK_ELEMENTS = 1 << 19  # of (rows, P, levels) and (rows, G) tables held at once: 2 MB each
-FEW_TARGETS = 4  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
+FEW_TARGETS = 32  # of every row: up to so many, all pairs are about as quick as blocks of a sorted row
 
 
 class RankProfile(NamedTuple):
@@ -82,8 +82,8 @@ def rank_loss(
 
     On a CPU in float32 the cost is that of a few passes over the scores, whatever the number of relevant items, and one
     more matrix of the scores' size is kept; see :mod:`sightline.kernels.sorted_rows`. On other devices in float32 it is
-    more passes of the same kind: :mod:`sightline.kernels.blocks`. In float64, and for few relevant items, every pair
-    of a relevant item and another is evaluated, in blocks.
+    more passes of the same kind: :mod:`sightline.kernels.blocks`; a GPU is waited for once, for the largest number of
+    relevant items. In float64 every pair of a relevant item and another is evaluated, in blocks.
 
     Args:
         scores: (Q, G) similarity, finite.
@@ -103,12 +103,11 @@ def rank_loss(
         raise InputError(f"relevance must have at most {MOST_LEVELS} levels, got {n_levels}; round it to fewer")
     if n_levels == 0:  # nothing can be relevant
         return scores[:0].sum()  # not 0 times the sum, which may be infinite
-    if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
+    if is_looped(scores) and scores.dtype == torch.float32 and scores.shape[1] <= MOST_ITEMS:
         return _loss_of_sorted_rows(scores, levels, counts, step, objective, worth)
-    many = len(counts) > 0 and bool(counts[:, 1:].sum(1).max() > FEW_TARGETS)
-    if many and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
+    if len(scores) and scores.dtype == torch.float32 and scores.device.type != "mps":  # which has no float64
         with torch.autocast(scores.device.type, enabled=False):
-            return _loss_of_blocks(scores, levels, counts, step, objective, worth)
+            return _loss_of_tables(scores, levels, counts, step, objective, worth)
     return _loss_of_all_pairs(scores, levels, counts, step, objective, worth)
 
 
@@ -125,7 +124,7 @@ class _KnownGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         # Nothing is copied for a loss that is not part of a sum: one matrix less at the peak.
-        alone = gradient.device.type == "cpu" and gradients[0] == 1
+        alone = is_looped(gradient) and not torch.compiler.is_compiling() and gradients[0] == 1
         return gradient if alone else gradient * gradients[0], None, None
 
 
@@ -140,7 +139,7 @@ def _loss_in_blocks(
     scores: Tensor,
     shares: Tensor,
     n_rows: int,
-    counts_of: Callable[[slice], "_SortedCounts | BlockCounts"],
+    counts_of: Callable[[slice], "_SortedCounts | PairCounts | BlockCounts"],
     objective: Objective,
 ) -> Tensor:
     """The loss and its gradient in one go, some rows at a time; the gradient is all that is kept."""
@@ -177,18 +176,20 @@ def _loss_of_sorted_rows(
     )
 
 
-def _loss_of_blocks(
+def _loss_of_tables(
     scores: Tensor, levels: Tensor, counts: Tensor, step: SupStep | SigmoidStep, objective: Objective, worth: Tensor | None
 ) -> Tensor:
-    """By whole-tensor operations on blocks of sorted rows, on any device."""
-    values, sup = scores.detach(), step if isinstance(step, SupStep) else None
+    """By whole-tensor operations on all pairs or on blocks of sorted rows, on any device."""
+    values, sup, n_levels = scores.detach(), step if isinstance(step, SupStep) else None, counts.shape[1]
     n_targets = counts[:, 1:].sum(1)
-    n_rows = rows_at_once(scores.shape[1], int(n_targets.max()), counts.shape[1])
-    room = block_room(values, n_rows)
+    most = scores.shape[1] if torch.compiler.is_compiling() else int(n_targets.max())  # in a graph it cannot be asked
+    few = most <= FEW_TARGETS
+    n_rows = rows_at_once(scores, most, n_levels, few)
 
-    def counts_of(rows: slice) -> BlockCounts:
+    def counts_of(rows: slice) -> PairCounts | BlockCounts:
         own_worth = None if worth is None else worth[rows]
-        return BlockCounts(values[rows], levels[rows], counts.shape[1], step.tau, sup, own_worth, room)
+        kind = PairCounts if few else BlockCounts
+        return kind(values[rows], levels[rows], n_levels, most, step.tau, sup, own_worth)
 
     return _loss_in_blocks(scores, _shares(n_targets, scores.dtype), n_rows, counts_of, objective)
 

@@ -10,17 +10,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sightline.errors import InputError
-from sightline.kernels.row_loops import fill_across, run_in_torch_threads
+from sightline.kernels.row_loops import fill_across, is_looped, run_in_torch_threads
 
 SHORTEST = 1e-12  # a vector shorter than this is not brought to length 1
 EVEN_COLUMNS, EVEN_DOUBLES = 16, 48  # multiples of what a matrix product of float32 and of float64 computes side by side
 BAND, TILE = 512, 256  # rows and columns of a table that are added to what lies across at once
 
 
-def all_finite(table: Tensor) -> bool:
-    """Whether a table holds neither NaN nor infinity."""
-    # The sum first: it is quick, and finite only where all are; if not, it may still be that it grew too large.
-    return math.isfinite(table.detach().sum().item()) or bool(table.isfinite().all())
+def all_finite(*tables: Tensor) -> bool:
+    """Whether tables of one device hold neither NaN nor infinity; asked once for all of them, as a GPU waits for it.
+
+    True inside a graph of torch.compile, in which numbers cannot be looked at.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    # The sums first: they are quick, and finite only where all are; if not, it may still be that one grew too large.
+    total = torch.stack([table.detach().sum().float() for table in tables]).sum()
+    return math.isfinite(total.item()) or all(bool(table.isfinite().all()) for table in tables)
 
 
 def check_tensor(value: object, name: str) -> None:
@@ -30,20 +36,27 @@ def check_tensor(value: object, name: str) -> None:
         raise InputError(f"{name} must be a torch.Tensor, got {kind}")
 
 
-def check_vectors(vectors: Tensor, name: str) -> None:
-    """Refuse anything but a (B, D) table of finite numbers.
-
-    Args:
-        vectors: the table to check.
-        name: its name in the message.
-    """
+def check_table(vectors: Tensor, name: str) -> None:
+    """Refuse anything but a (B, D) floating point table."""
     check_tensor(vectors, name)
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise InputError(f"{name} must be a (B, D) floating point table, got {vectors.dtype} {tuple(vectors.shape)}")
-    if not all_finite(vectors):
-        rows = (~vectors.isfinite().all(1)).nonzero()[:, 0].tolist()
-        shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
-        raise InputError(f"{name}: {len(rows)} of {len(vectors)} rows hold NaN or infinity: {shown}")
+
+
+def check_vectors(**tables: Tensor) -> None:
+    """Refuse anything but (B, D) tables of finite numbers.
+
+    Args:
+        tables: those to check, by the name in the message; all on one device.
+    """
+    for name, vectors in tables.items():
+        check_table(vectors, name)
+    if all_finite(*tables.values()):
+        return
+    for name, vectors in tables.items():
+        if rows := (~vectors.isfinite().all(1)).nonzero()[:, 0].tolist():
+            shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
+            raise InputError(f"{name}: {len(rows)} of {len(vectors)} rows hold NaN or infinity: {shown}")
 
 
 def full_precision(vectors: Tensor) -> Tensor:
@@ -55,8 +68,8 @@ def full_precision(vectors: Tensor) -> Tensor:
 
 
 def both_in_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A checked batch in full precision and its reference set, which stays the batch where it is the same tensor."""
-    check_vectors(embeddings, "embeddings")
+    """A batch in full precision and its reference set, which stays the batch where it is the same tensor."""
+    check_table(embeddings, "embeddings")
     wide = full_precision(embeddings)
     return wide, wide if ref_emb is embeddings else ref_emb
 
@@ -67,10 +80,10 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-        if length.isfinite().all():
+        if is_looped(vectors) and not torch.compiler.is_compiling() and length.isfinite().all():
             scale = length.clamp_(min=SHORTEST).reciprocal_()
             scaled: Tensor = (vectors * scale).contiguous()
-        else:  # the squares of some are too large to be held
+        else:  # the squares of some are too large to be held, or may be: a GPU would have to wait for the answer
             largest = vectors.abs().amax(1, keepdim=True).where(length.isinf(), 1)
             shrunk = vectors / largest
             scale = torch.linalg.vector_norm(shrunk, dim=1, keepdim=True).clamp_(min=SHORTEST).reciprocal_()
@@ -82,7 +95,7 @@ class _Unit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         scaled, scale = ctx.saved_tensors
-        if scaled.device.type == "cpu" and scaled.dtype == torch.float32:
+        if is_looped(scaled) and scaled.dtype == torch.float32 and not torch.compiler.is_compiling():
             across = torch.empty_like(scaled)
             arrays = gradients[0].contiguous().numpy(), scaled.numpy(), scale.numpy()
             run_in_torch_threads(fill_across, *arrays, across.numpy())
