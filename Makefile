@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint docs browser install clean
+.PHONY: demo test test-slow test-gpu lint docs browser install clean
 
 install: .venv/installed
 
@@ -30,6 +30,10 @@ test: lint browser
 
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+# On a machine with CUDA; elsewhere all are skipped. The same tests run on a pretended device in `make test`.
+test-gpu: install
+	$(BIN)/python -m pytest tests/gpu -m gpu
 
 docs: install
 	for page in losses reference data_flow architecture; do $(BIN)/python docs/make_$$page.py || exit 1; done
