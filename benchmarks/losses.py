@@ -21,7 +21,8 @@ from pytorch_metric_learning import losses as peers
 from torch import Tensor, nn
 
 from sightline import create_loss
-from sightline.ranking import profile
+from sightline.kernels import row_loops
+from sightline.training.large_batch import keep_freed_memory
 
 DIM = 512
 GRADED = ("sup_h_ap", "smooth_h_ap", "sup_ndcg", "smooth_ndcg", "happier")
@@ -49,12 +50,16 @@ a middle label and 128 a coarse one, which gives up to 511.
 - "extra MB": growth of the process at its peak, beyond its growth for the product.
 - The last column divides the time of the same loss in pytorch-metric-learning (for `sup_ap`: its SmoothAP) by ours, each
   the minimum of {rounds} alternating rounds.
-- "torch": the code path of other devices, on this CPU.
 
 The first call in a new installation compiles the kernels ({compile:.0f} s here); later runs reuse them. Made by `python
 benchmarks/losses.py --out docs/performance.md`.
 
 ![Time against batch size]({picture})
+"""
+DEVICES_INTRODUCTION = """
+What a GPU runs instead of the compiled loops, beside them: both on one thread of this CPU, without a GPU; processor time of
+forward and backward, minimum of {runs} runs (ten times as many at batch 256), freed memory kept as `sightline train` does.
+Made by `python benchmarks/losses.py --devices --out docs/performance.md`.
 """
 
 
@@ -128,7 +133,7 @@ def batch_rows(sizes: list[int], n_runs: int) -> tuple[list[list[str]], dict[str
 
 
 def memory_rows(n_runs: int) -> list[list[str]]:
-    """256 queries against a cross-batch memory of 60,000 with thousands of relevant items each; and the torch path."""
+    """256 queries against a cross-batch memory of 60,000 with thousands of relevant items each."""
     rows = []
     references, ref_labels = draw(60_000, 4)
     ref_labels = torch.stack([ref_labels[:, 0], ref_labels[:, 0] // 16, ref_labels[:, 0] // 1500], 1)
@@ -143,19 +148,35 @@ def memory_rows(n_runs: int) -> list[list[str]]:
     return rows
 
 
-def torch_rows(n_items: int, n_runs: int) -> list[list[str]]:
-    """The device-neutral path on this CPU."""
-    embeddings, labels = draw(n_items, 4)
-    step = step_of(product, embeddings, labels)
-    base, base_mb = fastest(step, n_runs), extra_megabytes(step)
-    limit, profile.MOST_ITEMS = profile.MOST_ITEMS, 0  # type: ignore[attr-defined]
-    try:
-        step = step_of(create_loss("sup_h_ap"), embeddings, labels)
-        seconds, memory = fastest(step, n_runs), extra_megabytes(step)
-    finally:
-        profile.MOST_ITEMS = limit  # type: ignore[attr-defined]
-    on_top = f"{(seconds - base) / base:.2f}"
-    return [["sup_h_ap, torch", str(n_items), "3", f"{1e3 * seconds:.3g}", on_top, f"{max(0.0, memory - base_mb):.0f}", ""]]
+def processor_milliseconds(step: Callable[[], None], n_runs: int) -> float:
+    """Of the fastest run, after one that does not count."""
+    step()
+    spent = []
+    for _ in range(n_runs):
+        since = time.process_time()
+        step()
+        spent.append(time.process_time() - since)
+    return 1e3 * min(spent)
+
+
+def write_devices(file: Path | None, n_runs: int) -> None:
+    """The way of other devices beside the compiled one, both on one thread of this CPU, by processor time."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows, compiled = [], row_loops.DEVICES
+    for n_items, repeats in ((256, 10 * n_runs), (1024, n_runs)):
+        for name, n_levels in (("sup_ap", 1), ("smooth_ap", 1), ("sup_recall", 1), ("sup_h_ap", 3), ("smooth_h_ap", 3)):
+            embeddings, labels = draw(n_items, 4)
+            step = step_of(create_loss(name), embeddings, labels[:, :n_levels] if name in GRADED else labels[:, 0])
+            ours = processor_milliseconds(step, repeats)
+            row_loops.DEVICES = ()
+            theirs = processor_milliseconds(step, repeats)
+            row_loops.DEVICES = compiled
+            rows.append([name, str(n_items), str(n_levels), f"{ours:.3g}", f"{theirs:.3g}", f"{theirs / ours:.1f}"])
+            print(" ".join(rows[-1]), flush=True)  # noqa: T201
+    if file is not None:
+        head = ["loss", "batch", "levels", "compiled ms", "torch ms", "torch / compiled"]
+        write_section(file, "Losses on other devices", f"{DEVICES_INTRODUCTION.format(runs=n_runs)}\n{table(head, rows)}")
 
 
 def compile_seconds() -> float:
@@ -196,11 +217,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8192])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="also write the table to this Markdown file")
+    parser.add_argument("--devices", action="store_true", help="only the section on other devices")
     options = parser.parse_args()
+    if options.devices:
+        write_devices(options.out, options.runs)
+        return
     since = time.perf_counter()
     seconds = compile_seconds()
     rows, curves = batch_rows(options.sizes, options.runs)
-    rows += memory_rows(options.runs) + torch_rows(4096, options.runs)
+    rows += memory_rows(options.runs)
     head = ["loss", "batch", "levels", "ms", "on top", "extra MB", "times faster than pytorch-metric-learning"]
     print(table(head, rows))  # noqa: T201
     print(f"{time.perf_counter() - since:.0f} s in all")  # noqa: T201
