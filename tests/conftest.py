@@ -65,6 +65,31 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
+@pytest.fixture
+def complains(sightline):
+    """Run a command that is wrong: nothing is printed but one message that names all facts; the status is 2."""
+
+    def run(words, *facts):
+        status, out, err = sightline(*words)
+        assert (status, out, "Traceback" in err) == (2, "", False), (words, out, err)
+        assert [fact for fact in facts if str(fact) not in err] == [], (words, err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Debian's browser, by Playwright; of a module, because no other event loop may run beside it."""
+    program = Path("/usr/bin/chromium")
+    if not program.exists():
+        pytest.skip(f"{program} is missing: `make browser` installs it on Debian, as root")
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", *quiet])
+
+
 @pytest.fixture(scope="session")
 def tiny_recipe() -> list[str]:
     """Overrides that make the recipe ``images`` run in a second."""

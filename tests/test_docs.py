@@ -7,7 +7,6 @@ import runpy
 import subprocess
 import sys
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 import sightline
 from command_lines import calls, faults
+from html_pages import Page
 from sightline.losses import LOSSES
 from sightline.studies.papers import read_published
 from sightline.training.recipe import read_recipe
@@ -101,9 +101,8 @@ def test_contributing_names_the_files_to_touch_for_each_kind():
     architecture = [line.split(" | ") for line in TEXT["architecture.md"].splitlines()]
     groups = {cells[0]: re.findall(r"`(sightline\.\w+)`", cells[-1]) for cells in architecture if len(cells) == 4}
     package = Path(sightline.__file__).parent
-    assert [row[0].removeprefix("| a ") for row in rows] == [
-        "loss", "metric", "data set", "pooling", "scorer", "gallery backend", "tracker",
-    ]  # fmt: skip
+    kinds = "loss, metric, data set, pooling, scorer, gallery backend, tracker"
+    assert ", ".join(row[0].removeprefix("| a ") for row in rows) == kinds
     for kind, *cells in rows:
         write, row, test, example = (re.search(r"`([^`]+)`", cell)[1] for cell in cells)
         assert [file for file in (write, row) if not (package / file).exists()] == [], kind
@@ -173,15 +172,13 @@ def test_published_figures_are_those_of_the_papers_tables():
 
 
 def test_gains_of_the_planning_page_are_those_of_the_benchmarks():
-    gains = re.findall(
-        r"^\| (\w+) \| .* \| ([\d.]+) to ([\d.]+) \| ([\d.]+) to ([\d.]+) \|$", TEXT["plan-your-run.md"], re.M
-    )
+    change = r"([\d.]+) to ([\d.]+)"
+    gains = re.findall(rf"^\| (\w+) \| .* \| {change} \| {change} \|$", TEXT["plan-your-run.md"], re.M)
     assert len(gains) == 4
     for name, *means in gains:
         suite = re.search(rf"<!-- suite default-{name.lower()} -->.*?<!-- end", TEXT["benchmarks.md"], re.S)[0]
-        before, after = (
-            re.search(rf"^\| {row} \|(.*)$", suite, re.M)[1].split("|")[:2] for row in ("before training", "images")
-        )
+        rows = [re.search(rf"^\| {row} \|(.*)$", suite, re.M)[1] for row in ("before training", "images")]
+        before, after = (row.split("|")[:2] for row in rows)
         measured = [re.search(r"[\d.]+", cell)[0] for pair in zip(before, after, strict=True) for cell in pair]
         assert means == measured, name
 
@@ -198,19 +195,7 @@ def test_navigation_has_every_page():
     assert sorted(listed) == PAGES
 
 
-class Fetched(HTMLParser):
-    """What a browser fetches for a page by itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.addresses = []
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        if tag in ("script", "img", "iframe", "source"):
-            self.addresses.append(given.get("src"))
-        if tag == "link" and given.get("rel") not in ("prev", "next", "canonical"):
-            self.addresses.append(given.get("href"))
+LINKS = ("prev", "next", "canonical")  # which a browser does not fetch by itself
 
 
 def test_site_is_built_in_strict_mode_and_fetches_nothing(tmp_path):
@@ -227,9 +212,10 @@ def test_site_is_built_in_strict_mode_and_fetches_nothing(tmp_path):
     assert len(built) == len(PAGES) + 1  # and 404.html
     outside = []
     for file in built:
-        parser = Fetched()
-        parser.feed(file.read_text(encoding="utf-8"))
-        outside += [(file.name, address) for address in parser.addresses if address and re.match(r"(https?:)?//", address)]
+        tags = Page(file.read_text(encoding="utf-8")).tags
+        fetched = [given.get("src") for tag, given in tags if tag in ("script", "img", "iframe", "source")]
+        fetched += [given["href"] for tag, given in tags if tag == "link" and given["rel"] not in LINKS]
+        outside += [(file.name, address) for address in fetched if address and re.match(r"(https?:)?//", address)]
     styles = (tmp_path / "site").rglob("*.css")
     outside += [file.name for file in styles if re.search(r"url\(['\"]?(https?:)?//", file.read_text(encoding="utf-8"))]
     assert outside == []

@@ -43,49 +43,41 @@ def test_an_error_leaves_the_old_content_and_no_scratch(tmp_path, error):
     assert list(tmp_path.iterdir()) == [file]
 
 
+NO_ROOM = "No space left on device"
+
+
 @pytest.mark.parametrize("writing", [replaced, replaced_folder, lambda target: replaced_folder(target, "mark", "one")])
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "No space left on device"), shutil.Error([("a", "b", "[Errno 28] No space left on device")])],
-)
-def test_a_full_disk_is_told_with_the_name_of_what_is_written(tmp_path, writing, error):
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, NO_ROOM), shutil.Error([("a", "b", f"[Errno 28] {NO_ROOM}")])])
+def test_a_full_disk_is_reported_with_the_name_of_what_is_written(tmp_path, writing, error):
     def write():
         with writing(tmp_path / "made"):
             raise error
 
-    with pytest.raises(OSError, match="No space left on device") as told:
+    with pytest.raises(OSError, match=NO_ROOM) as raised:
         write()
-    assert told.value.filename == str(tmp_path / "made")
+    assert raised.value.filename == str(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_content_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
-    file, synced = tmp_path / "a.txt", []
+def test_what_is_written_is_on_disk_before_its_name_is(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
 
     def record(descriptor):
-        synced.append(file.exists())
-
-    monkeypatch.setattr("sightline.files.os.fsync", record)
-    with replaced(file) as scratch:
-        scratch.write_text("whole")
-    assert synced == [False, True]  # the content, then the name
-
-
-def test_a_folder_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    folder, synced = tmp_path / "made", []
-    real = os.fsync
-
-    def record(descriptor):
-        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), folder.exists()))
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((place, [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]))
         real(descriptor)
 
     monkeypatch.setattr("sightline.files.os.fsync", record)
-    with replaced_folder(folder) as scratch:
+    with replaced(tmp_path / "a.txt") as scratch:
+        scratch.write_text("whole")
+    assert [there for _, there in synced] == [[], ["a.txt"]]  # the content, then the name
+    synced.clear()
+    (tmp_path / "a.txt").unlink()
+    with replaced_folder(tmp_path / "made") as scratch:
         (scratch / "below").mkdir()
         (scratch / "below" / "a.txt").write_text("whole")
-    before, after = synced[:-1], synced[-1]
-    assert [path.name for path, is_there in before if not is_there] == ["a.txt", "below", "new"]
-    assert after == (tmp_path, True)
+    assert [place.name for place, there in synced if not there] == ["a.txt", "below", "new"]
+    assert synced[-1] == (tmp_path, ["made"])
 
 
 KILLED = """
@@ -163,29 +155,27 @@ def test_a_lock_ends_with_its_process_and_what_waits_gets_it(tmp_path):
         second.kill()
 
 
-@pytest.mark.parametrize("kind", ["link", "broken link", "circle", "pipe", "folder link", "device"])
+OTHER_KINDS = {
+    "link": lambda file, outside: file.symlink_to(outside / "secret.json"),
+    "broken link": lambda file, outside: file.symlink_to(outside / "nothing"),
+    "circle": lambda file, outside: file.symlink_to(file),
+    "pipe": lambda file, outside: os.mkfifo(file),
+    "device": lambda file, outside: file.symlink_to("/dev/zero"),
+    "folder link": lambda file, outside: file.parent.symlink_to(outside),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_files_of_an_artefact_are_regular_and_inside_it(tmp_path, kind):
     root, outside = tmp_path / "artefact", tmp_path / "outside"
     root.mkdir(), outside.mkdir()
     (outside / "secret.json").write_text("{}")
     (root / "own.json").write_text("{}")
-    file = root / "a.json"
-    if kind == "link":
-        file.symlink_to(outside / "secret.json")
-    elif kind == "broken link":
-        file.symlink_to(outside / "nothing")
-    elif kind == "circle":
-        file.symlink_to(file)
-    elif kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        (root / "sub").symlink_to(outside)
-        file = root / "sub" / "secret.json"
+    file = root / ("sub/secret.json" if kind == "folder link" else "a.json")
+    OTHER_KINDS[kind](file, outside)
     with pytest.raises((InputError, FileNotFoundError), match=re.escape(file.name)):
         read_json(file, root)
-    with pytest.raises(InputError, match=re.escape(str(root / "sub" if kind == "folder link" else file))):
+    with pytest.raises(InputError, match=re.escape(str(file.parent if kind == "folder link" else file))):
         copy_folder(root, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert read_json(root / "own.json", root) == {}

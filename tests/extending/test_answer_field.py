@@ -3,16 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from changed_packages import run_python
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from sightline.gallery.gallery import Gallery
 from sightline.models.encoder import Encoder
 
-CHROMIUM = Path("/usr/bin/chromium")
 CHANGES = {
     "gallery/query.py": [
         ("    candidates: int = 0\n", "    candidates: int = 0\n    searched: int = 0\n"),
@@ -36,8 +34,9 @@ def gallery(tmp_path, image_tree):
         return tmp_path / "gallery", len(made)
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium")
-def test_a_field_of_the_answer_takes_the_three_files_that_the_page_names(changed_copy, gallery, image_tree, tmp_path):
+def test_a_field_of_the_answer_takes_the_three_files_that_the_page_names(
+    changed_copy, chromium, gallery, image_tree, tmp_path
+):
     folder, n_items = gallery
     copy = changed_copy("a field of the search answer", CHANGES)
     image = next(path for path in sorted(image_tree.rglob("*")) if path.is_file())
@@ -48,11 +47,9 @@ def test_a_field_of_the_answer_takes_the_three_files_that_the_page_names(changed
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
         try:
             address = server.stdout.readline().strip()
-            with sync_playwright() as playwright:
-                flags = ["--no-sandbox", "--disable-gpu"]
-                page = playwright.chromium.launch(executable_path=CHROMIUM, args=flags).new_page()
-                page.goto(address)
-                page.set_input_files("#file", image)
-                expect(page.locator(".summary").first).to_contain_text(f"Searched {n_items} items.", timeout=30_000)
+            page = chromium.new_page()
+            page.goto(address)
+            page.set_input_files("#file", image)
+            expect(page.locator(".summary").first).to_contain_text(f"Searched {n_items} items.", timeout=30_000)
         finally:
             server.kill()
