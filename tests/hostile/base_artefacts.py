@@ -7,10 +7,21 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from sandbox import steps_of
 
-RECIPE = ["model.backbone=tiny", "model.adaptation=full", "model.weights=none", "model.embedding_dim=8"]
-RECIPE += ["loss={name='roadmap'}", "sampler.batch_size=8", "optimizer.lr=0.01", "data.image_size=32", "data.n_workers=0"]
-RECIPE += ["schedule.warmup_epochs=1", "schedule.epochs=3", "checkpoint_every=1"]
+TRAIN = """train images data.manifest=BASE/manifest.csv model.backbone=tiny model.adaptation=full model.weights=none
+model.embedding_dim=8 "loss={name='roadmap'}" sampler.batch_size=8 optimizer.lr=0.01 data.image_size=32 data.n_workers=0
+schedule.warmup_epochs=1 schedule.epochs=3 checkpoint_every=1 --out RUN""".replace("\n", " ")
+MAKE = """
+encoder BASE/encoder
+embed BASE/encoder BASE/manifest.csv --out BASE/table.parquet --workers 0
+ood fit BASE/table.parquet --out BASE/rejector --scorer knn --option k=2
+index build BASE/encoder BASE/manifest.csv --out BASE/gallery --index HNSW8 --workers 0
+upload BASE/gallery
+ood fit --gallery BASE/gallery --scorer knn --option k=2
+index verify BASE/gallery
+index backup BASE/gallery BASE/backup
+"""
 
 
 def write_images(folder: Path, n_classes: int = 8, per_class: int = 4, seed: int = 0) -> Path:
@@ -30,33 +41,14 @@ def write_images(folder: Path, n_classes: int = 8, per_class: int = 4, seed: int
     return folder / "manifest.csv"
 
 
-def train_words(base: Path, out: Path):
-    """The command that trains, and with ``--resume`` goes on."""
-    return ["train", "images", f"data.manifest={base / 'manifest.csv'}", *RECIPE, "--out", out]
-
-
 def write_all(warm, base: Path) -> Path:
     """Images, encoder, table, gallery, backup, rejector and a run that was stopped after some steps."""
-    manifest = write_images(base)
-    encoder, gallery, table, run = base / "encoder", base / "gallery", base / "table.parquet", base / "run"
-    knn = ["--scorer", "knn", "--option", "k=2"]
-    warm.call(
-        ("encoder", encoder),
-        ("command", "embed", encoder, manifest, "--out", table, "--workers", 0),
-        ("command", "ood", "fit", table, "--out", base / "rejector", *knn),
-        ("command", "index", "build", encoder, manifest, "--out", gallery, "--index", "HNSW8", "--workers", 0),
-        ("upload", gallery),
-        ("command", "ood", "fit", "--gallery", gallery, *knn),
-        ("command", "index", "verify", gallery),
-        ("command", "index", "backup", gallery, base / "backup"),
-    )
-    warm.call(("command", *train_words(base, run), "--max-minutes", 0))
-    assert (run / "last.pt").is_file()
+    write_images(base)
+    warm.call(steps_of(MAKE, BASE=base))
+    warm.call(steps_of(f"{TRAIN} --max-minutes 0", BASE=base, RUN=base / "run"))
+    assert (base / "run" / "last.pt").is_file()
     with tempfile.TemporaryDirectory() as scratch:  # what is compiled the first time is, before processor time counts
-        finished = shutil.copytree(run, Path(scratch, "run"))
-        warm.call(
-            ("command", *train_words(base, finished), "--resume"),
-            ("command", "evaluate", table),
-            ("command", "report", table, "--out", Path(scratch, "report.html")),
-        )
+        finished = shutil.copytree(base / "run", Path(scratch, "run"))
+        report = "evaluate BASE/table.parquet\nreport BASE/table.parquet --out OUT/report.html"
+        warm.call(steps_of(f"{TRAIN} --resume\n{report}", BASE=base, RUN=finished, OUT=scratch))
     return base

@@ -8,32 +8,77 @@ from pathlib import Path
 from typing import Any
 
 import mutations as how
-from base_artefacts import train_words
+from base_artefacts import TRAIN
 from PIL import Image
+from sandbox import steps_of
 
-KNN = ["--scorer", "knn", "--option", "k=2"]
+# What is run on each kind of artefact, in this order, on one copy. THIS is the artefact.
+MANIFEST = f"""
+data check THIS
+data stats THIS
+embed BASE/encoder THIS --out OUT/table.parquet --workers 0
+index build BASE/encoder THIS --out OUT/gallery --workers 0
+{TRAIN.replace("BASE/manifest.csv", "THIS").partition(" --out")[0]} --dry-run
+"""
+COMMANDS = {
+    "encoder": """
+        embed THIS BASE/manifest.csv --out OUT/table.parquet --workers 0
+        search BASE/images/0-0.png --table BASE/table.parquet --encoder THIS
+        index build THIS BASE/images --out OUT/gallery --workers 0
+        whiten THIS BASE/table.parquet --out OUT/whitened
+        export card THIS""",
+    "gallery": """
+        index stats THIS
+        search BASE/images/0-0.png --gallery THIS --reject
+        search images/0-1.png --gallery THIS --where 'label_0 == "class0"' --json
+        index backup THIS OUT/backup
+        index restore THIS OUT/restored
+        index verify THIS
+        index add THIS BASE/images --workers 0
+        ood fit --gallery THIS --scorer knn --option k=2
+        index remove THIS images/0-2.png
+        serve THIS
+        index compact THIS
+        index verify THIS""",
+    "backup": """
+        index restore THIS OUT/restored
+        index verify OUT/restored
+        index restore THIS OUT/restored
+        serve OUT/restored
+        index stats THIS""",
+    "table": """
+        evaluate THIS
+        search BASE/images/0-0.png --table THIS --encoder BASE/encoder
+        ood fit THIS --out OUT/rejector --scorer knn --option k=2
+        whiten BASE/encoder THIS --out OUT/whitened
+        report THIS --out OUT/report.html""",
+    "rejector": """
+        ood evaluate THIS --in BASE/table.parquet --out-sets other=BASE/table.parquet
+        search BASE/images/0-0.png --gallery OUT/gallery --reject --rejector THIS
+        report BASE/table.parquet --detector THIS --out OUT/report.html
+        ood fit BASE/table.parquet --out THIS --scorer knn --option k=2""",
+    "run": f"""
+        {TRAIN.replace("RUN", "THIS")} --resume
+        report THIS --out OUT/report.html
+        export card THIS""",
+    "manifest": MANIFEST,
+    "images": MANIFEST,
+}
+SOURCES = {kind: kind for kind in COMMANDS} | {"table": "table.parquet", "manifest": "manifest.csv"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One artefact of a kind, changed in one place.
-
-    Attributes:
-        kind: which artefact.
-        place: the file or folder of it that is changed, a pattern where its name is drawn.
-        mutate: how.
-        seed: of the mutation.
-    """
+    """One artefact of a kind, of which one file or folder, a pattern where its name is drawn, is changed by a mutation."""
 
     kind: str
     place: str
     mutate: Callable[..., None]
-    seed: int
 
     @property
     def name(self) -> str:
         """By which pytest runs it alone."""
-        return f"{self.kind}-{self.place.replace('/', '.').replace('*', '')}-{self.mutate.__name__}-{self.seed}"
+        return f"{self.kind}-{self.place.replace('/', '.').replace('*', '')}-{self.mutate.__name__}"
 
     @property
     def may_read_beside(self) -> bool:
@@ -51,112 +96,28 @@ class Case:
         (beside / "folder" / "lock").write_text("")
         for file in (beside / "secret.png", beside / "folder" / "a.png"):
             Image.new("RGB", (8, 8), "blue").save(file)
-        artefact = work / SOURCES[self.kind]
-        if (base / SOURCES[self.kind]).is_dir():
-            shutil.copytree(base / SOURCES[self.kind], artefact)
-        else:
-            shutil.copy(base / SOURCES[self.kind], artefact)
+        source, artefact = base / SOURCES[self.kind], work / SOURCES[self.kind]
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, artefact)
         if self.kind == "manifest":
             shutil.copytree(base / "images", work / "images")
             how.pipe_among_images(work / "images", None, None)
+        if self.kind == "rejector":
+            shutil.copytree(base / "gallery", sandbox / "out" / "gallery")
         place = next(iter(sorted(artefact.glob(self.place)))) if self.place else artefact
-        self.mutate(place, random.Random(f"{self.name}"), beside)
+        self.mutate(place, random.Random(self.name), beside)
         return artefact
 
     def steps(self, base: Path, artefact: Path, out: Path) -> list[tuple[Any, ...]]:
-        """What is run on it, in this order, on one copy."""
-        return [(what, *words) for what, *words in COMMANDS[self.kind](base, artefact, out)]
+        """What is run on it."""
+        return steps_of(COMMANDS[self.kind], THIS=artefact, BASE=base, OUT=out)
 
 
-def encoder_commands(base, artefact, out):
-    image = base / "images/0-0.png"
-    yield "command", "embed", artefact, base / "manifest.csv", "--out", out / "table.parquet", "--workers", 0
-    yield "command", "search", image, "--table", base / "table.parquet", "--encoder", artefact
-    yield "command", "index", "build", artefact, base / "images", "--out", out / "gallery", "--workers", 0
-    yield "command", "whiten", artefact, base / "table.parquet", "--out", out / "whitened"
-    yield "command", "export", "card", artefact
-
-
-def gallery_commands(base, artefact, out):
-    yield "command", "index", "stats", artefact
-    yield "command", "search", base / "images/0-0.png", "--gallery", artefact, "--reject"
-    yield "command", "search", "images/0-1.png", "--gallery", artefact, "--where", 'label_0 == "class0"', "--json"
-    yield "command", "index", "backup", artefact, out / "backup"
-    yield "command", "index", "restore", artefact, out / "restored"
-    yield "command", "index", "verify", artefact
-    yield "command", "index", "add", artefact, base / "images", "--workers", 0
-    yield "command", "ood", "fit", "--gallery", artefact, *KNN
-    yield "command", "index", "remove", artefact, "images/0-2.png"
-    yield "serve", artefact
-    yield "command", "index", "compact", artefact
-    yield "command", "index", "verify", artefact
-
-
-def backup_commands(base, artefact, out):
-    yield "command", "index", "restore", artefact, out / "restored"
-    yield "command", "index", "verify", out / "restored"
-    yield "command", "index", "restore", artefact, out / "restored"
-    yield "serve", out / "restored"
-    yield "command", "index", "stats", artefact
-
-
-def table_commands(base, artefact, out):
-    yield "command", "evaluate", artefact
-    yield "command", "search", base / "images/0-0.png", "--table", artefact, "--encoder", base / "encoder"
-    yield "command", "ood", "fit", artefact, "--out", out / "rejector", *KNN
-    yield "command", "whiten", base / "encoder", artefact, "--out", out / "whitened"
-    yield "command", "report", artefact, "--out", out / "report.html"
-
-
-def rejector_commands(base, artefact, out):
-    table = base / "table.parquet"
-    shutil.copytree(base / "gallery", out / "gallery")
-    words = ["--gallery", out / "gallery", "--reject", "--rejector", artefact]
-    yield "command", "ood", "evaluate", artefact, "--in", table, "--out-sets", f"other={table}"
-    yield "command", "search", base / "images/0-0.png", *words
-    yield "command", "report", table, "--detector", artefact, "--out", out / "report.html"
-    yield "command", "ood", "fit", table, "--out", artefact, *KNN
-
-
-def run_commands(base, artefact, out):
-    yield "command", *train_words(base, artefact), "--resume"
-    yield "command", "report", artefact, "--out", out / "report.html"
-    yield "command", "export", "card", artefact
-
-
-def manifest_commands(base, artefact, out):
-    yield "command", "data", "check", artefact
-    yield "command", "data", "stats", artefact
-    yield "command", "embed", base / "encoder", artefact, "--out", out / "table.parquet", "--workers", 0
-    yield "command", "index", "build", base / "encoder", artefact, "--out", out / "gallery", "--workers", 0
-    yield "command", "train", "images", f"data.manifest={artefact}", *train_words(base, out)[3:-2], "--dry-run"
-
-
-COMMANDS = {
-    "encoder": encoder_commands,
-    "gallery": gallery_commands,
-    "backup": backup_commands,
-    "table": table_commands,
-    "rejector": rejector_commands,
-    "run": run_commands,
-    "manifest": manifest_commands,
-    "images": manifest_commands,
-}
-SOURCES = {kind: kind for kind in COMMANDS} | {"table": "table.parquet", "manifest": "manifest.csv"}
 ENCODER_FILES = ("encoder.json", "model.safetensors", "README.md")
 REJECTOR_FILES = ("rejector.json", "scorer.json", "scorer.safetensors")
+IN_GALLERY = ("encoder/encoder.json", "encoder/model.safetensors", *(f"rejector/{name}" for name in REJECTOR_FILES))
 PLACES = {
     "encoder": ENCODER_FILES,
-    "gallery": (
-        "gallery.db",
-        "index.json",
-        "index-*.faiss",
-        "index.lock",
-        "vectors-0.f32",
-        "images/*.png",
-        *(f"encoder/{name}" for name in ENCODER_FILES[:2]),
-        *(f"rejector/{name}" for name in REJECTOR_FILES),
-    ),
+    "gallery": ("gallery.db", "index.json", "index-*.faiss", "index.lock", "vectors-0.f32", "images/*.png", *IN_GALLERY),
     "backup": ("gallery.db", "images/*.png", "encoder/model.safetensors", "rejector/rejector.json"),
     "table": ("",),
     "rejector": REJECTOR_FILES,
@@ -166,13 +127,15 @@ PLACES = {
 }
 FOLDERS = dict.fromkeys(("gallery", "backup"), ("encoder", "rejector", "images")) | {"run": ("tensorboard",)}
 MORE = [
-    *(
-        (kind, place, how.ANY_WEIGHTS)
-        for kind, place in (("encoder", "model.safetensors"), ("rejector", "scorer.safetensors"))
-    ),
-    *(("rejector", place, how.ANY_JSON) for place in ("rejector.json", "scorer.json")),
-    *(("run", place, how.ANY_JSON) for place in ("recipe.json", "images.json", "environment.json")),
-    *((kind, "gallery.db", how.LOGS) for kind in ("gallery", "backup")),
+    ("encoder", "model.safetensors", how.ANY_WEIGHTS),
+    ("rejector", "scorer.safetensors", how.ANY_WEIGHTS),
+    ("rejector", "rejector.json", how.ANY_JSON),
+    ("rejector", "scorer.json", how.ANY_JSON),
+    ("run", "recipe.json", how.ANY_JSON),
+    ("run", "images.json", how.ANY_JSON),
+    ("run", "environment.json", how.ANY_JSON),
+    ("gallery", "gallery.db", how.LOGS),
+    ("backup", "gallery.db", how.LOGS),
     ("encoder", "encoder.json", how.ANY_JSON),
     ("gallery", "index.json", how.ANY_JSON),
     ("run", "last.pt", how.ANY_CHECKPOINT),
@@ -185,16 +148,9 @@ MORE = [
 
 def all_cases() -> list[Case]:
     """Each case once, in a fixed order, with names that are all different."""
-    found = [Case(kind, place, mutate, 0) for kind, places in PLACES.items() for place in places for mutate in how.ANY_FILE]
-    found += [
-        Case(kind, place, mutate, 0) for kind, places in FOLDERS.items() for place in places for mutate in how.ANY_FOLDER
-    ]
-    for kind, place, mutates in MORE:
-        seen: dict[str, int] = {}
-        for mutate in mutates:
-            seed = seen[mutate.__name__] = seen.get(mutate.__name__, -1) + 1
-            found.append(Case(kind, place, mutate, seed))
-    return found
+    every = [(PLACES, how.ANY_FILE), (FOLDERS, how.ANY_FOLDER)]
+    found = [(kind, at, mutates) for table, mutates in every for kind, places in table.items() for at in places]
+    return [Case(kind, place, mutate) for kind, place, mutates in [*found, *MORE] for mutate in mutates]
 
 
 CASES = all_cases()

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from base_artefacts import train_words, write_images
+from base_artefacts import TRAIN, write_images
 from PIL import Image
 from safetensors.numpy import load_file
+from sandbox import steps_of
 
 GONE = ["images/0-0.png", "images/3-1.png", "images/7-3.png"]
 
@@ -91,104 +92,85 @@ def run_state(folder: Path):
     return [torch.load(folder / "last.pt", weights_only=True), weights(folder / "encoder/model.safetensors"), log]
 
 
+def of_gallery(folder: Path, name: str = "gallery"):
+    return gallery_state(folder / name, folder / "scratch")
+
+
 @dataclass(frozen=True)
 class Operation:
     """A command that is killed.
 
     Attributes:
-        words: the step, of the prepared inputs and the folder it works in.
-        prepare: copies to that folder what must be there before.
+        line: the step; IN is the folder of inputs and OUT the one it works in.
+        copies: what of the inputs must be there before, ``from`` or ``from:to``.
         state: what the folder holds of interest.
         checked: the gallery that `index verify` must find without fault, if it is there.
         middle: what may be found besides the state before and after.
         again: whether the same command, run again, must end in the state after.
     """
 
-    words: Callable[[Path, Path], tuple[Any, ...]]
-    prepare: Callable[[Path, Path], None]
-    state: Callable[[Path], Any]
-    checked: str | None = None
+    line: str
+    copies: str = ""
+    state: Callable[[Path], Any] = of_gallery
+    checked: str | None = "gallery"
     middle: Callable[[Any, Any], list[Any]] = lambda before, after: []
     again: bool = True
 
+    def prepare(self, inputs: Path, folder: Path) -> None:
+        """Copy what must be there."""
+        for source, _, target in (name.partition(":") for name in self.copies.split()):
+            copy = shutil.copytree if (inputs / source).is_dir() else shutil.copy
+            copy(inputs / source, folder / (target or source))
 
-def of_gallery(name: str = "gallery"):
-    return lambda folder: gallery_state(folder / name, folder / "scratch")
-
-
-def copied(*names: str):
-    """A preparation: copies from the inputs, ``from`` or ``from:to``."""
-
-    def prepare(inputs, folder):
-        for name in names:
-            source, _, target = name.partition(":")
-            if (inputs / source).is_dir():
-                shutil.copytree(inputs / source, folder / (target or source))
-            else:
-                shutil.copy(inputs / source, folder / (target or source))
-
-    return prepare
+    def steps(self, inputs: Path, folder: Path) -> list[tuple[str, ...]]:
+        """What is run."""
+        return steps_of(self.line, IN=inputs, OUT=folder)
 
 
-def command(*words):
-    """A step whose words may name ``@input`` and ``=output``."""
-
-    def step(inputs, folder):
-        places = {"@": inputs, "=": folder}
-        return "command", *(places[word[0]] / word[1:] if word[:1] in places else word for word in words)
-
-    return step
+def unpruned(before, after):
+    """New items are there, and those that go are not gone."""
+    return [without(before, {item[0] for item in before} - {item[0] for item in after})]
 
 
-BUILD = ("index", "build", "@encoder", "@manifest.csv", "--out", "=gallery", "--index", "HNSW8", "--workers", "0")
 OPERATIONS = {
-    "build": Operation(command(*BUILD), copied(), of_gallery(), "gallery", lambda before, after: [[]]),
-    "add": Operation(
-        command("index", "add", "=gallery", "@more", "--prefix", "more", "--workers", "0"),
-        copied("gallery"),
-        of_gallery(),
-        "gallery",
+    "build": Operation(
+        "index build IN/encoder IN/manifest.csv --out OUT/gallery --index HNSW8 --workers 0", middle=lambda *_: [[]]
     ),
-    "remove": Operation(
-        command("index", "remove", "=gallery", *GONE), copied("gallery"), of_gallery(), "gallery", again=False
-    ),
-    "compact": Operation(command("index", "compact", "=gallery"), copied("thinned:gallery"), of_gallery(), "gallery"),
+    "add": Operation("index add OUT/gallery IN/more --prefix more --workers 0", "gallery"),
+    "remove": Operation(f"index remove OUT/gallery {' '.join(GONE)}", "gallery", again=False),
+    "compact": Operation("index compact OUT/gallery", "thinned:gallery"),
     "prune": Operation(
-        command("index", "build", "@encoder", "@changed/manifest.csv", "--out", "=gallery", "--prune", "--workers", "0"),
-        copied("galleries/old:gallery"),
-        of_gallery(),
-        "gallery",
-        lambda before, after: [without(before, {item[0] for item in before} - {item[0] for item in after})],
+        "index build IN/encoder IN/changed/manifest.csv --out OUT/gallery --prune --workers 0",
+        "galleries/old:gallery",
+        middle=unpruned,
     ),
     "backup": Operation(
-        command("index", "backup", "=gallery", "=copy"), copied("gallery"), of_gallery("copy"), "copy", again=False
+        "index backup OUT/gallery OUT/copy", "gallery", lambda folder: of_gallery(folder, "copy"), "copy", again=False
     ),
-    "restore": Operation(
-        command("index", "restore", "@backup", "=gallery"), copied("thinned:gallery"), of_gallery(), "gallery"
-    ),
-    "restore_new": Operation(command("index", "restore", "@backup", "=gallery"), copied(), of_gallery(), "gallery"),
+    "restore": Operation("index restore IN/backup OUT/gallery", "thinned:gallery"),
+    "restore_new": Operation("index restore IN/backup OUT/gallery"),
     "embed": Operation(
-        command("embed", "@encoder", "@more", "--out", "=table.parquet", "--workers", "0"),
-        copied("table.parquet"),
+        "embed IN/encoder IN/more --out OUT/table.parquet --workers 0",
+        "table.parquet",
         lambda folder: table_state(folder / "table.parquet"),
+        None,
     ),
     "encoder": Operation(  # a folder of weights in the place of another
-        command("whiten", "@encoder", "@table.parquet", "--out", "=encoder"),
-        copied("encoder"),
+        "whiten IN/encoder IN/table.parquet --out OUT/encoder",
+        "encoder",
         lambda folder: weights(folder / "encoder/model.safetensors"),
+        None,
     ),
     "prepare": Operation(
-        command("data", "prepare", "cub", "--root", "@birds", "--out", "=birds.parquet", "--subset"),
-        copied(),
-        lambda folder: table_state(folder / "birds.parquet"),
+        "data prepare cub --root IN/birds --out OUT/birds.parquet --subset",
+        state=lambda folder: table_state(folder / "birds.parquet"),
+        checked=None,
     ),
-    "glyphs": Operation(
-        lambda inputs, folder: ("glyphs", folder / "glyphs"), copied(), lambda folder: folder_state(folder / "glyphs")
-    ),
+    "glyphs": Operation("glyphs OUT/glyphs", state=lambda folder: folder_state(folder / "glyphs"), checked=None),
     "train": Operation(
-        lambda inputs, folder: ("command", *train_words(inputs, folder / "run"), "--resume"),
-        copied(),
-        lambda folder: run_state(folder / "run"),
+        TRAIN.replace("BASE", "IN").replace("RUN", "OUT/run") + " --resume",
+        state=lambda folder: run_state(folder / "run"),
+        checked=None,
     ),
 }
 
@@ -204,10 +186,12 @@ def write_inputs(warm, base: Path, folder: Path) -> Path:
     header, *rows = changed.read_text().splitlines(keepends=True)
     changed.write_text(header + "".join(rows[:-4]))
     old = folder / "galleries" / "old"  # not beside the images, and so copied without them
-    warm.call(("command", "index", "build", folder / "encoder", changed, "--out", old, "--index", "HNSW8", "--workers", 0))
+    warm.call(
+        [("command", "index", "build", folder / "encoder", changed, "--out", old, "--index", "HNSW8", "--workers", 0)]
+    )
     changed.write_text(header + "".join(rows[4:]))
     shutil.copytree(base / "gallery", folder / "thinned")
-    warm.call(("command", "index", "remove", folder / "thinned", *GONE))
+    warm.call([("command", "index", "remove", folder / "thinned", *GONE)])
     for number, bird in enumerate(("Black_footed_Albatross", "Laysan_Albatross"), start=1):
         (folder / f"birds/images/{number:03}.{bird}").mkdir(parents=True)
         for item in range(3):

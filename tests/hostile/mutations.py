@@ -47,19 +47,14 @@ def extended(file, rng, beside):
     file.write_bytes(file.read_bytes() + rng.randbytes(rng.randint(1, 5000)))
 
 
-def removed(file, rng, beside):
-    file.unlink()
+def instead(name, make):
+    """A mutation that removes the file and makes something else of its name, or nothing."""
 
+    def mutate(file, rng, beside):
+        file.unlink()
+        make(file, beside)
 
-def folder_instead(file, rng, beside):
-    file.unlink()
-    file.mkdir()
-    (file / "a.txt").write_text("a")
-
-
-def pipe_instead(file, rng, beside):
-    file.unlink()
-    os.mkfifo(file)
+    return named(name, mutate)
 
 
 def link_to_copy(file, rng, beside):
@@ -68,24 +63,23 @@ def link_to_copy(file, rng, beside):
     file.symlink_to(copy)
 
 
-def link_to(name, target):
-    """A mutation that puts a link in the place of a file."""
-
-    def mutate(file, rng, beside):
-        file.unlink()
-        file.symlink_to(target.format(beside=beside, name=file.name))
-
-    return named(f"link_to_{name}", mutate)
+def folder_with_a_file(file, beside):
+    file.mkdir()
+    (file / "a.txt").write_text("a")
 
 
-def hard_link_to_secret(file, rng, beside):
-    file.unlink()
-    os.link(beside / "secret.txt", file)
-
-
-LINKS = {"secret": "{beside}/secret.txt", "zeros": "/dev/zero", "parent": "..", "itself": "{name}"}
-ANY_FILE = (flipped, many_flipped, truncated, extended, whole("emptied", b""), removed, folder_instead, pipe_instead)
-ANY_FILE += (link_to_copy, hard_link_to_secret, *(link_to(name, target) for name, target in LINKS.items()))
+INSTEAD = {
+    "removed": lambda file, beside: None,
+    "folder_instead": folder_with_a_file,
+    "pipe_instead": lambda file, beside: os.mkfifo(file),
+    "hard_link_to_secret": lambda file, beside: os.link(beside / "secret.txt", file),
+    "link_to_secret": lambda file, beside: file.symlink_to(beside / "secret.txt"),
+    "link_to_zeros": lambda file, beside: file.symlink_to("/dev/zero"),
+    "link_to_parent": lambda file, beside: file.symlink_to(".."),
+    "link_to_itself": lambda file, beside: file.symlink_to(file.name),
+}
+ANY_FILE = (flipped, many_flipped, truncated, extended, whole("emptied", b""), link_to_copy)
+ANY_FILE += tuple(instead(name, make) for name, make in INSTEAD.items())
 
 
 # A folder of an artefact ---------------------------------------------------------------------------------------------
@@ -329,24 +323,16 @@ ANY_IMAGE = (
 )
 
 
-def link_in_a_circle(folder, rng, beside):
-    (folder / "again").symlink_to("..")
-
-
-def link_to_images_beside(folder, rng, beside):
-    (folder / "other").symlink_to(beside / "folder")
-
-
 def pipe_among_images(folder, rng, beside):
     os.mkfifo(folder / "pipe.png")
 
 
-def folder_called_as_image(folder, rng, beside):
-    (folder / "folder.png").mkdir()
-
-
-def name_of_bytes(folder, rng, beside):
-    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png"))).write_bytes(b"x")
-
-
-ANY_IMAGE_FOLDER = (link_in_a_circle, link_to_images_beside, pipe_among_images, folder_called_as_image, name_of_bytes)
+IN_FOLDER = {
+    "link_in_a_circle": lambda folder, rng, beside: (folder / "again").symlink_to(".."),
+    "link_to_images_beside": lambda folder, rng, beside: (folder / "other").symlink_to(beside / "folder"),
+    "folder_called_as_image": lambda folder, rng, beside: (folder / "folder.png").mkdir(),
+    "name_of_bytes": lambda folder, rng, beside: Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png")).write_bytes(
+        b"x"
+    ),
+}
+ANY_IMAGE_FOLDER = (pipe_among_images, *(named(name, mutate) for name, mutate in IN_FOLDER.items()))

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shlex
 import stat
 import struct
 import subprocess
@@ -14,6 +15,17 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("warm_process.py")
 CPU_SECONDS = 10
 OPENED, READ, CHANGED = 0x20, 0x1, 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
+
+
+OWN_STEPS = ("serve", "upload", "encoder", "glyphs")  # of the warm process; all others are commands
+
+
+def steps_of(lines: str, **places: object) -> list[tuple[str, ...]]:
+    """Steps for the warm process from lines as a shell would read them, with the names of places replaced."""
+    for name, place in places.items():
+        lines = lines.replace(name, str(place))
+    found = [tuple(shlex.split(line)) for line in lines.strip().splitlines()]
+    return [words if words[0] in OWN_STEPS else ("command", *words) for words in found]
 
 
 @dataclass
@@ -36,10 +48,8 @@ class Outcome:
             shown = f"`{' '.join(words)}` ended with {step['status']}"
             if step["status"] not in (0, 1, 2):
                 found.append(f"{shown}: not a status of ours")
-            if any(
-                word in step["printed"]
-                for word in ("Traceback (most recent call last)", "panicked at", "Exception ignored")
-            ):
+            crashes = ("Traceback (most recent call last)", "panicked at", "Exception ignored")
+            if any(word in step["printed"] for word in crashes):
                 found.append(f"{shown} and printed a traceback:\n{step['printed'][-2500:]}")
             if "File too large" in step["printed"]:
                 found.append(f"{shown}: it tried to write more than a gigabyte: {step['printed'][-500:]}")
@@ -63,25 +73,25 @@ class Warm:
 
     def run(self, steps, cwd: Path, kill=None, is_limited=True) -> Outcome:
         """The outcome of some steps in one child, each ``(what, *words)``."""
+        steps = [tuple(map(str, step)) for step in steps]
         request = {
-            "steps": [{"do": what, "words": [str(word) for word in words]} for what, *words in steps],
-            "cwd": str(cwd),
+            "steps": steps,
+            "cwd": cwd,
             "kill": kill,
             "is_limited": is_limited,
-            "printed": str(self.scratch / "printed.txt"),
+            "printed": self.scratch / "printed.txt",
         }
-        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.write(json.dumps(request, default=str) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         assert line, "the warm process ended"
-        return Outcome(**json.loads(line), words=[[str(word) for word in words] for _, *words in steps])
+        return Outcome(**json.loads(line), words=[words for _, *words in steps])
 
-    def call(self, *steps, cwd=None) -> Outcome:
-        """The outcome of steps that must go well, and may take long: kernels are compiled the first time."""
-        outcome = self.run(steps, cwd or self.scratch, is_limited=False)
+    def call(self, steps) -> None:
+        """Run steps that must go well, and may take long: kernels are compiled the first time."""
+        outcome = self.run(steps, self.scratch, is_limited=False)
         assert len(outcome.steps) == len(steps), outcome
         assert all(step["status"] == 0 for step in outcome.steps), [step["printed"] for step in outcome.steps]
-        return outcome
 
     def close(self) -> None:
         self.process.stdin.close()

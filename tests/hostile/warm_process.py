@@ -118,14 +118,11 @@ def run_steps(request, pipe):
         started = cpu_seconds()
         limit = int(started) + CPU_SECONDS + 1 if request["is_limited"] else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-        status = STEPS[step["do"]](*step["words"])
+        status = STEPS[step[0]](*step[1:])
         sys.stdout.flush()
         sys.stderr.flush()
-        found = {
-            "status": status,
-            "cpu": cpu_seconds() - started,
-            "printed": Path(request["printed"]).read_text("utf-8", "replace"),
-        }
+        printed = Path(request["printed"]).read_text("utf-8", "replace")
+        found = {"status": status, "cpu": cpu_seconds() - started, "printed": printed}
         os.write(pipe, (json.dumps(found | counts) + "\n").encode())
 
 
@@ -247,13 +244,8 @@ def few_glyphs(folder):
     return command("data", "prepare", "glyphs", "--out", folder)
 
 
-STEPS = {
-    "glyphs": few_glyphs,
-    "command": command,
-    "serve": serve_operations,
-    "upload": upload_image,
-    "encoder": new_encoder,
-}
+STEPS = {"command": command, "serve": serve_operations, "upload": upload_image}
+STEPS |= {"encoder": new_encoder, "glyphs": few_glyphs}
 
 
 def arm(kill):
