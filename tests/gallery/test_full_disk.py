@@ -6,28 +6,24 @@ import resource
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from full_disk import files_of_at_most
+from drawn import draw, files_of_at_most
 
 from sightline.errors import InputError
 from sightline.gallery import ingest
 from sightline.gallery.gallery import EncoderIdentity, Gallery
+from sightline.gallery.index import read_header
 from sightline.gallery.local import backup_gallery, restore_gallery
 from sightline.models.encoder import Encoder
 
 IDENTITY = EncoderIdentity("f", 64, "by hand")
 
 
-def draw(n_rows, seed=0):
-    return np.random.default_rng(seed).standard_normal((n_rows, 64)).astype(np.float32)
-
-
-def fill(folder, n_items=300):
-    with Gallery.create(folder, IDENTITY) as gallery:
-        gallery.add([f"item {n}" for n in range(n_items)], draw(n_items))
+def fill(folder, n_items=300, **options):
+    with Gallery.create(folder, IDENTITY, **options) as gallery:
+        gallery.add([f"item {n}" for n in range(n_items)], draw(n_items, dim=64))
     return folder
 
 
@@ -43,30 +39,57 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
-def leave(disk, n_bytes):
-    """Fill a disk but for some bytes."""
-    free = os.statvfs(disk)
-    (disk / "filling").write_bytes(b"x" * (free.f_bavail * free.f_frsize - n_bytes))
-
-
 def test_a_run_that_finds_the_disk_full_says_how_far_it_came(tmp_path, image_tree, monkeypatch):
     monkeypatch.setattr(ingest, "CHUNK", 12)
-    encoder = Encoder.create("tiny", 8, image_size=32)
     upsert, calls = Gallery.upsert, []
 
     def third_time_full(self, *args, **kwargs):
         calls.append(1)
-        with files_of_at_most(20_000) if len(calls) == 3 else files_of_at_most(resource.RLIM_INFINITY):
+        with files_of_at_most(20_000 if len(calls) == 3 else resource.RLIM_INFINITY):
             return upsert(self, *args, **kwargs)
 
     monkeypatch.setattr(Gallery, "upsert", third_time_full)
-    with Gallery.create(tmp_path / "g", encoder) as gallery:
+    with Gallery.create(tmp_path / "g", Encoder.create("tiny", 8, image_size=32)) as gallery:
         with pytest.raises(InputError) as caught:
             gallery.add_images(image_tree)
         assert all(fact in str(caught.value) for fact in (str(tmp_path / "g"), "disk full", "24 items", "continues"))
         assert (len(gallery), gallery.verify()) == (24, [])
         done = gallery.add_images(str(image_tree))
     assert (done.added, done.unchanged) == (48, 24)
+
+
+def test_a_disk_that_fills_up_is_one_error_and_nothing_is_lost(tmp_path):
+    with Gallery.open(fill(tmp_path / "gallery")) as gallery:
+        ids = gallery.ids()
+        many = [f"new {n}" for n in range(20_000)], draw(20_000, dim=64)
+        with files_of_at_most(1_500_000):
+            for write in (gallery.add, gallery.upsert):
+                with pytest.raises(InputError, match=r"/gallery: .*disk full"):
+                    write(*many)
+            assert gallery.search(many[1][:2])[1].shape == (2, 10)
+            gallery.add(["small"], draw(1, dim=64))
+        gallery.add(["later"], draw(1, 1, dim=64))
+    with Gallery.open(gallery.folder) as again:
+        assert (again.verify(), again.ids()) == ([], [*ids, "small", "later"])
+        units = draw(300, dim=64) / np.linalg.norm(draw(300, dim=64), axis=1, keepdims=True)
+        np.testing.assert_allclose(again.vectors(ids), units, atol=1e-6)
+
+
+@pytest.mark.parametrize("index", ["Flat", "IVF16,SQ8"])
+def test_a_disk_that_fills_up_while_an_index_is_written_leaves_the_one_before(tmp_path, index):
+    queries = draw(3, 1, dim=64)
+    with Gallery.open(fill(tmp_path / "gallery", index=index)) as gallery:
+        before, found = gallery.build_index(recall=1.0), gallery.search(queries)[1].tolist()
+        with files_of_at_most(10_000), pytest.raises(InputError, match=r"gallery: .*File too large.*disk full"):
+            gallery.build_index()
+        assert read_header(gallery.folder) == before
+        assert not list(gallery.folder.glob(".*"))
+    with Gallery.open(gallery.folder) as again:
+        assert (again.search(queries)[1].tolist(), again.verify(), again.repairs) == (found, [], [])
+    (gallery.folder / before.file).write_bytes(b"damaged")
+    with Gallery.open(gallery.folder) as again, files_of_at_most(10_000):
+        assert again.search(queries)[1].shape == (3, 10)
+        assert [before.file in repair and "brute force" in repair for repair in again.repairs] == [True]
 
 
 def test_backup_and_restore_name_the_folder_that_has_no_room(tmp_path):
@@ -91,44 +114,41 @@ import resource, sys
 import numpy as np
 from sightline.gallery.gallery import Gallery
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # SQLite's index of its log has 32768
-with Gallery.open(sys.argv[1], read_only=True) as gallery:
-    print(gallery.search(np.eye(64)[:1].astype(np.float32), 1)[1], gallery.verify(), len(gallery.metadata(gallery.ids())))
+for folder in sys.argv[1:]:
+    with Gallery.open(folder, read_only=True) as gallery:
+        found = gallery.search(np.eye(64)[:1].astype(np.float32), 1)[1]
+        print(found.shape, gallery.verify(), len(gallery.metadata(gallery.ids())))
 """
 
 
 def test_who_may_write_no_file_reads(tmp_path):
-    for has_table in (True, False):
-        folder = fill(tmp_path / f"gallery {has_table}")
-        if not has_table:
-            next(folder.glob("vectors-*")).unlink()
-        done = subprocess.run([sys.executable, "-c", READING, folder], capture_output=True, text=True, timeout=300)
-        assert (done.returncode, done.stdout.endswith(" [] 300\n")) == (0, True), done.stderr
+    folders = [fill(tmp_path / name) for name in ("whole", "without a table")]
+    next(folders[1].glob("vectors-*")).unlink()
+    done = subprocess.run([sys.executable, "-c", READING, *folders], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, 2 * "(1, 1) [] 300\n"), done.stderr
 
 
-def test_a_gallery_on_a_full_disk_is_searched(sightline, small_disk):
+def test_a_gallery_on_a_full_or_read_only_disk_is_searched(sightline, small_disk):
     folder = fill(small_disk / "gallery")
     expected = sightline("search", "item 3", "--gallery", folder)
     for n_bytes in (20_480, 0):
-        leave(small_disk, n_bytes)
+        free = os.statvfs(small_disk)
+        (small_disk / "filling").write_bytes(b"x" * (free.f_bavail * free.f_frsize - n_bytes))
         assert sightline("search", "item 3", "--gallery", folder) == expected
         for words in (["stats"], ["verify"]):
             assert sightline("index", *words, folder)[0] == 0
-        status, _, err = sightline("index", "remove", folder, "item 3")
+        status, _, err = sightline("index", "remove", folder, "item 4")
         assert (status, str(folder) in err, "disk full" in err) == (2, True, True)
         (small_disk / "filling").unlink()
-    assert sightline("index", "remove", folder, "item 3")[0] == 0
-
-
-def test_a_gallery_on_a_read_only_file_system_is_searched(sightline, small_disk):
-    folder = fill(small_disk / "gallery")
-    expected = sightline("search", "item 3", "--gallery", folder)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert sightline("search", "item 3", "--gallery", folder) == expected
     assert sightline("index", "verify", folder)[0] == 0
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    assert sightline("index", "remove", folder, "item 4")[0] == 0
 
 
 def test_restore_names_the_full_disk_and_not_the_backup(sightline, small_disk, tmp_path):
     copy = fill(tmp_path / "copy", 6000)
     status, _, err = sightline("index", "restore", copy, small_disk / "gallery")
     assert (status, str(small_disk / "gallery") in err, str(copy) in err) == (2, True, False)
-    assert not list(Path(small_disk).iterdir())
+    assert not list(small_disk.iterdir())

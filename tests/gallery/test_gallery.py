@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from drawn import DIM, IDENTITY, draw
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,13 +22,6 @@ from sightline.errors import InputError
 from sightline.gallery import store
 from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.models.encoder import Encoder
-
-DIM = 8
-IDENTITY = EncoderIdentity("f" * 32, DIM, "by hand")
-
-
-def draw(n_rows, seed=0, dim=DIM):
-    return np.random.default_rng(seed).standard_normal((n_rows, dim)).astype(np.float32)
 
 
 def unit(vectors):
@@ -227,22 +222,29 @@ def test_folders_that_are_no_gallery_are_refused_and_left_alone(tmp_path, filled
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery", "text"]
 
 
-def test_a_reader_sees_another_connections_writes_at_its_next_search(filled):
+def test_a_reader_sees_another_connections_writes_at_its_next_search_and_maps_the_table(filled):
     gallery, items = filled
+    queries = draw(3, seed=4)
     with Gallery.open(gallery.folder, read_only=True) as reader:
-        queries = draw(3, seed=4)
-        assert_finds(reader, items, queries)
+
+        def finds_all():
+            assert_finds(reader, items, queries, k=200)
+            assert reader._snapshot.is_mapped  # never copied
+
+        finds_all()
         before = reader.generation
-        gallery.add(["late"], queries[:1], [{"year": 5}])
-        items["late"] = (queries[0], {"year": 5})
-        assert reader.generation > before
-        assert_finds(reader, items, queries)
+        for number in range(8):
+            gallery.upsert(["late"], draw(1, seed=number), [{"year": 5}])
+            items["late"] = (draw(1, seed=number)[0], {"year": 5})
+            finds_all()
         gallery.remove(["item 0"])
         del items["item 0"]
-        assert_finds(reader, items, queries, k=200)
+        finds_all()
         gallery.compact()
-        assert_finds(reader, items, queries, k=200)
-        assert reader.filter("year == 5") == ["late"]
+        finds_all()
+        assert [file.name for file in gallery.folder.glob("vectors-*")] == ["vectors-1.f32"]
+        assert reader.generation > before
+        assert (reader.filter("year == 5"), reader.repairs, reader.verify()) == (["late"], [], [])
         with pytest.raises(InputError, match="read_only"):
             reader.add(["x"], draw(1))
 
@@ -256,56 +258,49 @@ with Gallery.open(sys.argv[1]) as gallery:
 """
 
 
-class TestFolderThatMayNotBeWritten:
-    """Its readers miss no acknowledged write: beside a writer, after one was killed, and when one comes and goes."""
-
-    @pytest.fixture
-    def reader(self, filled, monkeypatch):
-        """A function that opens the gallery as one who may not write."""
-        opened = []
+@pytest.fixture
+def reader(filled, monkeypatch):
+    """A function that opens the gallery as one who may not write to its folder."""
+    with ExitStack() as opened:
 
         def opening():
             with monkeypatch.context() as patched:
                 patched.setattr(os, "access", lambda *_: False)
-                opened.append(Gallery.open(filled[0].folder, read_only=True))
-            return opened[-1]
+                return opened.enter_context(Gallery.open(filled[0].folder, read_only=True))
 
         yield opening
-        for gallery in opened:
-            gallery.close()
 
-    def test_beside_a_writer_and_after_one_was_killed(self, filled, reader):
-        gallery, items = filled
-        late = reader()
-        gallery.add(["late"], draw(1))
-        assert late.ids() == [*items, "late"]
-        gallery.close()
-        late.close()
-        subprocess.run([sys.executable, "-c", WRITER + "    os.kill(os.getpid(), 9)", gallery.folder, "new"])
-        assert (gallery.folder / "gallery.db-wal").stat().st_size
-        assert reader().ids() == [*items, "late", *(f"new {n}" for n in range(20))]
 
-    def test_when_a_writer_comes_and_goes(self, filled, reader, tmp_path):
-        gallery, items = filled
-        gallery.close()
-        still = reader()
-        assert still.ids() == list(items)
-        assert not list(gallery.folder.glob("gallery.db-*"))  # the reader may write nothing
-        still.backup(tmp_path / "copy")
-        with Gallery.open(gallery.folder) as writer:
-            writer.add(["one"], draw(1))
-            assert_finds(still, items | {"one": (draw(1)[0], {})}, draw(2, seed=3), k=200)
-            writer.remove(["one"])
-        assert still.ids() == list(items)
-        again = reader()
-        with Gallery.open(gallery.folder) as writer:
-            writer.add(["two"], draw(1))
-        assert again.ids() == still.ids() == [*items, "two"]
-        again.close()
-        with pytest.raises(InputError, match="closed"):
-            again.ids()
-        with Gallery.open(tmp_path / "copy") as copy:
-            assert copy.ids() == list(items)
+def test_who_may_not_write_misses_no_write_beside_a_writer_and_after_one_was_killed(filled, reader):
+    gallery, items = filled
+    late = reader()
+    gallery.add(["late"], draw(1))
+    assert late.ids() == [*items, "late"]
+    gallery.close()
+    late.close()
+    subprocess.run([sys.executable, "-c", WRITER + "    os.kill(os.getpid(), 9)", gallery.folder, "new"])
+    assert (gallery.folder / "gallery.db-wal").stat().st_size
+    assert reader().ids() == [*items, "late", *(f"new {n}" for n in range(20))]
+
+
+def test_who_may_not_write_misses_no_write_when_a_writer_comes_and_goes(filled, reader):
+    gallery, items = filled
+    gallery.close()
+    still = reader()
+    assert still.ids() == list(items)
+    assert not list(gallery.folder.glob("gallery.db-*"))  # the reader may write nothing
+    with Gallery.open(gallery.folder) as writer:
+        writer.add(["one"], draw(1))
+        assert_finds(still, items | {"one": (draw(1)[0], {})}, draw(2, seed=3), k=200)
+        writer.remove(["one"])
+    assert still.ids() == list(items)
+    again = reader()
+    with Gallery.open(gallery.folder) as writer:
+        writer.add(["two"], draw(1))
+    assert again.ids() == still.ids() == [*items, "two"]
+    again.close()
+    with pytest.raises(InputError, match="closed"):
+        again.ids()
 
 
 def test_a_second_writer_waits_and_then_says_why(filled, monkeypatch):
@@ -321,31 +316,25 @@ def test_a_second_writer_waits_and_then_says_why(filled, monkeypatch):
 def test_two_writing_processes_take_turns_while_threads_search(filled):
     gallery, _ = filled
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, gallery.folder, name]) for name in ("one", "two")]
-    faults = []
 
     def searching():
-        try:
-            while any(writer.poll() is None for writer in writers):
-                scores, ids = gallery.search(draw(2), 200)
-                if len({*ids[0]}) != ids.shape[1] or not np.isfinite(scores).all():
-                    faults.append(ids)
-                time.sleep(0.02)
-        except Exception as error:
-            faults.append(error)
+        while any(writer.poll() is None for writer in writers):
+            scores, ids = gallery.search(draw(2), 200)
+            assert len({*ids[0]}) == ids.shape[1]
+            assert np.isfinite(scores).all()
+            time.sleep(0.02)
 
-    threads = [threading.Thread(target=searching) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        searches = [pool.submit(searching) for _ in range(2)]
+    assert [search.result() for search in searches] == [None, None]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert len(gallery) == gallery.search(draw(1), 999)[1].shape[1] == 140
-    assert gallery.verify() == faults == []
+    assert gallery.verify() == []
 
 
-def test_a_backup_is_a_gallery_of_its_own_and_compacting_gives_space_back(filled, tmp_path):
+def test_a_backup_is_a_gallery_of_its_own_and_compacting_gives_space_back(filled, reader, tmp_path):
     gallery, items = filled
-    gallery.backup(tmp_path / "copy")
+    reader().backup(tmp_path / "copy")
     with Gallery.open(tmp_path / "copy") as copy:
         assert_finds(copy, items, draw(3, seed=5), k=200)
         copy.add([str(n) for n in range(5000)], draw(5000))
@@ -377,6 +366,23 @@ def test_a_block_of_writes_is_kept_whole_or_not_at_all(filled):
     assert (gallery.generation, gallery.ids()) == (before + 1, [*(id_ for id_ in ids if id_ != "item 3"), "new"])
 
 
+@pytest.mark.parametrize("step", ["remove", "append", "readmit"])
+def test_a_write_that_ends_half_way_changes_nothing(filled, monkeypatch, step):
+    gallery, items = filled
+    real, before = getattr(store.Store, step), gallery.generation
+
+    def last(*words):
+        real(*words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.Store, step, last)
+    with pytest.raises(KeyboardInterrupt):
+        gallery.upsert(["item 3", "new"], draw(2))
+    with Gallery.open(gallery.folder) as again:
+        assert (again.generation, again.ids(), again.verify()) == (before, list(items), [])
+        assert_finds(again, items, draw(2, seed=3))
+
+
 def test_files_that_go_while_their_sizes_are_added_up_do_not_count(filled, monkeypatch):
     before, passing, is_file = filled[0].stats()["folder_bytes"], filled[0].folder / "passing.png", Path.is_file
     passing.write_bytes(b"image")
@@ -390,46 +396,44 @@ def flip(file, place):
     file.write_bytes(data)
 
 
-class TestDamage:
-    """A flipped byte is found wherever it is."""
-
-    def test_in_the_table_of_vectors_is_reported_and_repaired(self, filled):
-        gallery, items = filled
-        gallery.search(draw(1))
-        file = gallery.folder / "vectors-0.f32"
-        with file.open("r+b") as opened:
-            opened.seek(1000)
-            opened.write(b"\xff\xff")
-        assert [fault[:13] for fault in gallery.verify()] == ["vectors-0.f32"]
-        assert_finds(gallery, items, draw(3, seed=6))
-        assert gallery.verify() == []
-        gallery.close()
-        for damage in (lambda: flip(file, file.stat().st_size // 2), file.unlink):
-            damage()
-            with Gallery.open(gallery.folder) as again:
-                assert_finds(again, items, draw(3, seed=6))
-                assert [repair[:13] for repair in again.repairs] == ["vectors-0.f32"] * (damage != file.unlink)
-
-    def test_in_the_database_is_reported_and_not_hidden_by_compacting(self, filled):
-        gallery, _ = filled
-        gallery.remove(["item 0"])
-        gallery.close()
-        file = gallery.folder / "gallery.db"
-        whole = file.read_bytes()
-        vector = unit(draw(100)).astype(np.float32)[1].tobytes()[4:12]
-        for place in (whole.index(vector) + 5, whole.index(b"item 42{"), whole.index(b'"year": 2001') + 3):
-            file.write_bytes(whole)
-            with Gallery.open(gallery.folder) as again:
-                assert again.verify() == []
-            flip(file, place)
-            with Gallery.open(gallery.folder) as again:
-                assert again.verify()
+def test_damage_in_the_table_of_vectors_is_reported_and_repaired(filled):
+    gallery, items = filled
+    gallery.search(draw(1))
+    file = gallery.folder / "vectors-0.f32"
+    with file.open("r+b") as opened:
+        opened.seek(1000)
+        opened.write(b"\xff\xff")
+    assert [fault[:13] for fault in gallery.verify()] == ["vectors-0.f32"]
+    assert_finds(gallery, items, draw(3, seed=6))
+    assert gallery.verify() == []
+    gallery.close()
+    for damage in (lambda: flip(file, file.stat().st_size // 2), file.unlink):
+        damage()
         with Gallery.open(gallery.folder) as again:
-            before = again.generation
-            with pytest.raises(InputError, match="checksum of 'item 11'"):
-                again.compact()
-            assert again.generation == before
-            assert any("'item 11'" in fault for fault in again.verify())
+            assert_finds(again, items, draw(3, seed=6))
+            assert [repair[:13] for repair in again.repairs] == ["vectors-0.f32"] * (damage != file.unlink)
+
+
+def test_damage_in_the_database_is_reported_and_not_hidden_by_compacting(filled):
+    gallery, _ = filled
+    gallery.remove(["item 0"])
+    gallery.close()
+    file = gallery.folder / "gallery.db"
+    whole = file.read_bytes()
+    vector = unit(draw(100)).astype(np.float32)[1].tobytes()[4:12]
+    for place in (whole.index(vector) + 5, whole.index(b"item 42{"), whole.index(b'"year": 2001') + 3):
+        file.write_bytes(whole)
+        with Gallery.open(gallery.folder) as again:
+            assert again.verify() == []
+        flip(file, place)
+        with Gallery.open(gallery.folder) as again:
+            assert again.verify()
+    with Gallery.open(gallery.folder) as again:
+        before = again.generation
+        with pytest.raises(InputError, match="checksum of 'item 11'"):
+            again.compact()
+        assert again.generation == before
+        assert any("'item 11'" in fault for fault in again.verify())
 
 
 class AnyOrder(RuleBasedStateMachine):

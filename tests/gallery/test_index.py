@@ -1,5 +1,7 @@
 """FAISS indexes are derived: whatever befalls them, a gallery finds what its vectors say."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -68,18 +70,13 @@ def test_every_kind_is_built_measured_searched_and_forgets_what_is_removed(tmp_p
         assert gallery.verify() == gallery.repairs == []
 
 
-def test_flat_equals_exact_with_scores(tmp_path, queries):
+def test_flat_equals_exact_with_scores_and_filters(tmp_path, queries, monkeypatch):
     with create(tmp_path / "g", "Flat") as gallery:
         exact_scores, exact_ids = gallery.search(queries, 25)
         assert gallery.build_index().recall == 1
         scores, ids = gallery.search(queries, 25)
         assert (ids.tolist(), gallery.search(queries, 9999)[1].shape) == (exact_ids.tolist(), (20, N_ITEMS))
         np.testing.assert_allclose(scores, exact_scores, atol=1e-6)
-
-
-def test_filters_hold_with_an_index(tmp_path, queries, monkeypatch):
-    with create(tmp_path / "g", "Flat") as gallery:
-        gallery.build_index()
         gallery.add(["late"], queries[:1], [{"year": 2000}])
         gallery.remove(["1"])
         for limit in (0, 65_536):
@@ -187,6 +184,16 @@ def test_too_few_items_to_train_are_searched_by_brute_force(tmp_path, queries):
         assert gallery.search(queries)[1].tolist() == [["a"]] * 20
 
 
+def test_a_build_that_was_killed_leaves_no_litter_behind_the_next(tmp_path):
+    with Gallery.create(tmp_path / "g", EncoderIdentity("f", DIM, "x"), index="Flat") as gallery:
+        gallery.add(["a", "b"], draw(2))
+        for name in (".index-0-2-1.faiss.1", ".index.json.1", "index-0-1-1.faiss"):
+            (gallery.folder / name).write_bytes(b"half")
+        gallery.build_index()
+        assert len([path for path in gallery.folder.iterdir() if "index-" in path.name]) == 1
+        assert not list(gallery.folder.glob(".*"))
+
+
 def test_who_may_only_read_or_comes_second_builds_no_index(tmp_path):
     with create(tmp_path / "g", "Flat") as gallery, Gallery.open(gallery.folder, read_only=True) as reader:
         with pytest.raises(InputError, match="read_only"):
@@ -208,10 +215,12 @@ def test_names_and_shares_that_do_not_fit_are_refused(tmp_path):
                 gallery.build_index(recall=recall)
 
 
-def test_auto_chooses_by_size_recall_and_memory():
+def test_auto_chooses_by_size_recall_and_memory(monkeypatch):
     assert choose_index(10**6, 512, 0.9999, 2**40) == "exact"
     assert choose_index(200_000, 512, 0.95, 2**24) == "IVF2048,PQ64"
-    assert choose_index(200_000, 512, 0.95) in ("HNSW32", "IVF2048,SQ8", "IVF2048,PQ64")  # by the free memory
+    for n_bytes, kind in ((2**32, "HNSW32"), (2**28, "IVF2048,SQ8"), (2**26, "IVF2048,PQ64")):  # half of the free memory
+        monkeypatch.setattr("psutil.virtual_memory", lambda free=n_bytes: SimpleNamespace(available=free))
+        assert choose_index(200_000, 512, 0.95) == kind
 
 
 def test_nearest_of_candidates_by_hand():

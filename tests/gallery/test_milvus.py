@@ -247,7 +247,7 @@ def test_a_host_that_does_not_answer_is_one_sentence(monkeypatch, capfd):
 
 
 def test_addresses():
-    for text, uri, collection, token in (
+    for text, *expected in (
         ("milvus+https://me:secret@host/birds", "https://host", "birds", "me:secret"),
         ("milvus+http://key@host:1", "http://host:1", "sightline", "key"),
         ("milvus+file:some/where.db/birds", "some/where.db", "birds", ""),
@@ -255,7 +255,7 @@ def test_addresses():
         ("where.db", "where.db", "sightline", ""),
     ):
         address = Address.read(text)
-        assert (address.uri, address.collection, address.token) == (uri, collection, token)
+        assert [address.uri, address.collection, address.token] == expected
         assert "secret" not in address.shown
     for text in ("http://host/x", "milvus+ftp://host/x", "milvus+http://host/a b", "milvus+file:x.db/1a"):
         with pytest.raises(InputError, match=r"Milvus address|collection's name"):

@@ -43,10 +43,6 @@ def queries():
     return np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
 
 
-def table(shelf):
-    return torch.from_numpy(np.stack(list(shelf.items.values())))
-
-
 def test_without_steps_it_is_the_gallerys_own_search(shelf, queries):
     expected = shelf.search(queries, 7)
     for given in (queries, queries.tolist(), torch.from_numpy(queries)):
@@ -55,9 +51,10 @@ def test_without_steps_it_is_the_gallerys_own_search(shelf, queries):
 
 
 def test_expanded_queries_search_a_second_time(shelf, queries):
+    table = torch.from_numpy(np.stack(list(shelf.items.values())))
     for alpha in (0.0, 2.0):
         scores, ids = refined_search(shelf, queries, 5, Refinement(expand=3, alpha=alpha))
-        expected = shelf.search(expand_queries(torch.from_numpy(queries), table(shelf), 3, alpha).numpy(), 5)
+        expected = shelf.search(expand_queries(torch.from_numpy(queries), table, 3, alpha).numpy(), 5)
         assert ids.tolist() == expected[1].tolist()
         np.testing.assert_allclose(scores, expected[0], atol=1e-6)
     assert shelf.n_searches == 6
@@ -76,8 +73,8 @@ def test_the_first_results_are_reranked(shelf, queries, k, depth, k_1, k_2):
     assert (np.diff(scores, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize("refinement", [Refinement(), Refinement(expand=4), Refinement(3, rerank="kreciprocal")])
-def test_a_query_of_the_gallery_neither_finds_nor_expands_itself(shelf, refinement):
+@pytest.mark.parametrize("refinement", [Refinement(), Refinement(40), Refinement(3, rerank="kreciprocal")])
+def test_a_query_of_the_gallery_neither_finds_nor_expands_itself_and_rows_that_end_early_are_filled(shelf, refinement):
     own = ["item 3", None, "item 9"]
     vectors = np.stack([shelf.items["item 3"], shelf.items["item 4"], shelf.items["item 9"]])
     _, ids = refined_search(shelf, vectors, 6, refinement, own=own)
@@ -86,15 +83,9 @@ def test_a_query_of_the_gallery_neither_finds_nor_expands_itself(shelf, refineme
     assert "item 9" not in ids[2]
     without = Shelf({name: row for name, row in shelf.items.items() if name != "item 3"}, shelf.years)
     assert ids[0].tolist() == refined_search(without, vectors[:1], 6, refinement)[1][0].tolist()
-
-
-@pytest.mark.parametrize("refinement", [Refinement(), Refinement(40), Refinement(3, rerank="kreciprocal")])
-def test_rows_that_end_early_are_filled(shelf, refinement):
-    vectors = np.stack([shelf.items["item 3"], shelf.items["item 4"]])
-    scores, ids = refined_search(shelf, vectors, 50, refinement, own=["item 3", None])
-    assert ids.shape == scores.shape == (2, 30)
-    assert ids[0, -1] is None
-    assert scores[0, -1] == -np.inf
+    scores, ids = refined_search(shelf, vectors, 50, refinement, own=own)
+    assert ids.shape == scores.shape == (3, 30)
+    assert (ids[0, -1], scores[0, -1]) == (None, -np.inf)
     assert sorted(ids[0, :-1]) == sorted(set(shelf.items) - {"item 3"})
     assert sorted(ids[1]) == sorted(shelf.items)
 

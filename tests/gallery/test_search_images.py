@@ -69,9 +69,8 @@ def test_paths_texts_open_images_and_ids_are_queries(encoder, table, gallery, tm
 
 def test_fewer_come_back_where_the_table_is_small_and_labels_may_be_missing(encoder, table):
     few = table.where(pl.col("label_0") == "class00")
-    unlabelled = EmbeddingTable(
-        read_manifest(few.manifest.root / "super0" / "class00", labelled=False), few.vectors, few.fingerprint
-    )
+    manifest = read_manifest(few.manifest.root / "super0" / "class00", labelled=False)
+    unlabelled = EmbeddingTable(manifest, few.vectors, few.fingerprint)
     hits = search_images(encoder, unlabelled, [few.manifest.paths()[0]], k=100)[0]
     assert (len(hits), {hit.labels for hit in hits}, hits[0].id) == (6, {()}, "0.png")
 
