@@ -51,19 +51,16 @@ def test_the_number_of_heaps_is_suggested():
         suggest_ks(np.ones((9, 2), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_do_not_fit():
+    for options, message in (
         (ClusterOptions(ks=(3, 3)), "must fall"),
         (ClusterOptions(ks=(0,)), "must fall"),
         (ClusterOptions(ks=(999,)), "999 groups of 96 texts"),
         (ClusterOptions(ks=(12, 3), levels=2), "levels is 2 .* the numbers of groups are given"),
         (ClusterOptions(method="kmean", ks=(2,)), "unknown method 'kmean': did you mean 'kmeans'"),
-    ],
-)
-def test_options_that_do_not_fit(options, message):
-    with pytest.raises(InputError, match=message):
-        find_groups(heaps()[0], options)
+    ):
+        with pytest.raises(InputError, match=message):
+            find_groups(heaps()[0], options)
 
 
 def test_names_are_words_of_the_group_or_its_most_central_texts_and_differ():

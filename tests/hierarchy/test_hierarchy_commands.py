@@ -1,9 +1,5 @@
 """The steps as a user types them."""
 
-import re
-from pathlib import Path
-
-import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -75,11 +71,9 @@ def test_a_table_of_categories(tmp_path):
         run("collect", tmp_path / "work", tmp_path / "l.csv", "--wikidata")
 
 
-FLAT = "path,split,label\na.png,train,cat\nb.png,train,26.01.15\nc.png,test,cat\nd.png,test,oak\n"
-
-
 def test_a_tree_at_hand_is_attached(tmp_path):
-    (tmp_path / "m.csv").write_text(FLAT)
+    rows = ["a.png,train,cat", "b.png,train,26.01.15", "c.png,test,cat", "d.png,test,oak"]
+    (tmp_path / "m.csv").write_text("\n".join(["path,split,label", *rows, ""]))
     (tmp_path / "edges.csv").write_text("child,parent\ncat,mammal\nmammal,animal\noak,plant\n")
     out = run("attach", tmp_path / "m.csv", "--tree", tmp_path / "edges.csv", "--out", tmp_path / "new.csv")
     assert "1 labels are not in the tree: 26.01.15" in out
@@ -104,53 +98,3 @@ def test_codes_are_their_own_tree(tmp_path):
     assert found == [fine, ("3.9", "3.9", "3"), fine, ("26.1", "26.1", "26"), ("26", "26", "26")]
     with pytest.raises(InputError, match=r"--fill.* --tree"):
         run("attach", tmp_path / "m.csv", "--codes", "--fill", "--out", tmp_path / "new.csv")
-
-
-DOCS = Path(__file__).parents[2] / "docs"
-STEPS = ["collect", "clean", "embed", "cluster", "review", "apply"]
-
-
-class Random:
-    """Stands for the sentence model: a vector of its own for each text."""
-
-    def encode(self, texts, **_):
-        vectors = np.stack([np.random.default_rng([*text.encode()]).normal(size=384) for text in texts])
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-@pytest.fixture
-def emoji(tmp_path, monkeypatch):
-    """Here are ``emoji/manifest.csv`` of 120 labels, a tree of them, and no sentence model."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sightline.hierarchy.term_vectors.TextModel.load", lambda model: Random())
-    rows = [f"{label}/{n}.png,train,{label},face {label}" for label in range(120) for n in range(2)]
-    Path("emoji").mkdir()
-    Path("emoji/manifest.csv").write_text("path,split,label,name\n" + "\n".join(rows) + "\n")
-    Path("tree.csv").write_text("child,parent\n" + "\n".join(f"{label},kind {label % 7}" for label in range(120)) + "\n")
-
-
-def test_the_commands_of_the_page_run_in_their_order(emoji):
-    (block,) = re.findall(r"^```console\n(.*?)^```", (DOCS / "hierarchy.md").read_text(), flags=re.S | re.M)
-    shown = re.findall(r"^\$ sightline hierarchy (.*)\n(\S+?):? ", block, flags=re.M)
-    assert [command.split()[0] for command, _ in shown] == STEPS
-    for command, printed in shown:
-        if command.startswith("review"):
-            run(*command.split(), "--csv")  # not the page, which waits for a person
-        else:
-            assert f"{printed}: " in run(*command.split())
-    found = read_manifest(Path("emoji/grouped.csv"))
-    assert [found.table[f"label_{level}"].n_unique() for level in range(3)] == [120, 99, 9]
-
-
-def test_the_commands_of_the_tutorial_run_in_their_order(emoji):
-    Path("emoji/manifest.csv").rename("manifest.csv")
-    page = (DOCS / "tutorials" / "hierarchy.md").read_text()
-    commands = re.findall(r"^sightline hierarchy (.*)$", page, flags=re.M)
-    assert [command.split()[0] for command in commands] == ["attach", *STEPS]
-    sizes = []
-    for command in commands:
-        run(*command.split(), *(["--csv"] if command.startswith("review") else []))
-        if "--out" in command:
-            found = read_manifest(Path("with-levels.csv"))
-            sizes.append([found.table[f"label_{level}"].n_unique() for level in range(found.n_levels)])
-    assert sizes == [[120, 7], [120, 40, 6]]

@@ -10,19 +10,15 @@ from sightline.errors import InputError
 from sightline.hierarchy.collect import write_step
 from sightline.hierarchy.journal import Review, first_state, merge_reviews, read_review
 
-ROWS = [
-    ("cat", "pets", "animals"),
-    ("dog", "pets", "animals"),
-    ("lion", "wild", "animals"),
-    ("oak", "trees", "plants"),
-    ("elm", "trees", "plants"),
-]
+ROWS = [("cat", "pets", "animals"), ("dog", "pets", "animals"), ("lion", "wild", "animals")]
+ROWS += [("oak", "trees", "plants"), ("elm", "trees", "plants")]
+FIRST = {text: f"{coarse}/{fine}" for text, fine, coarse in ROWS}
+DROP_CAT, DROP_LION = ({"action": "drop", "texts": [text]} for text in ("cat", "lion"))
 
 
 def table(rows=ROWS):
-    return pl.DataFrame(rows, schema=["text", "group_1", "group_2"], orient="row").with_columns(
-        n_labels=pl.lit(1), n_images=pl.lit(2)
-    )
+    made = pl.DataFrame(rows, schema=["text", "group_1", "group_2"], orient="row")
+    return made.with_columns(n_labels=pl.lit(1), n_images=pl.lit(2))
 
 
 @pytest.fixture
@@ -39,22 +35,14 @@ def paths(review):
     return {text: "/".join(reversed(review.state.path(text))) for text in review.state.home}
 
 
-FIRST = {text: f"{coarse}/{fine}" for text, fine, coarse in ROWS}
-
-
+# Each change of groups, and where it brings which texts.
 CHANGES = {
-    "rename": lambda at: (
-        {"group": at("pets"), "name": " house  pets "},
-        dict.fromkeys(("cat", "dog"), "animals/house pets"),
-    ),
+    "rename": lambda at: ({"group": at("pets"), "name": " house  pets "}, {"cat dog": "animals/house pets"}),
     "merge": lambda at: ({"groups": [at("wild")], "into": at("pets")}, {"lion": "animals/pets"}),
-    "merge above": lambda at: (
-        {"groups": [at("plants")], "into": at("animals")},
-        dict.fromkeys(("oak", "elm"), "animals/trees"),
-    ),
+    "merge above": lambda at: ({"groups": [at("plants")], "into": at("animals")}, {"oak elm": "animals/trees"}),
     "split": lambda at: ({"group": at("pets"), "name": "felines", "texts": ["cat"]}, {"cat": "animals/felines"}),
     "split above": lambda at: ({"group": at("animals"), "name": "beasts", "groups": [at("wild")]}, {"lion": "beasts/wild"}),
-    "move": lambda at: ({"texts": ["lion", "cat"], "group": at("trees")}, dict.fromkeys(("lion", "cat"), "plants/trees")),
+    "move": lambda at: ({"texts": ["lion", "cat"], "group": at("trees")}, {"lion cat": "plants/trees"}),
     "move a group": lambda at: ({"group": at("wild"), "parent": at("plants")}, {"lion": "plants/wild"}),
     "drop": lambda at: ({"texts": ["dog"]}, {"dog": ""}),
     "done": lambda at: ({"group": at("pets"), "done": True}, {}),
@@ -65,42 +53,42 @@ CHANGES = {
 def test_each_change_does_what_it_says_and_undo_takes_it_back(folder, name):
     review = Review(folder)
     change, moved = CHANGES[name](lambda group: number(review, group))
+    expected = FIRST | {text: place for texts, place in moved.items() for text in texts.split()}
     review.act({"action": name.split()[0]} | change)
-    assert paths(review) == FIRST | moved
-    assert paths(Review(folder)) == FIRST | moved
+    assert paths(review) == paths(Review(folder)) == expected
     done = [group.name for group in review.state.groups.values() if group.done]
     review.act({"action": "undo"})
     assert paths(review) == FIRST
     assert not any(group.done for group in review.state.groups.values())
     review.act({"action": "redo"})
-    assert paths(Review(folder)) == FIRST | moved
+    assert paths(Review(folder)) == expected
     assert [group.name for group in Review(folder).state.groups.values() if group.done] == done
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"action": "rename", "group": 99, "name": "x"}, "no group 99"),
-        ({"action": "rename", "group": 1, "name": " "}, "a group needs a name"),
-        ({"action": "rename", "group": 1, "name": "trees"}, "another group is called 'trees': merge the two"),
-        ({"action": "rename", "group": 1}, "rename: 'name' is missing"),
-        ({"action": "merge", "groups": [1], "into": 1}, "another group"),
-        ({"action": "merge", "groups": [0], "into": 1}, "'animals' is a group of level 2, not 1"),
-        ({"action": "split", "group": 1, "name": "x", "texts": ["cat", "dog"]}, "some, not all"),
-        ({"action": "split", "group": 1, "name": "x", "texts": ["oak"]}, "some, not all"),
-        ({"action": "move", "texts": ["unicorn"], "group": 1}, "a list of texts"),
-        ({"action": "move", "group": 1, "parent": 2}, "'wild' is a group of level 1, not 2"),
-        ({"action": "undo"}, "nothing to undo"),
-        ({"action": "redo"}, "nothing to redo"),
-        ({"action": "renmae"}, "unknown action 'renmae': did you mean 'rename'"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_not_written(folder, change, message):
+REFUSED = [
+    ({"action": "rename", "group": 99, "name": "x"}, "no group 99"),
+    ({"action": "rename", "group": 1, "name": " "}, "a group needs a name"),
+    ({"action": "rename", "group": 1, "name": "trees"}, "another group is called 'trees': merge the two"),
+    ({"action": "rename", "group": 1}, "rename: 'name' is missing"),
+    ({"action": "merge", "groups": [1], "into": 1}, "another group"),
+    ({"action": "merge", "groups": [0], "into": 1}, "'animals' is a group of level 2, not 1"),
+    ({"action": "split", "group": 1, "name": "x", "texts": ["cat", "dog"]}, "some, not all"),
+    ({"action": "split", "group": 1, "name": "x", "texts": ["oak"]}, "some, not all"),
+    ({"action": "move", "texts": ["unicorn"], "group": 1}, "a list of texts"),
+    ({"action": "move", "group": 1, "parent": 2}, "'wild' is a group of level 1, not 2"),
+    ({"action": "undo"}, "nothing to undo"),
+    ({"action": "redo"}, "nothing to redo"),
+    ({"action": "renmae"}, "unknown action 'renmae': did you mean 'rename'"),
+]
+
+
+def test_what_does_not_fit_is_refused_and_not_written(folder):
     review = Review(folder)
     before = copy.deepcopy(review.state)
-    with pytest.raises(InputError, match=message):
-        review.act(change)
-    assert review.state == before
+    for change, message in REFUSED:
+        with pytest.raises(InputError, match=message):
+            review.act(change)
+        assert review.state == before
     assert not (folder / "journal.jsonl").exists()
 
 
@@ -145,12 +133,12 @@ def test_any_sequence_read_again_is_the_same_and_undone_is_the_first(folder, see
 
 def test_a_journal_cut_off_at_any_byte_keeps_all_whole_lines_and_goes_on(folder):
     """Whatever was on disk when the power went: an empty file, half a first line, a line without its end."""
-    changes = [{"action": "drop", "texts": ["cat"]}, {"action": "drop", "texts": ["lion"]}]
     review, file = Review(folder), folder / "journal.jsonl"
-    for change in changes:
+    for change in (DROP_CAT, DROP_LION):
         review.act(change)
     whole = file.read_bytes()
-    for n_bytes in range(len(whole) + 1):
+    ends = {place + n for place, byte in enumerate(whole) if byte == ord("\n") for n in (0, 1, 2)}
+    for n_bytes in sorted(ends & {*range(len(whole))} | {*range(0, len(whole), 9), len(whole)}):
         file.write_bytes(whole[:n_bytes])
         n_kept = max(0, whole[:n_bytes].count(b"\n") - 1)  # the first line says whose journal it is
         again = Review(folder)
@@ -160,9 +148,9 @@ def test_a_journal_cut_off_at_any_byte_keeps_all_whole_lines_and_goes_on(folder)
         assert Review(folder).version == n_kept + 1
 
 
-def test_a_change_that_cannot_be_written_is_told_and_not_made(folder, monkeypatch):
+def test_a_change_that_cannot_be_written_is_reported_and_not_made(folder, monkeypatch):
     review = Review(folder)
-    review.act({"action": "drop", "texts": ["cat"]})
+    review.act(DROP_CAT)
     whole, state = (folder / "journal.jsonl").read_bytes(), copy.deepcopy(review.state)
 
     def full(_):
@@ -171,18 +159,16 @@ def test_a_change_that_cannot_be_written_is_told_and_not_made(folder, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("sightline.hierarchy.journal.os.fsync", full)
         for change in ({"action": "drop", "texts": ["dog"]}, {"action": "undo"}):
-            with pytest.raises(
-                InputError, match=r"journal\.jsonl: the change could not be written: No space left on device"
-            ):
+            with pytest.raises(InputError, match=r"journal\.jsonl: .* could not be written: No space left on device"):
                 review.act(change)
             assert (review.state, review.version) == (state, 1)
     assert (folder / "journal.jsonl").read_bytes() == whole
-    review.act({"action": "drop", "texts": ["lion"]})
+    review.act(DROP_LION)
     assert Review(folder).state.left_out() == ["cat", "lion"]
 
 
 def test_a_journal_of_other_clusters_is_refused(folder):
-    Review(folder).act({"action": "drop", "texts": ["cat"]})
+    Review(folder).act(DROP_CAT)
     write_step(folder, "clusters.csv", table(ROWS[1:]))
     with pytest.raises(InputError, match=r"belongs to another clusters\.csv"):
         Review(folder)
@@ -192,16 +178,9 @@ def test_a_journal_of_other_clusters_is_refused(folder):
             Review(folder)
 
 
-def test_a_table_with_faults_tells_them_at_once():
-    rows = [("cat", "pets", "animals"), ("oak", "pets", "plants"), ("elm", "", "plants"), ("cat", "pets", "animals")]
-    facts = "review.csv: 3 faults.*line 3: 'pets' .*'animals', 'plants'.*line 4: 'elm' has no group_1.*line 5: 'cat'"
-    with pytest.raises(InputError, match=f"(?s){facts}"):
-        first_state(table(rows), "review.csv")
-
-
 def test_the_table_can_be_edited_and_read_again(folder):
     review = Review(folder)
-    review.act({"action": "drop", "texts": ["cat"]})
+    review.act(DROP_CAT)
     file = write_step(folder, "review.csv", review.table())
     state = read_review(file)
     assert {text: state.path(text) for text in state.home} == {text: review.state.path(text) for text in review.state.home}
@@ -212,7 +191,11 @@ def test_the_table_can_be_edited_and_read_again(folder):
         read_review(write_step(folder, "review.csv", wrong))
 
 
-def test_faults_of_an_edited_table_are_told_by_its_own_lines(folder):
+def test_faults_of_a_table_are_named_at_once_by_its_own_lines(folder):
+    rows = [("cat", "pets", "animals"), ("oak", "pets", "plants"), ("elm", "", "plants"), ("cat", "pets", "animals")]
+    facts = "review.csv: 3 faults.*line 3: 'pets' .*'animals', 'plants'.*line 4: 'elm' has no group_1.*line 5: 'cat'"
+    with pytest.raises(InputError, match=f"(?s){facts}"):
+        first_state(table(rows), "review.csv")
     file = folder / "edited.csv"
     file.write_text("text,group_1,keep\nufo,,no\ncat,pets,yes\ndog,,yes\ncat,,NO\n")
     with pytest.raises(InputError, match=r"2 faults\n  line 4: 'dog' has no group_1\n  line 5: 'cat' is there twice"):
@@ -232,10 +215,8 @@ def test_two_reviews_are_joined_where_they_agree(folder):
     two = write_step(folder, "two.csv", review.table())
     agreed, conflicts = merge_reviews([one, two])
     assert sorted(agreed["text"]) == ["cat", "dog", "oak"]
-    assert {row["text"]: row["2: two.csv"] for row in conflicts.to_dicts()} == {
-        "lion": "animals > pets",
-        "elm": "(left out)",
-    }
+    found = {row["text"]: row["2: two.csv"] for row in conflicts.to_dicts()}
+    assert found == {"lion": "animals > pets", "elm": "(left out)"}
     other = write_step(folder, "other.csv", review.table()[:2])
     with pytest.raises(InputError, match="other texts or levels"):
         merge_reviews([one, other])

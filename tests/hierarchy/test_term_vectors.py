@@ -136,6 +136,9 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
     terms, vectors = read_vectors(tmp_path)
     assert terms["n_images"].to_list() == [5, 1, 1]
     np.testing.assert_allclose(vectors, class_means(KEPT, terms_of(KEPT), *IMAGES))
+    write_step(tmp_path, "clean.csv", KEPT[:3])
+    with pytest.raises(InputError, match=r"made for another clean\.csv: run `sightline hierarchy embed`"):
+        cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
     write_step(tmp_path, "terms.csv", terms[:2])
     with pytest.raises(InputError, match=r"made for another terms\.csv: run `sightline hierarchy embed` again"):
         read_vectors(tmp_path)
@@ -147,21 +150,9 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
         read_vectors(tmp_path)
 
 
-def test_vectors_of_other_labels_are_not_clustered(tmp_path):
-    write_step(tmp_path, "clean.csv", KEPT)
-    embed_terms(tmp_path, IMAGES, text_weight=0)
-    cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
-    write_step(tmp_path, "clean.csv", KEPT[:3])
-    with pytest.raises(
-        InputError, match=r"vectors\.safetensors: made for another clean\.csv: run `sightline hierarchy embed`"
-    ):
-        cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
-    embed_terms(tmp_path, IMAGES, text_weight=0)
-    assert cluster_terms(tmp_path, ClusterOptions(ks=(2,))) == (2,)
-
-
 def test_text_and_images_together(tmp_path):
     write_step(tmp_path, "clean.csv", KEPT)
+    assert embed_terms(tmp_path) == (3, 384)
     assert embed_terms(tmp_path, IMAGES, text_weight=1, image_weight=3) == (3, 384 + 2)
     vectors = read_vectors(tmp_path)[1]
     np.testing.assert_allclose((vectors[:, 384:] ** 2).sum(1), 0.75, atol=1e-5)

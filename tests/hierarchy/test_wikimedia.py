@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -38,7 +37,7 @@ class Recorded(BaseHTTPRequestHandler):
 
     def do_GET(self):
         asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        self.server.asked.append((time.monotonic(), self.headers["User-Agent"], asked))
+        self.server.asked.append((self.headers["User-Agent"], asked))
         if self.server.troubles:
             status, headers, body = self.server.troubles.pop(0)
             return self.answer(status, headers, body)
@@ -96,11 +95,17 @@ LABELS = ["Eiffel_Tower", "Atlantis", "Notre-Dame", "Nowhere", "Q2981"]
 FOUND = [["lattice tower", "tourist attraction"], [], ["cathedral"], [], ["cathedral"]]
 
 
-def test_instance_of_titles_and_items(server, tmp_path):
+def test_instance_of_titles_and_items_is_asked_for_once_and_not_too_fast(server, tmp_path):
+    waited = []
+    assert client(server, tmp_path, per_second=0.001, sleep=waited.append).instance_of(LABELS) == FOUND
+    assert len(server.asked) == 3
+    assert [round(wait, -3) for wait in waited] == [1000, 2000]  # nothing passes while this clock sleeps
+    assert all(agent.startswith("Sightline/") and "me@example.org" in agent for agent, _ in server.asked)
+    assert all(asked["maxlag"] == "5" for _, asked in server.asked)
     assert client(server, tmp_path).instance_of(LABELS) == FOUND
     assert len(server.asked) == 3
-    assert all(agent.startswith("Sightline/") and "me@example.org" in agent for _, agent, _ in server.asked)
-    assert all(asked["maxlag"] == "5" for _, _, asked in server.asked)
+    client(server, tmp_path, site="commonswiki").instance_of(["Eiffel Tower"])
+    assert server.asked[3][1]["sites"] == "commonswiki"
 
 
 @pytest.mark.parametrize(
@@ -113,42 +118,27 @@ def test_superclasses_are_followed_as_far_as_asked(server, tmp_path, steps, towe
     assert len(server.asked) == 3 + steps
 
 
-def test_answers_are_kept_and_not_asked_for_again(server, tmp_path):
-    client(server, tmp_path).instance_of(LABELS)
-    n_asked = len(server.asked)
-    assert client(server, tmp_path).instance_of(LABELS) == FOUND
-    assert len(server.asked) == n_asked
-    client(server, tmp_path, site="commonswiki").instance_of(["Eiffel Tower"])
-    assert server.asked[n_asked][2]["sites"] == "commonswiki"
-
-
 def test_a_stopped_run_goes_on(server, tmp_path):
     labels = [f"Page {number}" for number in range(120)]
-    server.troubles = []
-    first = client(server, tmp_path, retries=0)
-    first.instance_of(labels[:50])
+    client(server, tmp_path, retries=0).instance_of(labels[:50])
     server.troubles = [(200, {}, json.dumps({"entities": {}})), (500, {}, "broken")]
     with pytest.raises(InputError, match=r"no answer \(500 .*run it again to go on"):
         client(server, tmp_path, retries=0).instance_of(labels)
     n_asked = len(server.asked)
     assert n_asked == 3
     assert client(server, tmp_path).instance_of(labels) == [[]] * 120
-    assert [asked["titles"].split("|")[0] for _, _, asked in server.asked[n_asked:]] == ["Page 100"]
+    assert [asked["titles"].split("|")[0] for _, asked in server.asked[n_asked:]] == ["Page 100"]
 
 
-def test_it_waits_longer_each_time_and_as_long_as_it_is_asked_to(server, tmp_path):
+def test_it_waits_longer_each_time_as_long_as_it_is_asked_to_and_takes_no_half_answer(server, tmp_path):
     lag = json.dumps({"error": {"code": "maxlag", "info": "Waiting for a server"}})
     server.troubles = [(503, {}, ""), (429, {"Retry-After": "7"}, ""), (200, {}, lag), (200, {}, "{half")]
+    server.troubles += [(200, {"Content-Length": "999"}, '{"entities": {')]
     waited = []
     found = client(server, tmp_path, wait=1.0, sleep=waited.append).instance_of(["Notre-Dame"])
     assert found == [["cathedral"]]
-    assert [wait for wait in waited if wait >= 1] == [1.0, 7.0, 14.0, 28.0]
+    assert [wait for wait in waited if wait >= 1] == [1.0, 7.0, 14.0, 28.0, 56.0]
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".json"] * 2
-
-
-def test_half_an_answer_is_asked_for_again(server, tmp_path):
-    server.troubles = [(200, {"Content-Length": "999"}, '{"entities": {'), (200, {}, '{"entities": {')]
-    assert client(server, tmp_path).instance_of(LABELS) == FOUND
     server.troubles = [(200, {"Content-Length": "999"}, "{}")] * 2
     with pytest.raises(InputError, match=r"no answer \(IncompleteRead.*run it again to go on"):
         client(server, tmp_path / "new", retries=1).instance_of(LABELS)
