@@ -28,21 +28,14 @@ def test_prints_which_differences_are_real(sightline, files, by):
     assert all(fact in how for fact in ("200 queries", "paired by position", by))
 
 
-def test_mistakes_are_one_message(sightline, files, tmp_path):
-    def complains(*words):
-        status, out, err = sightline("compare", *words)
-        assert (status, out) == (2, "")
-        assert err.startswith("sightline: ")
-        assert len(err.splitlines()) == 1
-        return err
-
+def test_mistakes_are_one_message(sightline, complains, files, tmp_path):
     (tmp_path / "no.json").write_text("no JSON")
-    assert "no.json: not a result of sightline evaluate" in complains(files[0], tmp_path / "no.json")
-    assert "none.json: not a result of sightline evaluate" in complains(tmp_path / "none.json", files[1])
+    for file in (tmp_path / "no.json", tmp_path / "none.json"):
+        complains(["compare", files[0], file], f"{file.name}: not a result of sightline evaluate")
     assert "test (1)" in sightline("compare", files[0], files[0])[1]
-    assert "unknown unit 'class': did you mean 'classes'?" in complains(*files, "--by", "class")
-    assert "95.0" in complains(*files, "--level", 95)
+    complains(["compare", *files, "--by", "class"], "unknown unit 'class': did you mean 'classes'?")
+    complains(["compare", *files, "--level", 95], "95.0")
     short = Result({"map": np.array([1.0])}).write_json(tmp_path / "short.json")
-    assert "200 and 1 queries" in complains(files[0], short)
+    complains(["compare", files[0], short], "200 and 1 queries")
     plain = Result(Result.read_json(files[0]).per_query).write_json(tmp_path / "plain.json")
-    assert "class" in complains(plain, plain, "--by", "classes")
+    complains(["compare", plain, plain, "--by", "classes"], "class")

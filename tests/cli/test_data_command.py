@@ -28,33 +28,29 @@ def test_prepare_from_files_on_disk(sightline, pictures, tmp_path, monkeypatch):
     assert len(read_manifest(tmp_path / "data/folder.parquet")) == 3
 
 
-def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, tmp_path):
+def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, complains, tmp_path):
     header = "image_id class_id super_class_id path\n"
     (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.JPG\n")
     (tmp_path / "Ebay_test.txt").write_text(header + "2 2 1 chair_final/2_0.JPG\n")
     (tmp_path / "chair_final").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "chair_final" / "1_0.JPG")
     words = ["data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "sop.parquet"]
-    status, _, err = sightline(*words)
-    assert (status, "Ebay_train.txt (train): 1 images, 59551 are published" in err) == (2, True)
-    assert "1 of 2 images are missing: 'chair_final/2_0.JPG'" in err
+    missing = "1 of 2 images are missing: 'chair_final/2_0.JPG'"
+    complains(words, "Ebay_train.txt (train): 1 images, 59551 are published", missing)
     assert not list(tmp_path.glob("*sop*"))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         status, _, err = sightline(*words, "--subset")
-    assert (status, "left out: 1 of 2 images are missing: 'chair_final/2_0.JPG'" in err) == (0, True)
+    assert (status, f"left out: {missing}" in err) == (0, True)
     assert pl.read_parquet(tmp_path / "sop.parquet")["path"].to_list() == ["chair_final/1_0.JPG"]
 
 
-def test_prepare_names_what_is_missing_or_not_read(sightline, tmp_path):
-    status, _, err = sightline("data", "prepare", "sop", "--out", tmp_path / "x.csv")
-    assert (status, "sop: --root is missing" in err and "needs 'Stanford_Online_Products.zip'" in err) == (2, True)
-    status, _, err = sightline("data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "x.csv", "--seed", 1)
-    assert (status, "'sop' has no option 'seed'" in err) == (2, True)
-    status, _, err = sightline("data", "prepare", "glyphs", "--root", tmp_path, "--out", tmp_path / "x")
-    assert (status, "'glyphs' has no option 'root'" in err) == (2, True)
-    status, _, err = sightline("data", "prepare", "roxfrd5k", "--out", tmp_path / "x")
-    assert (status, "unknown data set 'roxfrd5k': did you mean 'roxford5k'?" in err) == (2, True)
+def test_prepare_names_what_is_missing_or_not_read(complains, tmp_path):
+    out = ["--out", tmp_path / "x.csv"]
+    complains(["data", "prepare", "sop", *out], "sop: --root is missing", "needs 'Stanford_Online_Products.zip'")
+    complains(["data", "prepare", "sop", "--root", tmp_path, *out, "--seed", 1], "'sop' has no option 'seed'")
+    complains(["data", "prepare", "glyphs", "--root", tmp_path, *out], "'glyphs' has no option 'root'")
+    complains(["data", "prepare", "roxfrd5k", *out], "unknown data set 'roxfrd5k': did you mean 'roxford5k'?")
 
 
 def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch):
@@ -65,15 +61,10 @@ def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch)
         return out / "manifest.csv"
 
     monkeypatch.setitem(READERS.table, "emoji", write)
-    words = ["data", "prepare", "emoji", "--out", tmp_path / "emoji"]
-    assert sightline(*words)[:2] == (0, f"{tmp_path / 'emoji' / 'manifest.csv'}\n")
-    assert sightline(*words, "--root", tmp_path)[0] == 0
-    assert sightline("data", "prepare", "emoji")[:2] == (0, "data/emoji/manifest.csv\n")
-    assert asked == [
-        (tmp_path / "emoji", True, None),
-        (tmp_path / "emoji", True, tmp_path),
-        (Path("data/emoji"), True, None),
-    ]
+    own = tmp_path / "emoji"
+    assert sightline("data", "prepare", "emoji", "--out", own)[:2] == (0, f"{own / 'manifest.csv'}\n")
+    assert sightline("data", "prepare", "emoji", "--root", tmp_path)[:2] == (0, "data/emoji/manifest.csv\n")
+    assert asked == [(own, True, None), (Path("data/emoji"), True, tmp_path)]
 
 
 def test_check_names_classes_that_are_in_two_splits(sightline, pictures):
@@ -90,18 +81,6 @@ def test_list_has_every_set_on_one_line(sightline):
     names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
     assert (status, sorted(names)) == (0, READERS.names())
     assert len(names) == 28
-
-
-def test_a_data_set_of_another_package_needs_trust(sightline, tmp_path, monkeypatch):
-    lines = ["from pathlib import Path", "def birds(out: Path, root: Path) -> Path:", "    return out / root.name"]
-    (tmp_path / "my_sets.py").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(tmp_path)
-    words = ["data", "prepare", "my_sets:birds", "--root", tmp_path / "here"]
-    status, _, err = sightline(*words)
-    assert (status, "'my_sets'" in err, "--trust" in err) == (2, True, True)
-    assert sightline(*words, "--trust")[:2] == (0, "data/birds/here\n")
-    assert "--root is missing" in sightline(*words[:3], "--trust")[2]
-    assert "has no option 'size'" in sightline(*words, "--trust", "--size", "small")[2]
 
 
 def test_stats_by_split_and_level(sightline, tmp_path):
