@@ -1,15 +1,10 @@
 """The page in a browser: what a reader clicks, types and points at."""
 
-import shutil
-from contextlib import contextmanager
-
 import pytest
 
 from sightline.report.page import ReportOptions, write_report
 
-CHROMIUM = shutil.which("chromium")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not there")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -18,26 +13,27 @@ def file(two_subjects, tmp_path_factory):
 
 
 @pytest.fixture(params=[1280, 360])
-def page(request, file):
-    with browser_page(request.param) as page:
-        page.goto(file.as_uri())
-        yield page
+def empty_page(request, chromium):
+    page = chromium.new_page(viewport={"width": request.param, "height": 800})
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.extend([request.url] if request.url.startswith("http") else []))
+    yield page
+    assert said == []
+    page.close()
 
 
-@contextmanager
-def browser_page(width):
-    from playwright.sync_api import sync_playwright
+@pytest.fixture
+def page(empty_page, file):
+    empty_page.goto(file.as_uri())
+    return empty_page
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        page = browser.new_page(viewport={"width": width, "height": 800})
-        said = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: said.extend([request.url] if request.url.startswith("http") else []))
-        yield page
-        assert said == []
-        browser.close()
+
+def assert_nothing_scrolls(page):
+    for box in ("#metrics .card", "#classes-table"):
+        page.locator(box).first.scroll_into_view_if_needed()
+        assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box
 
 
 def column(page, number):
@@ -48,9 +44,7 @@ def column(page, number):
 
 def test_numbers_and_verdicts_need_no_scrolling(page):
     is_phone = page.viewport_size["width"] < 640
-    for box in ("#metrics .card", "#classes-table"):
-        page.locator(box).first.scroll_into_view_if_needed()
-        assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box
+    assert_nothing_scrolls(page)
     heights = page.evaluate("[...document.querySelectorAll('#classes-table thead button')].map(one => one.offsetHeight)")
     assert max(heights) < 3 * min(height for height in heights if height), "no head is broken letter by letter"
     marks = [*page.locator("#metrics .mark" if is_phone else "#metrics td.verdict").all()]
@@ -63,17 +57,13 @@ def test_numbers_and_verdicts_need_no_scrolling(page):
     assert ("confused with" in more) == is_phone, "on a phone the parents and the mistakes stand below the name"
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_long_names_push_no_number_off_the_screen(width, circle, tmp_path):
+def test_long_names_push_no_number_off_the_screen(empty_page, circle, tmp_path):
     called = "man_in_business_suit_levitating", "woman-bouncing-ball", "information_desk_person"
     labels = [called[place % 3] for place in range(12)], ["People & Body"] * 12, ["transport-ground"] * 12
     angles = [37 * place % 180 for place in range(12)]
     new, old = (circle(turn, *labels, name=f"efficientnet at {turn[1]} px") for turn in (angles, angles[::-1]))
-    with browser_page(width) as page:
-        page.goto(write_report(tmp_path / "r.html", new, old, ReportOptions(k=2, n_queries=1)).file.as_uri())
-        for box in ("#metrics .card", "#classes-table"):
-            page.locator(box).first.scroll_into_view_if_needed()
-            assert page.evaluate("box => (box = document.querySelector(box)).scrollWidth <= box.clientWidth", box), box
+    empty_page.goto(write_report(tmp_path / "r.html", new, old, ReportOptions(k=2, n_queries=1)).file.as_uri())
+    assert_nothing_scrolls(empty_page)
 
 
 def test_classes_are_sorted_and_searched(page):

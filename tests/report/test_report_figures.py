@@ -1,7 +1,5 @@
 """Panels, maps and published tables."""
 
-import ast
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +9,23 @@ from torch.testing import assert_close
 
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
-from sightline.report.figures import (
-    class_map,
-    map_panel,
-    neighbour_purity,
-    score_panel,
-    severity_panel,
-    training_panels,
-    unit_class_means,
-)
+from sightline.report import figures
+from sightline.report.figures import class_map, map_panel, neighbour_purity, training_panels, unit_class_means
 from sightline.report.numbers import places_of, published_tables_of
 from sightline.report.style import CLASSES, MARKERS, as_svg
 
 LOSSES = [(step, 0, "loss", 1 / step) for step in range(1, 6)]
 
 
-def test_loss_and_metric_are_drawn_where_they_were_logged():
-    both = training_panels({"new": [*LOSSES, (5, 0, "val/map", 0.5)], "old": []}, "map")
-    assert [panel.name for panel in both] == ["training-loss", "training-validation"]
-    assert both[1].figure.axes[0].lines[0].get_ydata() == [50.0]
-    assert both[1].figure.axes[0].get_title(loc="left") == "Validation map (%)"
+def test_losses_their_terms_and_metrics_are_drawn_where_they_were_logged():
+    terms = [(step, 0, f"term/{name}", value) for step in (1, 2) for name, value in (("sup_ap", 0.5), ("calibration", 2.0))]
+    panels = training_panels({"new": [*LOSSES, *terms, (5, 0, "val/map", 0.5)], "old": LOSSES}, "map")
+    assert [panel.name for panel in panels] == ["training-loss", "training-terms", "training-validation"]
+    lines = panels[1].figure.axes[0].lines
+    assert [line.get_label() for line in lines] == ["new, sup_ap", "new, calibration"]
+    assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.5], [2.0, 2.0]]
+    assert panels[2].figure.axes[0].lines[0].get_ydata() == [50.0]
+    assert panels[2].figure.axes[0].get_title(loc="left") == "Validation map (%)"
     assert [panel.name for panel in training_panels({"new": LOSSES}, "map")] == ["training-loss"]
     assert training_panels({"new": [], "old": []}, "map") == []
     levels = training_panels({"new": [(5, 0, "val/severity@1", 1.5)]}, "severity@1")
@@ -39,21 +34,12 @@ def test_loss_and_metric_are_drawn_where_they_were_logged():
     assert best.figure.axes[0].get_ylim()[1] == 101
 
 
-def test_terms_of_a_loss_are_drawn_one_by_one():
-    terms = [(step, 0, f"term/{name}", value) for step in (1, 2) for name, value in (("sup_ap", 0.5), ("calibration", 2.0))]
-    panels = training_panels({"new": [*LOSSES, *terms, (5, 0, "val/map", 0.5)], "old": LOSSES}, "map")
-    assert [panel.name for panel in panels] == ["training-loss", "training-terms", "training-validation"]
-    lines = panels[1].figure.axes[0].lines
-    assert [line.get_label() for line in lines] == ["new, sup_ap", "new, calibration"]
-    assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.5], [2.0, 2.0]]
-
-
 def test_bars_show_shares_and_histograms_thresholds():
-    panel = severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
+    panel = figures.severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
     assert_close([bar.get_height() for bar in panel.figure.axes[0].patches], [50.0, 25.0, 25.0, 20.0, 30.0, 50.0])
     histogram = np.zeros((3, 100), np.int64)  # of one kind there are no pairs
     histogram[0, 90], histogram[1, 60] = 4, 9
-    axes = score_panel("m", histogram, {"alpha": 0.9, "beta": 0.6}).figure.axes[0]
+    axes = figures.score_panel("m", histogram, {"alpha": 0.9, "beta": 0.6}).figure.axes[0]
     assert [line.get_xdata()[0] for line in axes.lines] == [0.9, 0.6]
     assert {text.get_text() for text in axes.texts} == {"alpha", "beta"}
     assert axes.get_legend() is None, "it would cover the densities"
@@ -70,10 +56,8 @@ def test_a_map_has_each_class_once_in_the_look_of_its_coarsest_label(random_subj
     assert sorted(found.names) == [f"c{number}" for number in range(10)]
     assert [kind.name for kind in found.kinds] == ["odd", "even"]  # 6 classes, then 4
     assert set(found.points) == {"new", "old"}
-    assert all(
-        points.shape == (10, 2) and points.min() == 0 and points.max() == pytest.approx(1)
-        for points in found.points.values()
-    )
+    for points in found.points.values():
+        assert (points.shape, points.min(), points.max()) == ((10, 2), 0, pytest.approx(1))
     sizes = [len(drawn.get_offsets()) for drawn in map_panel(found, "new").figure.axes[0].collections]
     assert sizes == [6, 4]
 
@@ -129,16 +113,3 @@ def test_a_set_is_known_by_its_manifest_or_by_where_its_images_lie(manifest, ima
     places = places_of(Manifest(tmp_path / manifest, (tmp_path / manifest).parent, rows, n_levels=1))
     found = {table["dataset"] for table in published_tables_of(places, None, ["recall@1", "h_ap"])}
     assert found == ({dataset} if dataset else set())
-
-
-def test_every_legend_has_a_place_of_its_own():
-    """A search for the best place warns when it takes a second, as it does on a busy machine."""
-    sources = [*resources.files("sightline").joinpath("").rglob("*.py")]
-    calls = [
-        (file.name, call.lineno, [keyword.arg for keyword in call.keywords])
-        for file in sources
-        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "legend"
-    ]
-    assert len(calls) > 5
-    assert [(name, line) for name, line, keywords in calls if "loc" not in keywords] == []

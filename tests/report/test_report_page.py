@@ -2,12 +2,12 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from html_pages import Page
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError
 from sightline.models.card import Account, EvaluationFacts, TrainingFacts
@@ -25,32 +25,6 @@ CARD = Account(
         on="images of x.csv (40 images, 7 classes)", chose=True, n_queries=40, n_skipped=0, level=0.95, metrics={}
     ),
 )  # fmt: skip
-VOID = {"meta", "img", "input", "br", "link", "wbr"}
-
-
-class Page(HTMLParser):
-    """The tags and the text of a page; refuses tags that do not close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts, self.open = [], [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.texts.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +37,8 @@ def two(two_subjects):
 def report(two, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     said = {"title": f"Title {NASTY}", "summary": [f"Two {NASTY}."]}
-    return write_report(
-        folder / "new" / "report.html", *two, ReportOptions(**said, k=4, n_queries=2, figures=folder / "figures")
-    )
+    options = ReportOptions(**said, k=4, n_queries=2, figures=folder / "figures")
+    return write_report(folder / "new" / "report.html", *two, options)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +51,8 @@ def test_the_page_needs_nothing_but_itself(text):
     page = Page(text)
     assert {"html", "svg", "img", "table", "nav"} <= {tag for tag, _ in page.tags}
     assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
-    loaded = [
-        value for _, attrs in page.tags for key, value in attrs.items() if re.search(r"(^|:)(src|href|srcset|action)$", key)
-    ]
+    attributes = [pair for _, attrs in page.tags for pair in attrs.items()]
+    loaded = [value for key, value in attributes if re.search(r"(^|:)(src|href|srcset|action)$", key)]
     loaded += re.findall(r"url\(\s*['\"]?([^)'\"]*)", text)
     assert len(loaded) > 100
     assert [value for value in loaded if not value.startswith(("data:", "#"))] == []
@@ -106,16 +78,15 @@ def test_every_section_is_there_and_no_id_twice(text):
 
 def test_what_people_wrote_is_shown_and_never_obeyed(text):
     assert "alert('x')" not in re.sub(r"&#39;|&quot;", "", text)
-    shown = "".join(Page(text).texts)
+    shown = Page(text).text
     assert shown.count(f"Title {NASTY}") == 2
     assert f"Two {NASTY}." in shown
 
 
 def test_the_header_says_how_many_validation_classes_chose_the_epoch(text, two):
     header = text[text.index("<h1>") : text.index("<section")]
-    assert all(
-        fact in header for fact in ("new: epoch 3 of 9", "weights 0.5", "x.csv (40 images, 7 classes)", "optimistic")
-    )
+    facts = ("new: epoch 3 of 9", "weights 0.5", "x.csv (40 images, 7 classes)", "optimistic")
+    assert all(fact in header for fact in facts)
     assert "old: epoch" not in header
     assert replace(two[0], card=CARD.model_copy(update={"evaluation": None})).selection is None
 
@@ -132,7 +103,7 @@ def test_the_map_knows_the_name_of_each_point(text):
 def test_one_model_and_one_level_need_no_comparison_and_no_tree(circle, tmp_path):
     report = write_report(tmp_path / "r.html", circle((0, 5, 50, 60, 7), "aabbb"), options=ReportOptions(k=3))
     text = report.file.read_text(encoding="utf-8")
-    assert "verdict" not in "".join(Page(text).texts)
+    assert "verdict" not in Page(text).text
     assert "another class" in text
     assert [gallery.name for gallery in report.galleries] == ["hardest", "severe", "random"]
     assert 'id="training"' not in text
@@ -173,10 +144,8 @@ def test_every_figure_is_a_file_too(report):
 
 def test_the_same_report_twice_is_the_same_page(circle, tmp_path):
     subject = circle((0, 5, 50, 60, 7, 80), "aabbbb", "xxxxyy")
-    first, second = (
-        write_report(tmp_path / f"{n}.html", subject, options=ReportOptions(k=4)).file.read_bytes() for n in range(2)
-    )
-    assert first == second
+    reports = [write_report(tmp_path / f"{n}.html", subject, options=ReportOptions(k=4)) for n in range(2)]
+    assert reports[0].file.read_bytes() == reports[1].file.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["equal", "huge", "equal but one"])

@@ -24,17 +24,13 @@ def test_a_query_is_in_no_list_of_its_own_and_of_equal_scores_the_worse_comes_fi
     assert found.heights.tolist() == [[1, 1, 0]] * 4
 
 
-def test_where_the_table_is_small_the_list_ends(circle):
+def test_where_the_table_is_small_the_list_ends_and_queries_rank_the_gallery_where_it_has_both(circle):
     found = first_results(circle((0, 10, 30), "aab"), k=5)
     assert found.rows.tolist() == [[1, 2, -1], [0, 2, -1], [1, 0, -1]]
     assert found.height_shares(5, n_levels=1).tolist() == [2 / 6, 4 / 6]
-
-
-def test_queries_rank_the_gallery_where_the_table_has_both(circle):
     roles = {"is_query": [True, False, False, False], "is_gallery": [True, True, False, True]}
     found = first_results(circle((0, 50, 10, 20), "aaab", **roles), k=2)
-    assert found.queries.tolist() == [0]
-    assert found.rows.tolist() == [[3, 1]]
+    assert (found.queries.tolist(), found.rows.tolist()) == ([0], [[3, 1]])
 
 
 def test_severity_shares_are_counts_one_by_one(random_subject):

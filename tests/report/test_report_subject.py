@@ -1,7 +1,4 @@
 import re
-import shlex
-import shutil
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -68,7 +65,7 @@ def run(tmp_path_factory, image_tree):
     return folder
 
 
-def test_a_run_is_shown_on_the_classes_it_held_out_and_embedded_once(run):
+def test_a_run_is_shown_on_the_classes_it_held_out_and_embedded_once_by_its_encoder(run):
     subject = read_subject(run)
     assert (subject.name, len(subject.table), subject.table.manifest.n_levels) == ("run", 12, 2)
     assert subject.table.fingerprint == Encoder.from_pretrained(run / "encoder").fingerprint()
@@ -77,31 +74,20 @@ def test_a_run_is_shown_on_the_classes_it_held_out_and_embedded_once(run):
     assert all(fact in subject.selection for fact in ("of 2", "map@r", "(12 images, 2 classes", "optimistic"))
     stamp = (run / EMBEDDED).stat().st_mtime_ns
     again = read_subject(run, name="mine")
-    assert (run / EMBEDDED).stat().st_mtime_ns == stamp
-    assert again.name == "mine"
+    assert ((run / EMBEDDED).stat().st_mtime_ns, again.name) == (stamp, "mine")
     assert np.array_equal(again.table.vectors, subject.table.vectors)
-
-
-def test_another_encoder_in_the_run_is_embedded_anew(run):
-    subject = read_subject(run)
     stale = EmbeddingTable(subject.table.manifest, subject.table.vectors + 1, "of another")
     stale.write(run / EMBEDDED)
     assert np.array_equal(read_subject(run).table.vectors, subject.table.vectors)
 
 
-def test_a_run_can_be_shown_on_the_images_of_a_table(run, image_tree):
-    few = read_subject(run).table.where(pl.col("label_1") == "super0")
-    like = read_subject(run, like=few)
-    assert like.table.ids == few.ids
-
-
-def test_the_untrained_backbone_sees_the_same_images(run):
+def test_a_run_is_shown_on_the_images_of_a_table_and_beside_its_untrained_backbone(run):
     subject = read_subject(run)
+    few = subject.table.where(pl.col("label_1") == "super0")
+    assert read_subject(run, like=few).table.ids == few.ids
     untrained = read_untrained(subject)
-    assert untrained.name == "untrained"
-    assert untrained.table.ids == subject.table.ids
+    assert (untrained.name, untrained.table.ids, untrained.thresholds) == ("untrained", subject.table.ids, {})
     assert untrained.table.fingerprint != subject.table.fingerprint
-    assert untrained.thresholds == {}
 
 
 @pytest.mark.parametrize(
@@ -126,20 +112,3 @@ def test_a_run_that_held_nothing_out_says_what_to_do(run, image_tree, tmp_path):
     refuses("sightline embed", lambda: read_subject(copy))
     (copy / "recipe.json").write_text("{}")
     refuses(r"recipe\.json: not a recipe", lambda: read_subject(copy))
-
-
-@pytest.mark.slow  # two whole reports, one with every figure as PNG and SVG
-def test_the_commands_of_the_page_run(run, two_subjects, tmp_path, monkeypatch, sightline):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(run, "runs/emoji")
-    for subject in two_subjects:
-        subject.table.write(Path(f"{subject.name}.parquet"))
-    page = Path(__file__).parents[2] / "docs" / "reports.md"
-    (block,) = re.findall(r"^```bash\n(.*?)^```", page.read_text(), flags=re.S | re.M)
-    for line, names in zip(block.splitlines(), (("emoji", "untrained"), ("new", "old")), strict=True):
-        status, _, error = sightline(*shlex.split(line)[1:])
-        assert status == 0, error
-        text = Path("report.html").read_text()
-        assert all(name in re.findall(r"<title>(.*?)</title>", text)[0] for name in names)
-        assert f"Made by: {line}" in text
-    assert {file.suffix for file in Path("figures").iterdir()} == {".png", ".svg"}
