@@ -9,8 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import uvicorn
-from PIL import Image, ImageDraw, ImageOps
-from served_galleries import encoded
+from PIL import Image, ImageDraw
 
 from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
@@ -21,10 +20,6 @@ from sightline.ood.rejector import FOLDER, fit_rejector
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
 
-CHROMIUM = Path("/usr/bin/chromium")
-NO_CHROMIUM = f"{CHROMIUM} is missing: `make browser` installs it on Debian, as root"
-QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-FLAGS = ["--no-sandbox", "--disable-gpu", *QUIET]
 COLOURS = {"red": "#d01818", "green": "#18a030", "blue": "#1848d0", "gold": "#e0b010", "pink": "#f080b0"}
 ODD = 'it\'s a "square" \\ [x]'  # a label that must reach the filter unharmed
 SHAPES = ("circle", ODD, "triangle", "bar")
@@ -53,8 +48,8 @@ def draw_shapes(root: Path) -> Path:
         name, colour, shift = SHAPES[number % 4], list(COLOURS)[number // 4 % 5], 4 * (number // 20)
         shape(name, colour, shift).save(root / f"{number}.png")
         labels = {"label_0": f"{colour} {name}", "label_1": name}
-        told = {"year": 2000 + number, "sold": number < 10}
-        rows.append({"id": f"no/{number}", "path": f"{number}.png", "split": "test", **labels, **told})
+        more = {"year": 2000 + number, "sold": number < 10}
+        rows.append({"id": f"no/{number}", "path": f"{number}.png", "split": "test", **labels, **more})
     pl.DataFrame(rows).write_parquet(root / "shapes.parquet")
     return root / "shapes.parquet"
 
@@ -76,9 +71,9 @@ def make_galleries(folder: Path) -> dict[str, Path]:
     return made
 
 
-def negative() -> bytes:
-    """What does not belong among shapes on white: one on black."""
-    return encoded(ImageOps.invert(shape("circle", "red")))
+def chosen(data: bytes, name: str = "photo.png") -> dict:
+    """A file as a person would choose it."""
+    return {"name": name, "mimeType": "image/png", "buffer": data}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from page_server import make_galleries, served, shape
+from page_server import chosen, make_galleries, served, shape
 from PIL import Image, ImageOps
 from served_galleries import encoded
 
@@ -13,11 +13,6 @@ from sightline.gallery.gallery import Gallery
 
 WIDTHS = {"phone": 390, "tablet": 768, "desktop": 1280}
 SCHEMES = ("light", "dark")
-
-
-def upload(data: bytes) -> dict:
-    """A file as a person would choose it."""
-    return {"name": "photo.png", "mimeType": "image/png", "buffer": data}
 
 
 def landscape(image: Image.Image) -> bytes:
@@ -67,7 +62,7 @@ class State:
 
 
 BY_ID = "?id=no%2F1&of=plain"
-NEGATIVE = upload(landscape(ImageOps.invert(shape("circle", "red"))))
+NEGATIVE = chosen(landscape(ImageOps.invert(shape("circle", "red"))))
 STATES = {
     "empty": State("?gallery=empty", ".banner.none"),
     "begun": State("", ".card img"),
@@ -77,11 +72,11 @@ STATES = {
     "compared": State(f"{BY_ID}&gallery=plain&gallery2=other", "#both:not([hidden])"),
     "rejected": State("?gallery=strict", ".banner.outside", NEGATIVE),
     "rejected-shown": State("?gallery=strict&policy=flag", ".banner.outside", NEGATIVE, click=".banner button"),
-    "no-match": State("?gallery=picky", ".banner.far", upload(landscape(shape("circle", "red", 2)))),
+    "no-match": State("?gallery=picky", ".banner.far", chosen(landscape(shape("circle", "red", 2)))),
     "browse": State("?browse", ".class-head"),
     "filtered": State('?only={"year":{"max":2005}}', ".card[data-id]"),
     "filtered-to-nothing": State("?where=year<0", ".banner.none button"),
-    "error": State("", ".banner.fault", upload(b"no image")),
+    "error": State("", ".banner.fault", chosen(b"no image")),
     "slow": State(BY_ID, ".waiting", hold="**/v1/search/id"),
     "offline": State(BY_ID, ".banner.fault button", cut="**/v1/search/id"),
     "offline-at-start": State("", ".banner.fault button", cut="**/v1/galleries"),
@@ -92,64 +87,7 @@ DRAWN = """() => document.fonts.status === "loaded" && [...document.querySelecto
     .filter((one) => one.checkVisibility() && one.getBoundingClientRect().top < innerHeight)
     .every((one) => one.complete)"""
 
-# What is wrong with the layout, one sentence each.
-FAULTS = """() => {
-    const faults = [];
-    const say = (what, element) => faults.push(`${what}: <${element.tagName} class="${element.className}"> ` +
-        (element.textContent || "").trim().slice(0, 60));
-    const isClipped = (element) => {
-        for (let up = element; up; up = up.parentElement)
-            if (getComputedStyle(up).clipPath !== "none" || (up !== element && getComputedStyle(up).overflowX === "auto")
-                || up.classList.contains("skip")) return true;
-        return false;
-    };
-    const all = [...document.body.querySelectorAll("*")].filter((one) => one.checkVisibility() && !isClipped(one));
-    if (document.documentElement.scrollWidth > innerWidth)
-        faults.push(`the page is ${document.documentElement.scrollWidth} wide, the window ${innerWidth}`);
-    for (const one of all) {
-        const box = one.getBoundingClientRect();
-        if (box.width && (box.left < -1 || box.right > innerWidth + 1)) say(`from ${box.left} to ${box.right}`, one);
-        const isTarget = one.matches("button:not(.link), select, .pick"); // for a finger
-        if (innerWidth < 400 && isTarget && box.height < 30) say(`${box.height} high`, one);
-    }
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const rgba = (colour) => {
-        canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = colour;
-        canvas.fillRect(0, 0, 1, 1);
-        return [...canvas.getImageData(0, 0, 1, 1).data].map((part) => part / 255);
-    };
-    const over = ([r, g, b, a], below) => [r, g, b].map((part, at) => a * part + (1 - a) * below[at]);
-    const ground = (element) => {
-        if (!element) return [1, 1, 1];
-        const own = rgba(getComputedStyle(element).backgroundColor);
-        return own[3] === 1 ? own.slice(0, 3) : over(own, ground(element.parentElement));
-    };
-    const light = (colour) => colour.map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
-    const opacity = (element) => element ? Number(getComputedStyle(element).opacity) * opacity(element.parentElement) : 1;
-    for (const one of all) {
-        for (const text of [...one.childNodes].filter((node) => node.nodeType === 3 && node.data.trim())) {
-            for (const word of text.data.matchAll(/[^\\s\\/–-]+/g)) {
-                const range = document.createRange();
-                range.setStart(text, word.index);
-                range.setEnd(text, word.index + word[0].length);
-                if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1)
-                    say(`the word ${word[0]} is broken`, one);
-            }
-            if (one.closest(":disabled")) continue;
-            const below = ground(one), style = getComputedStyle(one);
-            const own = rgba(style.color);
-            own[3] *= opacity(one);
-            const [low, high] = [light(over(own, below)), light(below)].sort((a, b) => a - b);
-            const size = parseFloat(style.fontSize), isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
-            const contrast = (high + 0.05) / (low + 0.05);
-            const isMark = one.ariaHidden === "true"; // a drawing beside a word
-            if (contrast < (isLarge || isMark ? 3 : 4.5)) say(`contrast ${contrast.toFixed(2)}`, one);
-        }
-    }
-    return faults;
-}"""
+FAULTS = Path(__file__).with_name("layout_faults.js").read_text(encoding="utf-8")
 
 
 @contextmanager

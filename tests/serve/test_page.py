@@ -6,9 +6,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, ODD, Watched, make_galleries, negative, served, shape
+from page_server import ODD, Watched, chosen, make_galleries, served, shape
+from page_states import NEGATIVE
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from served_galleries import encoded
 
 from sightline.gallery.gallery import Gallery, labels_of
@@ -17,8 +18,7 @@ from sightline.ranking.refine import Refinement
 from sightline.serve.browse import read_listing
 from sightline.serve.settings import add_token
 
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
-RED_CIRCLE = {"name": "red circle.png", "mimeType": "image/png", "buffer": encoded(shape("circle", "red", 2))}
+RED_CIRCLE = chosen(encoded(shape("circle", "red", 2)), "red circle.png")
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,6 @@ def galleries(tmp_path_factory):
 def address(galleries):
     with served(*galleries.values()) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
 
 
 @pytest.fixture
@@ -120,10 +114,8 @@ def test_an_image_is_dropped_or_pasted_anywhere_and_other_files_are_refused(open
     page.goto("/")
     page.dispatch_event("main", "drop", {"dataTransfer": transfer(page, b"%PDF", "application/pdf", "mark.pdf")})
     expect(page.get_by_role("alert")).to_have_text("mark.pdf is not an image.")
-    page.evaluate(
-        "held => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: held, bubbles: true }))",
-        transfer(page),
-    )
+    paste = "held => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: held, bubbles: true }))"
+    page.evaluate(paste, transfer(page))
     expect(page.locator(".card .score")).to_have_count(30)
     expect(page.get_by_role("alert")).to_have_count(0)
     assert_shown(page, expected)
@@ -134,7 +126,7 @@ def test_a_part_is_drawn_with_the_mouse_and_searched(opened, galleries):
     both.paste(shape("circle", "red", 0, 160), (0, 0))
     both.paste(shape("bar", "blue", 0, 160), (160, 0))
     page = opened()
-    asked_by_image(page, {"name": "two.png", "mimeType": "image/png", "buffer": encoded(both)})
+    asked_by_image(page, chosen(encoded(both)))
     box = page.locator(".stage").bounding_box()
     assert box["width"] / box["height"] == pytest.approx(2, rel=0.02)  # not squeezed
     with page.expect_response(re.compile("/v1/search$")) as response:
@@ -182,17 +174,13 @@ def test_more_like_this_frames_results_by_relation_and_the_back_button_returns(o
         button.click()
     answer = settled(page, response.value.json())
     assert before[0] not in ids(page)
-    steps = page.locator(".card").evaluate_all(
-        "all => all.map(one => [one.dataset.relation, one.querySelector('.mark').innerText])"
-    )
+    marks = "all => all.map(one => [one.dataset.relation, one.querySelector('.mark').innerText])"
+    steps = page.locator(".card").evaluate_all(marks)
     says = {2: ["0", "● Same label"], 1: ["1", "◕ Same parent"], 0: ["none", "○ Unrelated"]}
     assert steps == [says[hit["relation"]] for hit in answer["results"]]
     assert {hit["relation"] for hit in answer["results"]} == {0, 1, 2}
-    counts = [sum(hit["relation"] == shared for hit in answer["results"]) for shared in (2, 1, 0)]
-    texts = page.locator(".legend li").all_inner_texts()
-    assert [text[2:] for text in texts] == [
-        f"{word} {n}" for word, n in zip(("Same label", "Same parent", "Unrelated"), counts, strict=True)
-    ]
+    counts = [f"{mark} {[one for _, one in steps].count(mark)}" for _, mark in says.values()]
+    assert page.locator(".legend li").all_inner_texts() == counts
     page.go_back()
     expect(page.locator(".card[data-relation]")).to_have_count(0)
     assert_shown(page, before)
@@ -245,12 +233,9 @@ def test_filters_by_label_number_truth_and_text_are_applied_together(opened, gal
     expect(page.locator(".card[data-id]")).to_have_count(9)
     with Gallery.open(galleries["plain"], read_only=True) as gallery:
         rows = dict(zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True))
-    fits = {
-        key
-        for key, row in rows.items()
-        if row["label_1"] in ("circle", ODD) and row["year"] <= 2030 and not row["sold"]
-        and (row["year"] >= 2014 or row["year"] == 2012)
-    }  # fmt: skip
+    years = {2012, *range(2014, 2031)}
+    fits = {key for key, row in rows.items() if row["label_1"] in ("circle", ODD) and row["year"] in years}
+    fits -= {key for key, row in rows.items() if row["sold"]}
     assert set(ids(page)) == fits
     expect(page.locator("#filters-on")).to_have_text("4")
     expect(page.locator(".summary")).to_contain_text("9 results of 9 items that pass the filters")
@@ -385,16 +370,15 @@ def test_two_galleries_are_compared_on_one_query_even_where_one_lacks_the_item(o
     expect(page.locator("#both")).to_have_text(f"{n_both} of 30 results are in both rankings.")
     for mine, theirs, lane, letter in ((*lists, 0, "B"), (*lists[::-1], 1, "A")):
         said = page.locator(".lane").nth(lane).locator(".beside").all_inner_texts()
-        assert said == [
-            f"Place {theirs.index(one) + 1} in {letter}" if one in theirs else f"Not in {letter}" for one in mine
-        ]
+        places = [f"Place {theirs.index(one) + 1}" if one in theirs else "Not" for one in mine]
+        assert said == [f"{place} in {letter}" for place in places]
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".lane")).to_have_count(1)
 
 
 def test_what_does_not_belong_gets_a_banner_and_the_nearest_only_when_asked_for(opened):
     page = opened("?gallery=strict")
-    answer = asked_by_image(page, {"name": "negative.png", "mimeType": "image/png", "buffer": negative()})
+    answer = asked_by_image(page, NEGATIVE)
     assert answer["verdict"]["belongs"] is False
     quantile = answer["verdict"]["quantile"]
     said = f"less typical than {100 * quantile:.1f} %" if quantile < 1 else "less typical than every image"
@@ -402,7 +386,7 @@ def test_what_does_not_belong_gets_a_banner_and_the_nearest_only_when_asked_for(
     page.get_by_role("button", name="Show the nearest anyway").click()
     expect(page.locator(".card[data-id]")).to_have_count(30)
     expect(page.locator(".banner.outside")).to_be_visible()
-    page.set_input_files("#file", {"name": "x.png", "mimeType": "image/png", "buffer": b"no image"})
+    page.set_input_files("#file", chosen(b"no image"))
     expect(page.locator(".banner.fault")).to_contain_text("JPEG, PNG")
     expect(page.locator(".banner.fault").get_by_role("button")).to_have_count(0)  # it would be refused again
 
@@ -433,12 +417,10 @@ def test_a_token_is_asked_for_refused_accepted_and_forgotten(opened, galleries, 
 def test_everything_is_done_by_keyboard_alone_in_the_order_of_the_page(opened):
     page = opened()
     expect(page.locator(".card img")).to_have_count(18)
-    order = []
+    order, focused = [], "(one => one.id || one.className || one.tagName)(document.activeElement)"
     for _ in range(9):
         page.keyboard.press("Tab")
-        order.append(
-            page.evaluate("document.activeElement.id || document.activeElement.className || document.activeElement.tagName")
-        )
+        order.append(page.evaluate(focused))
     assert order == ["skip", "brand", "browse", "compare", "theme", "file", "k", "SUMMARY", "SELECT"]
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="browse all 40 images")).to_be_focused()

@@ -6,9 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import pytest
-from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, served
-from playwright.sync_api import sync_playwright
+from page_server import served
 
 from sightline.gallery.gallery import Gallery
 from sightline.models.encoder import Encoder
@@ -39,16 +37,15 @@ def test_no_file_names_another_host_or_holds_script_or_style_inline():
     assert seen >= 15
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
-def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path):
+def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path, chromium):
     rows = [{"mark": value, "year": float(n), "sold": n % 2 == 0} for n, value in enumerate(VALUES)] + [{"year": -1.5}]
     named = [str(n) for n in range(len(rows))]
     vectors = np.random.default_rng(0).normal(size=(len(rows), 4))
     encoder = Encoder.create("tiny", embedding_dim=4, image_size=32)
     with Gallery.create(tmp_path / "odd", encoder) as gallery:
         gallery.add(named, vectors, rows)
-        with served(tmp_path / "odd") as url, sync_playwright() as playwright:
-            page = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS).new_page()
+        with served(tmp_path / "odd") as url:
+            page = chromium.new_page()
             page.goto(url)
             call = "async ([facets, free]) => (await import('/static/where.js')).composed(facets, free)"
             for n, value in enumerate(VALUES):
@@ -56,9 +53,8 @@ def test_a_composed_filter_keeps_the_items_whose_values_were_ticked(tmp_path):
                 assert gallery.filter(alone) == [str(n)], alone
                 pair = page.evaluate(call, [{"mark": {"values": [value, None]}}, ""])
                 assert sorted(gallery.filter(pair), key=int) == [str(n), str(len(VALUES))], pair
-            every = page.evaluate(
-                call, [{"mark": {"values": VALUES}, "year": {"min": 2, "max": 9}, "sold": {"values": [True]}}, ""]
-            )
+            facets = {"mark": {"values": VALUES}, "year": {"min": 2, "max": 9}, "sold": {"values": [True]}}
+            every = page.evaluate(call, [facets, ""])
             assert sorted(gallery.filter(every), key=int) == ["2", "4", "6", "8"]
             joined = page.evaluate(call, [{"year": {"max": 3}}, "year == 1 or year == 7"])
             assert gallery.filter(joined) == ["1"]  # what was written is one condition, not two

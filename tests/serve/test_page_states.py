@@ -4,23 +4,14 @@
 """
 
 import pytest
-from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, Watched
+from page_server import Watched
 from page_states import FAULTS, STATES, looks, serving_states
-from playwright.sync_api import sync_playwright
-
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_CHROMIUM)
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     with serving_states(tmp_path_factory.mktemp("states")) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import polars as pl
 import pytest
-from page_server import CHROMIUM, FLAGS, NO_CHROMIUM, running
+from page_server import running
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -22,21 +22,22 @@ from sightline.serve.review import create_review_app, serve_review
 from sightline.serve.run import uvicorn_config
 from sightline.serve.settings import ServeSettings
 
-TEXTS = {"cat": ("pets", "animals"), "dog": ("pets", "animals"), "car": ("pets", "animals"), "bus": ("pets", "animals"),
-         "lion": ("wild", "animals"), "oak": ("trees", "plants"), "elm": ("trees", "plants")}  # fmt: skip
+GROUPS = {"pets": ["cat", "dog", "car", "bus"], "wild": ["lion"], "trees": ["oak", "elm"]}
 PLACES = {"cat": 0.0, "dog": 0.1, "lion": 0.3, "car": 3.0, "bus": 3.1, "oak": 1.5, "elm": 1.6}
 
 
 @pytest.fixture
 def folder(tmp_path):
     Image.fromarray(np.full((200, 300, 3), 90, np.uint8)).save(tmp_path / "cat.png")
-    examples = [str(tmp_path / "cat.png") if text == "cat" else "" for text in TEXTS]
-    terms = pl.DataFrame({"text": list(TEXTS), "n_labels": 1, "n_images": 2, "labels": list(TEXTS), "examples": examples})
+    texts = [text for group in GROUPS.values() for text in group]
+    examples = [str(tmp_path / "cat.png") if text == "cat" else "" for text in texts]
+    terms = pl.DataFrame({"text": texts, "n_labels": 1, "n_images": 2, "labels": texts, "examples": examples})
     write_step(tmp_path, "terms.csv", terms)
-    angles = np.array([PLACES[text] for text in TEXTS])
+    angles = np.array([PLACES[text] for text in texts])
     vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     save_file({"vectors": vectors}, tmp_path / "vectors.safetensors", {"terms": digest(tmp_path / "terms.csv")})
-    rows = [(text, 1, 2, *groups) for text, groups in TEXTS.items()]
+    above = {"pets": "animals", "wild": "animals", "trees": "plants"}
+    rows = [(text, 1, 2, group, above[group]) for group, texts in GROUPS.items() for text in texts]
     columns = ["text", "n_labels", "n_images", "group_1", "group_2"]
     write_step(tmp_path, "clusters.csv", pl.DataFrame(rows, schema=columns, orient="row"))
     return tmp_path
@@ -62,23 +63,18 @@ FIRST = {"animals/pets": {"cat", "dog", "car", "bus"}, "animals/wild": {"lion"},
 
 
 @pytest.fixture
-def tab(server):
-    if not CHROMIUM.is_file():
-        pytest.skip(NO_CHROMIUM)
-    playwright = pytest.importorskip("playwright.sync_api")
+def tab(server, chromium):
     import_module("sklearn.cluster")  # which the command loads in the background
-    with playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        tab = browser.new_page()
-        tab.set_default_timeout(60_000)
-        tab.troubles = []
-        tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
-        tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
-        tab.on("request", lambda request: "127.0.0.1" in request.url or tab.troubles.append(request.url))
-        tab.goto(f"http://127.0.0.1:{server}/")
-        tab.wait_for_selector(".member")
-        yield tab
-        browser.close()
+    tab = chromium.new_page()
+    tab.set_default_timeout(60_000)
+    tab.troubles = []
+    tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
+    tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
+    tab.on("request", lambda request: "127.0.0.1" in request.url or tab.troubles.append(request.url))
+    tab.goto(f"http://127.0.0.1:{server}/")
+    tab.wait_for_selector(".member")
+    yield tab
+    tab.close()
     assert tab.troubles == []
 
 
@@ -211,7 +207,7 @@ def test_the_command_serves_until_it_is_interrupted(folder):
         rest = process.stdout.read()
     assert "<title>Review of a label tree</title>" in page
     assert (process.returncode, rest.strip()) == (0, str(folder / "review.csv"))
-    assert len(pl.read_csv(folder / "review.csv")) == len(TEXTS)
+    assert len(pl.read_csv(folder / "review.csv")) == len(PLACES)
 
 
 def test_pictures_are_small_and_only_those_of_the_texts(server):
@@ -231,11 +227,8 @@ def test_the_nearest_groups_come_first_and_texts_are_found(server):
     overview = json.loads(asked(server, "/api/overview")[2])
     number = {group["name"]: group["id"] for group in overview["groups"]}
     near = json.loads(asked(server, f"/api/near?group={number['wild']}&level=1")[2])
-    centre = {
-        name: np.mean([[np.cos(PLACES[text]), np.sin(PLACES[text])] for text in texts], axis=0)
-        for name, texts in (("wild", ["lion"]), ("pets", ["cat", "dog", "car", "bus"]), ("trees", ["oak", "elm"]))
-    }
-    gaps = {name: np.linalg.norm(centre[name] - centre["wild"]) for name in ("pets", "trees")}
+    centre = {name: np.mean([np.exp(1j * PLACES[text]) for text in texts]) for name, texts in GROUPS.items()}
+    gaps = {name: abs(centre[name] - centre["wild"]) for name in ("pets", "trees")}
     assert near == [number[name] for name in sorted(gaps, key=gaps.get)]
     found = json.loads(asked(server, "/api/find?words=lio")[2])
     assert found == [{"text": "lion", "group": number["wild"]}]

@@ -17,16 +17,10 @@ from sightline.serve.schemas import Problem
 
 HEAD = b"Host: 127.0.0.1\r\n"
 JSON_HEAD = b"POST /v1/search/id HTTP/1.1\r\n" + HEAD + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-FORM_HEAD = (
-    b"POST /v1/search HTTP/1.1\r\n"
-    + HEAD
-    + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 100000\r\n\r\n"
-    b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\nhalf'
-)
-CHUNKED_HEAD = (
-    FORM_HEAD.partition(b"\r\n\r\n")[0].replace(b"Content-Length: 100000", b"Transfer-Encoding: chunked")
-    + b"\r\n\r\n5\r\n--b\r\n\r\n"
-)
+FORM_START = b"POST /v1/search HTTP/1.1\r\n" + HEAD + b"Content-Type: multipart/form-data; boundary=b\r\n"
+FORM_PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\nhalf'
+FORM_HEAD = FORM_START + b"Content-Length: 100000\r\n\r\n" + FORM_PART
+CHUNKED_HEAD = FORM_START + b"Transfer-Encoding: chunked\r\n\r\n5\r\n--b\r\n\r\n"
 PUT_HEAD = FORM_HEAD.replace(b"POST /v1/search", b"PUT /v1/items/new")
 
 
@@ -119,8 +113,7 @@ ODD = [
     b"GET /v1/items/%1b%5b31m%0a%00 HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n",
     b"GET /v1/health HTTP/1.1\r\n" + HEAD + b"X: " + b"a" * 200_000,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
-    FORM_HEAD.replace(b"Content-Length: 100000", b"Connection: close\r\nContent-Length: 30").partition(b"--b")[0]
-    + b"no boundary\x1b" * 3,
+    FORM_START + b"Connection: close\r\nContent-Length: 30\r\n\r\n" + b"no boundary\x1b" * 3,
     JSON_HEAD.replace(b"Content-Length: 100", b"Content-Length: 1\r\nTransfer-Encoding: chunked"),
     JSON_HEAD.replace(b"Content-Length: 100", b"Content-Length: 999999999999"),
     JSON_HEAD.replace(b"Content-Length: 100", b"Content-Encoding: gzip\r\nConnection: close\r\nContent-Length: 1"),

@@ -16,13 +16,13 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 REPEATABLE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 PATHS = {
-    "GET": "/v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats /v1/health"
-    " /v1/ready",
+    "GET": "/metrics /v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats"
+    " /v1/health /v1/ready",
     "POST": "/v1/search /v1/search/id /v1/search/vector /v1/items /v1/items/{id}/label /v1/session",
     "PUT": "/v1/items/{id}",
     "DELETE": "/v1/items/{id} /v1/session",
 }
-ROUTES = [("/metrics", "GET")] + [(path, method) for method, paths in PATHS.items() for path in paths.split()]
+ROUTES = [(path, method) for method, paths in PATHS.items() for path in paths.split()]
 
 
 @asynccontextmanager
@@ -36,9 +36,8 @@ def served(tmp_path_factory, shared_gallery):
     folder = tmp_path_factory.mktemp("document") / "own"
     with Gallery.open(shared_gallery, read_only=True) as gallery:
         gallery.backup(folder)
-    app = create_app(
-        read_settings(given={"galleries": [folder], "rate": None, "allowed_hosts": ["localhost", "testserver"]}, environ={})
-    )
+    given = {"galleries": [folder], "rate": None, "allowed_hosts": ["localhost", "testserver"]}
+    app = create_app(read_settings(given=given, environ={}))
     app.router.lifespan_context = stays_open  # each call of schemathesis would end the service
     yield app
     app.state.service.close()

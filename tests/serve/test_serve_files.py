@@ -3,11 +3,9 @@
 import os
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from served_galleries import png
-from server_process import process
 
 from sightline.gallery.gallery import Gallery
 from sightline.serve.pictures import hidden_folders
@@ -41,18 +39,11 @@ def outside_of(folder: Path) -> dict[str, str]:
 def test_an_item_removes_no_file_outside_of_the_gallerys_images(own_gallery, serving):
     paths = outside_of(own_gallery)
     (own_gallery / "images" / "own.png").write_bytes(png())
-    noted(
-        own_gallery,
-        **paths,
-        own="images/own.png",
-        none="images/",
-        database="images/../gallery.db",
-        dots="images/..",
-        zero="images/\0",
-    )
+    more = {"own": "own.png", "none": "", "database": "../gallery.db", "dots": "..", "zero": "\0"}
+    noted(own_gallery, **paths, **{id_: f"images/{name}" for id_, name in more.items()})
     kept = {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")}
     client = serving(own_gallery)
-    for id_ in (*paths, "own", "none", "dots", "database", "zero"):
+    for id_ in (*paths, *more):
         assert client.delete(f"/v1/items/{id_}").status_code == 204, id_
     assert client.post("/v1/search/id", json={"id": "super0/class00/0.png"}).status_code == 200
     assert {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")} == kept
@@ -92,37 +83,25 @@ def test_only_images_of_the_gallery_and_of_named_folders_are_shown(own_gallery, 
     assert shown(serving(own_gallery, image_roots=roots)) == {"new", "tree", "absolute"}
 
 
-def test_the_start_names_the_options_by_which_images_are_shown(own_gallery, image_tree):
+def test_the_start_names_the_options_by_which_images_are_shown(sightline, own_gallery, image_tree, monkeypatch):
     with Gallery.open(own_gallery) as gallery:
         gallery.add(["elsewhere"], np.eye(16)[:1], [{"path": "/nowhere/photos/0.png"}])
-    with process(own_gallery) as (server, address, _):
-        assert httpx.get(f"{address}/v1/health", timeout=120).status_code == 200  # so it has started
-        server.terminate()
-        (note,) = server.stdout.read().splitlines()  # after its address
-    assert "own" in note
-    assert f"--images {image_tree}" in note
-    assert "--images /nowhere/photos" in note
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    monkeypatch.setattr("logging.config.dictConfig", lambda settings: None)
+    status, out, _ = sightline("serve", own_gallery, "--port", 0)
+    _, note = out.splitlines()  # after its address
+    facts = (str(own_gallery), f"--images {image_tree}", "--images /nowhere/photos")
+    assert (status, [fact for fact in facts if fact not in note]) == (0, [])
     with Gallery.open(own_gallery, read_only=True) as gallery:
         assert hidden_folders(gallery, [image_tree, Path("/nowhere")]) == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/items/%2e%2e%2f%2e%2e%2fkeep.txt/image",
-        "/v1/items/%252e%252e%252fkeep.txt",
-        "/v1/items/%2e%2e/image",
-        "/v1/items/images%2F..%2F..%2Fkeep.txt",
-        "/v1/items/%00",
-        "/v1/items/%ff",
-        "/static/../settings.py",
-        "/static/..%2Fsettings.py",
-        "/static/%2Fetc%2Fpasswd",
-        "/static/%00",
-        f"/static/{'a' * 500}",
-        "//v1/../../etc/passwd",
-    ],
-)
+OF_ITEMS = ["%2e%2e%2f%2e%2e%2fkeep.txt/image", "%252e%252e%252fkeep.txt", "%2e%2e/image", "images%2F..%2F..%2Fkeep.txt"]
+STATIC = ["../settings.py", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00", "a" * 500]
+PATHS = [f"/v1/items/{name}" for name in (*OF_ITEMS, "%00", "%ff")] + [f"/static/{name}" for name in STATIC]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "//v1/../../etc/passwd"])
 def test_no_spelling_of_a_path_reaches_a_file(client, path):
     answer = client.get(path)
     assert answer.status_code in (404, 422)

@@ -62,13 +62,8 @@ def test_every_request_needs_its_scope(serving, shared_gallery, tokens, public_r
 def test_other_spellings_of_tokens_open_nothing(serving, shared_gallery, tokens):
     client, token = serving(shared_gallery, token_file=tokens["file"]), tokens["write"]
     digest = read_tokens(tokens["file"])[1].sha256
-    for given in (
-        "",
-        "Bearer",
-        f"Basic {token}",
-        token,
-        *(f"Bearer {one}" for one in ("", digest, f"{token}x", token[:-1])),
-    ):
+    wrong = [f"Bearer {one}" for one in ("", digest, f"{token}x", token[:-1])]
+    for given in ("", "Bearer", f"Basic {token}", token, *wrong):
         assert client.get("/v1/galleries", headers={"Authorization": given}).status_code == 401, given
     assert client.get(f"/v1/galleries?token={token}").status_code == 401
     assert client.get("/v1/galleries", headers={"Authorization": f"bearer  {token}"}).status_code == 200
@@ -132,11 +127,8 @@ def test_every_answer_has_the_headers(client):
     for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image"):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
-        assert ("default-src 'none'" in policy, "frame-ancestors 'none'" in policy, "unsafe" in policy) == (
-            True,
-            True,
-            False,
-        )
+        found = ["default-src 'none'" in policy, "frame-ancestors 'none'" in policy, "unsafe" in policy]
+        assert found == [True, True, False]
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert headers["x-request-id"]
     assert client.head("/").status_code == 200
@@ -234,21 +226,19 @@ def test_the_page_on_settings_names_all_with_their_defaults():
             assert float(value.replace(",", "")) == default
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
+def test_settings_that_do_not_fit_are_refused_by_name():
+    one = {"galleries": ["a"]}
+    for given, named in (
         ({}, "galleries"),
-        ({"galleries": ["a"], "port": 70000}, "port"),
-        ({"galleries": ["a"], "prot": 1}, "prot"),
-        ({"galleries": ["a"], "host": "0.0.0.0"}, "--token-file"),
-        ({"galleries": ["a"], "host": "example.org"}, "--token-file"),
+        (one | {"port": 70000}, "port"),
+        (one | {"prot": 1}, "prot"),
+        (one | {"host": "0.0.0.0"}, "--token-file"),
+        (one | {"host": "example.org"}, "--token-file"),
         ({"galleries": ["a", "b/a"]}, "'a'"),
-        ({"galleries": ["a"], "image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_by_name(given, named):
-    with pytest.raises(InputError, match=named):
-        read_settings(given=given, environ={})
+        (one | {"image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
+    ):
+        with pytest.raises(InputError, match=named):
+            read_settings(given=given, environ={})
 
 
 def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
@@ -261,8 +251,8 @@ def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
             add_token(file, name, scope)
 
 
-@pytest.mark.parametrize("text", ["", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["])
-def test_files_that_hold_no_tokens_are_named(tmp_path, text):
-    (tmp_path / "tokens.toml").write_text(text)
-    with pytest.raises(InputError, match=r"tokens\.toml"):
-        read_tokens(tmp_path / "tokens.toml")
+def test_files_that_hold_no_tokens_are_named(tmp_path):
+    for text in ("", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["):
+        (tmp_path / "tokens.toml").write_text(text)
+        with pytest.raises(InputError, match=r"tokens\.toml"):
+            read_tokens(tmp_path / "tokens.toml")

@@ -40,6 +40,15 @@ def address(id_):
     return f"/v1/items/{quote(id_, safe='')}"
 
 
+def opened(data):
+    return Image.open(io.BytesIO(data))
+
+
+def assert_shows(client, id_, image):
+    answer = client.get(client.get(address(id_)).json()["image"])
+    assert np.array_equal(opened(answer.content), image)
+
+
 @pytest.mark.parametrize("id_", ["ends/image", "ünï a?b#c%2F", "../../etc/passwd"])
 def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     client = serving(own_gallery)
@@ -50,8 +59,7 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     assert nearest(client, first)["id"] == id_
     assert client.get(address(id_)).json() == added.json()["item"]
     assert add(client, id_, second).status_code == 409
-    picture = client.get(client.get(address(id_)).json()["image"])
-    assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(first)))
+    assert_shows(client, id_, opened(first))
     changed = client.put(address(id_), files={"image": ("x", second)})
     assert changed.status_code == 200
     assert changed.json()["item"]["metadata"]["year"] == 2020
@@ -60,8 +68,7 @@ def test_an_item_is_added_found_replaced_and_removed(serving, own_gallery, id_):
     relabelled = client.put(address(id_), files={"metadata": (None, '{"year": 2021}')})
     assert relabelled.json()["item"]["metadata"] == {"year": 2021}
     assert nearest(client, second)["id"] == id_
-    picture = client.get(f"{address(id_)}/image")
-    assert np.array_equal(Image.open(io.BytesIO(picture.content)), Image.open(io.BytesIO(second)))
+    assert_shows(client, id_, opened(second))
     assert len(list((own_gallery / "images").iterdir())) == 1  # that of the first image is gone
     assert client.delete(address(id_)).status_code == 204
     assert client.get(address(id_)).status_code == 404
@@ -140,48 +147,56 @@ def test_a_write_that_fails_is_a_problem_and_leaves_no_file(serving, own_gallery
     assert list((own_gallery / "images").iterdir()) == []
 
 
-def at_once(monkeypatch, *writes):
-    """What these raise, if anything; each looks at what is there before another writes, where it may."""
-    upsert, have_looked = Gallery.upsert, threading.Barrier(len(writes))
+@pytest.fixture
+def two_processes(own_gallery, monkeypatch):
+    """The gallery opened twice, and what two writes raise of which each has looked before the other writes."""
+    upsert, have_looked = Gallery.upsert, threading.Barrier(2)
 
     def last_of_all(*args):
         with suppress(threading.BrokenBarrierError):
             have_looked.wait(0.5)
         upsert(*args)
 
-    monkeypatch.setattr(Gallery, "upsert", last_of_all)
-    with ThreadPoolExecutor(len(writes)) as pool:
-        return [one.exception() for one in [pool.submit(write) for write in writes]]
+    def at_once(*writes):
+        monkeypatch.setattr(Gallery, "upsert", last_of_all)
+        with ThreadPoolExecutor(2) as pool:
+            return [one.exception() for one in [pool.submit(write) for write in writes]]
 
-
-def test_of_two_processes_that_add_the_same_id_one_is_refused(own_gallery, monkeypatch):
     with closing(Collection(own_gallery)) as first, closing(Collection(own_gallery)) as second:
-        raised = at_once(
-            monkeypatch,
-            lambda: first.write("new", {"by": 0}, (png(0), ".png", np.eye(16)[0]), replace=False),
-            lambda: second.write("new", {"by": 1}, (png(1), ".png", np.eye(16)[1]), replace=False),
-        )
-        kept = raised.index(None)
-        assert raised[1 - kept].status_code == 409
-        known = first.item("new").metadata
-        assert known["by"] == kept
-        assert [file.read_bytes() for file in (own_gallery / "images").iterdir()] == [png(kept)]
-        assert (own_gallery / known["path"]).read_bytes() == png(kept)
+        yield first, second, at_once
 
 
-def test_of_two_processes_that_change_an_item_none_undoes_what_the_other_did(own_gallery, monkeypatch):
-    with closing(Collection(own_gallery)) as first, closing(Collection(own_gallery)) as second:
-        first.write("new", {"year": 1}, (png(0), ".png", np.eye(16)[0]), replace=False)
-        raised = at_once(
-            monkeypatch,
-            lambda: first.write("new", {"year": 2}, None, replace=True),
-            lambda: second.write("new", None, (png(1), ".png", np.eye(16)[1]), replace=True),
-        )
-        assert raised == [None, None]
-        known = first.item("new").metadata
-        assert known["year"] == 2
-        assert (own_gallery / known["path"]).read_bytes() == png(1)
-        assert np.array_equal(first.item("new").vector, np.eye(16)[1])
+def upload(seed):
+    """An image with its vector, as an upload comes."""
+    return png(seed), ".png", np.eye(16)[seed]
+
+
+def test_of_two_processes_that_add_the_same_id_one_is_refused(own_gallery, two_processes):
+    first, second, at_once = two_processes
+    raised = at_once(
+        lambda: first.write("new", {"by": 0}, upload(0), replace=False),
+        lambda: second.write("new", {"by": 1}, upload(1), replace=False),
+    )
+    kept = raised.index(None)
+    assert raised[1 - kept].status_code == 409
+    known = first.item("new").metadata
+    assert known["by"] == kept
+    assert [file.read_bytes() for file in (own_gallery / "images").iterdir()] == [png(kept)]
+    assert (own_gallery / known["path"]).read_bytes() == png(kept)
+
+
+def test_of_two_processes_that_change_an_item_none_undoes_what_the_other_did(own_gallery, two_processes):
+    first, second, at_once = two_processes
+    first.write("new", {"year": 1}, upload(0), replace=False)
+    raised = at_once(
+        lambda: first.write("new", {"year": 2}, None, replace=True),
+        lambda: second.write("new", None, upload(1), replace=True),
+    )
+    assert raised == [None, None]
+    known = first.item("new").metadata
+    assert known["year"] == 2
+    assert (own_gallery / known["path"]).read_bytes() == png(1)
+    assert np.array_equal(first.item("new").vector, np.eye(16)[1])
 
 
 def test_nothing_is_written_to_a_gallery_whose_files_are_gone(serving, own_gallery):
@@ -217,11 +232,11 @@ def test_images_are_small_cached_and_without_what_the_file_held_besides(serving,
     photo = Image.effect_mandelbrot((900, 600), (-2, -1.5, 1, 1.5), 50).convert("RGB")
     add(client, "photo", encoded(photo, "JPEG", exif=exif))
     small = client.get("/v1/items/photo/thumbnail")
-    assert Image.open(io.BytesIO(small.content)).size == (256, 171)
+    assert opened(small.content).size == (256, 171)
     assert small.headers["content-type"] == "image/jpeg"
-    assert Image.open(io.BytesIO(client.get("/v1/items/photo/thumbnail?size=64").content)).size == (64, 43)
+    assert opened(client.get("/v1/items/photo/thumbnail?size=64").content).size == (64, 43)
     whole = client.get("/v1/items/photo/image")
-    assert Image.open(io.BytesIO(whole.content)).size == (900, 600)
+    assert opened(whole.content).size == (900, 600)
     assert b"a secret place" not in whole.content
     again = client.get("/v1/items/photo/thumbnail", headers={"If-None-Match": small.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -240,22 +255,15 @@ def in_a_box(folder, tmp_path, *sides):
         gallery.upsert(["boxed"], np.eye(16)[:1], [known])
 
 
-def test_a_box_goes_with_its_image(serving, own_gallery, tmp_path):
+def test_a_box_goes_with_its_image_and_is_not_drawn_if_it_is_no_part_of_it(serving, own_gallery, tmp_path):
     in_a_box(own_gallery, tmp_path, 4, 3, 24, 13)
     client = serving(own_gallery, image_roots=[tmp_path])
     found = client.get("/v1/items/boxed").json()["metadata"]
     client.put("/v1/items/boxed", files={"metadata": (None, json.dumps(found | {"year": 2}))})  # what was sent is sent back
     assert client.get("/v1/items/boxed").json()["metadata"] == {"year": 2}
-    picture = Image.open(io.BytesIO(client.get("/v1/items/boxed/image").content))
-    whole = Image.open(io.BytesIO(png(1)))
-    assert np.array_equal(picture, whole.crop((4, 3, 24, 13)))
+    assert_shows(client, "boxed", opened(png(1)).crop((4, 3, 24, 13)))
     client.put("/v1/items/boxed", files={"image": ("x", png(2))})  # is searched by as a whole, and so shown
-    picture = Image.open(io.BytesIO(client.get("/v1/items/boxed/image").content))
-    assert np.array_equal(picture, Image.open(io.BytesIO(png(2))))
-
-
-def test_a_box_that_is_no_part_of_its_image_is_not_drawn(serving, own_gallery, tmp_path):
-    client = serving(own_gallery, image_roots=[tmp_path])
+    assert_shows(client, "boxed", opened(png(2)))
     for sides in ((-20000, -10000, 5, 5), (0, 0, 0, 0), (0, 0, 41, 9), ("a", 0, 5, 5)):
         in_a_box(own_gallery, tmp_path, *sides)
         assert client.get("/v1/items/boxed/image").status_code == 404, sides

@@ -32,9 +32,10 @@ def ids_and_scores(answer):
     return [hit["id"] for hit in answer["results"]], [hit["score"] for hit in answer["results"]]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"expand": 3, "alpha": 1.0}, {"rerank": "kreciprocal", "where": 'label_1 != "super0"'}]
-)
+RERANKED = {"rerank": "kreciprocal", "where": 'label_1 != "super0"'}
+
+
+@pytest.mark.parametrize("options", [{}, {"expand": 3, "alpha": 1.0}, RERANKED])
 def test_an_upload_finds_what_the_gallery_finds(client, shared_gallery, options):
     data = png(3)
     with Gallery.open(shared_gallery, read_only=True) as gallery:
@@ -104,31 +105,28 @@ def test_a_crop_equals_cropping_beforehand(client, kind, orientation):
     assert ids_and_scores(cropped) != ids_and_scores(whole)
 
 
-@pytest.mark.parametrize("options", [{"k": 0}, {"k": "many"}, {"alpha": "nan"}, {"crop": "1,2"}, {"crop": "0.5,0,0.5,1"}])
-def test_options_that_do_not_fit_are_refused_by_name(client, options):
-    answer = client.post("/v1/search", files={"image": ("a", png())}, data=options)
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
-    assert next(iter(options)) in answer.json()["detail"]
+WRONG = [  # the kind of search, what is sent, the status and what the answer names
+    ("id", {"id": "nobody"}, 404, "'shapes'"),
+    ("id", {"id": "a", "gallery": "other"}, 404, "'shapes'"),
+    ("id", {"id": "a", "unknown": 1}, 422, "unknown"),
+    ("vector", {"vector": [1.0] * 15}, 422, "16 numbers, not all 0, got 15"),
+    ("vector", {"vector": [0.0] * 16}, 422, "not all 0"),
+    ("vector", {"vector": [1.0] * 16, "k": "5"}, 422, "k"),
+    ("vector", {"vector": [1.0] * 16, "where": "__import__('os')"}, 422, "__import__"),
+    ("vector", {"vector": [1.0] * 16, "where": "metadata['path'] >= 'a'"}, 422, "path"),
+]
+FORMS = [{"k": 0}, {"k": "many"}, {"alpha": "nan"}, {"crop": "1,2"}, {"crop": "0.5,0,0.5,1"}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "status", "detail"),
-    [
-        ("id", {"id": "nobody"}, 404, "'shapes'"),
-        ("id", {"id": "a", "gallery": "other"}, 404, "'shapes'"),
-        ("id", {"id": "a", "unknown": 1}, 422, "unknown"),
-        ("vector", {"vector": [1.0] * 15}, 422, "16 numbers, not all 0, got 15"),
-        ("vector", {"vector": [0.0] * 16}, 422, "not all 0"),
-        ("vector", {"vector": [1.0] * 16, "k": "5"}, 422, "k"),
-        ("vector", {"vector": [1.0] * 16, "where": "__import__('os')"}, 422, "__import__"),
-        ("vector", {"vector": [1.0] * 16, "where": "metadata['path'] >= 'a'"}, 422, "path"),
-    ],
-)
-def test_searches_that_do_not_fit(client, kind, body, status, detail):
-    answer = client.post(f"/v1/search/{kind}", json=body)
-    assert answer.status_code == answer.json()["status"] == status
-    assert detail in answer.json()["detail"]
-    assert answer.json().keys() >= {"type", "title", "status", "detail"}
+def test_searches_that_do_not_fit_are_refused_by_name(client):
+    answers = [(client.post(f"/v1/search/{kind}", json=body), *expected) for kind, body, *expected in WRONG]
+    upload = {"image": ("a", png())}
+    answers += [(client.post("/v1/search", files=upload, data=form), 422, next(iter(form))) for form in FORMS]
+    for answer, status, named in answers:
+        assert answer.status_code == answer.json()["status"] == status, named
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert named in answer.json()["detail"]
+        assert answer.json().keys() >= {"type", "title", "status", "detail"}
 
 
 def test_concurrent_queries_share_passes_and_get_their_own_answers(serving, shared_gallery):
