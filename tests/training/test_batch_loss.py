@@ -15,16 +15,13 @@ def draw(seed, n_items=6):
     return torch.randn(n_items, 4, generator=generator), torch.stack([labels, labels // 2], 1)
 
 
-def test_the_newest_items_push_out_the_oldest():
+def test_the_newest_items_push_out_the_oldest_and_an_image_is_held_once():
     memory = CrossBatchMemory(size=5, dim=4, n_levels=2)
     for step in range(3):
         embeddings, labels = draw(step, 3)
         memory.push(embeddings, labels, torch.arange(3) + 3 * step)
     assert memory.ids.tolist() == [4, 5, 6, 7, 8]
     assert_close(memory.rows, torch.cat([draw(1, 3)[0], draw(2, 3)[0]])[1:])
-
-
-def test_an_image_is_held_once_and_never_met_by_itself():
     memory = CrossBatchMemory(size=10, dim=4, n_levels=2)
     first, labels = draw(0)
     memory.push(first, labels, torch.arange(6))
@@ -39,7 +36,7 @@ def test_an_image_is_held_once_and_never_met_by_itself():
     assert_close(memory.rows[-3:], second[1:4])
 
 
-def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_parts():
+def test_batch_and_memory_count_in_equal_parts_once_it_is_full_and_no_gradient_reaches_it():
     loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
     (first, first_labels), (second, second_labels) = draw(0), draw(1)
     assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
@@ -48,6 +45,15 @@ def test_the_loss_is_that_of_the_batch_and_that_against_the_memory_in_equal_part
         + SupAPLoss()(second, second_labels, ref_emb=first[2:], ref_labels=first_labels[2:])
     ) / 2
     assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
+    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
+    for step in range(2):
+        embeddings, labels = draw(step)
+        assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
+    embeddings, labels = draw(2)
+    leaf = embeddings.requires_grad_()
+    loss(leaf, labels, torch.arange(6) + 12).backward()
+    assert leaf.grad.abs().sum() > 0
+    assert not loss.memory.rows.requires_grad
 
 
 def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
@@ -64,18 +70,6 @@ def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
             for name, part in parts.items()
         }
         assert_close(together.terms, expected)
-
-
-def test_it_fills_before_it_counts_and_no_gradient_reaches_it():
-    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
-    for step in range(2):
-        embeddings, labels = draw(step)
-        assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
-    embeddings, labels = draw(2)
-    leaf = embeddings.requires_grad_()
-    loss(leaf, labels, torch.arange(6) + 12).backward()
-    assert leaf.grad.abs().sum() > 0
-    assert not loss.memory.rows.requires_grad
 
 
 def test_proxies_follow_the_mean_of_their_class():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline import Encoder, InputError, read_manifest
 from sightline.data.dataset import ImageDataset
 from sightline.data.transforms import eval_transform, train_transform
@@ -76,7 +77,15 @@ def test_another_network_transform_or_number_of_views_has_files_of_its_own(manif
     assert len(made) == len(cases) == len(list(cache.iterdir()))
 
 
-def test_views_of_an_image_differ_and_do_not_depend_on_the_other_images(manifest, tmp_path, monkeypatch):
+def test_views_of_an_image_differ_and_depend_on_neither_others_nor_folders(image_tree, manifest, tmp_path, monkeypatch):
+    learner = Learner()
+    moved = shutil.copytree(image_tree, tmp_path / "moved", copy_function=shutil.copy)  # with other dates
+    found = [
+        cache_features(learner, images, train_transform(learner.preprocessing), 3).read(range(9), [2] * 9)
+        for images in (manifest, read_manifest(moved))
+    ]
+    assert learner.n_images > 2 * 3 * len(manifest)  # computed twice
+    assert_close(*found, atol=0, rtol=0)
     learner = Learner()
     transform = train_transform(learner.preprocessing)
     views = cache_features(learner, manifest, transform, n_views=3).read([4, 4, 4, 4], [0, 1, 2, 3])
@@ -87,31 +96,16 @@ def test_views_of_an_image_differ_and_do_not_depend_on_the_other_images(manifest
     assert_close(alone.read([0, 0], [1, 2]), views[1:3], rtol=0, atol=1e-3)
 
 
-def test_views_are_the_same_in_another_folder(image_tree, manifest, tmp_path):
-    learner = Learner()
-    moved = shutil.copytree(image_tree, tmp_path / "moved", copy_function=shutil.copy)  # with other dates
-    found = [
-        cache_features(learner, images, train_transform(learner.preprocessing), 3).read(range(9), [2] * 9)
-        for images in (manifest, read_manifest(moved))
-    ]
-    assert learner.n_images > 2 * 3 * len(manifest)  # computed twice
-    assert_close(*found, atol=0, rtol=0)
-
-
-def test_features_beyond_float16_name_the_image(manifest):
+def test_features_that_do_not_fit_are_found_before_the_work(manifest, monkeypatch):
     learner = Learner()
     with torch.no_grad():
         learner.encoder.backbone.layers[1][1].bias.add_(1e6)
     with pytest.raises(InputError, match="float16") as fault:
         cache_features(learner, manifest, learner.preprocessing)
     assert str(manifest.paths()[0]) in str(fault.value)
-
-
-def test_a_disk_without_room_is_found_before_the_work(manifest, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
     learner = Learner()
-    with pytest.raises(InputError, match="SIGHTLINE_CACHE"):
-        cache_features(learner, manifest, learner.preprocessing)
+    assert_refused("SIGHTLINE_CACHE", cache_features, learner, manifest, learner.preprocessing)
     assert learner.n_images == 1
 
 

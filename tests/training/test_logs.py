@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.training.logs import RunLog, RunProgress, check_trackers, read_log
 from sightline.training.run_folder import Position
 
@@ -36,14 +36,11 @@ def test_what_is_written_is_read_to_the_last_bit(tmp_path):
     assert (tmp_path / "log.csv").read_text().splitlines()[0] == "step,epoch,name,value"
 
 
-def test_a_resumed_log_is_that_of_a_run_that_never_stopped(tmp_path):
+def test_a_resumed_log_is_that_of_a_run_that_never_stopped_and_a_new_run_forgets_it(tmp_path):
     whole = write(tmp_path / "whole", range(1, 7))
     write(tmp_path / "resumed", range(1, 6))
     resumed = write(tmp_path / "resumed", range(4, 7), Position(epoch=1, batch=1, step=3))
     assert resumed.read_bytes() == whole.read_bytes()
-
-
-def test_a_run_from_the_start_forgets_an_older_log(tmp_path):
     log = RunLog(tmp_path, Position())
     log.write(0, 0, {"val/map": 0.5})
     log.write(1, 0, {"loss": 0.5})
@@ -92,8 +89,7 @@ def test_progress_goes_to_standard_error_and_only_if_wanted(capsys):
 @pytest.mark.parametrize("row", ["1,0,loss", "a,0,loss,0.5", "1,0,loss,much", "", "1" * 5000 + ",0,loss,1", '"', "\0"])
 def test_a_row_that_is_none_is_named_by_its_line(tmp_path, row):
     (tmp_path / "log.csv").write_bytes(b"step,epoch,name,value\r\n1,0,loss,0.5\r\n" + row.encode("latin-1") + b"\r\n")
-    with pytest.raises(InputError, match=r"log\.csv: line 3: .*step, epoch, name"):
-        read_log(tmp_path / "log.csv")
+    assert_refused(r"log\.csv: line 3: .*step, epoch, name", read_log, tmp_path / "log.csv")
 
 
 IGNORED = pytest.mark.filterwarnings("ignore")  # what other packages warn of is theirs
@@ -112,17 +108,14 @@ def test_a_logger_that_is_not_installed_is_refused_with_the_command(monkeypatch)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("wandb", "mlflow") else found(name))
     check_trackers(("tensorboard",))
-    with pytest.raises(InputError, match=r"loggers: .*pip install wandb mlflow"):
-        check_trackers(("wandb", "tensorboard", "mlflow"))
+    assert_refused(r"loggers: .*pip install wandb mlflow", check_trackers, ("wandb", "tensorboard", "mlflow"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="pip install tensorboard"):
-        check_trackers(("tensorboard",))
+    assert_refused("pip install tensorboard", check_trackers, ("tensorboard",))
 
 
 def test_a_file_where_tensorboard_writes_is_refused_by_name(tmp_path):
     (tmp_path / "tensorboard").write_text("a")
-    with pytest.raises(InputError, match="tensorboard"):
-        RunLog(tmp_path, Position(), ("tensorboard",))
+    assert_refused("tensorboard", RunLog, tmp_path, Position(), ("tensorboard",))
 
 
 @IGNORED

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from refusals import assert_refused
 from sightline.errors import InputError
 from sightline.training.recipe import Recipe, override_recipe, read_recipe, recipe_as_toml, shipped_recipes
 
@@ -20,11 +21,8 @@ def recipe_file(tmp_path):
 
 
 def test_a_file_is_read_and_the_rest_are_defaults(recipe_file):
-    recipe = read_recipe(
-        recipe_file(
-            'seed = 7\n[data]\nmanifest = "Fotos/Äpfel"\ncrop_area = [0.5, 1]\n[loss]\nname = "sup_ap"\ntau = 0.02\n'
-        )
-    )
+    written = 'seed = 7\n[data]\nmanifest = "Fotos/Äpfel"\ncrop_area = [0.5, 1]\n[loss]\nname = "sup_ap"\ntau = 0.02\n'
+    recipe = read_recipe(recipe_file(written))
     assert recipe.seed == 7
     assert (recipe.data.manifest, recipe.data.crop_area, recipe.data.image_size) == (Path("Fotos/Äpfel"), (0.5, 1.0), 224)
     assert recipe.loss.options() == {"tau": 0.02}
@@ -37,7 +35,6 @@ def test_a_file_is_read_and_the_rest_are_defaults(recipe_file):
     [
         ("optimizer.lr=3e-4", 3e-4),
         ("optimizer.clip_norm=.5", 0.5),
-        ("model.pooling=avg", "avg"),
         ('model.pooling="avg"', "avg"),
         ("data.manifest=my photos/a=b.csv#1", Path("my photos/a=b.csv#1")),
         ("data.check_images=false", False),
@@ -59,8 +56,7 @@ def test_none_in_a_file_is_no_value_where_there_may_be_none(recipe_file):
     recipe = read_recipe(recipe_file(written))
     assert (recipe.model.weights, recipe.model.embedding_dim) == (None, None)
     assert (recipe.model.freeze_batch_norm, recipe.data.manifest) == ("none", Path("none"))
-    with pytest.raises(InputError, match=r"'optimizer\.lr'.*'none'"):
-        read_recipe(recipe_file(f'{written}[optimizer]\nlr = "none"\n'))
+    assert_refused(r"'optimizer\.lr'.*'none'", read_recipe, recipe_file(f'{written}[optimizer]\nlr = "none"\n'))
 
 
 def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_file):
@@ -75,10 +71,8 @@ def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_f
     [
         ("sede=1", ["'sede'", "'seed'"]),
         ("optimiser.lr=1", ["'optimiser'", "'optimizer'"]),
-        ("sampler.batchsize=3", ["'sampler.batchsize'", "'batch_size'"]),
         ("data.qqq=3", ["'data.qqq'", "'check_images', 'colour_jitter', 'crop_area'"]),
         ("seed=one", ["'seed'", "'one'", "integer"]),
-        ("schedule.epochs=2.5", ["'schedule.epochs'", "2.5", "integer"]),
         ("schedule.name=square", ["'schedule.name'", "'square'", "'cosine'"]),
         ("optimizer.lr=0", ["'optimizer.lr'", "0", "greater than 0"]),
         ("optimizer.lr=inf", ["'optimizer.lr'", "inf", "finite"]),
@@ -93,35 +87,26 @@ def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_f
         ("loss.name=none", ["'loss.name'", "None", "string"]),
         ("optimizer.accumulate=4", ["'optimizer.accumulate'", "sampler.batch_size", "chunk_size"]),
         ("seed", ["'seed'", "loss.name=sup_ap"]),
-        ("=1", ["'=1'"]),
         ("optimizer..lr=1", ["'optimizer..lr=1'"]),
         ("data.manifest.x=1", ["'data.manifest.x=1'", "'manifest'"]),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_what_does(override, facts):
-    with pytest.raises(InputError) as refused:
-        read_recipe("images", [override])
-    assert not [fact for fact in facts if fact not in str(refused.value)], refused.value
-
-
-def test_all_faults_are_named_at_once(recipe_file):
-    with pytest.raises(InputError) as caught:
-        read_recipe(recipe_file("sede = 1\n[optimizer]\nlr = -1\n"))
-    assert all(fact in str(caught.value) for fact in ("own.toml", "'data'", "'optimizer.lr'", "-1", "'sede'", "'seed'"))
+    assert_refused(facts, read_recipe, "images", [override])
 
 
 def test_files_that_are_no_recipes_are_refused(recipe_file, tmp_path):
-    with pytest.raises(InputError, match=r"nowhere\.toml: no such file"):
-        read_recipe(str(tmp_path / "nowhere.toml"))
-    with pytest.raises(InputError, match=r"own\.toml: not TOML: .*line 2"):
-        read_recipe(recipe_file("seed = 1\nseed = = 2\n"))
+    assert_refused(r"nowhere\.toml: no such file", read_recipe, str(tmp_path / "nowhere.toml"))
+    assert_refused(r"own\.toml: not TOML: .*line 2", read_recipe, recipe_file("seed = 1\nseed = = 2\n"))
     (tmp_path / "own.toml").write_bytes('[data]\nmanifest = "Äpfel"'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"own\.toml: not TOML: .*utf-8"):
-        read_recipe(str(tmp_path / "own.toml"))
-    with pytest.raises(InputError, match="int"):
-        read_recipe(3)
-    with pytest.raises(InputError, match=r"list.*'seed=1'"):
-        read_recipe("images", "seed=1")
+    assert_refused(r"own\.toml: not TOML: .*utf-8", read_recipe, str(tmp_path / "own.toml"))
+    assert_refused("int", read_recipe, 3)
+    assert_refused(r"list.*'seed=1'", read_recipe, "images", "seed=1")
+    facts = ["own.toml", "'data'", "'optimizer.lr'", "-1", "'sede'", "'seed'"]
+    assert_refused(facts, read_recipe, recipe_file("sede = 1\n[optimizer]\nlr = -1\n"))
+    assert_refused(r"own\.toml: extends itself", read_recipe, recipe_file(f"extends = '{tmp_path / 'own.toml'}'"))
+    assert_refused(r"'imagse'.*did you mean 'images'", read_recipe, recipe_file("extends = 'imagse'"))
+    assert_refused(r"'zzz'.*known: .*'glyphs', .*'images'", read_recipe, "zzz")
 
 
 def test_a_recipe_extends_another_key_by_key_and_its_loss_as_a_whole(recipe_file, tmp_path):
@@ -136,15 +121,6 @@ def test_a_recipe_extends_another_key_by_key_and_its_loss_as_a_whole(recipe_file
     assert read_recipe(recipe_file("extends = 'base.toml'")).seed == 3  # beside it, whatever the current folder
     kept = read_recipe(recipe_file(f"{extends}[loss]\nrho = 5.0\n"))
     assert (kept.loss.name, kept.loss.options()) == ("sup_ap", {"tau": 0.5, "rho": 5.0})
-
-
-def test_a_recipe_that_extends_itself_or_nothing_is_refused(recipe_file, tmp_path):
-    with pytest.raises(InputError, match=r"own\.toml: extends itself"):
-        read_recipe(recipe_file(f"extends = '{tmp_path / 'own.toml'}'"))
-    with pytest.raises(InputError, match=r"'imagse'.*did you mean 'images'"):
-        read_recipe(recipe_file("extends = 'imagse'"))
-    with pytest.raises(InputError, match=r"'zzz'.*known: .*'glyphs', .*'images'"):
-        read_recipe("zzz")
 
 
 def test_a_recipe_as_toml_is_read_as_it_was(tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline import __version__
 from sightline.errors import InputError
 from sightline.training import run_folder
@@ -28,12 +29,16 @@ STATE = {"encoder": {"weight": torch.arange(6.0).reshape(2, 3)}, "loss": {}, "op
 POSITION = Position(epoch=2, batch=5, step=17, best=0.1 + 0.2)
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_what_is_saved_is_loaded_also_from_before_there_were_checksums(tmp_path):
     for position in (POSITION, Position()):
         save_checkpoint(tmp_path / "run" / "last.pt", position, STATE)
         loaded, state = load_checkpoint(tmp_path / "run" / "last.pt")
         assert loaded == position
         assert_close(state, STATE, rtol=0, atol=0)
+    torch.save({"format": 1, "position": {"epoch": 2, "batch": 5, "step": 17}, **STATE}, tmp_path / "last.pt")
+    position, state = load_checkpoint(tmp_path / "last.pt")
+    assert (position.epoch, position.batch, position.step) == (2, 5, 17)
+    assert_close(state, STATE, rtol=0, atol=0)
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
@@ -57,8 +62,7 @@ def test_a_cut_file_is_refused(tmp_path):
     stored = file.read_bytes()
     for share in (0, 0.01, 0.5, 0.99):
         file.write_bytes(stored[: int(share * len(stored))])
-        with pytest.raises(InputError, match=r"last\.pt: "):
-            load_checkpoint(file)
+        assert_refused(r"last\.pt: ", load_checkpoint, file)
 
 
 @pytest.mark.parametrize("in_weights", [True, False])  # which torch reads without a check of its own
@@ -78,20 +82,12 @@ def test_a_flipped_bit_is_found_or_changes_nothing(in_weights, tmp_path):
             assert_close(state, STATE, rtol=0, atol=0)
 
 
-def test_a_checkpoint_written_before_there_were_checksums_is_read(tmp_path):
-    torch.save({"format": 1, "position": {"epoch": 2, "batch": 5, "step": 17}, **STATE}, tmp_path / "last.pt")
-    position, state = load_checkpoint(tmp_path / "last.pt")
-    assert (position.epoch, position.batch, position.step) == (2, 5, 17)
-    assert_close(state, STATE, rtol=0, atol=0)
-
-
 @settings(derandomize=True, database=None, deadline=None, max_examples=50)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_refused_and_nothing_else_is_raised(tmp_path_factory, stored):
     file = tmp_path_factory.getbasetemp() / "bytes.pt"
     file.write_bytes(stored)
-    with pytest.raises(InputError, match=r"bytes\.pt: "):
-        load_checkpoint(file)
+    assert_refused(r"bytes\.pt: ", load_checkpoint, file)
 
 
 ODD_POSITIONS = [{"epoch": "a"}, {"step": None}, {"batch": -2}, {"best": "good"}, {"n_worse": 1.5}]
@@ -110,8 +106,7 @@ CODE = {"format": 1, "position": {}, "encoder": torch.nn.Linear(1, 1)}  # would 
 )
 def test_what_is_no_checkpoint_is_refused(stored, fact, tmp_path):
     torch.save(stored, tmp_path / "last.pt")
-    with pytest.raises(InputError, match=rf"last\.pt: [\s\S]*{fact}"):
-        load_checkpoint(tmp_path / "last.pt")
+    assert_refused(rf"last\.pt: [\s\S]*{fact}", load_checkpoint, tmp_path / "last.pt")
 
 
 def test_what_does_not_fit_is_refused_by_the_checkpoints_name(tmp_path):
@@ -153,7 +148,7 @@ def test_versions_device_command_and_git(monkeypatch, tmp_path):
     assert "git" not in environment(CPU)
 
 
-def test_the_first_record_stays_and_differences_are_added(tmp_path):
+def test_what_differs_is_added_to_the_first_record(tmp_path):
     here = {"command": "sightline train images", "torch": "2", "git": {"commit": "a", "dirty": False}}
     assert RunFolder(tmp_path).record_environment(here, step=0) == []
     assert RunFolder(tmp_path).record_environment(here | {"command": "sightline train images --resume"}, step=4) == []
@@ -163,9 +158,6 @@ def test_the_first_record_stays_and_differences_are_added(tmp_path):
     assert RunFolder(tmp_path).record_environment(later, step=8) == sentences
     assert json.loads((tmp_path / "environment.json").read_text()) == here
     assert (tmp_path / "resumes.log").read_text().splitlines() == [f"from step 8 on: {line}" for line in sentences]
-
-
-def test_differences():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 0}) == [
         "a.b is 1 there, 3 here",
         "d is None there, 0 here",

@@ -9,6 +9,7 @@ import torch
 from run_files import logged
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline import Encoder, InputError, Whitening, embed_manifest, evaluate_table, read_card, read_manifest, train
 from sightline.models.stages import UpperEncoder
 from sightline.report.subject import read_subject
@@ -91,8 +92,7 @@ def test_a_start_that_cannot_be_trained_is_refused_before_anything_is_written(re
         (start, [], r"encoder\.json"),
     ]
     for folder, more, fact in cases:
-        with pytest.raises(InputError, match=fact):
-            train(recipe_with(*SHORT, f"model.start={folder}", *more), tmp_path / "run")
+        assert_refused(fact, train, recipe_with(*SHORT, f"model.start={folder}", *more), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -105,14 +105,12 @@ def test_a_wrapped_module_trains_with_trust_alone(adaptation, recipe_with, tmp_p
     encoder = Encoder.wrap(module, 24, embedding_dim=8, factory="own_net:make_module")
     begin = f"model.start={encoder.save_pretrained(tmp_path / 'start')}"
     asked = recipe_with(*SHORT, begin, f"model.adaptation={adaptation}", "validation.interpolate=true")
-    with pytest.raises(InputError, match=r"make_module.*--trust"):
-        train(asked, tmp_path / "run")
+    assert_refused(r"make_module.*--trust", train, asked, tmp_path / "run")
     trained = Encoder.from_pretrained(train(asked, tmp_path / "run", trust=True), trust=True)
     assert trained.settings.module == encoder.settings.module
     learned = load_checkpoint(tmp_path / "run/last.pt")[1]["encoder"]  # what is kept may be the start
     assert not torch.equal(learned["head.projection.weight"], encoder.head.projection.weight)
-    with pytest.raises(InputError, match=r"stages.*cannot be cut"):
-        prepare_run(recipe_with(begin, "model.adaptation=upper"), trust=True)
+    assert_refused(r"stages.*cannot be cut", prepare_run, recipe_with(begin, "model.adaptation=upper"), trust=True)
 
 
 def test_a_recipe_and_a_folder_may_be_given_by_name(recipe_with, tmp_path, monkeypatch):
@@ -121,8 +119,7 @@ def test_a_recipe_and_a_folder_may_be_given_by_name(recipe_with, tmp_path, monke
     assert train("mine.toml", "runs/nb").is_dir()
     assert train(tmp_path / "mine.toml", "runs/nb", resume=True).is_dir()
     for wrong in (3, {"data": {}}):
-        with pytest.raises(InputError, match=type(wrong).__name__):
-            train(wrong, "runs/other")
+        assert_refused(type(wrong).__name__, train, wrong, "runs/other")
 
 
 @pytest.mark.parametrize(

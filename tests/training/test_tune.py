@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from sightline import Encoder, InputError, read_recipe, tune
+from refusals import assert_refused
+from sightline import Encoder, read_recipe, tune
 from sightline.models.card import read_card
 from sightline.training.run_folder import RunFolder
 
@@ -31,7 +32,7 @@ def searched(recipe_with, tmp_path_factory):
     return recipe, folder, best, said
 
 
-def test_each_rung_has_the_recipe_and_the_best_of_the_one_before(searched):
+def test_each_rung_has_the_best_of_the_one_before_and_the_best_of_all_is_written(searched):
     _, folder, _, _ = searched
     rungs = [[row for row in trials_in(folder) if row["rung"] == str(rung)] for rung in range(len(RUNGS))]
     assert [len(rows) for rows in rungs] == list(RUNGS)
@@ -41,9 +42,6 @@ def test_each_rung_has_the_recipe_and_the_best_of_the_one_before(searched):
         kept = {row["changes"] for row in later}
         assert "" in kept
         assert kept - {""} <= {*wanted}
-
-
-def test_the_best_of_the_last_rung_is_chosen_and_written(searched):
     recipe, folder, best, said = searched
     last = [row for row in trials_in(folder) if row["rung"] == str(len(RUNGS) - 1)]
     value = max(float(row["value"]) for row in last)
@@ -74,8 +72,7 @@ def test_a_search_that_was_stopped_goes_on_with_what_it_has(searched, tmp_path, 
         [(row["rung"], row["changes"], row["value"]) for row in trials_in(out)] for out in (folder, tmp_path / "out")
     ]
     assert untimed[0] == untimed[1]
-    with pytest.raises(InputError, match="--resume"):
-        tune(recipe, tmp_path / "out", minutes=60)
+    assert_refused("--resume", tune, recipe, tmp_path / "out", minutes=60)
 
 
 def test_a_search_without_time_still_leaves_an_encoder(recipe_with, tmp_path, monkeypatch):

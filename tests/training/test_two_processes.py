@@ -1,4 +1,8 @@
-"""Two processes compute what one computes: every loss, whole runs, sharded weights, cached features."""
+"""Two processes compute what one computes: every loss, whole runs, sharded weights, cached features.
+
+The file is a script as well, run by torchrun: it saves what every loss gives on this process's half of the batches, then
+runs the command lines one after the other.
+"""
 
 import json
 import os
@@ -12,13 +16,15 @@ import torch
 from lightning_fabric import Fabric
 from run_files import assert_close_logs, assert_same_run, in_two_processes
 from staged_batches import IN_PROCESSES, steps
+from torch import nn
 from torch.testing import assert_close
 
 import sightline
 from sightline import train
+from sightline.cli.main import run
+from sightline.training import distributed
 from sightline.training.run_folder import load_checkpoint
 
-PAIR = Path(__file__).with_name("two_processes.py")
 FSDP = ["optimizer.clip_norm=0.5", "checkpoint_every=2", "strategy=fsdp"]
 RUNS = {  # overrides of runs that start in one pair of processes, one after the other
     "memory": ["memory.size=40"],
@@ -38,7 +44,7 @@ def test_two_processes_compute_what_one_does(image_tree, tiny_recipe, recipe_wit
         for name, more in RUNS.items()
     }
     monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
-    done = in_two_processes(PAIR, json.dumps([*words.values()]), tmp_path / "found")
+    done = in_two_processes(__file__, json.dumps([*words.values()]), tmp_path / "found")
     assert done.stdout.splitlines() == [str(tmp_path / "two" / name / "encoder") for name in RUNS]  # each once
 
     results = [torch.load(tmp_path / f"found{rank}", weights_only=True) for rank in range(2)]
@@ -91,3 +97,30 @@ def test_a_sharded_run_that_was_stopped_goes_on_as_if_it_had_not(recipe_with, tr
     assert_close_logs(whole, alone)
     train_in_two(stopped, *sharded, "--resume")
     assert_same_run(whole, stopped)
+
+
+def test_large_layers_are_put_together_by_themselves_and_lists_are_not(monkeypatch):
+    monkeypatch.setattr(distributed, "UNIT_WEIGHTS", 10)
+    small, large = nn.Linear(2, 2), nn.Linear(4, 4)
+    blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(small, nn.Linear(1, 4)), large])
+    model = nn.ModuleDict({"blocks": blocks, "few": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    assert distributed._units(model) == [blocks[0][0], blocks[1], large]
+
+
+def main(lines, file):
+    torch.set_num_threads(1)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    half = slice(8 * fabric.global_rank, 8 * fabric.global_rank + 8)
+    torch.save({name: steps(fabric, name, half) for name in IN_PROCESSES}, f"{file}{fabric.global_rank}")
+    for words in json.loads(lines):
+        sys.argv = ["sightline", *words]
+        try:
+            run()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
