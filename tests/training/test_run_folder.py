@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import platform
 import random
 import subprocess
@@ -141,7 +142,10 @@ def test_versions_device_command_and_git(monkeypatch, tmp_path):
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-m", "a")
+    os.utime(tmp_path / "a", ns=(0, 0))  # which makes git write its index where it may
+    written = (tmp_path / ".git/index").read_bytes()
     assert environment(CPU)["git"] == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    assert (tmp_path / ".git/index").read_bytes() == written
     (tmp_path / "a").write_text("2")
     assert environment(CPU)["git"]["dirty"] is True
     monkeypatch.setenv("PATH", "")

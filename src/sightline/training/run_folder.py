@@ -292,7 +292,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def _git(*words: str) -> str | None:
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        return subprocess.run(
+            ["git", "--no-optional-locks", *words], capture_output=True, text=True, check=True, timeout=30
+        ).stdout.strip()
     return None
 
 
