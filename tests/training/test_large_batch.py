@@ -1,5 +1,6 @@
 """Staged back-propagation against one pass, for every loss; and what becomes of freed memory."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -148,7 +149,7 @@ print(left_alone, mapped_again, kept, kilobytes() - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt and malloc_trim are glibc's")
 def test_freed_memory_is_kept_and_handed_back_when_asked_for():
     # Large pages of the system would hide what is counted: numpy asks for them.
-    environment = {"NUMPY_MADVISE_HUGEPAGE": "0"}
+    environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment)
     left_alone, mapped_again, kept, released = map(int, done.stdout.split())
     assert left_alone > 10_000  # 64 MB have 16,384 pages
