@@ -125,6 +125,8 @@ def test_several_needs_are_given_by_name(data, tmp_path):
     assert scorer.needs == ("vectors", "feature maps")
     both = {"vectors": vectors, "feature maps": vectors.reshape(-1, 2, 2, 2)}
     assert scorer.fit(both, labels).score(both).shape == (1200,)
+    pooled = both | {"feature maps": ood.std_pooled(torch.from_numpy(both["feature maps"]))}  # as an encoder gives them
+    np.testing.assert_allclose(scorer.score(pooled), scorer.score(both), rtol=1e-9)
     refuses("'heat' requires feature maps", lambda: scorer.score({"vectors": vectors}))
     refuses("3 vectors, 1200 feature maps", lambda: scorer.score(both | {"vectors": vectors[:3]}))
     for one in (scorer, ood.load(scorer.save(tmp_path / "scorer"))):
@@ -166,7 +168,7 @@ def test_options_that_do_not_fit():
 def test_inputs_that_do_not_fit():
     for name, inputs, message in (
         ("gmm", np.zeros((3, 2, 2)), r"'gmm': vectors .*\(N, D\), got \(3, 2, 2\)"),
-        ("gmm_std", np.zeros((3, 2)), r"feature maps .*\(N, C, H, W\) or \(N, T, C\), got \(3, 2\)"),
+        ("gmm_std", np.zeros((3,)), r"feature maps .*\(N, C, H, W\), \(N, T, C\) or.* \(N, C\), got \(3,\)"),
         ("gmm", np.array([[1.0, 2], [np.nan, 0], [np.inf, 0]]), "2 rows, the first is 1"),
         ("gmm", np.ones((5, 3)), "'gmm': .*spread is 0"),
         ("gmm", np.zeros((0, 3)), "at least one item"),

@@ -40,7 +40,7 @@ from sightline.models.backbones import (
 from sightline.models.card import CARD_FILE, Account, ModelCard, download, is_hub_name, read_card, upload, write_card
 from sightline.models.heads import FeatureNorm, Head, Whitening
 from sightline.models.inference import AT_ONCE, WORTH_EXPORTING, Backend, open_backend, torch_backend
-from sightline.models.pooling import POOLINGS
+from sightline.models.pooling import POOLINGS, std_pooled
 from sightline.models.quick_backward import quick_backward
 from sightline.models.wrapped import ModuleSource, WrappedBackbone, as_preprocessing, module_source
 from sightline.progress import html_table, tracked
@@ -250,6 +250,21 @@ class Encoder(nn.Module):
         with quick_backward(images):
             return self.pooling(feature_map(self.backbone, images))  # type: ignore[no-any-return]
 
+    def feature_maps(self, images: Tensor) -> Tensor:
+        """(B, C, H, W), or (B, T, C) tokens of the image alone, of (B, 3, H, W) normalised images."""
+        return self._without_prefix(feature_map(self.backbone, images.contiguous(memory_format=torch.channels_last)))
+
+    def _without_prefix(self, maps: Tensor) -> Tensor:
+        if maps.ndim == 2:
+            raise InputError(f"backbone {self.settings.backbone!r} has no feature maps: its module returns vectors")
+        return maps if maps.ndim == 4 else maps[:, n_prefix_tokens(self.backbone) :]
+
+    def _vectors_and_statistics(self, images: Tensor) -> Tensor:
+        """(B, D + 2 C): the vector, what the head is given, and the deviation of each channel over positions."""
+        maps = feature_map(self.backbone, images.contiguous(memory_format=torch.channels_last))
+        spread, pooled = std_pooled(self._without_prefix(maps)), self.pooling(maps)
+        return torch.cat([self.head(pooled), pooled, spread], 1)
+
     def train(self, mode: bool = True) -> "Encoder":
         """As for any module, except that frozen batch norms keep their running statistics."""
         super().train(mode)
@@ -343,10 +358,7 @@ class Encoder(nn.Module):
         Returns:
             (N, D) float32.
         """
-        if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and _is_picture(images)):
-            raise InputError(f"encode takes a list of images, got a single {type(images).__name__}")
-        opened = [_as_source(image, place) for place, image in enumerate(images)]
-        dataset = ImageDataset(opened, eval_transform(self.settings.preprocessing))
+        dataset = ImageDataset(_opened_images(images), eval_transform(self.settings.preprocessing))
         return self.encode_dataset(dataset, batch_size, n_workers, show_progress, backend)
 
     def encode_dataset(
@@ -388,6 +400,37 @@ class Encoder(nn.Module):
             if was_training:
                 self.train()
         return vectors
+
+    def scorer_inputs(
+        self, images: Sequence[ImageInput], batch_size: int = 64, show_progress: bool = False
+    ) -> dict[str, NDArray[np.float32]]:
+        """What scorers of :mod:`sightline.ood` take, of each image, by name; computed by torch in one pass.
+
+        Args:
+            images: as for :meth:`encode`.
+            batch_size: images in one pass through the model.
+            show_progress: draw a progress bar.
+
+        Returns:
+            ``vectors`` (N, D); ``features`` (N, C), what the head is given, before its projection; and ``feature maps``
+            (N, C), of which the deviation of each channel over positions is all that ``gmm_std`` reads.
+        """
+        dataset = ImageDataset(_opened_images(images), eval_transform(self.settings.preprocessing))
+        channels: Any = self.backbone.num_features
+        rows = np.empty((len(dataset), self.dim + self.n_channels + channels), np.float32)
+        batches = consecutive(len(dataset), batch_size)
+        if was_training := self.training:
+            self.eval()
+        try:
+            by = torch_backend(self, self._vectors_and_statistics)
+            reading = read_ahead(dataset, batches, Tensor.detach)
+            for places, pixels in tracked(reading, "Embedding", len(batches), show_progress):
+                rows[places[0] : places[-1] + 1] = by.run(pixels)
+        finally:
+            if was_training:
+                self.train()
+        parts = np.split(rows, [self.dim, self.dim + self.n_channels], axis=1)
+        return dict(zip(("vectors", "features", "feature maps"), parts, strict=True))
 
     def _opened(self, name: str, n_images: int, by_thread: bool) -> Backend:
         """The backend by that name; kept as long as no weight changes, so that single queries need not wait for it."""
@@ -565,6 +608,12 @@ def _keep_rejector(old: Path, new: Path, fingerprint: str) -> None:
 
 def _is_picture(array: NDArray[np.generic]) -> bool:
     return array.ndim == 3 and array.shape[2] in (3, 4)
+
+
+def _opened_images(images: Sequence[ImageInput]) -> list[Path | Image.Image]:
+    if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and _is_picture(images)):
+        raise InputError(f"encode takes a list of images, got a single {type(images).__name__}")
+    return [_as_source(image, place) for place, image in enumerate(images)]
 
 
 def _as_source(image: ImageInput, place: int) -> Path | Image.Image:

@@ -25,6 +25,21 @@ def positions(features: Tensor, n_prefix_tokens: int) -> Tensor:
     return features.flatten(2) if features.ndim == 4 else features[:, n_prefix_tokens:].transpose(1, 2)
 
 
+def std_pooled(maps: Tensor) -> Tensor:
+    """(N, C) the standard deviation (divisor n - 1) over positions of (N, C, H, W), or over tokens of (N, T, C).
+
+    0 if there is one position. Remove class and register tokens before.
+
+    Example:
+        >>> std_pooled(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
+        tensor([[1.2910]])
+    """
+    if maps.ndim not in (3, 4):
+        raise InputError(f"feature maps must have shape (N, C, H, W) or (N, T, C), got {tuple(maps.shape)}")
+    values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
+    return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
+
+
 class PositionPooling(nn.Module):
     """A function over the last dimension of (B, C, positions)."""
 

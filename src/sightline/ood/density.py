@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.models.pooling import std_pooled
 from sightline.ood.classifier import Classifier, class_means, cluster_means, linear_layers
 from sightline.ood.scorer import Scorer, Seed
 
@@ -108,6 +109,16 @@ class GMM(Scorer):
         return F.normalize(drawn, dim=1) if self.normalise else drawn
 
 
+class GMMPooled(GMM):
+    """:class:`GMM` of pooled features, before an encoder's projection.
+
+    Args:
+        components: all options are those of ``gmm``.
+    """
+
+    needs = ("features",)
+
+
 class GMMStd(GMM):
     """:class:`GMM` of the standard deviation of each channel over the positions of a feature map.
 
@@ -118,22 +129,7 @@ class GMMStd(GMM):
     needs = ("feature maps",)
 
     def features(self, inputs: Tensor) -> Tensor:
-        return super().features(std_pooled(inputs))
-
-
-def std_pooled(maps: Tensor) -> Tensor:
-    """(N, C) the standard deviation (divisor n - 1) over positions of (N, C, H, W), or over tokens of (N, T, C).
-
-    0 if there is one position. Remove class and register tokens before.
-
-    Example:
-        >>> std_pooled(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
-        tensor([[1.2910]])
-    """
-    if maps.ndim not in (3, 4):
-        raise InputError(f"feature maps must have shape (N, C, H, W) or (N, T, C), got {tuple(maps.shape)}")
-    values = maps.flatten(2) if maps.ndim == 4 else maps.transpose(1, 2)
-    return values.std(2) if values.shape[2] > 1 else torch.zeros_like(values[:, :, 0])
+        return super().features(inputs if inputs.ndim == 2 else std_pooled(inputs))
 
 
 def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:

@@ -31,7 +31,8 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 32)]  # the range that k-means accepts
 KINDS = {  # inputs of scorers: shape, and number of dimensions
     "vectors": ("(N, D)", (2,)),
     "logits": ("(N, C)", (2,)),
-    "feature maps": ("(N, C, H, W) or (N, T, C)", (3, 4)),
+    "features": ("(N, C)", (2,)),  # before an encoder's projection
+    "feature maps": ("(N, C, H, W), (N, T, C) or, of each channel's deviation, (N, C)", (2, 3, 4)),
 }
 
 
@@ -40,7 +41,7 @@ class Scorer(ABC):
 
     Attributes:
         name: its name for :func:`~sightline.ood.create`.
-        needs: its inputs: ``vectors``, ``feature maps`` or ``logits``; several for a composition.
+        needs: its inputs: ``vectors``, ``features``, ``feature maps`` or ``logits``; several for a composition.
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
         acceptance: the probability, at least, with which it accepts an in-distribution item.
@@ -269,6 +270,7 @@ SCORERS: Registry[Scorer] = Registry(
         "fdbd": "sightline.ood.library:FDBD",
         "gen": "sightline.ood.library:GEN",
         "gmm": "sightline.ood.density:GMM",
+        "gmm_pooled": "sightline.ood.density:GMMPooled",
         "gmm_std": "sightline.ood.density:GMMStd",
         "heat": "sightline.ood.heat:Heat",
         "kl_matching": "sightline.ood.library:KLMatching",
@@ -298,7 +300,7 @@ def list_scorers() -> list[str]:
 
     Example:
         >>> [name for name in list_scorers() if name.startswith("gmm")]
-        ['gmm', 'gmm_std']
+        ['gmm', 'gmm_pooled', 'gmm_std']
     """
     return SCORERS.names()
 
