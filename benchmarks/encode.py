@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import typer
-from measure import PAGE, peak_megabytes, photographs, table, told, write_section
+from measure import PAGE, photographs, table, told, write_section
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -92,7 +92,6 @@ def measured(encoder: Encoder, files: list[Path], folder: Path, n_runs: int) -> 
     with Gallery.open(folder / "gallery", read_only=True) as gallery:
         vectors = gallery.vectors([file.name for file in few])
     difference = float(np.abs(vectors - plain(encoder, few)).max())
-    memory = {name: peak_megabytes(steps[name])[0] for name in ("plain", "encode")}
     least = {name: float(np.median(values)) for name, values in cost.items()}
     limit = least["decoding"] + least["network"]
     times, of_limit, of_query = (
@@ -124,8 +123,6 @@ def measured(encoder: Encoder, files: list[Path], folder: Path, n_runs: int) -> 
         row("one query, plain", "plain query"),
         row("one query", "query", told(of_query <= MOST_OF_QUERY, f"{of_query:.2f} x plain, at most {MOST_OF_QUERY:g}")),
         ["largest difference to plain", f"{difference:.1e}", told(difference <= MOST_DIFFERENCE, f"{MOST_DIFFERENCE:g}")],
-        ["memory beyond the process, plain", f"{memory['plain']:.0f} MB", ""],
-        ["memory beyond the process, encode", f"{memory['encode']:.0f} MB", ""],
     ]
 
 
