@@ -70,7 +70,7 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, other_
     cells = cells_of(shipped, given, tmp_path, check=False)
     untrained = sum(not row.trained for row in shipped.all_rows)
     assert len(cells) == len(shipped.data) * ((len(shipped.all_rows) - untrained) * len(shipped.seeds) + untrained)
-    assert len({result_file(tmp_path, cell) for cell in cells}) == len({cell.key for cell in cells})
+    assert len({result_file(tmp_path, cell) for cell in cells}) == len({(cell.data, cell.key) for cell in cells})
 
 
 def test_the_page_has_a_place_for_every_suite():
