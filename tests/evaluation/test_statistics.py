@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from ranking_definitions import counting_metrics, metrics_of_list, ranked
 
+from ranking_definitions import counting_metrics, metrics_of_list, ranked
 from sightline.evaluation import statistics
 from sightline.evaluation.metrics import Ranking, read_metric_name
 from sightline.evaluation.statistics import Statistics
