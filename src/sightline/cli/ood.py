@@ -67,9 +67,9 @@ def fit(
 
     if (table is None) == (gallery is None) or (gallery is not None and gallery_table is not None):
         raise InputError("give either a table or --gallery; --gallery-table goes with a table")
-    matched, generation = None if gallery_table is None else read_table(gallery_table), None
     if table is not None:
-        embedded = read_table(table)
+        embedded, generation = read_table(table), None
+        matched = None if gallery_table is None else read_table(gallery_table)
     else:
         embedded, matched, generation, out = _gallery(str(gallery), out)
     if out is None:
@@ -94,11 +94,9 @@ def fit(
     )
     rejector.generation = generation
     share, accepted = f"{100 * tpr:g} %", 100 * (rejector.scorer.acceptance or 0)
-    if rejector.advice is not None:
-        echo(rejector.advice)
-    echo(f"{rejector.save(out)}: {rejector.scorer.name}, accepts {accepted:.3g} % of in-distribution images")
-    for note in rejector.scorer.notes:
-        echo(note)
+    saved = f"{rejector.save(out)}: {rejector.scorer.name}, accepts {accepted:.3g} % of in-distribution images"
+    for line in filter(None, (rejector.advice, saved, *rejector.scorer.notes)):
+        echo(line)
     if rejector.similarity_threshold is not None:
         echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {share} of matches")
     elif gallery is not None:

@@ -96,13 +96,12 @@ class EvalTransform:
             for places in (starts, ends)
         )
         # Only what is kept of the resized image is computed; Pillow's filters still reach beyond the box.
-        resized = image.resize(
-            (kept[0], kept[1]), Image.Resampling[wanted.interpolation.upper()], (left, top, right, bottom)
-        )
+        filter_ = Image.Resampling[wanted.interpolation.upper()]
+        found = np.array(image.resize((kept[0], kept[1]), filter_, (left, top, right, bottom)))
         missing = [wanted.crop - side for side in reversed(kept)]
         if any(missing):  # smaller than the square: black around it
-            return torch.from_numpy(np.pad(resized, [*((n // 2, n - n // 2) for n in missing), (0, 0)]))
-        return torch.from_numpy(np.array(resized))
+            found = np.pad(found, [*((n // 2, n - n // 2) for n in missing), (0, 0)])
+        return torch.from_numpy(found)
 
     def __call__(self, image: Image.Image) -> Tensor:
         return self.preprocessing.normalised(self.pixels(image)[None])[0]
