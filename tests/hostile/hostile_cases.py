@@ -125,7 +125,7 @@ PLACES = {
     "manifest": ("",),
     "images": ("0-0.png",),
 }
-FOLDERS = dict.fromkeys(("gallery", "backup"), ("encoder", "rejector", "images")) | {"run": ("tensorboard",)}
+FOLDERS = dict.fromkeys(("gallery", "backup"), ("encoder", "rejector", "images"))
 MORE = [
     ("encoder", "model.safetensors", how.ANY_WEIGHTS),
     ("rejector", "scorer.safetensors", how.ANY_WEIGHTS),

@@ -98,7 +98,8 @@ def test_the_description_alone_leads_from_a_picture_to_its_vector(is_whitened_an
     batch = np.stack([by_description(about, image) for image in images])
     assert list(batch.shape[1:]) == about["input"]["shape"][1:]
     found = session(file).run([about["output"]["name"]], {about["input"]["name"]: batch})[0]
-    np.testing.assert_allclose(found, encoder.encode(images), rtol=0, atol=1e-4)
+    # A byte that is rounded the other way moves a vector of these 32 pixels by a thousandth; another filter by far more.
+    np.testing.assert_allclose(found, encoder.encode(images), rtol=0, atol=5e-3)
     assert (about["fingerprint"], about["dim"]) == (encoder.fingerprint(), found.shape[1])
 
 

@@ -67,7 +67,7 @@ def test_others_are_answered_while_more_connections_are_open_than_files(shared_g
 @pytest.fixture(scope="module")
 def hasty(shared_gallery):
     """The address and the log of a service that waits a second for requests."""
-    given = {"SIGHTLINE_SERVE_UPLOAD_SECONDS": "1", "SIGHTLINE_SERVE_RATE": "none"}
+    given = {"SIGHTLINE_SERVE_UPLOAD_SECONDS": "1", "SIGHTLINE_SERVE_RATE": "none", "SIGHTLINE_SERVE_BACKEND": "torch"}
     with process(shared_gallery, **given) as (_, address, log):
         yield address, log
     assert "Traceback" not in "".join(log)

@@ -90,14 +90,14 @@ class EvalTransform:
         sides = [wanted.resize if wanted.stretch else int(wanted.resize * side / shorter) for side in image.size]
         kept = [min(side, wanted.crop) for side in sides]
         starts = [round((side - n) / 2) for side, n in zip(sides, kept, strict=True)]
-        ends = [start + n for start, n in zip(starts, kept, strict=True)]
-        (left, top), (right, bottom) = (
-            [min(place * given / side, given) for place, given, side in zip(places, image.size, sides, strict=True)]
-            for places in (starts, ends)
+        (left, right), (top, bottom) = (
+            (start * given / side, min((start + n) * given / side, given))
+            for start, n, given, side in zip(starts, kept, image.size, sides, strict=True)
         )
-        # Only what is kept of the resized image is computed; Pillow's filters still reach beyond the box.
+        # Rows, then columns, in any version of Pillow; only what is kept is computed, by filters that reach beyond the box.
         filter_ = Image.Resampling[wanted.interpolation.upper()]
-        found = np.array(image.resize((kept[0], kept[1]), filter_, (left, top, right, bottom)))
+        narrow = image.resize((kept[0], image.height), filter_, (left, 0, right, image.height))
+        found = np.array(narrow.resize((kept[0], kept[1]), filter_, (0, top, kept[0], bottom)))
         missing = [wanted.crop - side for side in reversed(kept)]
         if any(missing):  # smaller than the square: black around it
             found = np.pad(found, [*((n // 2, n - n // 2) for n in missing), (0, 0)])
