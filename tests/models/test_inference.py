@@ -1,6 +1,9 @@
 """Vectors by ONNX Runtime and OpenVINO are those of torch, made once, and torch stands in where an export fails."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -141,3 +144,21 @@ def test_a_pretrained_encoder_by_name(tmp_path, monkeypatch):
     tiny().save_pretrained("bundled")  # a folder goes first
     assert Encoder.from_pretrained("bundled").dim == 8
     assert_refused(r"'resnet51'.*did you mean", Encoder.from_pretrained, "timm:resnet51")
+
+
+def test_a_signal_after_several_encoders_by_openvino_ends_nothing(tmp_path):
+    code = """
+import gc, os, signal
+from PIL import Image
+from sightline import Encoder
+signal.signal(signal.SIGCHLD, lambda *_: None)
+backends = []
+for dim in (8, 9, 10):
+    backends.append(Encoder.create("tiny", dim, image_size=32).encode([Image.new("RGB", (40, 36))], backend="openvino"))
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGCHLD)
+print(len(backends))
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

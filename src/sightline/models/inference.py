@@ -8,7 +8,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -205,12 +205,22 @@ def onnx_backend(file: Path, prepare: Prepare, by_thread: bool = False) -> Backe
 
 def openvino_backend(file: Path, prepare: Prepare) -> Backend:
     """OpenVINO on the CPU."""
-    import openvino
-
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.compile_model(str(file), "CPU", settings)
+    model = _openvino_core().compile_model(str(file), "CPU", settings)
 
     def run(pixels: Tensor) -> NDArray[np.float32]:
         return np.concatenate([model(prepare(part).numpy())[0] for part in pixels.split(AT_ONCE)])
 
     return Backend(run)
+
+
+@cache
+def _openvino_core() -> Any:
+    """One for the process.
+
+    Each sets the stack that signals are handled on, and takes it away when it ends: with several, the next signal, such as the
+    end of a loader's worker, would crash the process.
+    """
+    import openvino
+
+    return openvino.Core()
