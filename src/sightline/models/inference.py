@@ -218,8 +218,8 @@ def openvino_backend(file: Path, prepare: Prepare) -> Backend:
 def _openvino_core() -> Any:
     """One for the process.
 
-    Each sets the stack that signals are handled on, and takes it away when it ends: with several, the next signal, such as the
-    end of a loader's worker, would crash the process.
+    Each sets the stack that signals are handled on, and takes it away when it ends. With several, the next signal, such
+    as the end of a loader's worker, would crash the process.
     """
     import openvino
 
