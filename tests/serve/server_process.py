@@ -35,7 +35,8 @@ def process(gallery, *options, held_until=None, n_files=None, **environ):
     command = [sys.executable, *start, "serve", str(gallery), "--port", "0", *options]
     if n_files is not None:
         command = ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh", *command]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    by_torch = {} if held_until is None else {"SIGHTLINE_SERVE_BACKEND": "torch"}  # whose encoder is held, not its export
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **by_torch, **environ}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as server:
         log: list[str] = []
         reader = threading.Thread(target=lambda: log.extend(server.stderr), daemon=True)
