@@ -42,7 +42,7 @@ function take(overview) {
 async function act(change, message, next = current) {
   if (working) return;
   working = true;
-  const slow = setTimeout(() => say("Working…"), 300);
+  const slow = setTimeout(() => { say("Working…"); clearTimeout(say.timer); }, 300); // until the answer is there
   try {
     take(await ask("api/act", { version: all.version, change }));
     if (["split", "move", "drop", "merge"].includes(change.action)) selected = new Set(); // they are elsewhere now
