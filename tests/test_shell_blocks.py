@@ -52,6 +52,13 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
     "needs the log of many queries; tests/ood/test_drift.py has one": {"ood.md": ["sightline ood recalibrate"]},
     "needs a hub; tests/models/test_card.py has one": {"export.md": ["sightline export hub"]},
     "runs for hours, or needs a set of that size": {
+        "data.md": [  # tests/evaluation/test_benchmark_protocols.py has small ones
+            "sightline embed run/encoder data/roxford5k.parquet",
+            "sightline embed run/encoder data/revisitop1m/",
+            "sightline evaluate oxford.parquet",
+            "sightline evaluate landmarks.parquet",
+            "sightline evaluate animals.parquet",
+        ],
         "benchmarks.md": [
             "sightline data prepare cub",
             "sightline benchmark benchmarks/suites/cub-losses.toml --data",

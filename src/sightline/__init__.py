@@ -9,16 +9,10 @@ if TYPE_CHECKING:
     from sightline.data.manifest import Manifest, read_manifest
     from sightline.data.transforms import Preprocessing
     from sightline.errors import InputError
+    from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml, evaluate_gldv2, evaluate_revisited
     from sightline.evaluation.decomposability import decomposability_gap
     from sightline.evaluation.metrics import Metric, list_metrics
-    from sightline.evaluation.protocol import (
-        RetrievalSet,
-        evaluate,
-        evaluate_dyml,
-        evaluate_each_label,
-        evaluate_gldv2,
-        evaluate_revisited,
-    )
+    from sightline.evaluation.protocol import evaluate, evaluate_each_label
     from sightline.evaluation.result import Result, compare
     from sightline.evaluation.tables import evaluate_table
     from sightline.gallery.gallery import EncoderIdentity, Gallery, Item
@@ -58,7 +52,7 @@ _MODULES = {
     "Refinement": "ranking.refine",
     "Relevance": "labels.relevance",
     "Result": "evaluation.result",
-    "RetrievalSet": "evaluation.protocol",
+    "RetrievalSet": "evaluation.benchmark_protocols",
     "Whitening": "models.heads",
     "Tree": "labels.tree",
     "check_data": "training.data_check",
@@ -67,10 +61,10 @@ _MODULES = {
     "decomposability_gap": "evaluation.decomposability",
     "embed_manifest": "models.embed",
     "evaluate": "evaluation.protocol",
-    "evaluate_dyml": "evaluation.protocol",
+    "evaluate_dyml": "evaluation.benchmark_protocols",
     "evaluate_each_label": "evaluation.protocol",
-    "evaluate_gldv2": "evaluation.protocol",
-    "evaluate_revisited": "evaluation.protocol",
+    "evaluate_gldv2": "evaluation.benchmark_protocols",
+    "evaluate_revisited": "evaluation.benchmark_protocols",
     "evaluate_table": "evaluation.tables",
     "export_onnx": "models.onnx_export",
     "list_losses": "losses",

@@ -6,15 +6,9 @@ import torch
 from numpy.testing import assert_allclose
 
 from refusals import assert_refused
-from sightline.evaluation import protocol, statistics
-from sightline.evaluation.protocol import (
-    RetrievalSet,
-    evaluate,
-    evaluate_dyml,
-    evaluate_each_label,
-    evaluate_gldv2,
-    evaluate_revisited,
-)
+from sightline.evaluation import benchmark_protocols, statistics
+from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml, evaluate_gldv2, evaluate_revisited
+from sightline.evaluation.protocol import evaluate, evaluate_each_label
 
 
 def draw(seed, n_items=60):
@@ -77,7 +71,7 @@ def test_revisited_read_in_pieces_equals_the_whole(kind, monkeypatch, tmp_path):
     whole = evaluate_revisited(queries, items, *lists)
     np.save(tmp_path / "items.npy", items)
     given = torch.from_numpy(items) if kind == "tensor" else np.load(tmp_path / "items.npy", mmap_mode="r")
-    monkeypatch.setattr(protocol, "HELD_ELEMENTS", 140)
+    monkeypatch.setattr(benchmark_protocols, "HELD_ELEMENTS", 140)
     monkeypatch.setattr(statistics, "SLICE_COLUMNS", 48)
     monkeypatch.setattr(statistics, "KEPT_BYTES", 0)
     found = evaluate_revisited(queries, given, *lists)

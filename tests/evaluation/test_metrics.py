@@ -12,8 +12,8 @@ import ranking_definitions as definitions
 import sightline.torchvision_operators  # noqa: F401  (before torchmetrics, which imports torchvision)
 from ranking_definitions import binary_metrics
 from refusals import assert_refused
+from sightline.evaluation.benchmark_protocols import revisited_precision_at_k, trapezoid_average_precision
 from sightline.evaluation.metrics import METRICS, Ranking, h_curves, list_metric, metric_of, pooled_severity, severity
-from sightline.evaluation.protocol import revisited_precision_at_k, trapezoid_average_precision
 from sightline.evaluation.statistics import list_statistics
 from sightline.labels.relevance import Relevance
 
@@ -24,9 +24,10 @@ M2 = [0, 0, 1, 0]
 
 
 def of_one(metric, ranked, **options):
-    """The metric of one list, by its name or by a function on (Q, K) bool."""
-    rows = torch.tensor([ranked])
-    found = list_metric(metric, rows.byte()) if isinstance(metric, str) else metric(rows.bool(), **options)
+    """The metric of one list, by its name or by a function of the places of what is relevant."""
+    if not isinstance(metric, str):
+        return metric(np.flatnonzero(ranked), **options)
+    found = list_metric(metric, torch.tensor([ranked]).byte())
     assert (found.shape, found.dtype) == ((1,), torch.float64)
     return found.item()
 
@@ -71,10 +72,8 @@ def trapezoid_by_definition(ranked):
 @given(lists.filter(any), st.integers(1, 14))
 def test_revisited_metrics_by_definition(ranked, k):
     assert_close(of_one(trapezoid_average_precision, ranked), trapezoid_by_definition(ranked))
-    both = torch.tensor([ranked, [False] * len(ranked)])
-    assert trapezoid_average_precision(both).isnan().tolist() == [False, True]
-    assert revisited_precision_at_k(both, k).isnan().tolist() == [False, True]
-    assert revisited_precision_at_k(both[:, :0], k).isnan().all()
+    none = [False] * len(ranked)
+    assert np.isnan([of_one(trapezoid_average_precision, none), of_one(revisited_precision_at_k, none, k=k)]).all()
     last = max(place for place, relevant in enumerate(ranked, start=1) if relevant)
     k_here = min(last, k)
     assert_close(of_one(revisited_precision_at_k, ranked, k=k), sum(ranked[:k_here]) / k_here)

@@ -2,14 +2,19 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sightline.cli.console import Backend, RefineOptions, Trust, echo, expand_settings, read_table
 from sightline.errors import InputError, choose, needs_extra
+
+if TYPE_CHECKING:
+    from sightline.data.embedding_table import EmbeddingTable
+    from sightline.evaluation.tables import Steps
 
 
 @dataclass(frozen=True)
@@ -21,11 +26,27 @@ class StepOptions:
     each_step: Annotated[bool, typer.Option("--each-step", help="Also measure without steps and after each step.")] = False
 
 
+@dataclass(frozen=True)
+class ProtocolOptions:
+    """The protocol of a published set of landmarks or of DyML."""
+
+    protocol: Annotated[
+        str | None, typer.Option(help="Measure as a paper does: roxford5k, rparis6k, gldv2 or dyml; see docs/data.md.")
+    ] = None
+    judgements: Annotated[
+        Path | None, typer.Option(help="With --protocol: the .judgements.json beside the set's manifest.")
+    ] = None
+    distractors: Annotated[
+        Path | None, typer.Option(help="With --protocol: a table of more images, relevant to no query, read in pieces.")
+    ] = None
+
+
 @expand_settings
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
     options: StepOptions,
     refine: RefineOptions,
+    published: ProtocolOptions,
     k: Annotated[
         list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; repeatable; default: 1 2 4 8.")
     ] = None,
@@ -60,6 +81,20 @@ def evaluate(
     other = None if gallery is None else read_table(gallery)
     whitening = None if options.whiten is None else Whitening.load(options.whiten)
     steps = Steps(whitening, options.augment, refine.refinement())
+    if published.protocol is not None:
+        other_options = {
+            "--gallery": gallery,
+            "--metric": metric,
+            "--exclude": exclude,
+            "--trec": trec,
+            "--each-step": options.each_step,
+        }
+        if wrong := [name for name, value in other_options.items() if value]:
+            raise InputError(f"--protocol takes no {' or '.join(wrong)}")
+        _by_protocol(published, embedded, steps, k or (), interval, json)
+        return
+    if published.judgements or published.distractors:
+        raise InputError("--judgements and --distractors need a --protocol")
     with join_processes() as is_first:
         for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
             result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
@@ -69,6 +104,35 @@ def evaluate(
             result.write_json(json)
         if trec is not None and is_first:
             echo(write_trec(trec, embedded, other))
+
+
+def _by_protocol(
+    published: ProtocolOptions,
+    table: "EmbeddingTable",
+    steps: "Steps",
+    ks: Sequence[int],
+    level: float | None,
+    json: Path | None,
+) -> None:
+    """Print what a protocol measures, and what papers print beside it."""
+    from sightline.evaluation.benchmark_protocols import Asked, evaluate_protocol
+    from sightline.evaluation.result import text_table
+    from sightline.studies.papers import PROTOCOL_TABLES
+
+    name = str(published.protocol)
+    found = evaluate_protocol(name, Asked(table, published.judgements, steps, published.distractors, ks))
+    for setup, result in found.items():
+        echo(f"{setup}\n{result.as_text(level)}\n")
+        if json is not None:
+            result.write_json(json.with_name(f"{json.stem}.{setup}.json"))
+    paper = PROTOCOL_TABLES[name]
+    ours: dict[str, float] = {}
+    for column, (one, metric) in paper.columns.items():
+        results = [result for setup, result in found.items() if one in (None, setup) and metric in result.per_query]
+        ours |= {column: 100 * sum(result[metric] for result in results) / len(results)} if results else {}
+    methods = {"this encoder": ours, **paper.rows("+R1M" if published.distractors else "")}
+    rows = [[method, *(f"{row[c]:.1f}" if c in row else "-" for c in paper.columns)] for method, row in methods.items()]
+    echo(f"published table {paper.table}\n{text_table([['', *paper.columns], *rows], '<' + '>' * len(paper.columns))}")
 
 
 def compare(

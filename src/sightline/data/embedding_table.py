@@ -1,6 +1,7 @@
 """Ids, vectors, labels, encoder fingerprint: the file every later stage reads."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sightline.errors import InputError, named_errors, names, raise_faults
 from sightline.files import replaced
 
 FORMAT = "1"
+PIECE = 65_536  # rows read at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,19 @@ class EmbeddingTable:
             return cls(
                 Manifest(file, root, rows.with_columns(pl.col(words).cast(pl.String)), n_levels), vectors, fingerprint
             )
+
+
+def read_pieces(file: Path) -> tuple[str, Callable[[], Iterator[NDArray[np.float32]]]]:
+    """The encoder's fingerprint, and what reads the vectors in (N, D) pieces, for a table larger than memory.
+
+    The rows are not compared with the table's checksum.
+    """
+    if not EmbeddingTable.is_at(file):
+        raise InputError(f"{file}: must be an embedding table, written by `sightline embed`")
+    pieces = pl.scan_parquet(file).select("vector")
+    return pl.read_parquet_metadata(file)["fingerprint"], lambda: (
+        piece["vector"].to_numpy(writable=True) for piece in pieces.collect_batches(chunk_size=PIECE, maintain_order=True)
+    )
 
 
 def _checksum(rows: pl.DataFrame, vectors: NDArray[np.float32], described: dict[str, str]) -> str:

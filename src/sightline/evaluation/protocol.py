@@ -1,16 +1,11 @@
-"""Who queries whom, which pairs are left out, and the metrics of the resulting rankings.
+"""Who queries whom, which pairs are left out, and the metrics of the resulting rankings."""
 
-For any set of images, and by the protocols of DyML, revisited Oxford and Paris, Google Landmarks v2 and multi-label sets.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -21,13 +16,11 @@ from sightline.evaluation.statistics import (
     Counts,
     Levels,
     Lists,
-    Scores,
     VectorTable,
     as_numpy,
     as_table,
     as_tensor,
     find_tie_rule,
-    ranked_levels,
     statistics,
 )
 from sightline.evaluation.text_labels import NEVER, class_names, number_text
@@ -39,13 +32,6 @@ MOST_LEVELS = 127
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 Groups = tuple[Counts, Counts]
 EMPTY = {"skip": False, "zero": True}
-HELD_ELEMENTS = 1 << 27  # scores held at once: of all 70 queries with a million items
-DYML_METRICS = ("map", "asi", "recall@1")
-REVISITED = {  # which items are relevant (1) and which in no list (-1)
-    "easy": {"easy": 1, "hard": -1, "junk": -1},
-    "medium": {"easy": 1, "hard": 1, "junk": -1},
-    "hard": {"easy": -1, "hard": 1, "junk": -1},
-}
 
 
 @dataclass(frozen=True)
@@ -385,179 +371,6 @@ def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n
     if not (found < np.inf).all():
         raise InputError(f"judgements must be finite: NaN or infinity in the rows of queries {rows[0]} to {rows[-1]}")
     return found
-
-
-# Protocols of particular benchmarks. ------------------------------------------------------------------------------------
-
-
-class RetrievalSet(NamedTuple):
-    """Queries and what they rank, with the labels of one level; see :func:`evaluate`."""
-
-    vectors: ArrayLike | Tensor
-    labels: ArrayLike | Tensor
-    gallery: ArrayLike | Tensor | None = None
-    gallery_labels: ArrayLike | Tensor | None = None
-    ids: Sequence[object] | None = None
-    gallery_ids: Sequence[object] | None = None
-
-
-def evaluate_dyml(sets: Mapping[str, RetrievalSet]) -> tuple[dict[str, Result], dict[str, float]]:
-    """Each level's own queries and gallery measured, and the plain mean of the levels.
-
-    Args:
-        sets: by the name of the level. One set of images with several label columns is given once for each column.
-
-    Returns:
-        A result for each level, with ``map``, ``asi`` and ``recall@1``; and the mean of each metric over the levels.
-
-    Example:
-        >>> sets = {level: RetrievalSet(np.eye(4, 3), [0, 0, 1, 1]) for level in ("fine", "coarse")}
-        >>> results, means = evaluate_dyml(sets)
-        >>> means["map"] == results["fine"]["map"]
-        True
-    """
-    if not sets:
-        raise InputError("sets must have at least one level, got none")
-    results = {level: evaluate(**one._asdict(), metrics=DYML_METRICS) for level, one in sets.items()}
-    return results, {name: float(np.mean([result[name] for result in results.values()])) for name in DYML_METRICS}
-
-
-def evaluate_revisited(
-    vectors: ArrayLike | Tensor,
-    gallery: ArrayLike | Tensor,
-    easy: Sequence[ArrayLike],
-    hard: Sequence[ArrayLike],
-    junk: Sequence[ArrayLike],
-    ks: Sequence[int] = (1, 5, 10),
-) -> dict[str, Result]:
-    """The three setups of revisited Oxford and Paris.
-
-    Easy: the easy items are relevant, hard ones and junk are in no list. Medium: easy and hard ones are relevant. Hard: the
-    hard items are relevant, easy ones and junk are in no list. Queries without a relevant item are left out.
-
-    Args:
-        vectors: (Q, D) of the queries, cut to their boxes.
-        gallery: (G, D).
-        easy: for each query, the places in the gallery of its easy items.
-        hard: of its hard ones.
-        junk: of those that count neither way.
-        ks: for ``mp@k``.
-
-    Returns:
-        For ``easy``, ``medium`` and ``hard``: ``map``, the area below straight lines, and ``mp@k``.
-
-    Example:
-        >>> results = evaluate_revisited(np.eye(1, 2), [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], [[1]], [[2]], [[0]], ks=[1])
-        >>> results["easy"].means
-        {'map': 1.0, 'mp@1': 1.0}
-    """
-    check_places(ks)
-    queries, items = vector_tables(vectors, gallery)
-    given = {"easy": easy, "hard": hard, "junk": junk}
-    lists = {name: _read_lists(name, one, len(queries), len(items)) for name, one in given.items()}
-    for query, kinds in enumerate(zip(*lists.values(), strict=True)):
-        several = np.flatnonzero(np.bincount(np.concatenate([np.unique(places) for places in kinds])) > 1)
-        if len(several):
-            raise InputError(f"query {query}: items {several.tolist()} are in more than one of easy, hard and junk")
-    if not any(len(places) for places in lists["easy"] + lists["hard"]):
-        raise InputError(f"none of the {len(queries)} queries has a relevant item: easy and hard are empty")
-    columns: dict[str, dict[str, list[Tensor]]] = {
-        setup: {name: [] for name in ("map", *(f"mp@{k}" for k in ks))} for setup in REVISITED
-    }
-    scorer = Scores(queries, items, np.arange(len(items)))
-    n_held = min(max(1, HELD_ELEMENTS // scorer.width), len(queries))  # the items are read once for so many queries
-    held = torch.empty(n_held, scorer.width, dtype=scorer.dtype, device=queries.device)
-    for first in range(0, len(queries), n_held):
-        block = np.arange(first, min(first + n_held, len(queries)))
-        scores = scorer.fill(block, held)
-        for query, (setup, worth) in product(block.tolist(), REVISITED.items()):
-            levels = torch.zeros(1, len(items), dtype=torch.int8)
-            for name, level in worth.items():
-                levels[0, torch.from_numpy(lists[name][query])] = level
-            ranked = ranked_levels(scores[query - first][None], levels.to(scores.device)) > 0
-            columns[setup]["map"].append(trapezoid_average_precision(ranked))
-            for k in ks:
-                columns[setup][f"mp@{k}"].append(revisited_precision_at_k(ranked, k))
-    return {
-        setup: Result({name: torch.cat(parts).cpu().numpy() for name, parts in found.items()})
-        for setup, found in columns.items()
-    }
-
-
-def trapezoid_average_precision(ranked: Tensor) -> Tensor:
-    """(Q,) average precision as the revisited sets take it: the area below straight lines, not steps.
-
-    Each relevant item counts the mean of the precision at its place and just before it, which is 1 before the first place.
-
-    Args:
-        ranked: (Q, K) bool, True where the item at that place is relevant, best place first.
-
-    Example:
-        >>> trapezoid_average_precision(torch.tensor([[True, False, True, True]]))
-        tensor([0.7639], dtype=torch.float64)
-    """
-    before = torch.arange(ranked.shape[1], dtype=torch.float64, device=ranked.device)
-    n_found = ranked.cumsum(1)
-    earlier = ((n_found - ranked.long()) / before.clamp(min=1)).where(before > 0, 1.0)
-    n_relevant = ranked.sum(1).double()
-    return ((n_found / (before + 1) + earlier) * ranked).sum(1) / 2 / n_relevant.where(n_relevant > 0, torch.nan)
-
-
-def revisited_precision_at_k(ranked: Tensor, k: int) -> Tensor:
-    """(Q,) precision at k, or at the place of the last relevant item where that comes first: mP@k of the revisited sets.
-
-    Example:
-        >>> revisited_precision_at_k(torch.tensor([[True, True, False]]), k=3)
-        tensor([1.], dtype=torch.float64)
-    """
-    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
-    last = F.pad(place * ranked, (1, 0)).amax(1).clamp(min=1, max=k)
-    return (ranked[:, :k].sum(1) / last).double().where(ranked.any(1), torch.nan)
-
-
-def _read_lists(name: str, lists: Sequence[ArrayLike], n_queries: int, n_items: int) -> list[Counts]:
-    """Places in the gallery for each query."""
-    if len(lists) != n_queries:
-        raise InputError(f"{name} must have a list for each of the {n_queries} queries, got {len(lists)}")
-    tables = [as_numpy(as_table(one, name)).reshape(-1) for one in lists]
-    for query, one in enumerate(tables):
-        if len(one) and (one.dtype.kind not in "iu" or not 0 <= one.min() <= one.max() < n_items):
-            raise InputError(f"{name} of query {query} must be whole numbers from 0 to {n_items - 1}, got {one.tolist()}")
-    return [one.astype(np.int64) for one in tables]
-
-
-def evaluate_gldv2(
-    vectors: ArrayLike | Tensor, gallery: ArrayLike | Tensor, relevant: Sequence[ArrayLike], ks: Sequence[int] = (100,)
-) -> Result:
-    """Google Landmarks v2 by its official lists of solutions.
-
-    The papers here count any index image with the landmark of the first solution image instead: that is
-    :func:`evaluate` by labels, with the same metric.
-
-    Args:
-        vectors: (Q, D) of the queries that have a solution.
-        gallery: (G, D) of the index.
-        relevant: for each query, the places in the gallery of its solution.
-        ks: for ``map@k``.
-
-    Returns:
-        ``map@k`` for each k.
-
-    Example:
-        >>> evaluate_gldv2(np.eye(1, 2), [[0.0, 1.0], [1.0, 0.0], [0.9, 0.1]], relevant=[[2]]).means
-        {'map@100': 0.5}
-    """
-    check_places(ks)
-    queries, items = vector_tables(vectors, gallery)
-    places = _read_lists("relevant", relevant, len(queries), len(items))
-
-    def rows(numbers: Counts) -> NDArray[np.bool_]:
-        table = np.zeros((len(numbers), len(items)), bool)
-        for row, query in enumerate(numbers.tolist()):
-            table[row, places[query]] = True
-        return table
-
-    return evaluate(queries.table, gallery=items.table, judgements=rows, metrics=[f"map@{k}" for k in ks])
 
 
 def evaluate_each_label(

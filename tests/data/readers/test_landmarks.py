@@ -1,18 +1,23 @@
 import pickle
+import re
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from PIL import ExifTags, Image, ImageOps
 from scipy.io import savemat
 
 from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
+from sightline.data.manifest import Manifest
 from sightline.data.readers.landmarks import GLDV2, H_GLDV2, LANDMARKS_CLEAN, ROXFORD, ROXFORD_1M, SFM_120K, read_judgements
 from sightline.data.readers.source import PublishedCounts, judgements_file
 from sightline.errors import InputError
+from sightline.evaluation.result import Result
 from sightline.evaluation.tables import evaluate_table
+from sightline.models.heads import Whitening
 
 TRAIN = {"7": ["aaa1", "abc2"], "9": ["bca3"]}
 INDEX = {"bbb1": "7", "bcd2": "8", "ccc3": "8"}
@@ -50,7 +55,7 @@ def test_landmarks_of_training_and_index_are_different_ones(tree, rows):
     assert found == [[[2], [0, 1]]]
 
 
-def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path, page):
+def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path, sightline):
     put_landmarks(tree)
     tree.text("retrieval_solution_v2.1.csv", "id,images,Usage\ndda1,ccc3,Public\nddc3,bbb1,Private\n")  # without bcd2
     manifest = tree.prepare(GLDV2)
@@ -60,7 +65,12 @@ def test_landmarks_are_measured_by_labels_and_by_the_lists(tree, tmp_path, page)
     table = EmbeddingTable(manifest, vectors, "encoder").write(tmp_path / "vectors.parquet")
     # Of both queries the ranking is bcd2, ccc3, bbb1.
     assert evaluate_table(EmbeddingTable.read(table), metrics=["map@100"])["map@100"] == pytest.approx((1 + 1 / 3) / 2)
-    assert page["measure_landmarks"](tree.out, table)["map@100"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    words = ("evaluate", table, "--split", "test", "--protocol", "gldv2", "--judgements", judgements_file(tree.out))
+    status, out, err = sightline(*words, "--json", tmp_path / "found.json")
+    assert status == 0, err
+    found = {name: Result.read_json(tmp_path / f"found.{name}.json")["map@100"] for name in ("official", "landmark")}
+    assert found == pytest.approx({"official": (1 / 2 + 1 / 3) / 2, "landmark": (1 + 1 / 3) / 2})
+    assert re.search(r"^HAPPIER +41\.6 +38\.8 +83\.8 +95\.7$", out, re.M), "the published values of TPAMI Table VII"
 
 
 def test_images_without_a_hierarchical_label_are_left_out(tree, rows):
@@ -179,6 +189,98 @@ def test_judgements_with_and_without_distractors(tree):
         easy, hard, junk = read_judgements(judgements_file(tree.out), queries.table["id"].to_list(), items)
         named = [[sorted(items[place] for place in one) for one in kind] for kind in (easy, hard, junk)]
         assert named == [[[ITEMS[2]], ITEMS[:2]], [[ITEMS[0]], []], [[ITEMS[1]], []]]
+
+
+def revisited_by_definition(scores, easy, hard, junk, ks):
+    """One query's AP and precisions for each setup, from the words of the benchmark; scores are of all items."""
+    found = {}
+    for setup, relevant, ignored in (
+        ("easy", easy, hard + junk),
+        ("medium", easy + hard, junk),
+        ("hard", hard, easy + junk),
+    ):
+        ranked = [item for item in np.argsort(-scores, kind="stable").tolist() if item not in ignored]
+        ranks = [rank for rank, item in enumerate(ranked) if item in relevant]
+        area = 0.0
+        for number, rank in enumerate(ranks):  # two ends of a line
+            before = 1.0 if rank == 0 else number / rank
+            area += (before + (number + 1) / (rank + 1)) / (2 * len(ranks))
+        found[setup] = {"map": area if ranks else np.nan}
+        for k in ks:
+            first = min(k, max(ranks, default=0) + 1)
+            found[setup][f"mp@{k}"] = sum(rank < first for rank in ranks) / first if ranks else np.nan
+    return found
+
+
+def put_city(tree, n_items=30, n_queries=5):
+    rng = np.random.default_rng(1)
+    items, queries = [f"i{number}" for number in range(n_items)], [f"q{number}" for number in range(n_queries)]
+    places = [rng.permutation(n_items).tolist() for _ in queries]
+    truth = [{"bbx": [0, 0, 3, 3], "easy": one[:4], "hard": one[4:9], "junk": one[9:12]} for one in places]
+    truth[0]["easy"] = []
+    tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": items, "qimlist": queries, "gnd": truth}))
+    tree.images(*(f"jpg/{name}.jpg" for name in (*queries, *items)))
+    manifest = tree.prepare(ROXFORD)
+    vectors = rng.normal(size=(len(manifest), 6)).astype(np.float32)
+    table = EmbeddingTable(manifest, vectors, "encoder").write(tree.out.with_name("vectors.parquet"))
+    return truth, table, vectors[:n_queries].astype(float), vectors[n_queries:].astype(float)
+
+
+@pytest.mark.parametrize("steps", ["", "distractors", "distractors whiten expand"])
+def test_the_revisited_protocol_by_command(tree, tmp_path, sightline, monkeypatch, steps):
+    truth, table, queries, items = put_city(tree)
+    words = ["evaluate", table, "--protocol", "roxford5k", "--judgements", judgements_file(tree.out)]
+    if "distractors" in steps:
+        monkeypatch.setattr("sightline.data.embedding_table.PIECE", 7)
+        more = np.random.default_rng(2).normal(size=(50, 6)).astype(np.float32)
+        names = [f"{number}.jpg" for number in range(50)]
+        rows = pl.DataFrame({"id": names, "path": names, "split": ["test"] * 50})
+        far = EmbeddingTable(Manifest(tmp_path / "far.csv", tmp_path, rows, 0), more, "encoder").write(
+            tmp_path / "far.parquet"
+        )
+        words += ["--distractors", far]
+        items = np.concatenate([items, more.astype(float)])
+    whitening = Whitening.fit(np.random.default_rng(3).normal(size=(60, 6)).astype(np.float32), dim=4)
+    if "whiten" in steps:
+        words += ["--whiten", whitening.save(tmp_path / "whitening.safetensors"), "--expand", 3]
+        lengths = (np.linalg.norm(side, axis=1, keepdims=True) for side in (queries, items))
+        sides = (torch.from_numpy(side / length).float() for side, length in zip((queries, items), lengths, strict=True))
+        queries, items = (whitening(side).double().numpy() for side in sides)
+    queries, items = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in (queries, items))
+    if "expand" in steps:
+        scores = queries @ items.T
+        for query, row in enumerate(scores):
+            near = np.argsort(-row)[:3]
+            queries[query] = queries[query] + (np.maximum(row[near], 0) ** 2) @ items[near]
+    status, out, err = sightline(*words, "--json", tmp_path / "found.json", *(part for k in (1, 5) for part in ("-k", k)))
+    assert status == 0, err
+    for number, (row, one) in enumerate(zip(queries @ items.T, truth, strict=True)):
+        for setup, expected in revisited_by_definition(row, one["easy"], one["hard"], one["junk"], (1, 5)).items():
+            found = Result.read_json(tmp_path / f"found.{setup}.json").per_query
+            np.testing.assert_allclose([found[name][number] for name in expected], [*expected.values()], rtol=0, atol=1e-12)
+    assert re.search(r"^this encoder +\d", out, re.M)
+    medium = "46.8" if "distractors" in steps else "60.6"  # of the listwise paper's Table 3
+    assert re.search(rf"^HesAff-rSIFT-ASMK\* \+ SP +{medium} ", out, re.M)
+
+
+def test_what_a_protocol_cannot_measure_is_refused(tree, tmp_path, complains):
+    _, table, _, _ = put_city(tree)
+    judged = ["--judgements", judgements_file(tree.out)]
+    other = EmbeddingTable.read(table)
+    far = EmbeddingTable(other.manifest, other.vectors, "another").write(tmp_path / "far.parquet")
+    for words, facts in (
+        (["--protocol", "oxford", *judged], ["oxford", "roxford5k"]),
+        (["--protocol", "rparis6k"], ["--judgements"]),
+        (["--protocol", "roxford5k", *judged, "--metric", "map"], ["--metric"]),
+        (["--protocol", "roxford5k", *judged, "--distractors", far], [far, "another encoder"]),
+        (["--protocol", "roxford5k", *judged, "--distractors", table, "--augment", 2], ["--distractors"]),
+        (["--protocol", "roxford5k", *judged, "--distractors", tmp_path / "none"], [tmp_path / "none"]),
+        (["--protocol", "gldv2", *judged], ["relevant"]),
+        (["--protocol", "dyml"], [table, "test_level"]),
+        (["--protocol", "dyml", *judged], ["--judgements"]),
+        (judged, ["--protocol"]),
+    ):
+        complains(["evaluate", table, *words], *facts)
 
 
 def test_a_subset_has_judgements_of_what_is_there(tree):

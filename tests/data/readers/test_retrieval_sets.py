@@ -1,6 +1,7 @@
 """Birds, cars, species, products, clothes and DyML, from tiny trees in the published layouts."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sightline.data.readers.retrieval_sets import (
     level_sets,
 )
 from sightline.data.readers.source import PublishedCounts
+from sightline.evaluation.benchmark_protocols import Asked, evaluate_protocol
 from sightline.evaluation.tables import evaluate_table
 
 BIRDS = ("001.Black_footed_Albatross", "002.Gadwall", "003.Mallard", "004.Sayornis")
@@ -237,7 +239,7 @@ def test_an_image_that_is_query_and_gallery_is_one_row_and_another_query_stays_o
     assert ("fine", "../files/bmk_fine/query/1.jpg", True, False) in test
 
 
-def test_each_level_is_measured_on_its_own_images(tree, page):
+def test_each_level_is_measured_on_its_own_images(tree, sightline):
     put_levels(tree)
     manifest = tree.prepare(DYML_ANIMAL)
     sets = level_sets(manifest)
@@ -249,7 +251,9 @@ def test_each_level_is_measured_on_its_own_images(tree, page):
         assert {f"bmk_{level}" in path for path in ids[gallery]} == {True}
         assert labels[queries[0]] == labels[queries[1]] == labels[gallery[0]] != labels[gallery[1]]
     table = EmbeddingTable(manifest, vectors.astype(np.float32), "0" * 64)
-    results, means = page["measure_dyml"](table.write(tree.out.with_name("vectors.parquet")))
+    status, out, err = sightline("evaluate", table.write(tree.out.with_name("vectors.parquet")), "--protocol", "dyml")
+    assert status == 0, err
+    results = evaluate_protocol("dyml", Asked(table))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for level, (queries, gallery, labels) in sets.items():  # one relevant item each: AP is one over its rank
         expected = []
@@ -257,7 +261,9 @@ def test_each_level_is_measured_on_its_own_images(tree, page):
             others = sorted((g for g in gallery if g != query), key=lambda g: -unit[g] @ unit[query])
             expected.append(1 / (1 + [labels[g] == labels[query] for g in others].index(True)))
         assert results[level]["map"] == pytest.approx(np.mean(expected))
-    assert means["map"] == pytest.approx(np.mean([result["map"] for result in results.values()]))
+    mean = np.mean([[result[name] for name in ("map", "asi", "recall@1")] for result in results.values()], axis=0)
+    assert re.search(r"^this encoder +(.*)$", out, re.M)[1].split() == [f"{100 * value:.1f}" for value in mean]
+    assert re.search(r"^HAPPIER, DyML-Animal +43\.8 +50\.8 +68\.9$", out, re.M), "the published values of TPAMI Table VIII"
     assert_refused(r"its test images are three sets, .*sl\.evaluate_dyml", evaluate_table, table)
 
 

@@ -1,18 +1,14 @@
 """What every reader does: paths, missing images, old manifests; and ``docs/data.md`` says what they assert."""
 
 import os
-import pickle
 import re
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
-from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.data.readers import READERS
-from sightline.data.readers.landmarks import ROXFORD
 from sightline.data.readers.retrieval_sets import SOP
 from sightline.data.readers.source import PublishedCounts, Reader
 from sightline.errors import InputError
@@ -109,17 +105,6 @@ def asserted(reader):
 def test_the_table_has_every_reader_and_its_numbers():
     rows = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| ?(.*?) ?\|$", PAGE, flags=re.MULTILINE))
     assert rows == {name: asserted(reader) for name, reader in on_disk().items()}
-
-
-def test_revisited_as_the_page_says(tree, page):
-    truth = [{"bbx": [0, 0, 3, 3], "easy": [1], "hard": [], "junk": [0]}]
-    tree.data("gnd_roxford5k.pkl", pickle.dumps({"imlist": ["a", "b", "c"], "qimlist": ["q"], "gnd": truth}))
-    tree.images(*(f"jpg/{name}.jpg" for name in "abcq"))
-    manifest = tree.prepare(ROXFORD)
-    vectors = np.array([[1, 0], [1, 0], [0.8, 0.6], [0.6, 0.8]], np.float32)  # the query, then a (junk), b (easy), c
-    table = EmbeddingTable(manifest, vectors, "made").write(tree.out.with_name("vectors.parquet"))
-    results = page["measure_revisited"](tree.out, table)
-    assert (results["easy"]["map"], results["medium"]["map"]) == (1, 1)
 
 
 def test_a_data_set_of_your_own_as_the_page_says(tree, rows, page):

@@ -180,7 +180,7 @@ class LevelSet(NamedTuple):
 
 
 def level_sets(manifest: Manifest) -> dict[str, LevelSet]:
-    """The test of each level, by its name, for :func:`~sightline.evaluation.protocol.evaluate_dyml`.
+    """The test of each level, by its name, for :func:`~sightline.evaluation.benchmark_protocols.evaluate_dyml`.
 
     Args:
         manifest: of a DyML set, or that of an embedding table made from it.

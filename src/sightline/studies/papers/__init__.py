@@ -24,6 +24,41 @@ class Published(NamedTuple):
     value: float
 
 
+class ProtocolTable(NamedTuple):
+    """Where papers print what a protocol measures.
+
+    Attributes:
+        table: its name.
+        dataset: as the paper calls it, or the beginning of several names.
+        columns: the setup, or None for the mean of all, and Sightline's metric of each of its columns.
+    """
+
+    table: str
+    dataset: str
+    columns: dict[str, tuple[str | None, str]]
+
+    def rows(self, suffix: str = "") -> dict[str, dict[str, float]]:
+        """The table's numbers by method and column, of the set with this suffix; of several sets with the set's name."""
+        found: dict[str, dict[str, float]] = {}
+        rows = [row for row in read_published(self.table) if row.metric in self.columns]
+        is_one = any(row.dataset == self.dataset for row in rows)
+        for row in rows:
+            if row.dataset == self.dataset + suffix or (not is_one and row.dataset.startswith(self.dataset)):
+                found.setdefault(row.method if is_one else f"{row.method}, {row.dataset}", {})[row.metric] = row.value
+        return found
+
+
+_REVISITED: dict[str, tuple[str | None, str]] = {"mAP-medium": ("medium", "map"), "mAP-hard": ("hard", "map")}
+_LANDMARK = {"mAP@100": "map@100", "H-AP": "h_ap", "ASI": "asi", "NDCG": "ndcg"}
+_DYML = {"mAP": "map", "ASI": "asi", "R@1": "recall@1"}
+PROTOCOL_TABLES = {
+    "roxford5k": ProtocolTable("listwise_table3_sota", "ROxford", _REVISITED),
+    "rparis6k": ProtocolTable("listwise_table3_sota", "RParis", _REVISITED),
+    "gldv2": ProtocolTable("tpami_table07", "H-GLDv2", {name: ("landmark", one) for name, one in _LANDMARK.items()}),
+    "dyml": ProtocolTable("tpami_table08", "DyML-", {name: (None, one) for name, one in _DYML.items()}),
+}
+
+
 def published_tables() -> list[str]:
     """The names :func:`read_published` knows, in alphabetical order.
 
