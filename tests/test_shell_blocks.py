@@ -50,6 +50,7 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
         ],
     },
     "needs the log of many queries; tests/ood/test_drift.py has one": {"ood.md": ["sightline ood recalibrate"]},
+    "needs published weights; tests/models/test_released.py makes some": {"export.md": ["sightline convert"]},
     "needs a hub; tests/models/test_card.py has one": {"export.md": ["sightline export hub"]},
     "runs for hours, or needs a set of that size": {
         "data.md": [  # tests/evaluation/test_benchmark_protocols.py has small ones

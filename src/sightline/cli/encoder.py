@@ -66,6 +66,28 @@ def whiten(
     echo(f"{written}: fitted on {len(table)} vectors, {n_given} dimensions to {n_kept}, power {power:g}")
 
 
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="Of NAVER's deep-image-retrieval, ROADMAP, HAPPIER or SupRank.")],
+    out: Annotated[Path, typer.Option(help="Encoder folder to write.")],
+    feature_norm: Annotated[
+        str | None, typer.Option(help="Before the projection: layer, l2 or none; default: as the checkpoint says.")
+    ] = None,
+    pooling: Annotated[str | None, typer.Option(help="Default: as the checkpoint says.")] = None,
+    image_size: Annotated[int, typer.Option(min=1, help="Side of the images it sees.")] = 224,
+    resize: Annotated[int, typer.Option(min=1, help="Length of their shorter side before the cut.")] = 256,
+    power: Annotated[float, typer.Option(help="Of the whitening in NAVER's checkpoints.")] = 0.25,
+) -> None:
+    """Convert a published checkpoint to an encoder; nothing in the file is run."""
+    from sightline.models.released import convert_checkpoint
+
+    encoder = convert_checkpoint(checkpoint, feature_norm, pooling, image_size, resize, power)
+    written = encoder.save_pretrained(out)
+    settings = encoder.settings
+    norm = f"{settings.feature_norm} norm, " * (settings.feature_norm != "none")
+    white = ", whitened" * (settings.whitening_dim is not None)
+    echo(f"{written}: {settings.backbone}, {settings.pooling}, {norm}{encoder.dim} dimensions{white}")
+
+
 @export.command()
 def onnx(
     encoder: EncoderFolder,

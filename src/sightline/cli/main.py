@@ -9,7 +9,7 @@ import typer
 from sightline import __version__
 from sightline.cli import data, hierarchy, index, ood
 from sightline.cli.console import echo
-from sightline.cli.encoder import embed, export, whiten
+from sightline.cli.encoder import convert, embed, export, whiten
 from sightline.cli.evaluate import compare, evaluate, report
 from sightline.cli.search import search, serve, token
 from sightline.cli.train import benchmark, demo, train
@@ -21,7 +21,7 @@ app.add_typer(export, name="export")
 app.add_typer(hierarchy.app, name="hierarchy")
 app.add_typer(index.app, name="index")
 app.add_typer(ood.app, name="ood")
-for command in (train, embed, whiten, evaluate, compare, search, serve, token, report, demo, benchmark):
+for command in (train, embed, whiten, convert, evaluate, compare, search, serve, token, report, demo, benchmark):
     app.command()(command)
 
 
