@@ -50,13 +50,16 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
         ],
     },
     "needs the log of many queries; tests/ood/test_drift.py has one": {"ood.md": ["sightline ood recalibrate"]},
-    "needs published weights; tests/models/test_released.py makes some": {"export.md": ["sightline convert"]},
+    "needs published weights; tests/models/test_released.py makes some": {
+        "export.md": ["sightline convert Resnet101", "sightline convert roadmap"]
+    },
     "needs a hub; tests/models/test_card.py has one": {"export.md": ["sightline export hub"]},
     "runs for hours, or needs a set of that size": {
         "data.md": [  # tests/evaluation/test_benchmark_protocols.py has small ones
             "sightline embed run/encoder data/roxford5k.parquet",
             "sightline embed run/encoder data/revisitop1m/",
-            "sightline evaluate oxford.parquet",
+            "sightline evaluate oxford.parquet --protocol roxford5k --judgements data/roxford5k.judgements.json --expand",
+            "sightline evaluate oxford.parquet --protocol roxford5k --judgements data/roxford5k.judgements.json  ",
             "sightline evaluate landmarks.parquet",
             "sightline evaluate animals.parquet",
         ],
