@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from refusals import assert_refused
+from sightline import Encoder, train
 from sightline.losses import SupAPLoss, create_loss, sup_ap_loss
 from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
 
@@ -135,3 +137,15 @@ class TestWholeSet:
         apart = create_loss(name)(batch, labels, ref_emb=memory.rows, ref_labels=memory.labels)
         joined = BatchLoss(create_loss(name), memory, joined=True)
         assert_close(joined(batch, labels, torch.tensor([20, 21])), apart)
+
+
+def test_training_with_scores_in_blocks_is_training_without(recipe_with, tmp_path):
+    weights = []
+    for number, settings in enumerate((["loss.queries_at_once=3"], [])):
+        recipe = recipe_with(
+            "schedule.epochs=1", "schedule.warmup_epochs=0", "chunk_size=6", "optimizer.lr=1e-4", *settings
+        )
+        weights.append(Encoder.from_pretrained(train(recipe, tmp_path / str(number))).state_dict())
+    assert_close(*weights, rtol=1e-4, atol=1e-5)
+    both = recipe_with("loss.queries_at_once=3", "memory.size=all", "loss.name=sup_ap")
+    assert_refused(["loss.queries_at_once", "memory.size"], train, both, tmp_path / "both")

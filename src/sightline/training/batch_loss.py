@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.errors import InputError
+from sightline.losses.blocks import check_blocks, loss_in_blocks
 from sightline.losses.state import fit_buffers, identify_batch, keeps_batches
 from sightline.losses.sums import named_terms, takes_references, terms_of
 from sightline.training.recipe import Recipe
@@ -76,6 +77,7 @@ class BatchLoss(nn.Module):
         share: weight of the loss against the memory, in [0, 1].
         joined: rank batch and memory as one list.
         followers: proxies that are running means instead of learned weights; one row for each finest class.
+        queries_at_once: rows of scores held in memory; None for all. Without a memory only.
 
     Attributes:
         terms: terms of the last call; with a memory ``batch`` and, once it is used, ``memory``: see
@@ -92,8 +94,10 @@ class BatchLoss(nn.Module):
         share: float = 0.5,
         joined: bool = False,
         followers: Sequence[nn.Parameter] = (),
+        queries_at_once: int | None = None,
     ) -> None:
         super().__init__()
+        self.queries_at_once = queries_at_once
         self.loss, self.memory, self.start, self.share, self.joined = loss, memory, start, share, joined
         self.followers = [proxies.requires_grad_(False) for proxies in followers]
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64), persistent=memory is not None)
@@ -116,8 +120,12 @@ class BatchLoss(nn.Module):
             proxies[classes] = torch.lerp(F.normalize(proxies[classes]), F.normalize(sums), step)
 
     def _value(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+        value: Tensor
+        if self.queries_at_once is not None:
+            value, self.terms = loss_in_blocks(self.loss, embeddings, labels, self.queries_at_once)
+            return value
         if self.memory is None:
-            value: Tensor = self.loss(embeddings, labels)
+            value = self.loss(embeddings, labels)
             self.terms = terms_of(self.loss)
             return value
         references, ref_labels = self.memory.references(ids)
@@ -158,8 +166,12 @@ def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int,
     if joined and section.size is not None:
         raise InputError("memory.size and loss.reference='train' exclude each other; remove one")
     size = "all" if joined else section.size
+    if recipe.loss.queries_at_once is not None:
+        check_blocks(loss)
+        if size is not None:
+            raise InputError("loss.queries_at_once excludes memory.size and loss.reference='train'; remove one")
     if size is None:
-        return BatchLoss(loss, followers=followers)
+        return BatchLoss(loss, followers=followers, queries_at_once=recipe.loss.queries_at_once)
     key = "loss.reference" if joined else "memory.size"
     if not takes_references(loss):
         raise InputError(f"{key}: loss {name!r} takes no reference set; choose another loss, or remove the key")

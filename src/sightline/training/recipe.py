@@ -93,6 +93,8 @@ class LossSection(BaseModel):
     reference: Literal["batch", "train"] = "batch"
     # how proxies move: learned by gradients, or as running means of the embeddings of their class
     proxies: Literal["learned", "means"] = "learned"
+    # rows of scores held in memory, for batches of thousands of images; none: all
+    queries_at_once: int | None = Field(default=None, ge=1)
 
     def options(self) -> dict[str, Any]:
         """The loss's own settings."""
