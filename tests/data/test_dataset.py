@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +131,25 @@ def test_broken_images_are_named_together_and_end_the_batches(paths, tmp_path, n
     assert next(batches).places.tolist() == [0, 1]
     with pytest.raises(InputError, match=r"images: 2 faults\n.*text\.png: not a readable.*\n.*none\.png: no such file"):
         next(batches)  # places 4, 5 come after the broken 3, so they do not come
+
+
+@pytest.mark.parametrize("n_workers", [None, *WORKERS])
+def test_broken_images_are_left_out_where_the_caller_asks_which_they_are(paths, tmp_path, n_workers):
+    (tmp_path / "text.png").write_text("text")
+    some = [*paths[:3], tmp_path / "text.png", tmp_path / "none.png", tmp_path / "none.png", *paths[3:5]]
+    dataset, batches, broken = ImageDataset(some, eval_transform(SMALL)), consecutive(8, 2), {}
+    if n_workers is None:
+        found = [(places, images) for places, images in read_ahead(dataset, batches, torch.clone, broken)]
+    else:
+        loaded = load_batches(dataset, batches, n_workers, finish=False, broken=broken)
+        found = [(batch.places.tolist(), batch.images) for batch in loaded]
+    assert [places for places, _ in found] == [[0, 1], [2], [6, 7]]
+    assert_close(torch.cat([images for _, images in found]), torch.stack([dataset.loaded(n) for n in (0, 1, 2, 6, 7)]))
+    assert {place: Path(fault.partition(":")[0]).name for place, fault in broken.items()} == {
+        3: "text.png",
+        4: "none.png",
+        5: "none.png",
+    }
 
 
 def test_a_transform_that_fails_is_not_taken_for_a_broken_image(paths):

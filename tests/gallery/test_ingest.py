@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from sightline.data import dataset
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
@@ -60,6 +61,13 @@ def test_every_kind_of_gallery_adds_what_is_new_and_names_what_cannot_be_read(en
         Image.new("RGB", (40, 40), "red").save(good[0])
         good[1].unlink()
         assert str(gallery.add_images(photos, encoder=encoder, prune=True)).startswith("1 changed, 4 unchanged, 1 pruned")
+
+
+def test_a_broken_image_has_no_other_one_decoded_twice(gallery, photos, monkeypatch):
+    decoded, load = [], dataset.load_image
+    monkeypatch.setattr(dataset, "load_image", lambda source, *args: decoded.append(source.name) or load(source, *args))
+    assert str(gallery.add_images(photos)) == "6 added, 1 unreadable"
+    assert sorted(decoded) == sorted(path.name for path in photos.rglob("*.png"))
 
 
 def test_a_list_of_files_keeps_its_paths_as_ids(gallery, photos, monkeypatch, tmp_path):
@@ -135,9 +143,9 @@ def hashes(gallery):
 def test_only_what_is_new_or_changed_is_embedded(gallery, encoder, photos, monkeypatch):
     embedded, encode = [], Encoder.encode_dataset
 
-    def noted(self, data, *rest):
+    def noted(self, data, *rest, **options):
         embedded.extend(data.images)
-        return encode(self, data, *rest)
+        return encode(self, data, *rest, **options)
 
     monkeypatch.setattr(Encoder, "encode_dataset", noted)
     (photos / "class00/bad.png").unlink()

@@ -1,12 +1,12 @@
 """Images to tensors, one by one and in batches."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from sightline.data.transforms import EvalTransform, Transform
 from sightline.errors import InputError, raise_faults
 
 PREFETCHED = 2  # batches a worker reads ahead
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -122,11 +123,13 @@ class _Loadable(Dataset[tuple[int, Tensor | str]]):
             return index, str(error)
 
 
-def _collate(items: list[tuple[int, Tensor | str]]) -> Batch | list[str]:
-    if faults := [image for _, image in items if isinstance(image, str)]:
-        return faults
+def _collate(items: list[tuple[int, Tensor | str]]) -> tuple[Batch | None, dict[int, str]]:
+    """The images of a batch that can be read, if any, and why the others cannot."""
+    sound = [(index, image) for index, image in items if not isinstance(image, str)]
+    faults = {index: image for index, image in items if isinstance(image, str)}
     # Copied once, to memory that processes share, in the layout the images have already.
-    return Batch(default_collate([image for _, image in items]), torch.tensor([index for index, _ in items]))
+    images = default_collate([image for _, image in sound]) if sound else None
+    return None if images is None else Batch(images, torch.tensor([index for index, _ in sound])), faults
 
 
 def load_batches(
@@ -137,11 +140,12 @@ def load_batches(
     n_ahead: int = PREFETCHED,
     views: Sequence[Sequence[int]] | None = None,
     finish: bool = True,
+    broken: dict[int, str] | None = None,
 ) -> Iterator[Batch]:
     """The images of each batch, in order, read by worker processes ahead of their use.
 
     Once an image turns out to be broken no further batch comes: the rest is read through, and one error names every broken
-    image.
+    image. With ``broken`` they are left out instead.
 
     Args:
         images: the data set.
@@ -151,11 +155,12 @@ def load_batches(
         n_ahead: batches that each worker reads ahead.
         views: which view of each image, for a data set with a seed; None: the first of all.
         finish: False leaves images as workers send them, for :meth:`ImageDataset.finished` of a part at a time.
+        broken: receives the places of broken images, and why; None to raise them.
     """
     views = [[0] * len(places) for places in batches] if views is None else views
     items = [list(zip(*both, strict=True)) for both in zip(batches, views, strict=True)]
     n_workers = min(n_workers, len(batches))
-    loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
+    loader: DataLoader[Any] = DataLoader(  # of what _collate returns
         _Loadable(images),
         batch_sampler=items,
         num_workers=n_workers,
@@ -164,59 +169,64 @@ def load_batches(
         # Its own generator: a loader would otherwise draw from the global one, and shift what the model draws.
         generator=torch.Generator().manual_seed(0),
     )
-    faults: list[str] = []
-    for batch in loader:
-        if isinstance(batch, list):
-            faults += batch
-        elif not faults:
+    faults = {} if broken is None else broken
+    for batch, unread in loader:
+        faults.update(unread)
+        if batch is not None and (broken is not None or not faults):
             here = batch.images.to(device)
             yield Batch(images.finished(here) if finish else here, batch.places)
-    raise_faults("images", faults)
+    if broken is None:
+        raise_faults("images", list(faults.values()))
 
 
 def read_ahead(
-    images: ImageDataset, batches: Sequence[Sequence[int]], then: Callable[[Tensor], Result]
+    images: ImageDataset,
+    batches: Sequence[Sequence[int]],
+    then: Callable[[Tensor], Result],
+    broken: dict[int, str] | None = None,
 ) -> Iterator[tuple[Sequence[int], Result]]:
     """The places of each batch and what ``then`` makes of its (B, H, W, C) bytes, in order.
 
-    As many threads as torch has each read a batch and hand it on, up to two batches a thread ahead of their use. Threads
-    cost less than processes where nothing random is drawn: decoding and resizing release the interpreter lock. Broken
-    images are raised as by :func:`load_batches`.
+    Threads each read a batch and hand it on, ahead of its use. They cost less than processes where nothing random is drawn:
+    decoding and resizing release the interpreter lock. Broken images are raised or left out as by :func:`load_batches`.
 
     Args:
         images: a data set without a seed.
         batches: the places in it that each batch holds.
         then: called by the threads, several at a time.
+        broken: as for :func:`load_batches`.
     """
-    source, faults = _Loadable(images), list[str]()
+    source, faults = _Loadable(images), {} if broken is None else broken
 
-    def work(places: Sequence[int]) -> tuple[list[str], Result | None]:
-        loaded = [source[place, 0][1] for place in places]
-        broken = [image for image in loaded if isinstance(image, str)]
-        if broken or faults:
-            return broken, None
+    def work(places: Sequence[int]) -> tuple[list[int], Result | None]:
+        loaded = [source[place, 0] for place in places]
+        faults.update((place, image) for place, image in loaded if isinstance(image, str))
+        sound = [(place, image.numpy()) for place, image in loaded if not isinstance(image, str)]
+        if not sound or (faults and broken is None):
+            return [], None
         # By NumPy: torch would start threads of its own for each of these.
-        return [], then(torch.from_numpy(np.stack([image.numpy() for image in loaded])))  # type: ignore[union-attr]
+        return [place for place, _ in sound], then(torch.from_numpy(np.stack([image for _, image in sound])))
 
-    if len(batches) == 1:  # read sooner than a thread starts
-        broken, result = work(batches[0])
-        raise_faults("images", broken)
-        yield batches[0], result  # type: ignore[misc]
-        return
+    # One batch is read sooner than a thread starts.
+    for places, result in map(work, batches) if len(batches) == 1 else _in_threads(work, batches):
+        if result is not None and (broken is not None or not faults):
+            yield places, result
+    if broken is None:
+        raise_faults("images", [faults[place] for place in sorted(faults)])
+
+
+def _in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """What ``work`` makes of each item, in order, by as many threads as torch has and up to two items a thread ahead."""
     n_threads = torch.get_num_threads()
-    waiting: deque[Future[tuple[list[str], Result | None]]] = deque()
-    pool = ThreadPoolExecutor(n_threads)
+    waiting: deque[Future[Result]] = deque()
+    coming, pool = iter(items), ThreadPoolExecutor(n_threads)
     try:
-        coming = iter(batches)
-        for places in batches:
-            waiting += [pool.submit(work, ahead) for ahead in islice(coming, 2 * n_threads - len(waiting))]
-            broken, result = waiting.popleft().result()
-            faults += broken
-            if result is not None and not faults:
-                yield places, result
+        waiting.extend(pool.submit(work, one) for one in islice(coming, 2 * n_threads))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(work, one) for one in islice(coming, 1))
     finally:
         pool.shutdown(cancel_futures=True)
-    raise_faults("images", faults)
 
 
 def consecutive(n_items: int, batch_size: int) -> list[range]:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from sightline.data.dataset import ImageDataset, consecutive
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.images import load_image
 from sightline.data.manifest import BOX, IMAGE_SUFFIXES, Manifest, read_manifest, typed_table
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names, raise_faults
@@ -53,7 +52,7 @@ Images = Manifest | EmbeddingTable
 ImageSource = str | Path | Sequence[str | Path] | Images
 Rows = list[dict[str, Any]]
 Known = dict[str, dict[str, Value]]
-Encode = Callable[[Rows], NDArray[np.float32]]
+Encode = Callable[[Rows, dict[int, str]], NDArray[np.float32]]
 
 
 @dataclass
@@ -369,25 +368,20 @@ def _file_known(row: dict[str, Any], before: dict[str, Value]) -> dict[str, Valu
 
 def _embedded(encode: Encode, rows: Rows, unreadable: list[str]) -> tuple[Rows, NDArray[np.float32]]:
     """The rows whose images can be read, and their vectors."""
-    try:
-        return rows, encode(rows)
-    except InputError:  # some are unreadable: find out which
-        readable = []
-        for row in rows:
-            try:
-                load_image(Path(row["path"]), _box(row))
-                readable.append(row)
-            except InputError as error:
-                unreadable.append(str(error))
-        return readable, encode(readable)
+    broken: dict[int, str] = {}
+    vectors = encode(rows, broken)
+    unreadable += [broken[place] for place in sorted(broken)]
+    kept = [place for place in range(len(rows)) if place not in broken]
+    return [rows[place] for place in kept], vectors[kept]
 
 
-def _vectors(encoder: Encoder, batch_size: int, n_workers: int, rows: Rows) -> NDArray[np.float32]:
+def _vectors(encoder: Encoder, batch_size: int, n_workers: int, rows: Rows, broken: dict[int, str]) -> NDArray[np.float32]:
     if not rows:
         return np.empty((0, encoder.dim), np.float32)
     transform = eval_transform(encoder.settings.preprocessing)
     dataset = ImageDataset([Path(row["path"]) for row in rows], transform, [_box(row) for row in rows])
-    return encoder.encode_dataset(dataset, batch_size, min(n_workers, len(consecutive(len(rows), batch_size))))
+    n_workers = min(n_workers, len(consecutive(len(rows), batch_size)))
+    return encoder.encode_dataset(dataset, batch_size, n_workers, broken=broken)
 
 
 def _box(row: dict[str, Any]) -> tuple[int, int, int, int] | None:

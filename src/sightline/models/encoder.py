@@ -369,10 +369,12 @@ class Encoder(nn.Module):
         show_progress: bool = False,
         backend: str | None = None,
         pooled: bool = False,
+        broken: dict[int, str] | None = None,
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it, by torch.
 
-        See :meth:`encode`.
+        See :meth:`encode`. With ``broken``, which receives the places of images that cannot be read, and why, their rows
+        are without meaning.
         """
         n_images = len(dataset)
         vectors = np.empty((n_images, self.n_channels if pooled else self.dim), np.float32)
@@ -388,14 +390,15 @@ class Encoder(nn.Module):
             batches = consecutive(n_images, min(batch_size, max(1, part)))
             found: Iterator[tuple[Sequence[int], NDArray[np.float32]]]
             if by.by_thread:
-                found = read_ahead(dataset, batches, by.run)
+                found = read_ahead(dataset, batches, by.run, broken)
             elif n_workers == 0:
-                found = ((places, by.run(pixels)) for places, pixels in read_ahead(dataset, batches, Tensor.detach))
+                reading = read_ahead(dataset, batches, Tensor.detach, broken)
+                found = ((places, by.run(pixels)) for places, pixels in reading)
             else:
-                loaded = load_batches(dataset, batches, n_workers, finish=False)
+                loaded = load_batches(dataset, batches, n_workers, finish=False, broken=broken)
                 found = ((batch.places.tolist(), by.run(batch.images)) for batch in loaded)
             for places, of_batch in tracked(found, "Embedding", len(batches), show_progress):
-                vectors[places[0] : places[-1] + 1] = of_batch
+                vectors[places] = of_batch
         finally:
             if was_training:
                 self.train()
