@@ -7,6 +7,9 @@ import pytest
 
 from sightline.errors import InputError
 
+VERBS = "add|convert|copy|fit|keep|lower|make|move|put|raise|recalibrate|remove|replace|restart|set"
+REMEDY = re.compile(rf"(?:^|[;:,.] |\bthen )(?:{VERBS})\b", re.IGNORECASE)  # a part of a sentence that tells what to do
+
 
 def assert_refused(facts: str | Sequence[str], call: Callable[..., object], *arguments: object, **options: object) -> str:
     """Check that the call raises an InputError; return its message.

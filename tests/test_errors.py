@@ -1,5 +1,10 @@
+import ast
+from pathlib import Path
+
 import pytest
 
+import sightline
+from refusals import REMEDY
 from sightline.errors import SHOWN_FAULTS, SHOWN_NAMES, InputError, choose, names, nearest, raise_faults
 
 
@@ -28,3 +33,34 @@ def test_faults_are_listed_up_to_a_number_and_all_counted(n_faults):
     first, *shown = str(caught.value).split("\n  ")
     assert first == f"file.csv: {n_faults} fault{'s' if n_faults > 1 else ''}"
     assert shown == faults[:SHOWN_FAULTS] + (["... and 980 more"] if n_faults > SHOWN_FAULTS else [])
+
+
+WRITTEN_BY = {"serve/service.py": "ood/drift.py"}  # its warning is a sentence that another file makes
+
+
+def emits_a_warning(node):
+    """Is it a call that warns, or one that makes a finding which is no fault?"""
+    if not isinstance(node, ast.Call):
+        return False
+    is_fault = any(one.arg == "is_fault" and getattr(one.value, "value", None) is True for one in node.keywords)
+    return ast.unparse(node.func) in ("warnings.warn", "LOG.warning") or (
+        ast.unparse(node.func) == "Finding" and not is_fault
+    )
+
+
+def test_each_warning_names_a_remedy():
+    package, silent, n_warnings = Path(sightline.__file__).parent, [], 0
+    for file in sorted(package.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            warns = sum(map(emits_a_warning, ast.walk(function)))
+            n_warnings += warns
+            other = WRITTEN_BY.get(file.relative_to(package).as_posix())
+            text = ast.parse((package / other).read_text(encoding="utf-8")) if other else function
+            words = [
+                node.value for node in ast.walk(text) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+            if warns and not any(map(REMEDY.search, words)):
+                silent.append(f"{file.name}: {function.name}")
+    assert silent == []
+    assert n_warnings >= 15

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import sightline as sl
-from refusals import assert_refused
+from refusals import REMEDY, assert_refused
 from sightline.data import check, images
 from sightline.training.recipe import read_recipe
 
@@ -80,6 +80,7 @@ def test_a_messy_folder_shows_all_at_once(sound, sightline):
     assert "102 images  25 classes" in err  # deep ones count where they should lie, unreadable ones nowhere
     report = sl.check_data(sound, read_recipe("images"), ["data.skip_unreadable=true", "sampler.skip_small_classes=true"])
     assert [one.title.split()[2] for one in report.faults] == ["in"]  # the layout
+    assert [one.title for one in report.warnings if not REMEDY.search(one.title)] == []
 
 
 @pytest.mark.parametrize("overrides", [[], ["sampler.batch_size=8", "sampler.skip_small_classes=true"]])

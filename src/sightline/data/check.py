@@ -127,7 +127,7 @@ def inspect_data(
         *([Finding(said)] if source.is_dir() and (said := files_not_read(source)) else ()),
         *(_links(source, everything.paths()) if source.is_dir() else ()),
         *(
-            [Finding(f"{missing_levels(manifest)}; training needs labels")]
+            [Finding(f"{missing_levels(manifest)}; to train, add labels")]
             if len(manifest) and not layout and not manifest.n_levels
             else ()
         ),
@@ -151,7 +151,7 @@ def files_not_read(root: Path) -> str:
     most = [f"{n} {suffix or 'without a suffix'}" for suffix, n in unread.most_common(SHOWN_SUFFIXES)]
     more = f" and {len(unread) - len(most)} other suffixes" if len(unread) > len(most) else ""
     known = names(sorted(IMAGE_SUFFIXES))
-    return f"{counted(unread.total(), 'file')} not read: {', '.join(most)}{more}; images end in one of {known}"
+    return f"{counted(unread.total(), 'file')} not read: {', '.join(most)}{more}; convert images to one of {known}"
 
 
 def _layout(source: Path, faults: list[str]) -> Iterator[Finding]:
@@ -164,7 +164,7 @@ def _layout(source: Path, faults: list[str]) -> Iterator[Finding]:
 def _unreadable(faults: list[str], skip: bool) -> Iterator[Finding]:
     if faults:
         title = f"{counted(len(faults), 'image')} cannot be decoded"
-        mend = "left out" if skip else "replace or remove, or train without: data.skip_unreadable=true"
+        mend = "replace or remove them" + (" (left out)" if skip else ", or train without: data.skip_unreadable=true")
         yield Finding(f"{title}; {mend}", tuple(faults), is_fault=not skip)
 
 
@@ -185,7 +185,7 @@ def _duplicates(sound: Manifest, labelled: Manifest) -> Iterator[Finding]:
     for found, where, mend in (
         (in_classes, "in more than one class", "keep one, or the labels contradict each other"),
         (in_splits, "in more than one split", "keep one, or a model is tested on what it was trained on"),
-        (others, "more than once in one class", "exact copies teach nothing"),
+        (others, "more than once in one class", "keep one: copies teach nothing"),
     ):
         if found:
             yield Finding(f"{counted(len(found), 'image')} {where}; {mend}", tuple(found))
@@ -211,22 +211,27 @@ def _sizes(paths: Sequence[Path], facts: Sequence[ImageFacts]) -> Iterator[Findi
     tiny = [f"{path}: {one.width} x {one.height}" for path, one in sized if min(one.width, one.height) < TINY]
     huge = [f"{path}: {one.width} x {one.height}" for path, one in sized if one.width * one.height > LARGE]
     if tiny:
-        yield Finding(f"{counted(len(tiny), 'image')} with a side under {TINY} pixels; thumbnails or icons?", tuple(tiny))
+        title = f"{counted(len(tiny), 'image')} with a side under {TINY} pixels; if they are thumbnails, replace them"
+        yield Finding(title, tuple(tiny))
     if huge:
         millions = LARGE // 1_000_000
         yield Finding(
-            f"{counted(len(huge), 'image')} of over {millions} million pixels; smaller copies train faster", tuple(huge)
+            f"{counted(len(huge), 'image')} of over {millions} million pixels; make smaller copies: they train faster",
+            tuple(huge),
         )
 
 
 def _several_splits(manifest: Manifest) -> Iterator[Finding]:
     if shared := classes_in_several_splits(manifest):
         title = f"{counted(len(shared), 'class', 'classes')} of label_0 in more than one split"
-        yield Finding(f"{title}; a test on unseen classes needs classes of its own", tuple(shared))
+        yield Finding(f"{title}; to test on unseen classes, move each into one split", tuple(shared))
 
 
 def _links(root: Path, paths: Sequence[Path]) -> Iterator[Finding]:
     home, real = os.path.realpath(root), cache(os.path.realpath)
     targets = {path: os.path.realpath(path) if path.is_symlink() else real(path.parent) for path in paths}
     if outside := [str(path) for path, target in targets.items() if not Path(target).is_relative_to(home)]:
-        yield Finding(f"{counted(len(outside), 'image')} outside the folder, reached by links", tuple(outside))
+        yield Finding(
+            f"{counted(len(outside), 'image')} outside the folder, reached by links; to move the folder, copy them into it",
+            tuple(outside),
+        )

@@ -194,7 +194,8 @@ class HierarchicalSampler(Sampler):
         if short := [len(classes) for classes in self._below if len(classes) < needed]:
             warnings.warn(
                 f"sampler: {len(short)} of {n_super} super-labels have fewer than the {needed} classes of their "
-                f"part of a batch (the smallest {min(short)}): batches with them are shorter than {self.batch_size}",
+                f"part of a batch (the smallest {min(short)}): batches with them are shorter than {self.batch_size}; "
+                "lower sampler.batch_size, or raise sampler.per_class or sampler.super_labels_per_batch",
                 stacklevel=2,
             )
 

@@ -385,7 +385,9 @@ async def ready(service: ServiceOf, response: Response) -> Ready:
     """200 if every gallery can be searched, 503 otherwise."""
     found = await service.run(lambda: {name: service.is_ready(one) for name, one in service.galleries.items()})
     if not_ready := [name for name, is_ready in found.items() if not is_ready]:
-        LOG.warning("not ready", extra={"fields": {"galleries": not_ready}})
+        LOG.warning(
+            "not ready: check with `sightline index verify`, then restart", extra={"fields": {"galleries": not_ready}}
+        )
         response.status_code = 503
     return Ready(status="not ready" if not_ready else "ready")
 

@@ -88,9 +88,10 @@ def _small_classes(
 ) -> Finding:
     called, counts = train_part.class_names(sampler.level), np.bincount(column_of(labels, sampler.level))
     of_all, least = f"{len(small)} of {len(counts)} training classes", f"sampler.per_class={sampler.per_class}"
-    mend = "add images, lower it, or leave these classes out with sampler.skip_small_classes=true"
+    leave_out = "lower it, or leave these classes out with sampler.skip_small_classes=true"
+    mend = f"add images, {'or these classes are left out' if sampler.skip_small_classes else leave_out}"
     return Finding(
-        f"{of_all}: fewer than {least} images; {'left out' if sampler.skip_small_classes else mend}",
+        f"{of_all}: fewer than {least} images; {mend}",
         tuple(f"{called[code]}: {counts[code]}" for code in small),
         is_fault=not sampler.skip_small_classes,
     )

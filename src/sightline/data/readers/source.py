@@ -186,7 +186,7 @@ class Reader:
         if subset and len(missing) == len(table):
             raise InputError(f"{root}: none of its {len(table)} images exists; give a folder with {self.needs}")
         if subset and lost:
-            warnings.warn(f"{root}: left out: {lost[0]}", stacklevel=3)
+            warnings.warn(f"{root}: left out: {lost[0]}; to use these too, copy them there", stacklevel=3)
             table = table.filter(~pl.col("path").is_in(missing))
         faults = [] if subset else [*_count_faults(table, drafts, self.counts, root), *lost]
         if twice := table.filter(pl.col("path").is_duplicated())["path"].unique(maintain_order=True).to_list():
