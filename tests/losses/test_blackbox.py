@@ -12,6 +12,7 @@ from refusals import assert_refused
 from sightline import losses
 from sightline.losses.blackbox import PENALTIES, with_margin
 from sightline.losses.state import RecentBatches, identify_batch, keeps_batches, start_epoch
+from sightline.ranking.pairs import table_pairs
 from sightline.ranking.similarity import cosine_scores
 from sightline.training.batch_loss import BatchLoss
 
@@ -284,6 +285,64 @@ def test_no_item_meets_its_older_copy_in_the_memory(module, loss):
         expected = loss(cosine_scores(embeddings, columns), labels[:, None] == column_labels, mask)
         assert_close(one(embeddings, labels, ids[number]), expected)
     assert inner.recent.ids.tolist() == [*ids[1], *ids[2]]
+
+
+def released_recall(rows, strength, margin):
+    """RaMBO's released loss of retrieval and its gradient in the rows of the last batch, one item at a time.
+
+    ``rows`` are (scores, relevant) lists without the query itself, newest batch first; each batch has as many.
+    """
+    times = len(rows)
+    n_pairs = sum(sum(relevant) for batch in rows for _, relevant in batch)
+    total, gradients = 0.0, []
+    for number, batch in enumerate(rows):
+        for scores, relevant in batch:
+            moved = [score + (-margin / 2 if good else margin / 2) for score, good in zip(scores, relevant, strict=True)]
+            ranks = ranks_of_list(moved, relevant, [True] * len(moved))
+            hits = sorted(rank for rank, good in zip(ranks, relevant, strict=True) if good)
+            slopes = [0.0] * len(moved)
+            for item, (rank, good) in enumerate(zip(ranks, relevant, strict=True)):
+                if good:
+                    n_above = times * (rank - 1 - hits.index(rank))
+                    total += math.log(1 + math.log(1 + n_above)) / n_pairs
+                    slopes[item] = times / ((1 + math.log(1 + n_above)) * (1 + n_above)) / n_pairs
+            length = len(moved)
+            pushed = [score + strength * length * slope for score, slope in zip(moved, slopes, strict=True)]
+            after = ranks_of_list(pushed, relevant, [True] * length)
+            if number == 0:
+                gradients.append([(a - b) / (strength * length) for a, b in zip(after, ranks, strict=True)])
+    return total, gradients
+
+
+def test_the_memory_of_the_released_code_is_of_queries():
+    one = losses.BlackBoxRecallLoss(0.4, 0.1, reduction="pairs", memory=2, memory_as="queries").double()
+    batches = [draw_batch(seed, 8) for seed in range(4)]
+    kept = []
+    for embeddings, labels in batches:
+        unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
+        scores = unit @ unit.T
+        others = [[column for column in range(8) if column != query] for query in range(8)]
+        rows = [
+            ([scores[query, c].item() for c in columns], [bool(labels[query] == labels[c]) for c in columns])
+            for query, columns in enumerate(others)
+        ]
+        expected, slopes = released_recall([rows, *kept], 0.4, 0.1)
+        table = scores.clone().requires_grad_()
+        pairs = table_pairs(table, labels[:, None] == labels, ~torch.eye(8, dtype=torch.bool))
+        value = one._with_earlier_queries(pairs)
+        assert_close(value.item(), expected)
+        found = torch.autograd.grad(value, table)[0]
+        wanted = torch.zeros(8, 8, dtype=torch.float64)
+        for query, columns in enumerate(others):
+            wanted[query, columns] = torch.tensor(slopes[query], dtype=torch.float64)
+        assert_close(found, wanted)
+        kept = [rows, *kept][:2]
+    again = copy.deepcopy(one)
+    embeddings, labels = batches[0]
+    assert_close(one(embeddings, labels), again(embeddings, labels))
+    plain = losses.BlackBoxRecallLoss(0.4, 0.1, reduction="pairs", memory=2).double()
+    assert_close(one.eval()(embeddings, labels), plain.eval()(embeddings, labels))
+    assert_refused("memory_as", losses.BlackBoxRecallLoss, memory_as="rows")
 
 
 def test_detection_memory_is_of_the_last_batches():

@@ -247,8 +247,12 @@ def blackbox_recall_loss(
         >>> blackbox_recall_loss(scores, torch.tensor([[True, False, False, True, False]]), weights="log")
         tensor(1.0986)
     """
+    return _recall(pairs, strength, margin, _penalty(weights), reduction)
+
+
+def _recall(pairs: Pairs, strength: float, margin: float, penalty: Callable[[Tensor], Tensor], reduction: str) -> Tensor:
     choose(REDUCTIONS, reduction, "reduction")
-    penalty, relevant, mask = _penalty(weights), pairs.relevant, pairs.mask
+    relevant, mask = pairs.relevant, pairs.mask
     n_relevant = relevant.sum(1)
     scores = with_margin(pairs.scores, relevant, margin)
     among_relevant = _ranks_among(scores, relevant, mask)
@@ -305,7 +309,17 @@ class BlackBoxAPLoss(PairLoss, of=blackbox_ap_loss):
 class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
     """:func:`blackbox_recall_loss` over a batch in which each item queries all the others, or a reference set.
 
-    Memory and evaluation mode are as in :class:`BlackBoxAPLoss`.
+    Evaluation mode is as in :class:`BlackBoxAPLoss`.
+
+    Args:
+        strength: as in :func:`blackbox_recall_loss`, like ``margin``, ``weights`` and ``reduction``.
+        margin: how far a relevant score must be above an irrelevant one.
+        weights: of the places.
+        reduction: over queries or over all pairs; the released code's is ``pairs``.
+        memory: how many earlier batches are kept.
+        memory_as: ``items`` lengthen the lists, as the paper means it and as in :class:`BlackBoxAPLoss`. ``queries`` is
+            RaMBO's released code: old rows of scores are more queries with their old lists, without a gradient, and each
+            number of items above counts times the batches ranked. Batches then have one size.
 
     Example:
         >>> import torch
@@ -321,9 +335,11 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
         reduction: str = "queries",
         *,
         memory: int = 0,
+        memory_as: str = "items",
     ) -> None:
         super().__init__(strength, margin, weights, reduction)
         self.recent = RecentBatches(memory)
+        self.keeps_queries: bool = choose({"items": False, "queries": True}, memory_as, "memory_as")
 
     def reset(self) -> None:
         """Empty the memory."""
@@ -331,8 +347,19 @@ class BlackBoxRecallLoss(PairLoss, of=blackbox_recall_loss):
 
     @on_batches
     def forward(self, batch: LossBatch) -> Tensor:
+        if self.keeps_queries and self.training and self.recent.n_batches:
+            return self._with_earlier_queries(batch.in_full_precision().pairs())
         pairs = pairs_with_memory(self.recent, batch)
         return self.formula(pairs, **self.options | ({} if self.training else {"margin": 0.0}))
+
+    def _with_earlier_queries(self, pairs: Pairs) -> Tensor:
+        flat = pairs.flat.long()
+        earlier, earlier_levels = self.recent.before(pairs.scores, flat)
+        scores, levels = torch.cat([pairs.scores, earlier]), torch.cat([flat, earlier_levels]).to(torch.int8)
+        self.recent.push(pairs.scores, flat)
+        times, penalty = len(scores) / len(flat), _penalty(self.options["weights"])
+        found = {name: self.options[name] for name in ("strength", "margin", "reduction")}
+        return _recall(Pairs(scores, levels, 1, 1), penalty=lambda n_above: penalty(times * n_above), **found)
 
 
 def class_map_loss(
