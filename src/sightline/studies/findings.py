@@ -87,7 +87,7 @@ def verdict(effects: list[Effect], p_values: list[float], published: list[float]
     Returns:
         ``reproduced``: the same sign, significant on all of at least two sets; ``reversed``: the other sign, likewise;
         ``not there``: no set shows it, and each shows the opposite or had the power to show an effect of the published
-        size; otherwise ``undecided``.
+        size, which its interval excludes; otherwise ``undecided``.
     """
     signs = [np.sign(effect.mean) * np.sign(size) for effect, size in zip(effects, published, strict=True)]
     shows = [p < LEVEL and sign > 0 for p, sign in zip(p_values, signs, strict=True)]
@@ -96,6 +96,9 @@ def verdict(effects: list[Effect], p_values: list[float], published: list[float]
         return "reproduced"
     if len(effects) > 1 and all(opposes):
         return "reversed"
-    could_show = [effect.detectable <= abs(size) for effect, size in zip(effects, published, strict=True)]
-    is_excluded = all(could or opposed for could, opposed in zip(could_show, opposes, strict=True))
-    return "not there" if is_excluded and not any(shows) else "undecided"
+    excludes = [
+        effect.detectable <= abs(size) and not effect.interval[0] <= size <= effect.interval[1]
+        for effect, size in zip(effects, published, strict=True)
+    ]
+    is_absent = all(excluded or opposed for excluded, opposed in zip(excludes, opposes, strict=True))
+    return "not there" if is_absent and not any(shows) else "undecided"
