@@ -35,8 +35,8 @@ FIXED = {"upper stages": "upper:3", "whole network": "full", "head": "frozen"}
 SEARCHED = "`--tune 30m`"
 
 INTRODUCTION = """
-`--tune 30m` against the recipe `images` with the upper stages, the whole network or the head learning, for as many epochs as
-fit into 30 minutes (at most 40, as in the search). Sets are cut to about 5,000 training images, whole classes, at 96 pixels;
+`--tune 30m` against the recipe `images` with the upper stages, the whole network or the head learning, for as many epochs
+as fit into 30 minutes (at most 40, as in the search). Sets are cut to about 5,000 training images, whole classes, at 96 px;
 one seed. Time is processor time of one thread, and each side makes its own cache of features. One set is
 `python benchmarks/tune.py run cub data/cub.parquet`.
 """
