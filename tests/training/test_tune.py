@@ -1,7 +1,9 @@
 """A search for better settings: real runs of a tiny network."""
 
 import csv
+import os
 import shutil
+import signal
 from itertools import pairwise
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from refusals import assert_refused
 from sightline import Encoder, read_recipe, tune
 from sightline.models.card import read_card
+from sightline.training import engine
 from sightline.training.run_folder import RunFolder
 
 RUNGS = (6, 3, 2)
@@ -73,6 +76,25 @@ def test_a_search_that_was_stopped_goes_on_with_what_it_has(searched, tmp_path, 
     ]
     assert untimed[0] == untimed[1]
     assert_refused("--resume", tune, recipe, tmp_path / "out", minutes=60)
+
+
+def test_sigterm_ends_the_search_and_its_trial_goes_on(searched, tmp_path, monkeypatch):
+    recipe, folder, _, _ = searched
+    monkeypatch.setattr("sightline.training.tune.RUNGS", RUNGS)
+    back_propagate = engine.back_propagate
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return back_propagate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "back_propagate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tune(recipe, tmp_path / "out", minutes=60)
+    assert not (tmp_path / "out/trials.csv").exists(), "an unfinished trial has no value"
+    monkeypatch.setattr("sightline.training.tune.RUNGS", (1,))
+    tune(recipe, tmp_path / "out", minutes=1e-9, resume=True)
+    assert trials_in(tmp_path / "out")[0]["value"] == trials_in(folder)[0]["value"]
 
 
 def test_a_search_without_time_still_leaves_an_encoder(recipe_with, tmp_path, monkeypatch):

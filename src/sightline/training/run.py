@@ -199,7 +199,7 @@ class TrainingRun:
             interruption() as self.is_interrupted,
             self._open_log(trust) if self.is_writer else nullcontext() as self.log,
         ):
-            while not is_stopped and not self._is_over():
+            while not is_stopped and not self.position.is_over(self.recipe):
                 is_stopped = self._train_epoch()
             if not is_stopped and self.recipe.validation.interpolate:
                 self._interpolate(trust)
@@ -214,12 +214,6 @@ class TrainingRun:
                 "uninterrupted run; to avoid this, stop, restore the environment and resume"
             )
         return closing(RunLog(self.folder.path, self.position, self.recipe.loggers, trust))
-
-    def _is_over(self) -> bool:
-        """Are all epochs trained, or is the patience of early stopping used up?"""
-        patience = self.recipe.validation.patience
-        has_converged = patience is not None and self.position.n_worse >= patience
-        return has_converged or self.position.epoch >= self.recipe.schedule.epochs
 
     def _train_epoch(self) -> bool:
         """Train on the remaining batches of the epoch, validate and save; returns True if the run was asked to stop."""
@@ -238,7 +232,7 @@ class TrainingRun:
         self.position = replace(self.position, epoch=self.position.epoch + 1, batch=0)
         self._keep_best()
         self._save_checkpoint(is_epoch=True)
-        return not self._is_over() and self._is_asked_to_stop()
+        return not self.position.is_over(self.recipe) and self._is_asked_to_stop()
 
     def _load(self, drawn: list[list[int]]) -> Iterator[Examples]:
         """This process's part of the remaining batches of the epoch."""

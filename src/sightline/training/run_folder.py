@@ -197,6 +197,11 @@ class Position:
     best: float | None = None
     n_worse: Count = 0
 
+    def is_over(self, recipe: Recipe) -> bool:
+        """Are all epochs trained, or is the patience of early stopping used up?"""
+        patience = recipe.validation.patience
+        return self.epoch >= recipe.schedule.epochs or (patience is not None and self.n_worse >= patience)
+
 
 def save_checkpoint(file: Path, position: Position, state: dict[str, Any]) -> None:
     """Write position and state to one file atomically."""

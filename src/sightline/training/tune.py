@@ -21,7 +21,7 @@ from sightline.models.card import read_card
 from sightline.training.prepare import with_start
 from sightline.training.recipe import Recipe, as_recipe, override_recipe, recipe_as_toml
 from sightline.training.run import train
-from sightline.training.run_folder import RunFolder
+from sightline.training.run_folder import RunFolder, load_checkpoint
 
 RATES = (1.0, 3.0, 0.3)  # factors of the recipe's learning rate
 PER_CLASS = (4, 2, 8)
@@ -67,6 +67,7 @@ def tune(
     """Search for better settings than the recipe's, and train with them; never worse on the validation classes.
 
     Writes ``trials.csv`` (every trial), ``recipe.toml`` (what was chosen) and ``best`` (the run folder of the best trial).
+    SIGTERM raises KeyboardInterrupt when the current trial has saved its checkpoint; ``resume`` continues that trial.
 
     Args:
         recipe: the recipe to improve, its file or its name; the recipe itself is the first trial.
@@ -148,6 +149,8 @@ class _Search:
         try:
             folder.clear_unless(changed)  # left by a stopped search with another number of epochs
             encoder = train(changed, folder.path, resume=True, trust=self.trust)
+            if not load_checkpoint(folder.last_checkpoint)[0].is_over(changed):
+                raise KeyboardInterrupt  # SIGTERM stopped the trial: the search ends with it, as by Ctrl-C
             card = read_card(encoder)
             value = card.evaluation.metrics[changed.validation.metric].mean if card and card.evaluation else None
         except InputError as error:
