@@ -4,6 +4,8 @@ python benchmarks/serve.py [--seconds 60] [--clients 32] [--items 10000] [--back
 
 Bare is ``encoder.encode`` of the same files, decoding included, in batches of as many images as there are clients, before
 and after the load; the service idles meanwhile. The clients live in this process and share the machine with the service.
+Then a service with ``--backend torch`` gets the same load. The two are compared by the processor time that an answer takes
+the service, as a busy machine distorts throughput.
 """
 
 import argparse
@@ -15,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,7 @@ from measure import PAGE, photographs, table, told, write_section
 
 from sightline import Encoder, Gallery
 
-LEAST_SHARE, MOST_TIMES, MOST_GROWTH = 0.8, 3.0, 0.05
+LEAST_SHARE, MOST_TIMES, MOST_GROWTH, LEAST_GAIN = 0.8, 3.0, 0.05, 2.2
 
 
 def main() -> None:
@@ -51,22 +55,24 @@ def main() -> None:
 def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse.Namespace) -> str:
     """The load and what it is held against, as Markdown."""
     batch = files[: given.clients]
-    environ = {**os.environ, "SIGHTLINE_SERVE_RATE": "1e9", "SIGHTLINE_SERVE_BURST": "1e9"}
-    command = [sys.executable, "-m", "sightline", "serve", str(gallery), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().rpartition(":")[2])
-            requests = [request_of(file, port) for file in files]
-            asyncio.run(load(port, requests, given.clients, min(5.0, given.seconds)))  # does not count
-            before = bare_seconds(encoder, batch)
-            memory = Memory(server.pid, max(0.2, given.seconds / 100))
-            latencies, n_errors, seconds = asyncio.run(load(port, requests, given.clients, given.seconds))
-            sizes = memory.end()
-            after = bare_seconds(encoder, batch)
-            per_pass = images_a_pass(port)
-        finally:
-            server.terminate()
+    with service(gallery, "auto") as (process, port):
+        requests = [request_of(file, port) for file in files]
+        asyncio.run(load(port, requests, given.clients, min(5.0, given.seconds)))  # does not count
+        before = bare_seconds(encoder, batch)
+        memory = Memory(process, max(0.2, given.seconds / 100))
+        spent = -processor_seconds(process)
+        latencies, n_errors, seconds = asyncio.run(load(port, requests, given.clients, given.seconds))
+        cost = (spent + processor_seconds(process)) / len(latencies)
+        sizes = memory.end()
+        after = bare_seconds(encoder, batch)
+        per_pass = images_a_pass(port)
+    with service(gallery, "torch") as (process, port):
+        requests = [request_of(file, port) for file in files]
+        asyncio.run(load(port, requests, given.clients, min(5.0, given.seconds)))  # does not count
+        spent = -processor_seconds(process)
+        by_torch, n_torch_errors, _ = asyncio.run(load(port, requests, given.clients, given.seconds))
+        torch_cost = (spent + processor_seconds(process)) / len(by_torch)
+    n_errors += n_torch_errors
     bare = (before + after) / 2
     throughput, bare_throughput = len(latencies) / seconds, given.clients / bare
     p50, p95 = (float(np.quantile(latencies, share)) for share in (0.5, 0.95))
@@ -77,6 +83,11 @@ def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse
         ["requests answered", f"{len(latencies)}", ""],
         ["errors", f"{n_errors}", told(n_errors == 0, "none")],
         ["throughput", f"{throughput:.1f} images/s", ""],
+        [
+            "processor time of an answer",
+            f"{1000 * cost:.1f} ms; with `--backend torch` {1000 * torch_cost:.1f} ms",
+            told(torch_cost / cost >= LEAST_GAIN, f"{torch_cost / cost:.1f} x, at least {LEAST_GAIN:g}"),
+        ],
         ["bare encoder", f"{bare_throughput:.1f} images/s ({given.clients} in {1000 * bare:.0f} ms)", ""],
         ["share of the bare encoder", f"{share:.0%}", told(share >= LEAST_SHARE, f"at least {LEAST_SHARE:.0%}")],
         ["median latency", f"{1000 * p50:.0f} ms", ""],
@@ -93,6 +104,25 @@ def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse
         f"--backbone {given.backbone} --write`, {os.cpu_count()} cores, JPEG files of 640 x 480, clients on the same "
         "machine.\n\n" + table(["", "measured", "bar"], rows)
     )
+
+
+@contextmanager
+def service(gallery: Path, backend: str) -> Iterator[tuple[int, int]]:
+    """Process and port of a service that runs its encoder by this backend."""
+    environ = {**os.environ, "SIGHTLINE_SERVE_RATE": "1e9", "SIGHTLINE_SERVE_BURST": "1e9"}
+    command = [sys.executable, "-m", "sightline", "serve", str(gallery), "--port", "0", "--backend", backend]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
+        try:
+            assert server.stdout is not None
+            yield server.pid, int(server.stdout.readline().rpartition(":")[2])
+        finally:
+            server.terminate()
+
+
+def processor_seconds(process: int) -> float:
+    """What a process has spent, all its threads together."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def bare_seconds(encoder: Encoder, files: list[Path], n_runs: int = 5) -> float:

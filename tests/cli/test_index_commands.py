@@ -4,12 +4,16 @@ import json
 import os
 import re
 import shutil
+from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
+from sightline.cli.console import BACKENDS
 from sightline.gallery.gallery import Gallery
 from sightline.models.encoder import Encoder
+from sightline.models.inference import BackendName, torch_backend
 
 
 @pytest.fixture
@@ -66,6 +70,25 @@ def test_a_contact_sheet_has_every_picture_inside(sightline, images, built, tmp_
     nasty.unlink()
     sightline(*words)
     assert (tmp_path / "sheet.html").read_text().count("no image") == 1
+
+
+def test_commands_that_encode_take_a_backend_and_use_the_gpu(sightline, encoder, images, built, tmp_path, monkeypatch):
+    used, query = [], images / "super0/class00/0.png"
+    by_torch = "sightline.models.encoder.open_backend"
+    monkeypatch.setattr(by_torch, lambda encoder, name, *_: used.append(name) or torch_backend(encoder))
+    monkeypatch.setattr("sightline.models.embed.own_device", lambda: used.append("gpu") or torch.device("cpu"))
+    for words in (
+        ["embed", encoder, images, "--out", tmp_path / "t.parquet"],
+        ["whiten", encoder, images, "--out", tmp_path / "white"],
+        ["index", "build", encoder, images, "--out", tmp_path / "g"],
+        ["index", "add", tmp_path / "g", images, "--prefix", "again"],
+        ["search", query, "--gallery", built],
+    ):
+        used.clear()
+        assert (sightline(*words, "--backend", "torch-bf16")[0], set(used)) == (0, {"gpu", "torch-bf16"}), words
+        status, _, err = sightline(*words, "--backend", "torch-bf61")
+        assert (status, "'torch-bf16'" in err) == (2, True)
+    assert [name for name in get_args(BackendName) if name not in BACKENDS] == []
 
 
 def test_files_that_are_no_images_are_counted_by_suffix(sightline, encoder, images, tmp_path):

@@ -316,6 +316,15 @@ def test_a_reduced_jpeg_that_is_cut_short_or_missing_is_named(tmp_path):
         load_part(tmp_path / "b.jpg", None, lambda width, height: (0, 0, width, height), 50)
 
 
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp", "avif", "tif"])
+def test_of_an_animation_the_first_frame_is_seen(tmp_path, suffix):
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ((250, 0, 0), (0, 0, 250), (0, 250, 0))]
+    file = saved(tmp_path, frames[0], f"a.{suffix}", save_all=True, append_images=frames[1:])
+    with Image.open(file) as opened:
+        assert opened.n_frames == 3
+    assert np.abs(np.asarray(load_image(file), int) - (250, 0, 0)).max() < 9
+
+
 def test_a_grey_ppm_of_16_bits_is_not_stretched(tmp_path):
     (tmp_path / "a.pgm").write_bytes(b"P5 2 1 65535 " + bytes([0x80, 0xFF, 0x40, 0]))
     assert pixels(load_image(tmp_path / "a.pgm")) == [[[0x80] * 3, [0x40] * 3]]

@@ -18,6 +18,7 @@ from sightline.losses import create_loss, list_losses, loss_options
 from sightline.losses.sums import takes_references
 from sightline.models.encoder import Encoder
 from sightline.models.heads import Head, Whitening
+from sightline.models.inference import open_backend
 from sightline.models.pooling import POOLINGS
 from sightline.ranking.pairs import level_counts
 from sightline.ranking.profile import rank_loss
@@ -238,6 +239,17 @@ def test_an_encoder_forwards_and_backwards(backbone, place):
     assert sum(place.waits.values()) <= 1, place.waits  # the copy of the images
     encoder(images).square().sum().backward()
     assert_same(place, [found], [encoder(images)], rtol=1e-4, atol=1e-5)
+
+
+def test_auto_is_half_precision_for_many_images_where_the_device_has_it(place, capsys):
+    encoder = Encoder.create("tiny", 8, image_size=32).eval()
+    pixels = torch.randint(0, 256, (5, 32, 32, 3), generator=torch.Generator().manual_seed(0)).byte()
+    ours, expected = place.move(copy.deepcopy(encoder)), open_backend(encoder, "torch").run(pixels)
+    half = "float16" if place.device.type == "cuda" else "torch in float32"  # what is pretended has no autocast
+    for n_images, precision in ((3, ""), (1000, half)):
+        found = open_backend(ours, "auto", n_images).run(pixels)
+        assert ((found * expected).sum(1) > 0.999).all()
+        assert precision in capsys.readouterr().err
 
 
 def test_encoder_checkpoint_and_index(device, tmp_path):

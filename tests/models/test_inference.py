@@ -4,8 +4,11 @@ import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -22,6 +25,9 @@ from sightline.models.inference import onnx_file, open_backend
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
+
+
+GREY = torch.full((1, 32, 32, 3), 127, dtype=torch.uint8)
 
 
 def pictures(n, seed=0):
@@ -79,21 +85,92 @@ def test_auto_exports_for_many_images_and_uses_what_is_there(monkeypatch):
     assert opened == [onnx_file(encoder)]
 
 
-def test_an_export_that_differs_is_refused_and_auto_falls_back_once(monkeypatch, capsys):
+def test_an_export_that_differs_is_refused_and_auto_falls_back_and_says_so(monkeypatch, capsys):
     encoder = tiny()
     monkeypatch.setattr(inference, "LARGEST_DIFFERENCE", -1.0)
     assert_refused("differ from torch's", open_backend, encoder, "onnx")
     assert not onnx_file(encoder).exists()
     for _ in range(2):
-        assert open_backend(encoder, "auto").run(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape == (1, 8)
-    assert capsys.readouterr().err.count("so torch does") == 1
+        assert open_backend(encoder, "auto").run(GREY).shape == (1, 8)
+    said = capsys.readouterr().err
+    assert (said.count("so torch does"), said.count("exporting")) == (2, 1)  # each process says it, one tries
+    monkeypatch.setattr(inference, "LARGEST_DIFFERENCE", 1e-4)
+    monkeypatch.setattr(inference, "__version__", "another")  # which may be able to
+    open_backend(encoder, "auto")
+    assert onnx_file(encoder).is_file()
+
+
+def test_a_damaged_export_is_made_again(capsys):
+    expected, file = tiny().encode(pictures(3), backend="onnx"), onnx_file(tiny())
+    for damaged, damage in [
+        (file, lambda raw: raw[:-1] + bytes([raw[-1] ^ 1])),  # in the weights, which ONNX Runtime would not notice
+        (file.with_suffix(".json"), lambda raw: raw[:20]),
+    ]:
+        damaged.write_bytes(damage(damaged.read_bytes()))
+        capsys.readouterr()
+        for n_exports in (1, 0):
+            np.testing.assert_allclose(tiny().encode(pictures(3), backend="onnx"), expected, atol=1e-6)
+            assert capsys.readouterr().err.count("exporting") == n_exports
+
+
+def test_threads_of_onnx_runtime_do_not_spin(monkeypatch):
+    found = []
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda file, options, providers: found.append(options))
+    inference.onnx_backend("file", None)
+    assert found[0].get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_several_at_once_make_one_export(capsys):
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: open_backend(tiny(), "onnx").run(GREY), range(3)))
+    assert capsys.readouterr().err.count("exporting") == 1
+    assert len({vectors.tobytes() for vectors in found}) == 1
+
+
+def test_where_nothing_can_be_kept_the_export_is_for_one_process(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "file/cache"))
+    for backend in ("onnx", "auto"):
+        found = open_backend(tiny(), backend).run(GREY)
+        np.testing.assert_allclose(found, open_backend(tiny(), "torch").run(GREY), atol=1e-5)
+    said = capsys.readouterr().err
+    assert (said.count("for this process alone"), said.count("so torch does")) == (2, 0)
+
+
+def test_new_code_of_a_wrapped_module_is_not_answered_from_the_old_export():
+    class Mine(torch.nn.Conv2d):
+        is_edited = False
+
+        def forward(self, images):
+            vectors = super().forward(images).mean((2, 3))
+            return vectors.flip(1) if self.is_edited else vectors
+
+    module = Mine(3, 5, 3)
+    before = Encoder.wrap(module, 8, name="mine").encode(pictures(3), backend="onnx")
+    module.is_edited = True
+    after = Encoder.wrap(module, 8, name="mine").encode(pictures(3), backend="onnx")
+    np.testing.assert_allclose(after, before[:, ::-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch-fp16", "torch-bf16", "torch-compiled"])
+def test_torch_in_half_precision_or_compiled_is_held_against_torch(backend, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, not compiled
+    encoder = tiny().whitened(Whitening.fit(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), 5))
+    for n in (1, 9):
+        found, expected = (encoder.encode(pictures(n), backend=one) for one in (backend, "torch"))
+        np.testing.assert_allclose((found * expected).sum(1), 1, atol=1e-3)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert (np.abs(found - expected).max() > 1e-6) == (backend != "torch-compiled")
+    assert capsys.readouterr().err.count("cosine") == 1
+    monkeypatch.setattr(inference, "LEAST_COSINE", 1.1)
+    assert_refused("cosine", open_backend, encoder, backend)
 
 
 def test_what_is_not_there_is_named(monkeypatch):
     assert_refused(r"'onx'.*'onnx'", tiny().encode, pictures(1), backend="onx")
     monkeypatch.setattr(inference, "find_spec", lambda name: None)
     assert_refused(r"openvino.*sightline\[openvino\]", open_backend, tiny(), "openvino")
-    assert open_backend(tiny(), "auto").run(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape == (1, 8)
+    assert open_backend(tiny(), "auto").run(GREY).shape == (1, 8)
 
 
 def test_images_that_cannot_be_read_are_all_named(tmp_path):

@@ -116,7 +116,7 @@ def test_what_cannot_be_exported_is_refused(sightline, tmp_path, monkeypatch):
     encoder = Encoder.create("tiny", 8, image_size=32)
     assert_refused(r"a\.pt", export_onnx, encoder, tmp_path / "a.pt")
     assert_refused(r"encoder.*str.*from_pretrained", export_onnx, "run/encoder", tmp_path / "a.onnx")
-    monkeypatch.setattr("sightline.models.onnx_export.MAX_BYTES", 1000)
+    monkeypatch.setattr("sightline.models.inference.MAX_BYTES", 1000)
     assert_refused("'tiny'", export_onnx, encoder, tmp_path / "a.onnx")
     status, _, err = sightline("export", "onnx", tmp_path / "none", "--out", tmp_path / "a.onnx")
     assert (status, "encoder.json" in err) == (2, True)

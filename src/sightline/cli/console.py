@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 Trust = Annotated[bool, typer.Option("--trust", help="Import and run the module that a wrapped encoder names.")]
-Backend = Annotated[str, typer.Option(help="What runs the encoder: auto, torch, onnx or openvino.")]
+BACKENDS = "auto, torch, torch-fp16, torch-bf16, torch-compiled, onnx or openvino"
+Backend = Annotated[str, typer.Option(help=f"What runs the encoder: {BACKENDS}.")]
 ENCODER = "an encoder folder such as run/encoder, `bundled`, `icons` (for drawings), timm:NAME or owner/name on a hub"
 
 
@@ -62,12 +63,16 @@ def named_values(option: str, words: list[str]) -> dict[str, str]:
 
 
 def read_encoder(folder: Path, trust: bool = False, backend: str = "auto") -> "Encoder":
-    """The encoder by that name. Imports torch here, so that help and faulty options answer without it."""
+    """The encoder by that name, on a GPU where there is one.
+
+    Imports torch here, so that help and faulty options answer without it.
+    """
+    from sightline.models.embed import own_device
     from sightline.models.encoder import Encoder
     from sightline.models.inference import check_backend
 
     check_backend(backend)
-    encoder = Encoder.from_pretrained(str(folder), trust=trust)
+    encoder = Encoder.from_pretrained(str(folder), trust=trust).to(own_device())
     encoder.backend = backend
     return encoder
 
@@ -76,6 +81,9 @@ def encoder_for(gallery: "Gallery", folder: Path | None, trust: bool, backend: s
     """The encoder of the folder given, or the gallery's own; None lets the gallery load its own once it must."""
     if folder is not None:
         return read_encoder(folder, trust, backend)
+    from sightline.models.inference import check_backend
+
+    check_backend(backend)
     if not trust and backend == "auto":
         return None
     encoder = gallery.encoder(trust)

@@ -25,12 +25,12 @@ def embed(
     """Embed every image and write vectors, ids and labels to one file; under torchrun, one file a process."""
     from sightline.data.manifest import read_manifest
     from sightline.files import check_file
-    from sightline.models.embed import embed_manifest, own_device, own_part
+    from sightline.models.embed import embed_manifest, own_part
 
     manifest = read_manifest(source, labelled=False)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
     check_file(out)
-    model = read_encoder(encoder, trust, backend).to(own_device())
+    model = read_encoder(encoder, trust, backend)
     table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
     echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
 

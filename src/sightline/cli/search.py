@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.console import (
+    BACKENDS,
     Backend,
     RefineOptions,
     Trust,
@@ -127,7 +128,7 @@ def serve(
     public_read: Annotated[bool | None, typer.Option("--public-read", help="Allow reading without a token.")] = None,
     read_only: Annotated[bool | None, typer.Option("--read-only", help="Allow no writes.")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of processes; default: 1.")] = None,
-    backend: Annotated[str | None, typer.Option(help="What runs encoders: auto, torch, onnx or openvino.")] = None,
+    backend: Annotated[str | None, typer.Option(help=f"What runs encoders: {BACKENDS}.")] = None,
     trust: Trust = False,
 ) -> None:
     """Serve galleries over HTTP: a page to search by image, and an API."""

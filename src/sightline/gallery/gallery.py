@@ -265,7 +265,10 @@ class Gallery(ABC):
         return None if self.folder is None else own_folder(self.folder, name)
 
     def encoder(self, trust: bool = False) -> "Encoder":
-        """The encoder it was created with, or else the one saved in it; ``trust`` imports the module of a wrapped one."""
+        """The encoder it was created with, or else the one saved in it, on a GPU where there is one.
+
+        ``trust`` imports the module of a wrapped one.
+        """
         if self._encoder is not None and self._encoder.fingerprint() == self.identity.fingerprint:
             return self._encoder
         folder = self.model_folder(ENCODER_FOLDER)
@@ -273,9 +276,10 @@ class Gallery(ABC):
             raise InputError(
                 f"{self.address}: no encoder is saved in this gallery; pass the one of its vectors, {self.identity.name!r}"
             )
+        from sightline.models.embed import own_device
         from sightline.models.encoder import Encoder
 
-        self._encoder = Encoder.from_pretrained(folder, trust=trust)
+        self._encoder = Encoder.from_pretrained(folder, trust=trust).to(own_device())
         self.check_encoder(self._encoder)
         return self._encoder
 

@@ -352,8 +352,8 @@ class Encoder(nn.Module):
             batch_size: images in one pass through the model.
             n_workers: processes that read images ahead; 0 reads them in threads.
             show_progress: draw a progress bar.
-            backend: what computes: ``auto``, ``torch``, ``onnx`` or ``openvino``; see
-                :func:`~sightline.models.inference.open_backend`. None for the encoder's own attribute ``backend``.
+            backend: what computes, by the names of :func:`~sightline.models.inference.open_backend`. None for the encoder's
+                own attribute ``backend``.
 
         Returns:
             (N, D) float32.
@@ -440,7 +440,8 @@ class Encoder(nn.Module):
         versions = tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
         if self._backends.get("versions") != versions:
             self._backends = {"versions": versions}
-        key = (name, n_images >= WORTH_EXPORTING, torch.get_num_threads(), by_thread)
+        differs = (n_images >= WORTH_EXPORTING, by_thread) if name in ("auto", "onnx") else ()
+        key = (name, torch.get_num_threads(), differs)
         if key not in self._backends:
             self._backends[key] = open_backend(self, name, n_images, by_thread)
         return self._backends[key]  # type: ignore[no-any-return]

@@ -10,7 +10,6 @@ from sightline.files import replaced
 from sightline.models.encoder import Encoder, check_encoder
 from sightline.models.inference import INPUT, OPSET, OUTPUT, plain_copy, write_onnx
 
-MAX_BYTES = 1 << 31  # of a protobuf, which the file is
 METADATA_KEY = "sightline"
 
 
@@ -33,8 +32,6 @@ def export_onnx(encoder: Encoder, file: Path | str) -> Path:
     if missing := [package for package in ("onnx", "onnxscript") if find_spec(package) is None]:
         raise InputError(f"ONNX export needs {' and '.join(missing)}: pip install 'sightline[onnx]'")
     plain = plain_copy(encoder)
-    if (size := sum(tensor.nbytes for tensor in plain.state_dict().values())) >= MAX_BYTES:
-        raise InputError(f"backbone {plain.settings.backbone!r}: {size / 1e9:.1f} GB of weights; an ONNX file holds 2.1 GB")
     with replaced(file) as scratch:
         write_onnx(plain, scratch, {METADATA_KEY: json.dumps(onnx_description(plain))})
     return file

@@ -91,7 +91,8 @@ class WrappedBackbone(nn.Module):
         found = self.module(images)
         if not isinstance(found, Tensor) or self.output is not None:
             found = self._part(found)
-        if not isinstance(found, Tensor) or found.ndim not in (2, 3, 4) or len(found) != len(images):
+        # By shape: len would fix the number of images in an export.
+        if not isinstance(found, Tensor) or found.ndim not in (2, 3, 4) or found.shape[0] != images.shape[0]:
             shown = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise InputError(
                 f"the module must return a tensor (B, C), (B, C, H, W) or (B, T, C) for {len(images)} images, got {shown}; "

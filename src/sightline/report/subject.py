@@ -14,7 +14,7 @@ from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
 from sightline.losses import LOSSES
 from sightline.models.card import Account
-from sightline.models.embed import embed_manifest
+from sightline.models.embed import embed_manifest, own_device
 from sightline.models.encoder import Encoder
 from sightline.ood.rejector import Rejector
 from sightline.training.logs import read_log
@@ -110,7 +110,7 @@ def read_subject(
         return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
     run = RunFolder(source)
     recipe = run.read_recipe()
-    encoder = Encoder.from_pretrained(run.encoder, trust=trust)
+    encoder = Encoder.from_pretrained(run.encoder, trust=trust).to(own_device())
     manifest = _unseen(recipe, split) if like is None else like.manifest
     chose = train_and_validation(recipe_images(recipe)[0], recipe)[1] if like is None else None
     kept = source / EMBEDDED
@@ -138,7 +138,7 @@ def read_untrained(
     """The run's pretrained backbone on the same images, mean-pooled, without projection; or the encoder it started from."""
     if run.recipe is None:
         raise InputError(f"--against {UNTRAINED} requires a run folder; {run.name!r} is a table without a recipe")
-    encoder = untrained_encoder(run.recipe, trust)
+    encoder = untrained_encoder(run.recipe, trust).to(own_device())
     table = embed_manifest(encoder, run.table.manifest, show_progress=show_progress, backend=backend)
     return Subject(name or UNTRAINED, table)
 

@@ -37,7 +37,7 @@ class ServeSettings(BaseModel):
         token_file: written by `sightline token`; required on any address but loopback, unless ``public_read``.
         public_read: allow reading without a token.
         read_only: refuse all writes.
-        backend: what runs the encoders: ``auto``, ``torch``, ``onnx`` or ``openvino``.
+        backend: what runs the encoders; see :func:`~sightline.models.inference.open_backend`.
         trust: import and run the module that a wrapped encoder of a gallery names.
         allowed_hosts: host names that requests may use; empty allows the loopback names on loopback and any name elsewhere.
         trusted_proxies: addresses of proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted.
