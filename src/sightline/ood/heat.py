@@ -182,6 +182,7 @@ class _Part:
             self.prior._fit_given({member.needs[0]: inputs[~own]}, codes, classifier)
         features = self.prior.features(inputs)
         self.data, self.held_out = features[~own], features[own]
+        self.project = _projection(self.data)
 
     def rows(self, n: int, generator: torch.Generator) -> Tensor:
         """(n, D) of the data, at random."""
@@ -190,12 +191,11 @@ class _Part:
     def samples(self, n: int, generator: torch.Generator) -> Tensor:
         """(n, D) of the prior; ends of short chains from the data if it cannot sample."""
         drawn = self.prior.sample(n, generator)
-        project = _projection(self.data)
         if drawn is not None:
-            return project(drawn.to(self.data))
+            return self.project(drawn.to(self.data))
         step = LANGEVIN * float(self.data.var(0).mean())
         return langevin_chains(
-            self.prior.energy, self.rows(n, generator), [(step, (2 * step) ** 0.5)] * self.chains, generator, project
+            self.prior.energy, self.rows(n, generator), [(step, (2 * step) ** 0.5)] * self.chains, generator, self.project
         )
 
 
@@ -312,7 +312,7 @@ class ResidualEnergy(Scorer):
             (decayed(settings.chain_step, place), decayed(settings.chain_noise, place))
             for place in range(settings.chain_steps)
         ]
-        return langevin_chains(energy, start, steps, generator, _projection(part.data))
+        return langevin_chains(energy, start, steps, generator, part.project)
 
     def parts(self) -> dict[str, Scorer]:
         return {"prior": self.prior}
