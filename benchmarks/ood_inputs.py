@@ -23,6 +23,7 @@ from sightline.models.encoder import Encoder
 
 NOISE, CIFAR, OTHER_HALF = "noise", "cifar10", "cifar10, other half"
 ANIMALS, VEHICLES = ("cat", "deer", "dog", "frog", "horse"), ("airplane", "automobile", "ship", "truck")  # birds are in CUB
+ALSO_ACCEPTED = ("glyphs", "icons")  # sets of `ood_acceptance.py` alone, by the encoder of emoji
 MOST_INSIDE, MOST_OUTSIDE, MOST_FITTED = 3000, 1000, 5000
 FEWEST_A_CLASS = 20  # images on average, of the label level that scorers are fitted on
 
@@ -148,6 +149,9 @@ def of_encoder(sets: Path, work: Path, setting: Setting, folder: Path) -> None:
         encoder = Encoder.from_pretrained(work / "cub-upper" / "encoder")
     else:
         encoder = Encoder.create("tf_efficientnet_lite0", None, weights=setting.encoder, image_size=setting.image_size)
+    for name in ALSO_ACCEPTED if setting.inside == "emoji" else ():
+        if not (table := folder.parent / f"{name}.parquet").is_file():
+            embed_manifest(encoder, drawn(manifest_of(sets, name), MOST_INSIDE)).write(table)
     for name in (setting.inside, *setting.outside):
         file = folder / f"{name}.npz"
         if not file.is_file():
