@@ -1,12 +1,26 @@
 """Calibration, contrastive losses and triplets: definitions, pytorch-metric-learning's losses, memory."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import E1, E2, E_RELEVANT, LABELS, double, draw, lists, references, reproducible, sides, value_and_gradient
+from loss_cases import (
+    E1,
+    E2,
+    E_RELEVANT,
+    LABELS,
+    double,
+    draw,
+    lists,
+    mean_over_lists,
+    references,
+    reproducible,
+    sides,
+    value_and_gradient,
+)
 from pytorch_metric_learning import losses as metric_learning
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.miners import DistanceWeightedMiner
@@ -57,6 +71,14 @@ def xbm_by_definition(scores, relevant, mask, neg_margin=0.5):
     return total / len(scores)
 
 
+def sup_con_by_definition(scores, relevant, mask, temperature=0.1):
+    def of_list(yes, no):
+        total = math.log(sum(math.exp(score / temperature) for score in yes + no))
+        return sum(total - score / temperature for score in yes) / len(yes)
+
+    return float(mean_over_lists(of_list, scores, relevant, mask))
+
+
 def triplet_by_definition(scores, relevant, mask, margin=0.05, mining="semi-hard"):
     terms = []
     for positives, negatives in sides(scores, relevant, mask):
@@ -72,6 +94,7 @@ def triplet_by_definition(scores, relevant, mask, margin=0.05, mining="semi-hard
 CASES = {  # the loss, its definition, and other options of both
     "calibration": (losses.calibration_loss, calibration_by_definition, (0.5, -0.2)),
     "contrastive": (losses.contrastive_loss, contrastive_by_definition, (0.5, -0.25)),
+    "sup_con": (losses.sup_con_loss, sup_con_by_definition, (0.5,)),
     "xbm_contrastive": (losses.xbm_contrastive_loss, xbm_by_definition, (0.125,)),
     **{
         mining: (partial(losses.triplet_loss, mining=mining), partial(triplet_by_definition, mining=mining), (0.125,))
@@ -93,7 +116,8 @@ def test_each_is_its_definition_and_pulls_the_right_way(name, pairs, other):
     assert_close(value.item(), expected)
     assert_close(loss(scores.float(), relevant, mask, *options).item(), expected, rtol=1e-5, atol=1e-6)
     assert gradient.isfinite().all()
-    assert (gradient[relevant] <= 0).all()
+    if name != "sup_con":  # of relevant items it pushes down one that is far above the others
+        assert (gradient[relevant] <= 0).all()
     assert (gradient[~relevant] >= 0).all()
     assert (gradient[~mask] == 0).all()
 
@@ -164,6 +188,7 @@ def test_equal_to_pytorch_metric_learning(against):
     cosine = {"distance": CosineSimilarity()}
     for ours, theirs in (
         (losses.ContrastiveLoss(0.9, 0.6), metric_learning.ContrastiveLoss(0.9, 0.6, **cosine)),
+        (losses.SupConLoss(0.2), metric_learning.SupConLoss(0.2, **cosine)),
         (losses.TripletLoss(0.05, "all"), metric_learning.TripletMarginLoss(0.05, **cosine)),
     ):
         found, expected = (value_and_gradient(loss, draw_near(), LABELS, **against) for loss in (ours, theirs))

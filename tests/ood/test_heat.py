@@ -1,6 +1,7 @@
 """HEAT: sampling, the loss, the composition, and that the residual corrects its prior."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from sightline import InputError, ood
-from sightline.ood.heat import Networks, contrastive_loss, density_gain, langevin_chains, residual_loss
+from sightline.ood.heat import Networks, _Judge, contrastive_loss, density_gain, langevin_chains, residual_loss
 
 energies = st.lists(st.floats(-50, 50, allow_nan=False), min_size=1, max_size=6)
 betas = st.floats(-200, 200, allow_nan=False)
@@ -109,6 +110,17 @@ def test_density_gain_is_the_divergence_of_known_densities_and_never_above_it_on
     exact = 3 - 4.5
     assert float(plain.mean()) > exact + 0.5
     assert float(few.mean()) < exact + 0.5
+
+
+def test_a_strength_whose_gain_hangs_on_one_sample_is_not_taken():
+    """The mean over networks would take the full strength, of which one network's gain is 0.6 and the others' 3."""
+    samples = torch.zeros(4, 4000)
+    samples[0, 0] = 8.3
+    member = SimpleNamespace(networks=torch.nn.Identity(), strength=None, steps_taken=None, gain=None)
+    judge = object.__new__(_Judge)
+    judge.member, judge.data, judge.samples, judge.best = member, torch.full((4, 100), 3.0), samples, -math.inf
+    judge.look(1)
+    assert float(member.strength) == 0.75
 
 
 PLAIN = {"name": "gmm", "normalise": False}

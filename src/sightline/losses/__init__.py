@@ -36,10 +36,12 @@ from sightline.losses.blackbox import (
 from sightline.losses.contrastive import (
     CalibrationLoss,
     ContrastiveLoss,
+    SupConLoss,
     TripletLoss,
     XBMContrastiveLoss,
     calibration_loss,
     contrastive_loss,
+    sup_con_loss,
     triplet_loss,
     xbm_contrastive_loss,
 )
@@ -171,6 +173,7 @@ LOSSES: Registry[nn.Module] = Registry(
         "sum_proxy_nca_pp": proxy_nca_pp_over_levels,
         "sum_triplet": triplet_over_levels,
         "sup_ap": SupAPLoss,
+        "sup_con": SupConLoss,
         "sup_h_ap": SupHAPLoss,
         "sup_ndcg": SupNDCGLoss,
         "sup_recall": SupRecallLoss,
@@ -189,7 +192,7 @@ def list_losses() -> list[str]:
 
     Example:
         >>> [name for name in list_losses() if name.startswith("sup_")]
-        ['sup_ap', 'sup_h_ap', 'sup_ndcg', 'sup_recall']
+        ['sup_ap', 'sup_con', 'sup_h_ap', 'sup_ndcg', 'sup_recall']
     """
     return LOSSES.names()
 
@@ -250,6 +253,7 @@ __all__ = [
     "SoftBinAPLoss",
     "SumOverLevels",
     "SupAPLoss",
+    "SupConLoss",
     "SupHAPLoss",
     "SupNDCGLoss",
     "SupRank",
@@ -282,6 +286,7 @@ __all__ = [
     "softbin_ap_loss",
     "sum_over_levels",
     "sup_ap_loss",
+    "sup_con_loss",
     "sup_h_ap_loss",
     "sup_ndcg_loss",
     "sup_recall_loss",

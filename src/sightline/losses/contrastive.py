@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -225,6 +226,61 @@ class XBMContrastiveLoss(PairLoss, of=xbm_contrastive_loss):
     """:func:`xbm_contrastive_loss` over a batch in which each item queries all the others, or a reference set.
 
     The memory is the reference set; it may contain the batch. With labels in levels, only the finest counts.
+    """
+
+
+@on_scores
+def sup_con_loss(pairs: Pairs, temperature: float = 0.1) -> Tensor:
+    """Supervised contrastive loss (SupCon): each relevant item against all others of the list, in a softmax.
+
+    Of the two forms of Khosla et al. (NeurIPS 2020) the one with the sum outside the logarithm, which they recommend. Equal
+    to pytorch-metric-learning's ``SupConLoss``. The paper's batches hold two augmented views of each image; here every
+    image of the class counts as one.
+
+    Formula:
+        ``mean over k of log sum over all j of exp(s(j) / temperature) - s(k) / temperature``
+
+    Use:
+        Features for out-of-distribution detection, in place of cross-entropy (thesis, Table 5.3); a baseline on pairs.
+
+    Cost:
+        A few passes over the scores.
+
+    Defaults:
+        temperature of the paper.
+
+    Limit:
+        Times temperature, it tends to the highest score less the mean of the relevant ones as temperature tends to 0.
+
+    Args:
+        scores: (Q, G) similarity of each query to each item.
+        relevance: (Q, G) bool, or numbers: above 0 is relevant.
+        mask: (Q, G) bool, True where the item is in the query's list; None for everywhere.
+        temperature: what scores are divided by.
+
+    Returns:
+        () mean over the queries with a relevant item; 0 of none.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
+        >>> sup_con_loss(scores, torch.tensor([[False, True, False, False, True]]))
+        tensor(2.9519)
+    """
+    check_range("(0, inf)", temperature=temperature)
+    relevant, answered = pairs.relevant, pairs.relevant.any(1)
+    listed = pairs.mask & answered[:, None]
+    # Less the highest of each list first: huge scores would overflow. A column more, for tables without any.
+    highest = F.pad(pairs.scores.detach().where(listed, -torch.inf), (0, 1), value=-torch.inf).amax(1)
+    logits = (pairs.scores - highest.where(answered, 0.0)[:, None]) / temperature
+    chosen = logits.where(relevant, 0.0).sum(1) / relevant.sum(1).clamp(min=1)
+    total = logits.where(listed, -torch.inf).exp().sum(1).where(answered, 1.0)
+    return (total.log() - chosen).sum() / answered.sum().clamp(min=1)
+
+
+class SupConLoss(PairLoss, of=sup_con_loss):
+    """:func:`sup_con_loss` over a batch in which each item queries all the others, or a reference set.
+
+    With labels in levels, only the finest counts.
     """
 
 

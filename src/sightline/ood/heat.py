@@ -26,7 +26,7 @@ WEIGHT_DECAY = 0.01
 FEWEST = 100  # items: with fewer, a quarter says nothing
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 CHECKS = 5  # times in the training at which the residual may be taken
-JUDGING = 4000  # samples of the prior that a gain is measured with
+JUDGING = 8000  # samples of the prior that a gain is measured with
 LANGEVIN = 0.02  # step of chains that replace a sampler, in units of the data's variance
 CERTAINTY = 0.95
 FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_length=2)]
@@ -146,7 +146,7 @@ def density_gain(data: Tensor, samples: Tensor) -> Tensor:
 
     The gain is ``E_data[f] - log E_prior[exp f]``. Its plain estimate is too high by about half the variance of the mean of
     ``exp f``, over its square. This bound equals it for the best c, and its estimate has no bias, because c comes from
-    one half of the samples and the mean from the other.
+    one half of the samples and the mean from the other; then the other way round.
 
     Args:
         data: (K, N) of f on held-out data.
@@ -159,9 +159,10 @@ def density_gain(data: Tensor, samples: Tensor) -> Tensor:
         >>> density_gain(torch.zeros(1, 5), torch.zeros(1, 8))
         tensor([0.])
     """
-    half = samples.shape[1] // 2
-    normaliser = samples[:, :half].logsumexp(1) - math.log(half)
-    return data.mean(1) - normaliser - (samples[:, half:] - normaliser[:, None]).exp().mean(1) + 1
+    halves = samples[:, 0::2], samples[:, 1::2]
+    normalisers = [half.logsumexp(1) - math.log(half.shape[1]) for half in halves]
+    costs = [c + (half - c[:, None]).exp().mean(1) for c, half in zip(normalisers, halves[::-1], strict=True)]
+    return data.mean(1) - (costs[0] + costs[1]) / 2 + 1
 
 
 class _Part:
@@ -182,6 +183,7 @@ class _Part:
             self.prior._fit_given({member.needs[0]: inputs[~own]}, codes, classifier)
         features = self.prior.features(inputs)
         self.data, self.held_out = features[~own], features[own]
+        self.project = _projection(self.data)
 
     def rows(self, n: int, generator: torch.Generator) -> Tensor:
         """(n, D) of the data, at random."""
@@ -190,12 +192,11 @@ class _Part:
     def samples(self, n: int, generator: torch.Generator) -> Tensor:
         """(n, D) of the prior; ends of short chains from the data if it cannot sample."""
         drawn = self.prior.sample(n, generator)
-        project = _projection(self.data)
         if drawn is not None:
-            return project(drawn.to(self.data))
+            return self.project(drawn.to(self.data))
         step = LANGEVIN * float(self.data.var(0).mean())
         return langevin_chains(
-            self.prior.energy, self.rows(n, generator), [(step, (2 * step) ** 0.5)] * self.chains, generator, project
+            self.prior.energy, self.rows(n, generator), [(step, (2 * step) ** 0.5)] * self.chains, generator, self.project
         )
 
 
@@ -312,7 +313,7 @@ class ResidualEnergy(Scorer):
             (decayed(settings.chain_step, place), decayed(settings.chain_noise, place))
             for place in range(settings.chain_steps)
         ]
-        return langevin_chains(energy, start, steps, generator, _projection(part.data))
+        return langevin_chains(energy, start, steps, generator, part.project)
 
     def parts(self) -> dict[str, Scorer]:
         return {"prior": self.prior}
@@ -350,18 +351,24 @@ class _Judge:
             chosen, judged = (
                 density_gain(strength * data[:, half::2], strength * samples[:, half::2]).double() for half in (0, 1)
             )
-            if float(chosen.mean()) > self.best:
-                self.best, self.found = float(chosen.mean()), judged
+            surely = float(chosen.mean() - _margin(chosen))  # not the mean: a few samples can make up most of a gain
+            if surely > self.best:
+                self.best, self.found = surely, judged
                 member.strength, member.steps_taken = torch.tensor(strength), torch.tensor(steps)
                 self.weights = copy.deepcopy(member.networks.state_dict())
 
     def decide(self) -> None:
         """Keep the best networks if the gain exceeds its error; else drop them."""
-        member, n = self.member, len(self.found)
+        member = self.member
         member.networks.load_state_dict(self.weights)
-        member.gain, member.gain_error = self.found.mean(), self.found.std() / n**0.5
-        if member.settings.keep == "auto" and not member.gain > student.ppf(CERTAINTY, n - 1) * member.gain_error:
+        member.gain, member.gain_error = self.found.mean(), self.found.std() / len(self.found) ** 0.5
+        if member.settings.keep == "auto" and not member.gain > _margin(self.found):
             member.strength = torch.tensor(0.0)
+
+
+def _margin(gains: Tensor) -> float:
+    """How far above 0 the mean of the networks' gains must be, by a one-sided t test."""
+    return float(student.ppf(CERTAINTY, len(gains) - 1) * gains.std() / len(gains) ** 0.5)
 
 
 def contrastive_loss(real: Tensor, samples: Tensor) -> Tensor:
