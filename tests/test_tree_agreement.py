@@ -41,9 +41,9 @@ def test_agreement_is_that_of_all_triplets(seed):
     true, built = draw_columns(seed), draw_columns(seed + 10)
     worth = []
     for triplet in combinations(range(len(true)), 3):
-        asked, told = nearest_pair(true, triplet), nearest_pair(built, triplet)
+        asked, answer = nearest_pair(true, triplet), nearest_pair(built, triplet)
         if asked is not None:
-            worth.append(1 / 3 if told is None else asked == told)
+            worth.append(1 / 3 if answer is None else asked == answer)
     found = tree_agreement(true, built, n_triplets=200_000)
     assert found.lca == pytest.approx(np.mean(worth), abs=0.01)
     assert found.adjusted_rand == [adjusted_rand_score(true[:, level], built[:, level]) for level in (1, 2)]

@@ -63,7 +63,7 @@ def test_cycles_two_parents_and_empty_rows_are_told_at_once():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_edge_back_is_found_wherever_it_is(seed):
-    """Random parents, several of each child: a cycle is told exactly where walking up comes back to its start."""
+    """Random parents, several of each child: a cycle is reported exactly where walking up comes back to its start."""
     rng = np.random.default_rng(seed)
     edges = [(f"n{child}", f"n{rng.integers(12)}") for child in range(8) for _ in range(rng.integers(1, 3))]
     above = {child: {parent for one, parent in edges if one == child} for child, _ in edges}

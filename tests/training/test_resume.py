@@ -110,6 +110,7 @@ def test_sigterm_saves_and_ends_well(plain_run, image_tree, tiny_recipe, tmp_pat
     assert (status, "step 4" in err, "--resume" in err) == (0, True, True)
     assert load_checkpoint(tmp_path / "stopped/last.pt")[0].step == 4
     assert sightline(*words, "--resume")[0] == 0
+    assert "schedule.epochs" in sightline(*words, "--resume")[2], "nothing is left to train"
     assert signal.getsignal(signal.SIGTERM) == before
     assert_same_run(plain_run, tmp_path / "stopped")
 

@@ -199,6 +199,8 @@ class TrainingRun:
             interruption() as self.is_interrupted,
             self._open_log(trust) if self.is_writer else nullcontext() as self.log,
         ):
+            if self._is_over():
+                self.progress.say("all epochs are trained; to train on, --resume with a larger schedule.epochs")
             while not is_stopped and not self._is_over():
                 is_stopped = self._train_epoch()
             if not is_stopped and self.recipe.validation.interpolate:
@@ -332,8 +334,8 @@ class TrainingRun:
             tried[f"share {share:g}/{section.metric}"] = result.means[section.metric]
             if section.is_better(result.means[section.metric], best):
                 best_share, best, best_result = share, section.decisive(result.means[section.metric]), result
-        said = f"weights: {best_share:g} of the way from start to end"
-        self.progress.say(f"{said}, validation {section.metric} {shown(section.metric, best or 0.0)}")
+        said = f"weights: {best_share:.0%} trained, {1 - best_share:.0%} start"
+        self.progress.say(f"{said}; validation {section.metric} {shown(section.metric, best or 0.0)}")
         self._record(self.position.epoch - 1, tried)
         if self.is_writer:
             _mix_weights(encoder, start, trained, best_share)
