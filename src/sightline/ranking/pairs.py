@@ -182,9 +182,7 @@ def check_labels(labels: object, n_items: int, name: str) -> Tensor:
     labels = as_tensor(labels, name)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"{name} must be of an integer type, got {labels.dtype}")
-    if labels.ndim in (1, 2) and labels.shape[0] != n_items:
-        raise InputError(f"{name} must have one row for each of {n_items} items, got {labels.shape[0]}")
-    if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] == 0):
+    if labels.ndim not in (1, 2) or labels.shape[0] != n_items or (labels.ndim == 2 and labels.shape[1] == 0):
         raise InputError(f"{name} must have shape ({n_items},) or ({n_items}, L), got {tuple(labels.shape)}")
     if labels.ndim == 2 and labels.shape[1] > MOST_LEVELS:
         raise InputError(
