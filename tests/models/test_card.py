@@ -13,7 +13,6 @@ from PIL import Image
 from refusals import assert_refused
 from sightline import (
     Encoder,
-    InputError,
     Result,
     embed_manifest,
     evaluate_table,
@@ -194,7 +193,6 @@ def test_what_is_pushed_to_a_hub_comes_back(tmp_path, monkeypatch):
     assert_refused(r"^owner/name: .*'old': no such branch$", Encoder.from_pretrained, "owner/name", revision="old")
     monkeypatch.setattr(hub, "create_repo", hub.download)
     assert_refused(r"^owner/name: ", tiny().push_to_hub, "owner/name")
-    with pytest.raises(InputError, match=r"encoder\.json"):  # a path is never looked for on a hub
-        Encoder.from_pretrained(Path("owner/name"))
+    assert_refused(r"encoder\.json", Encoder.from_pretrained, Path("owner/name"))
     assert_refused("'v1'", Encoder.from_pretrained, tiny().save_pretrained(tmp_path / "encoder"), revision="v1")
     assert_refused(r"'owner/name'.*'name'", tiny().push_to_hub, "name")
