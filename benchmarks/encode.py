@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import typer
-from measure import PAGE, photographs, table, told, write_section
+from measure import PAGE, photographs, table, verdict, write_section
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -107,7 +107,9 @@ def measured(encoder: Encoder, files: list[Path], folder: Path, n_runs: int) -> 
     return [
         row("plain torch and PIL", "plain"),
         row(
-            "`sightline index build`", "index", told(times >= LEAST_TIMES, f"{times:.1f} x plain, at least {LEAST_TIMES:g}")
+            "`sightline index build`",
+            "index",
+            verdict(times >= LEAST_TIMES, f"{times:.1f} x plain, at least {LEAST_TIMES:g}"),
         ),
         row("`Encoder.encode` and `embed`", "encode"),
         row("the same, two worker processes", "processes"),
@@ -118,11 +120,15 @@ def measured(encoder: Encoder, files: list[Path], folder: Path, n_runs: int) -> 
         [
             "limit",
             f"{limit:.2f} ms",
-            told(of_limit <= MOST_OF_LIMIT, f"index build {of_limit:.2f} x, at most {MOST_OF_LIMIT:g}"),
+            verdict(of_limit <= MOST_OF_LIMIT, f"index build {of_limit:.2f} x, at most {MOST_OF_LIMIT:g}"),
         ],
         row("one query, plain", "plain query"),
-        row("one query", "query", told(of_query <= MOST_OF_QUERY, f"{of_query:.2f} x plain, at most {MOST_OF_QUERY:g}")),
-        ["largest difference to plain", f"{difference:.1e}", told(difference <= MOST_DIFFERENCE, f"{MOST_DIFFERENCE:g}")],
+        row("one query", "query", verdict(of_query <= MOST_OF_QUERY, f"{of_query:.2f} x plain, at most {MOST_OF_QUERY:g}")),
+        [
+            "largest difference to plain",
+            f"{difference:.1e}",
+            verdict(difference <= MOST_DIFFERENCE, f"{MOST_DIFFERENCE:g}"),
+        ],
     ]
 
 

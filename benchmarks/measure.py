@@ -35,7 +35,7 @@ def peak_megabytes(step: Callable[[], object]) -> tuple[float, float]:
     """How far memory rises above its start while the step runs, and to what, as the operating system counts it."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that was freed but kept would hide what the step needs
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
     start = _kilobytes("VmRSS")
     step()
     peak = _kilobytes("VmHWM")
@@ -61,7 +61,7 @@ def photographs(folder: Path, n_images: int) -> list[Path]:
     return files
 
 
-def told(holds: bool, bar: str) -> str:
+def verdict(holds: bool, bar: str) -> str:
     """A bar, and whether it held."""
     return f"{bar}: {'held' if holds else 'MISSED'}"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import typer
-from measure import PAGE, photographs, table, told, write_section
+from measure import PAGE, photographs, table, verdict, write_section
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
@@ -116,7 +116,7 @@ def measured(gallery: Path, files: list[Path], given: argparse.Namespace) -> str
         [
             f"and the pictures of all {n_pictures:.0f} in view",
             f"{pictures:.0f} ms ({', '.join(f'{ms:.0f}' for ms in sorted(runs[:, 3] - runs[:, 0]))})",
-            told(pictures < 1000 * MOST_SECONDS, f"{MOST_SECONDS:g} s"),
+            verdict(pictures < 1000 * MOST_SECONDS, f"{MOST_SECONDS:g} s"),
         ],
         ["of which the search", f"{search:.0f} ms", ""],
         ["the encoder, excluded above", f"{encode:.0f} ms", ""],

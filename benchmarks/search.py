@@ -180,16 +180,16 @@ def cells(n_rows: int, kind: str, line: dict[str, float]) -> list[str]:
 
 def bars(lines: dict[tuple[int, str], dict[str, float]]) -> str:
     """What the largest exact gallery comes to against its bars."""
-    told = []
+    sentences = []
     for (n_rows, kind), line in lines.items():
         if kind == "exact":
             bare = lines[n_rows, KINDS[0]]
-            told.append(
+            sentences.append(
                 f"At {n_rows:,}: a single query takes {line['one']:.2f} ms (bar: 1.5 times bare FAISS and 2 ms, "
                 f"{1.5 * bare['one'] + 2:.2f}), opening with a first search {line['open']:.2f} s (bar at 60,000: 1 s), "
                 f"writing {line['write'] / line['sqlite']:.1f} times as long as SQLite alone (bar: 3)."
             )
-    return "\n".join(told)
+    return "\n".join(sentences)
 
 
 def main() -> None:

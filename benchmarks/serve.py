@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import typer
-from measure import PAGE, photographs, table, told, write_section
+from measure import PAGE, photographs, table, verdict, write_section
 
 from sightline import Encoder, Gallery
 
@@ -81,23 +81,27 @@ def measured(gallery: Path, encoder: Encoder, files: list[Path], given: argparse
     growth = float(np.mean(tail[-len(tail) // 4 :]) / np.mean(tail[: len(tail) // 4]) - 1)
     rows = [
         ["requests answered", f"{len(latencies)}", ""],
-        ["errors", f"{n_errors}", told(n_errors == 0, "none")],
+        ["errors", f"{n_errors}", verdict(n_errors == 0, "none")],
         ["throughput", f"{throughput:.1f} images/s", ""],
         [
             "processor time of an answer",
             f"{1000 * cost:.1f} ms; with `--backend torch` {1000 * torch_cost:.1f} ms",
-            told(torch_cost / cost >= LEAST_GAIN, f"{torch_cost / cost:.1f} x, at least {LEAST_GAIN:g}"),
+            verdict(torch_cost / cost >= LEAST_GAIN, f"{torch_cost / cost:.1f} x, at least {LEAST_GAIN:g}"),
         ],
         ["bare encoder", f"{bare_throughput:.1f} images/s ({given.clients} in {1000 * bare:.0f} ms)", ""],
-        ["share of the bare encoder", f"{share:.0%}", told(share >= LEAST_SHARE, f"at least {LEAST_SHARE:.0%}")],
+        ["share of the bare encoder", f"{share:.0%}", verdict(share >= LEAST_SHARE, f"at least {LEAST_SHARE:.0%}")],
         ["median latency", f"{1000 * p50:.0f} ms", ""],
         [
             "95% of latencies below",
             f"{1000 * p95:.0f} ms, {times:.2f} x bare",
-            told(times < MOST_TIMES, f"{MOST_TIMES:g} x"),
+            verdict(times < MOST_TIMES, f"{MOST_TIMES:g} x"),
         ],
         ["images in a pass", f"{per_pass:.1f}", ""],
-        ["memory, first and last quarter", f"{growth:+.1%}, {tail[-1] / 1000:.0f} MB", told(growth < MOST_GROWTH, "flat")],
+        [
+            "memory, first and last quarter",
+            f"{growth:+.1%}, {tail[-1] / 1000:.0f} MB",
+            verdict(growth < MOST_GROWTH, "flat"),
+        ],
     ]
     return (
         f"`python benchmarks/serve.py --seconds {given.seconds:g} --clients {given.clients} --items {given.items} "
@@ -136,7 +140,7 @@ def bare_seconds(encoder: Encoder, files: list[Path], n_runs: int = 5) -> float:
 
 
 def request_of(file: Path, port: int) -> bytes:
-    """A whole request: clients that build it anew each time would take the processor from the service."""
+    """A whole request: clients that build a new one each time would take the processor from the service."""
     head = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.jpg"\r\n\r\n'
     body = head + file.read_bytes() + b"\r\n--b--\r\n"
     lines = (

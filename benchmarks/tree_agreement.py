@@ -51,11 +51,11 @@ def tree_agreement(
     rand = [float(adjusted_rand_score(true[:, level], built[:, level])) for level in paired]
     drawn = np.random.default_rng(seed).integers(0, len(true), (n_triplets, 3))
     drawn = drawn[(drawn[:, 0] != drawn[:, 1]) & (drawn[:, 0] != drawn[:, 2]) & (drawn[:, 1] != drawn[:, 2])]
-    asked, told = _odd_one(true, drawn), _odd_one(built, drawn)
+    asked, answer = _odd_one(true, drawn), _odd_one(built, drawn)
     decided = asked >= 0
     if not decided.any():
         return Agreement(rand, float("nan"), 0)
-    agrees = np.where(told[decided] < 0, 1 / 3, told[decided] == asked[decided])
+    agrees = np.where(answer[decided] < 0, 1 / 3, answer[decided] == asked[decided])
     return Agreement(rand, float(agrees.mean()), int(decided.sum()))
 
 

@@ -139,7 +139,8 @@ def test_files_that_the_readme_links_to_exist():
 
 def test_words_are_those_of_the_field():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
-    code = [file for file in (ROOT / "src").rglob("*") if file.suffix in (".py", ".toml", ".html", ".js")]
+    written = [file for folder in ("src", "benchmarks", "examples") for file in (ROOT / folder).rglob("*")]
+    code = [file for file in written if file.suffix in (".py", ".toml", ".html", ".js", ".ipynb")]
     found = {}
     for file in pages + code:
         text = re.sub(r"\]\([^)]*\)", "]", file.read_text(encoding="utf-8"))  # addresses may have any

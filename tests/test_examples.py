@@ -9,6 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 import sightline as sl
+from refusals import assert_refused
 from sightline.data.readers.glyphs import draw_glyph
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -97,8 +98,7 @@ def test_wrap_own_model(run_notebook, tmp_path):
     assert "Embedding: 100%" in streams
     with sl.Gallery.open(tmp_path / "gallery") as gallery:
         assert len(gallery) == 90
-        with pytest.raises(sl.InputError, match=r"my_model.*trust"):
-            gallery.encoder()
+        assert_refused(r"my_model.*trust", gallery.encoder)
 
 
 def test_train_on_your_folder(run_notebook, tmp_path):

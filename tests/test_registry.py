@@ -53,8 +53,7 @@ def test_options_that_do_not_fit_are_named():
 def test_options_that_are_missing_are_named():
     def maker(n_classes: int, dim: int, tau: float = 1.0) -> None: ...
 
-    with pytest.raises(InputError, match="n_classes and dim"):
-        check_options(maker, {"tau": 2}, "proxy")
+    assert_refused("n_classes and dim", check_options, maker, {"tau": 2}, "proxy")
     check_options(maker, {"n_classes": 1, "dim": 2}, "proxy")
 
 
@@ -69,11 +68,9 @@ def test_an_import_path_is_followed_only_where_it_is_trusted(tmp_path, monkeypat
     assert "--trust" in str(refused.value)
     assert not (tmp_path / "ran").exists()
     assert type(THINGS.create("someones_losses:Own", {}, trust=True)).__name__ == "Own"
-    with pytest.raises(InputError, match="a module's class"):
-        THINGS.find("someones_losses:number", trust=True)
+    assert_refused("a module's class", THINGS.find, "someones_losses:number", trust=True)
     for wrong in ("someones_losses:Nothing", "no_such_module:Own"):
-        with pytest.raises(InputError, match=wrong):
-            THINGS.find(wrong, trust=True)
+        assert_refused(wrong, THINGS.find, wrong, trust=True)
 
 
 def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
@@ -90,5 +87,4 @@ def test_other_packages_add_names_by_entry_points(tmp_path, monkeypatch):
     assert registry.names() == ["broken", "margin", "theirs"]
     assert registry.find("theirs").__name__ == "Theirs"
     assert registry.find("margin") is Margin
-    with pytest.raises(InputError, match="others:Nothing"):
-        registry.find("broken")
+    assert_refused("others:Nothing", registry.find, "broken")

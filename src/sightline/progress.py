@@ -18,7 +18,7 @@ COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 def tracked(items: Iterable[T], title: str, total: int, shown: bool) -> Iterable[T]:
     """The items, with a progress bar on standard error, or in the notebook's cell, if it is to be shown."""
-    if not shown:
+    if not shown or total == 0:
         return items  # a bar that is disabled starts a thread all the same
     if in_notebook():
         return notebook_bar(items, title, total)  # type: ignore[no-any-return]

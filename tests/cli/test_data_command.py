@@ -67,15 +67,6 @@ def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch)
     assert asked == [(own, True, None), (Path("data/emoji"), True, tmp_path)]
 
 
-def test_check_names_classes_that_are_in_two_splits(sightline, pictures):
-    rows = ["a/1.png,train,a", "a/2.png,test,a", "b/3.png,test,b"]
-    (pictures / "m.csv").write_text("\n".join(["path,split,label", *rows]))
-    status, out, _ = sightline("data", "check", pictures / "m.csv", "--recipe", "none")
-    assert (status, out.splitlines()[-1]) == (0, "    a")
-    (pictures / "m.csv").write_text("\n".join(["path,split,label", *rows[1:]]))
-    assert "more than one split" not in sightline("data", "check", pictures / "m.csv", "--recipe", "none")[1]
-
-
 def test_list_has_every_set_on_one_line(sightline):
     status, out, _ = sightline("data", "list")
     names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]

@@ -35,16 +35,6 @@ def finding(report, word):
     return found
 
 
-def test_no_fault_in_a_sound_folder(sound, sightline):
-    report = sl.check_data(sound)
-    assert (report.findings, report.n_images, len(report.manifest)) == ((), 96, 96)
-    status, out, _ = sightline("data", "check", sound)
-    assert (status, out.splitlines()) == (
-        0,
-        [f"{sound}: 96 images, 1 label level, no fault", "  train       96 images  24 classes"],
-    )
-
-
 def test_a_messy_folder_shows_all_at_once(sound, sightline):
     draw(sound, "loose.png", "class 1/deep/1.png", "class 1/deep/2.png", "lonely/1.png")
     draw(sound, "class 2/dot.png", side=1)

@@ -95,8 +95,13 @@ def test_where_keeps_rows_and_vectors_together(table):
 
 @pytest.mark.parametrize("shape", [(2, 5), (4, 5), (0, 5), (3,), (3, 5, 1)])
 def test_vectors_that_do_not_fit_the_images_are_refused(shape, manifest):
-    with pytest.raises(InputError, match=rf"vectors .*3 images.*\({', '.join(map(str, shape))},?\)"):
-        EmbeddingTable(manifest, np.zeros(shape, np.float32), "f")
+    assert_refused(
+        rf"vectors .*3 images.*\({', '.join(map(str, shape))},?\)",
+        EmbeddingTable,
+        manifest,
+        np.zeros(shape, np.float32),
+        "f",
+    )
 
 
 def test_files_of_another_kind_are_refused(table, tmp_path, monkeypatch):
@@ -104,7 +109,7 @@ def test_files_of_another_kind_are_refused(table, tmp_path, monkeypatch):
     assert_refused(r"table\.parquet: no such file", EmbeddingTable.read, file)
     for stored in (b"", b"a,b\n1,2\n", table.write(file).read_bytes()[:-9]):
         file.write_bytes(stored)
-        assert_refused(r"table\.parquet: cannot be read as an embedding table: .", EmbeddingTable.read, file)
+        assert_refused(["table.parquet", "embedding table"], EmbeddingTable.read, file)
     file = tmp_path / "table.parquet"
     table.manifest.table.write_parquet(file)
     assert_refused(r"table\.parquet: .*format 1, found None", EmbeddingTable.read, file)

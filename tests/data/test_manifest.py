@@ -77,13 +77,13 @@ def test_columns_come_in_one_order_and_unknown_ones_last_and_unchanged(tmp_path)
 )
 def test_further_columns_of_csv_are_numbers_or_booleans_where_every_value_is(tmp_path, values, typed):
     lines = [f"{n}.png,train,{n},{n},1,{value}" for n, value in enumerate(values)]
-    manifest = read_manifest(write(tmp_path, "\n".join(["path,split,label,id,is_query,told", *lines])))
+    manifest = read_manifest(write(tmp_path, "\n".join(["path,split,label,id,is_query,more", *lines])))
     table = typed_table(manifest)
-    told = table["told"].to_list()
-    assert (told, [type(value) for value in told]) == (typed, [type(value) for value in typed])
-    assert table.drop("told").equals(manifest.table.drop("told"))
+    more = table["more"].to_list()
+    assert (more, [type(value) for value in more]) == (typed, [type(value) for value in typed])
+    assert table.drop("more").equals(manifest.table.drop("more"))
     manifest.table.write_parquet(tmp_path / "m.parquet")
-    assert typed_table(read_manifest(tmp_path / "m.parquet"))["told"].dtype == pl.String
+    assert typed_table(read_manifest(tmp_path / "m.parquet"))["more"].dtype == pl.String
 
 
 def test_parquet_reads_as_the_csv_of_the_same_table(tmp_path):
@@ -339,7 +339,7 @@ def test_several_boxes_of_one_picture_are_several_items(tmp_path):
     file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows]) + "\n")
     assert read_manifest(file).table["id"].to_list() == ["x.jpg 0 0 5 5", "x.jpg 5.0 0 9 5", "y.jpg"]
     file.write_text("\n".join(["path,split,label,x_1,y_1,x_2,y_2", *rows, rows[0]]) + "\n")
-    assert_refused(r"path 'x\.jpg 0 0 5 5' occurs more than once", read_manifest, file)
+    assert_refused(["'x.jpg 0 0 5 5'"], read_manifest, file)
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, ["a"]])

@@ -152,8 +152,14 @@ def test_n_batches_draws_sets_of_super_labels():
     batches = hierarchical(labels, 16, per_class=2, super_labels_per_batch=4, n_batches=30).batches(0)
     assert len(batches) == 30
     assert all(len(set(labels[batch, 1].tolist())) == 4 for batch in batches)
-    with pytest.raises(InputError, match="100 super-labels make 3921225 sets of 4, too many for an epoch; set n_batches"):
-        hierarchical(labels, 16, per_class=2, super_labels_per_batch=4)
+    assert_refused(
+        ["100 super", "3921225 sets", "n_batches"],
+        hierarchical,
+        labels,
+        16,
+        per_class=2,
+        super_labels_per_batch=4,
+    )
 
 
 def test_a_class_with_too_few_images_repeats_them_all():
@@ -182,12 +188,16 @@ def test_the_super_label_is_the_coarsest_or_the_level_asked_for():
     coarsest = hierarchical(labels, 8, per_class=2, batches_per_pair=1)
     assert len(coarsest.batches(0)) == 1
     assert len(hierarchical(labels, 8, per_class=2, batches_per_pair=1, super_level=1).batches(0)) == 28
-    assert_refused("the super-label is level 1 and the class level 1 of 4", hierarchical, labels, 8, level=1, super_level=1)
-    assert_refused("there is no label level 4; the labels have 4, counted from 0", hierarchical, labels, 8, super_level=4)
-    with pytest.raises(InputError, match="super_labels_per_batch is 3, at level 3 there are 2 super-labels"):
-        hierarchical(labels, 24, super_labels_per_batch=3)
-    with pytest.raises(InputError, match="batch_size is 12 and per_class 4; per_class times 2 super-labels"):
-        hierarchical(labels, 12, per_class=4)
+    assert_refused(["super-label", "level 1"], hierarchical, labels, 8, level=1, super_level=1)
+    assert_refused(["level 4"], hierarchical, labels, 8, super_level=4)
+    assert_refused(
+        ["super_labels_per_batch", "3", "level 3", "2 super-labels"],
+        hierarchical,
+        labels,
+        24,
+        super_labels_per_batch=3,
+    )
+    assert_refused(["batch_size", "12", "per_class", "2 super-labels"], hierarchical, labels, 12, per_class=4)
 
 
 @st.composite
@@ -244,17 +254,17 @@ def test_a_graded_epoch_ends_when_most_of_a_batch_would_come_again():
 def test_what_graded_refuses():
     labels = in_tree(*[4] * 16, n_levels=4)
     assert_refused(r"batch_size.* 16.* 4 images.* 4 levels.* 32", graded, labels, 16, 4)
-    assert_refused("needs a level above the class; the class is level 3 of 4", graded, labels, 16, 4, level=3)
-    with pytest.raises(InputError, match="tree: class 0 is below more than one coarser label"):
-        graded(np.array([[0, 0], [0, 1], [1, 1], [1, 1]]), 2, 2)
-    assert_refused("a batch of 80 needs 20 classes of at least 4 images, there are 16", graded, labels, 80, 4)
+    assert_refused(["level 3"], graded, labels, 16, 4, level=3)
+    assert_refused(["class 0"], graded, np.array([[0, 0], [0, 1], [1, 1], [1, 1]]), 2, 2)
+    assert_refused(["80", "20 classes", "4 images", "16"], graded, labels, 80, 4)
 
 
 @given(st.integers(1, 40), st.integers(2, 12), st.integers(0, 3))
 def test_random_batches_have_each_image_at_most_once(n_images, batch_size, epoch):
     if batch_size > n_images:
-        with pytest.raises(InputError, match=f"at most {n_images}, .* got {batch_size}"):
-            in_random_order(np.zeros(n_images, np.int64), batch_size)
+        assert_refused(
+            f"at most {n_images}, .* got {batch_size}", in_random_order, np.zeros(n_images, np.int64), batch_size
+        )
         return
     batches = in_random_order(np.zeros(n_images, np.int64), batch_size).batches(epoch)
     assert len(batches) == n_images // batch_size

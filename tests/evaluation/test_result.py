@@ -90,7 +90,7 @@ def test_json_keeps_every_value_and_writes_nan_as_null(full, tmp_path):
 def test_a_file_that_is_no_result_is_refused(text, tmp_path):
     if text is not None:
         (tmp_path / "other.json").write_bytes(text)
-    assert_refused(r"other\.json: not a result of sightline evaluate: .", Result.read_json, tmp_path / "other.json")
+    assert_refused(["other.json", "sightline evaluate"], Result.read_json, tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(

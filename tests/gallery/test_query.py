@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.gallery.query import best_matches, refined_search
 from sightline.ranking.refine import Refinement, expand_queries, kreciprocal_scores
@@ -107,16 +107,14 @@ def test_what_does_not_fit_is_refused(shelf, queries):
         ({"reciprocal": 0}, "reciprocal .*0"),
         ({"rerank": "kreciprocl"}, "'kreciprocl': did you mean 'kreciprocal'"),
     ):
-        with pytest.raises(InputError, match=facts):
-            Refinement(**options)
+        assert_refused(facts, Refinement, **options)
     for given, options, facts in (
         (queries, {"own": ["item 1"]}, "4 queries, got 1"),
         (queries[0], {}, r"\(N, 6\)"),
         (queries, {"k": 0}, "k .* got 0"),
         ([[1.0], [1.0, 2.0]], {}, "queries"),
     ):
-        with pytest.raises(InputError, match=facts):
-            refined_search(shelf, given, **options)
+        assert_refused(facts, refined_search, shelf, given, **options)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])

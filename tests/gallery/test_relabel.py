@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from refusals import assert_refused
 from sightline import Encoder, Gallery, InputError, read_manifest
 from sightline.gallery.gallery import labels_of
 from sightline.gallery.relabel import corrected_manifest, relabel
@@ -55,8 +56,7 @@ def test_an_item_without_labels_gets_one_and_loses_it_again(tmp_path):
         assert labels_of(relabel(gallery, "a", "mug")[0]) == ["mug"]
         assert relabel(gallery, "a", None)[0] == {"year": 2020}
         assert relabel(gallery, "a", None)[0] == {"year": 2020}
-        with pytest.raises(InputError, match="label and an image"):
-            corrected_manifest(gallery)
+        assert_refused("label and an image", corrected_manifest, gallery)
 
 
 def test_a_correction_outlives_its_source_until_that_changes(gallery, images, tmp_path):

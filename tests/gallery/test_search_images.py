@@ -4,10 +4,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
-from sightline.errors import InputError
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.query import search_images
 from sightline.models.embed import embed_manifest
@@ -92,5 +92,4 @@ def test_bad_requests_are_refused(encoder, table, gallery):
         (lambda: gallery.search_images(image, reject=True), "no rejector .*sightline ood fit --gallery"),
     ]
     for call, message in refused:
-        with pytest.raises(InputError, match=message):
-            call()
+        assert_refused(message, call)

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from refusals import assert_refused
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError
 from sightline.hierarchy.apply import apply_groups, class_sizes, label_groups, report_text, with_groups
@@ -85,15 +86,12 @@ def test_the_report_says_how_even_the_levels_are(made):
 
 def test_what_does_not_fit_is_told(made):
     folder, state, manifest, root = made
-    with pytest.raises(InputError, match=r"new\.txt: .*'\.parquet', '\.csv'"):
-        apply_groups(folder, state, manifest, root / "new.txt")
+    assert_refused(r"new\.txt: .*'\.parquet', '\.csv'", apply_groups, folder, state, manifest, root / "new.txt")
     with pytest.raises(InputError, match="in the tree"):
         with_groups(manifest, label_groups(folder, state).with_columns(label=pl.lit("x")))
-    with pytest.raises(InputError, match="the tree has one level"):
-        with_groups(manifest, pl.DataFrame({"label": ["a"]}))
+    assert_refused("the tree has one level", with_groups, manifest, pl.DataFrame({"label": ["a"]}))
     twice = pl.DataFrame({"label": ["a", "a", "b", "z", "z"], "group_1": list("pqrst")})
-    with pytest.raises(InputError, match=r"1 fault\n  'a' has 2 places in the tree: p; q"):
-        with_groups(manifest, twice)
+    assert_refused(["'a'", "2 places"], with_groups, manifest, twice)
 
 
 def test_a_label_alone_does_not_join_a_group_of_its_name(made):

@@ -6,6 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 from sklearn.metrics import adjusted_rand_score
 
+from refusals import assert_refused
 from sightline.errors import InputError
 from sightline.hierarchy import cluster as cluster_module
 from sightline.hierarchy.cluster import ClusterOptions, cluster_terms, find_groups, group_names, suggest_ks
@@ -45,10 +46,8 @@ def test_the_number_of_heaps_is_suggested():
     assert 5 <= finest <= 7
     assert coarse < finest
     assert suggest_ks(vectors) == (finest,)
-    with pytest.raises(InputError, match="3 texts are too few"):
-        suggest_ks(vectors[:3])
-    with pytest.raises(InputError, match="all alike"):
-        suggest_ks(np.ones((9, 2), np.float32))
+    assert_refused("3 texts are too few", suggest_ks, vectors[:3])
+    assert_refused("all alike", suggest_ks, np.ones((9, 2), np.float32))
 
 
 def test_options_that_do_not_fit():

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 import torch
 
+from refusals import assert_refused
 from sightline.data.manifest import Manifest
 from sightline.errors import InputError
 from sightline.hierarchy import term_vectors
@@ -59,8 +60,7 @@ def test_distances_of_joined_vectors_are_the_weighted_sum():
         return ((rows[:, None] - rows[None]) ** 2).sum(2)
 
     np.testing.assert_allclose(squares(both), 0.75 * squares(one) + 0.25 * squares(other), atol=1e-6)
-    with pytest.raises(InputError, match="weights"):
-        join_vectors([one, other], [0, 0])
+    assert_refused("weights", join_vectors, [one, other], [0, 0])
 
 
 def test_the_sentence_model_knows_what_is_alike(tmp_path):
@@ -105,8 +105,7 @@ def test_the_text_tower_of_clip_with_a_prompt(clip, tmp_path):
 
 
 def test_a_model_or_prompt_that_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"prompt must contain \{\} once.*'a photo'"):
-        TextModel(prompt="a photo")
+    assert_refused(r"prompt must contain \{\} once.*'a photo'", TextModel, prompt="a photo")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: not a sentence-transformers or CLIP model"):
         text_vectors(["cat"], tmp_path / "parts", TextModel(str(tmp_path / "empty")))
@@ -140,14 +139,11 @@ def test_the_step_writes_terms_and_vectors_that_belong_together(tmp_path):
     with pytest.raises(InputError, match=r"made for another clean\.csv: run `sightline hierarchy embed`"):
         cluster_terms(tmp_path, ClusterOptions(ks=(2,)))
     write_step(tmp_path, "terms.csv", terms[:2])
-    with pytest.raises(InputError, match=r"made for another terms\.csv: run `sightline hierarchy embed` again"):
-        read_vectors(tmp_path)
+    assert_refused(["terms.csv", "`sightline hierarchy embed`"], read_vectors, tmp_path)
     (tmp_path / "vectors.safetensors").write_bytes(b"half")
-    with pytest.raises(InputError, match=r"vectors\.safetensors: damaged.* `sightline hierarchy embed`"):
-        read_vectors(tmp_path)
+    assert_refused(r"vectors\.safetensors: damaged.* `sightline hierarchy embed`", read_vectors, tmp_path)
     (tmp_path / "vectors.safetensors").unlink()
-    with pytest.raises(InputError, match="`sightline hierarchy embed` makes it"):
-        read_vectors(tmp_path)
+    assert_refused("`sightline hierarchy embed` makes it", read_vectors, tmp_path)
 
 
 def test_text_and_images_together(tmp_path):
@@ -161,14 +157,10 @@ def test_text_and_images_together(tmp_path):
 
 def test_a_table_or_weights_without_anything_to_embed_are_refused(tmp_path):
     write_step(tmp_path, "clean.csv", kept([("a", "cat", 2, ""), ("b", "", 1, "")]))
-    with pytest.raises(InputError, match=r"clean\.csv: 1 fault\n  line 3: text is empty"):
-        embed_terms(tmp_path, IMAGES, text_weight=0)
+    assert_refused(["clean.csv", "line 3", "text"], embed_terms, tmp_path, IMAGES, text_weight=0)
     write_step(tmp_path, "clean.csv", KEPT[:0])
-    with pytest.raises(InputError, match="the table has no row"):
-        embed_terms(tmp_path, IMAGES, text_weight=0)
+    assert_refused("the table has no row", embed_terms, tmp_path, IMAGES, text_weight=0)
     write_step(tmp_path, "clean.csv", KEPT)
-    with pytest.raises(InputError, match="text_weight is 0, and there are no images"):
-        embed_terms(tmp_path, text_weight=0)
+    assert_refused(["text_weight", "0", "images"], embed_terms, tmp_path, text_weight=0)
     unlabelled = Manifest("images.parquet", ".", IMAGES[0].table.drop("label_0"), 0)
-    with pytest.raises(InputError, match=r"images\.parquet: its images have no labels"):
-        embed_terms(tmp_path, (unlabelled, IMAGES[1]), text_weight=0)
+    assert_refused(["images.parquet", "labels"], embed_terms, tmp_path, (unlabelled, IMAGES[1]), text_weight=0)

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from refusals import assert_refused
 from sightline.errors import InputError
 from sightline.hierarchy.wikimedia import Wikimedia
 
@@ -156,7 +157,5 @@ def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
 
 
 def test_whoever_asks_must_say_who_it_is(tmp_path):
-    with pytest.raises(InputError, match="contact"):
-        Wikimedia(tmp_path, " ")
-    with pytest.raises(InputError, match=r"api.*ftp://x"):
-        Wikimedia(tmp_path, "me", api="ftp://x")
+    assert_refused("contact", Wikimedia, tmp_path, " ")
+    assert_refused(r"api.*ftp://x", Wikimedia, tmp_path, "me", api="ftp://x")

@@ -32,10 +32,10 @@ def test_tables_of_edges(tmp_path, name, text):
 
 def test_a_second_hypernym_is_a_fault_unless_the_first_is_to_count(tmp_path):
     file = written(tmp_path / "wordnet.csv", "child,parent\ndog,canine\ndog,domestic animal\n")
-    assert_refused("'dog' has 2 parents: 'canine', 'domestic animal'", read_edges, file)
+    assert_refused(["'dog'", "2 parents", "'canine'", "'domestic animal'"], read_edges, file)
     tree = read_edges(file, several_parents="first")
     assert tree.path(tree.find("dog")) == ["canine", "dog"]
-    assert_refused("unknown rule for several parents 'last'", read_edges, file, several_parents="last")
+    assert_refused(["'last'"], read_edges, file, several_parents="last")
 
 
 RANKED = "genus,kingdom,species\nMorus,Plantae,Morus alba\nMorus,Animalia,Morus bassanus\n,Animalia,Odd one\n"
@@ -43,7 +43,7 @@ RANKED = "genus,kingdom,species\nMorus,Plantae,Morus alba\nMorus,Animalia,Morus 
 
 def test_a_taxonomy_keeps_names_of_two_branches_apart(tmp_path):
     file = written(tmp_path / "species.csv", RANKED)
-    assert_refused(r"row 3: genus is empty \(Animalia > Odd one\)", read_taxonomy, file)
+    assert_refused(["row 3", "genus"], read_taxonomy, file)
     tree = read_taxonomy(file, fill=True)
     assert tree.level_sizes() == [2, 3, 3]
     assert tree.path(tree.find("Odd one")) == ["Animalia", "Animalia (no genus)", "Odd one"]
@@ -66,7 +66,7 @@ def test_rules_of_a_tree_are_only_for_its_kind(tmp_path):
     assert read_tree(edges, several_parents="first").level_sizes() == [1, 1]
     assert_refused("only a taxonomy has ranks to fill", read_tree, edges, fill=True)
     assert_refused("only edges have several parents", read_tree, ranks, several_parents="first")
-    assert_refused("unknown kind of tree 'edge': did you mean 'edges'", read_tree, edges, kind="edge")
+    assert_refused(["'edge'", "'edges'"], read_tree, edges, kind="edge")
 
 
 def test_label_columns_of_a_manifest(tmp_path):
@@ -82,4 +82,4 @@ def test_folders(image_tree):
 
 
 def test_wrong_codes_are_told_at_once():
-    assert_refused(r"logos: 2 faults\n  '26..1' .*\n  'x' is no dotted code", normal_codes, ["1.1", "26..1", "x"], "logos")
+    assert_refused(["2 faults", "'26..1'", "'x'"], normal_codes, ["1.1", "26..1", "x"], "logos")

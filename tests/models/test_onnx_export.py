@@ -72,18 +72,18 @@ def test_the_file_gives_what_torch_gives(backbone, side, options, tmp_path):
 
 def by_description(about, image):
     """(3, H, W) as the file's description says, by Pillow and NumPy alone."""
-    told = about["preprocessing"]
-    assert (told["colour_order"], told["interpolation"], told["antialias"]) == ("RGB", "bilinear", True)
+    steps = about["preprocessing"]
+    assert (steps["colour_order"], steps["interpolation"], steps["antialias"]) == ("RGB", "bilinear", True)
     width, height = image.size
-    if told["resize_mode"] == "both_sides":
-        size = (told["resize"], told["resize"])
+    if steps["resize_mode"] == "both_sides":
+        size = (steps["resize"], steps["resize"])
     else:
         short = min(width, height)
-        size = tuple(told["resize"] if side == short else int(told["resize"] * side / short) for side in image.size)
+        size = tuple(steps["resize"] if side == short else int(steps["resize"] * side / short) for side in image.size)
     image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
-    left, top = (round((side - told["crop"]) / 2) for side in image.size)
-    pixels = np.asarray(image, np.float64)[top : top + told["crop"], left : left + told["crop"]] * told["scale"]
-    return ((pixels - told["mean"]) / told["std"]).transpose(2, 0, 1).astype(np.float32)
+    left, top = (round((side - steps["crop"]) / 2) for side in image.size)
+    pixels = np.asarray(image, np.float64)[top : top + steps["crop"], left : left + steps["crop"]] * steps["scale"]
+    return ((pixels - steps["mean"]) / steps["std"]).transpose(2, 0, 1).astype(np.float32)
 
 
 @pytest.mark.parametrize("is_whitened_and_stretched", [False, True])

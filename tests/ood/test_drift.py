@@ -3,10 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 from scipy.stats import binomtest
 
-from sightline import InputError, ood
+from refusals import assert_refused
+from sightline import ood
 from sightline.ood.drift import WINDOW, Drift, logged_energies
 from sightline.ood.rejector import Rejector
 
@@ -46,10 +46,7 @@ def test_recalibration_from_a_log(sightline, tmp_path):
     assert f"{before:.4g}" in out
     assert "499" in out
     for given, threshold in (("h", before), (None, before + 5)):
-        with pytest.raises(InputError, match="found none"):
-            logged_energies(log, threshold, given)
-    with pytest.raises(InputError, match="none: no such file"):
-        logged_energies(tmp_path / "none", before)
+        assert_refused("found none", logged_energies, log, threshold, given)
+    assert_refused("none: no such file", logged_energies, tmp_path / "none", before)
     log.write_text(log.read_text() + "\n".join([json.dumps({**line, "gallery": name, "energy": 0.5}) for name in "ab"]))
-    with pytest.raises(InputError, match=r"'a', 'b', 'g'.* --gallery"):
-        logged_energies(log, before)
+    assert_refused(r"'a', 'b', 'g'.* --gallery", logged_energies, log, before)

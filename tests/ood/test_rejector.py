@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from sightline import EmbeddingTable, Encoder, InputError, Manifest, ood
+from refusals import assert_refused
+from sightline import EmbeddingTable, Encoder, Manifest, ood
 from sightline.evaluation.detection import identification_rates
 from sightline.ood.rejector import Rejector, check_place, fit_rejector, match_threshold, withholds
 
@@ -18,8 +19,7 @@ PRINT, OTHER = "a" * 32, "b" * 32
 
 def refuses(message, call):
     """Assert that the call raises an InputError whose message matches."""
-    with pytest.raises(InputError, match=message):
-        call()
+    assert_refused(message, call)
 
 
 def table(n, seed=0, shift=0.0, fingerprint=PRINT, n_classes=8, prefix="i"):
@@ -166,8 +166,7 @@ def test_saved_inside_an_encoder_and_bound_to_it(tmp_path):
         loaded = Rejector.load(place, encoder.fingerprint())
         assert (loaded.policy, loaded.similarity_threshold) == ("flag", None)
         assert loaded.judge(table(5).vectors) == made.judge(table(5).vectors)
-    with pytest.raises(InputError, match=f"{encoder.fingerprint()}, .* {OTHER}"):
-        Rejector.load(folder, OTHER)
+    assert_refused(f"{encoder.fingerprint()}, .* {OTHER}", Rejector.load, folder, OTHER)
     made.save(folder / "rejector")  # again, in its place
     assert {file.name for file in (folder / "rejector").iterdir()} == {"rejector.json", "scorer.json", "scorer.safetensors"}
 

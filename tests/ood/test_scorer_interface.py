@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from refusals import assert_refused
 from sightline import InputError, ood
 
 FAST_HEAT = {"hidden": 16, "train_steps": 20, "batch_size": 64, "keep": "always"}
@@ -16,8 +17,7 @@ FAST_HEAT = {"hidden": 16, "train_steps": 20, "batch_size": 64, "keep": "always"
 
 def refuses(message, call):
     """Assert that the call raises an InputError whose message matches."""
-    with pytest.raises(InputError, match=message):
-        call()
+    assert_refused(message, call)
 
 
 OPTIONS = {

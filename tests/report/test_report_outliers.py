@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.errors import InputError
 from sightline.ood.rejector import fit_rejector
 from sightline.report.figures import outlier_panel
 from sightline.report.page import ReportOptions, write_report
@@ -38,11 +38,9 @@ def test_energies_are_those_of_the_rejector(fitted):
 
 def test_vectors_of_another_encoder_are_refused(fitted, two_subjects):
     _, folder, table, outliers, far = fitted
-    with pytest.raises(InputError, match=r"encoder e.* f"):
-        read_outliers(folder, two_subjects[0].table)
+    assert_refused(r"encoder e.* f", read_outliers, folder, two_subjects[0].table)
     other = EmbeddingTable(table.manifest, far, "g").write(outliers.with_name("other.parquet"))
-    with pytest.raises(InputError, match=r"other\.parquet: the rejector was fitted"):
-        read_outliers(folder, table, other)
+    assert_refused(["other.parquet", "rejector"], read_outliers, folder, table, other)
 
 
 def test_the_page_has_a_section_for_them(fitted, tmp_path):

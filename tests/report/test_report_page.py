@@ -85,7 +85,7 @@ def test_what_people_wrote_is_shown_and_never_obeyed(text):
 
 def test_the_header_says_how_many_validation_classes_chose_the_epoch(text, two):
     header = text[text.index("<h1>") : text.index("<section")]
-    facts = ("new: epoch 3 of 9", "weights 0.5", "x.csv (40 images, 7 classes)", "optimistic")
+    facts = ("new: epoch 3 of 9", "weights 50% trained", "x.csv (40 images, 7 classes)", "optimistic")
     assert all(fact in header for fact in facts)
     assert "old: epoch" not in header
     assert replace(two[0], card=CARD.model_copy(update={"evaluation": None})).selection is None

@@ -4,18 +4,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from refusals import assert_refused
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.errors import InputError
 from sightline.models.encoder import Encoder
 from sightline.report.subject import EMBEDDED, Subject, matched, read_subject, read_untrained
 from sightline.training.recipe import Recipe, read_recipe
 from sightline.training.run import train
-
-
-def refuses(message, call):
-    """Assert that the call raises an InputError whose message matches."""
-    with pytest.raises(InputError, match=message):
-        call()
 
 
 def changed(subject, rows, name="other"):
@@ -36,22 +30,22 @@ def test_rows_in_another_order_are_matched_by_id(random_subject):
 def test_other_images_and_labels_are_refused(random_subject):
     subject = random_subject()
     rows = subject.table.manifest.table
-    refuses(r"1 ids .* '39.png'", lambda: matched(subject, changed(subject, rows[:39])))
+    assert_refused(r"1 ids .* '39.png'", matched, subject, changed(subject, rows[:39]))
     renamed = rows.with_columns(id=pl.col("id").str.replace("^3.png", "x.png"))
-    refuses(r"2 ids .* '3.png'", lambda: matched(subject, changed(subject, renamed)))
+    assert_refused(r"2 ids .* '3.png'", matched, subject, changed(subject, renamed))
     other = rows.with_columns(label_1=pl.when(pl.col("id") == "7.png").then(pl.lit("new")).otherwise(pl.col("label_1")))
     message = r"labels differ for 1 of 40 images, first for '7.png': .*'m1'.* and .*'new'"
-    refuses(message, lambda: matched(subject, changed(subject, other)))
+    assert_refused(message, matched, subject, changed(subject, other))
 
 
 def test_what_cannot_be_shown_is_refused(circle, tmp_path):
     flat = circle((0, 1)).table.write(tmp_path / "flat.parquet")
-    refuses("flat", lambda: read_subject(flat))
+    assert_refused("flat", read_subject, flat)
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "file").touch()
-    refuses(r"'recipe.json'.*'encoder'.*found 'file'", lambda: read_subject(tmp_path / "some"))
-    refuses("no such file", lambda: read_subject(tmp_path / "nowhere.parquet"))
-    refuses("--against untrained", lambda: read_untrained(circle((0, 1), "aa")))
+    assert_refused(r"'recipe.json'.*'encoder'.*found 'file'", read_subject, tmp_path / "some")
+    assert_refused("no such file", read_subject, tmp_path / "nowhere.parquet")
+    assert_refused("--against untrained", read_untrained, circle((0, 1), "aa"))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +103,6 @@ def test_a_run_that_held_nothing_out_says_what_to_do(run, image_tree, tmp_path):
     copy.mkdir()
     (copy / "encoder").symlink_to(run / "encoder")
     (copy / "recipe.json").write_text(re.sub(r'"val_fraction": [\d.]+', '"val_fraction": 0.0', text))
-    refuses("sightline embed", lambda: read_subject(copy))
+    assert_refused("sightline embed", read_subject, copy)
     (copy / "recipe.json").write_text("{}")
-    refuses(r"recipe\.json: not a recipe", lambda: read_subject(copy))
+    assert_refused(r"recipe\.json: not a recipe", read_subject, copy)

@@ -15,8 +15,8 @@
     for (const one of all) {
         const box = one.getBoundingClientRect();
         if (box.width && (box.left < -1 || box.right > innerWidth + 1)) say(`from ${box.left} to ${box.right}`, one);
-        const isTarget = one.matches("button:not(.link), select, .pick"); // for a finger
-        if (innerWidth < 400 && isTarget && box.height < 30) say(`${box.height} high`, one);
+        const isTarget = one.matches("button:not(.link), select, .pick, .inside input"); // for a finger
+        if (innerWidth < 400 && isTarget && box.height < (one.matches(".alike") ? 30 : 44)) say(`${box.height} high`, one);
     }
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {

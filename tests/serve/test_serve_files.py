@@ -86,6 +86,7 @@ def test_only_images_of_the_gallery_and_of_named_folders_are_shown(own_gallery, 
 def test_the_start_names_the_options_by_which_images_are_shown(sightline, own_gallery, image_tree, monkeypatch):
     with Gallery.open(own_gallery) as gallery:
         gallery.add(["elsewhere"], np.eye(16)[:1], [{"path": "/nowhere/photos/0.png"}])
+    monkeypatch.chdir(own_gallery)  # folders below this one would be named from here
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
     monkeypatch.setattr("logging.config.dictConfig", lambda settings: None)
     status, out, _ = sightline("serve", own_gallery, "--port", 0)

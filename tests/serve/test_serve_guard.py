@@ -11,8 +11,8 @@ import pytest
 from served_galleries import png
 from typer.testing import CliRunner
 
+from refusals import assert_refused
 from sightline.cli.main import app as command_line
-from sightline.errors import InputError
 from sightline.serve.guard import JsonLines, RateLimit
 from sightline.serve.settings import ServeSettings, Tokens, add_token, read_settings, read_tokens
 
@@ -237,8 +237,7 @@ def test_settings_that_do_not_fit_are_refused_by_name():
         ({"galleries": ["a", "b/a"]}, "'a'"),
         (one | {"image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
     ):
-        with pytest.raises(InputError, match=named):
-            read_settings(given=given, environ={})
+        assert_refused(named, read_settings, given=given, environ={})
 
 
 def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
@@ -247,12 +246,10 @@ def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
     found = Tokens(file, "k" * 32, 1).find(run.output.strip())
     assert (run.exit_code, found.name, found.scope) == (0, "ann", "write")
     for name, scope, named in (("ann", "read", "'ann'"), ("bob", "wrote", "'write'"), ('"', "read", "name")):
-        with pytest.raises(InputError, match=named):
-            add_token(file, name, scope)
+        assert_refused(named, add_token, file, name, scope)
 
 
 def test_files_that_hold_no_tokens_are_named(tmp_path):
     for text in ("", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["):
         (tmp_path / "tokens.toml").write_text(text)
-        with pytest.raises(InputError, match=r"tokens\.toml"):
-            read_tokens(tmp_path / "tokens.toml")
+        assert_refused(r"tokens\.toml", read_tokens, tmp_path / "tokens.toml")

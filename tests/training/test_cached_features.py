@@ -1,6 +1,7 @@
 """Features on disk: computed once, keyed by network, transform and image, resumable and never half written."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -53,12 +54,13 @@ def test_features_are_those_of_the_transformed_images_in_float16(manifest):
     assert_close(features.read([5, 0], [0, 0]), expected.half().float(), rtol=0, atol=1e-3)
 
 
-def test_what_is_on_disk_is_not_computed_again(image_tree, tmp_path):
+def test_what_is_on_disk_is_not_computed_again(image_tree, tmp_path, capsys):
     manifest, learner = read_manifest(shutil.copytree(image_tree, tmp_path / "tree")), Learner()
     first = cache_features(learner, manifest, learner.preprocessing)
     assert learner.n_images == len(manifest) + 1  # one to find the shape out
-    cache_features(learner, manifest, learner.preprocessing)
+    cache_features(learner, manifest, learner.preprocessing, show_progress=True)
     assert learner.n_images == len(manifest) + 2
+    assert re.search(r"\b0 images to compute\n$", capsys.readouterr().err), "and there is no bar of nothing"
     before = first.read([3], [0])
     os.truncate(first.files[3], 10)  # as after a power cut
     os.utime(Path(manifest.paths()[7]), ns=(1, 1))  # changed since

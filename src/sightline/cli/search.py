@@ -66,7 +66,9 @@ def search(
     from sightline.gallery.query import Answer, QueryOptions, ask, search_images
 
     if (gallery is None) == (table is None):
-        raise InputError("give either --gallery or --table")
+        raise InputError(
+            "name what to search: --gallery FOLDER or --table FILE, as in `sightline search query.jpg --gallery gallery`"
+        )
     if table is not None:
         if encoder is None or any((where, json, html, root)) or (refine, rejection) != (RefineOptions(), RejectOptions()):
             raise InputError("--table requires --encoder and allows no other option than -k")

@@ -55,7 +55,7 @@ class Subject:
             return None
         by = "" if self.recipe is None else f" by {self.recipe.validation.metric}"
         share = card.training.trained_share
-        mixed = "" if share is None else f", with the weights {share:g} of the way from start to end,"
+        mixed = "" if share is None else f" (weights {share:.0%} trained, {1 - share:.0%} start)"
         chosen = f"epoch {card.training.epoch} of {card.training.epochs}{mixed} was chosen{by} on {card.evaluation.on}"
         optimistic = "; this page shows those images, so its numbers are optimistic" if self.shows_validation else ""
         return f"{self.name}: {chosen}{optimistic}."

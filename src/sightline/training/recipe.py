@@ -327,6 +327,7 @@ def describe_faults(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _fault_sentence(fault: ErrorDetails, model: Any) -> str:
     *sections, key = [str(part) for part in fault["loc"]]
+    fields = model.model_fields
     where = ".".join([*sections, key])
     if "accumul" in key:
         return (
@@ -336,7 +337,9 @@ def _fault_sentence(fault: ErrorDetails, model: Any) -> str:
     if fault["type"] == "extra_forbidden":
         for section in sections:
             model = get_args(model)[0] if section.isdigit() else model.model_fields[section].annotation
-        return f"unknown key {where!r}: {nearest(key, model.model_fields)}"
+        elsewhere = [f"{name}.{key}" for name, one in fields.items() if key in getattr(one.annotation, "model_fields", ())]
+        hint = f"did you mean {names(elsewhere)}?" if elsewhere else nearest(key, model.model_fields)
+        return f"unknown key {where!r}: {hint}"
     if fault["type"] == "missing":
         return f"{where!r} is missing"
     return f"{where!r} is {_short(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}"

@@ -199,6 +199,9 @@ class TrainingRun:
             interruption() as self.is_interrupted,
             self._open_log(trust) if self.is_writer else nullcontext() as self.log,
         ):
+            if self.position.is_over(self.recipe):
+                longer = "a larger schedule.epochs or validation.patience"
+                self.progress.say(f"the run is finished; to train on, --resume with {longer}")
             while not is_stopped and not self.position.is_over(self.recipe):
                 is_stopped = self._train_epoch()
             if not is_stopped and self.recipe.validation.interpolate:
@@ -326,8 +329,8 @@ class TrainingRun:
             tried[f"share {share:g}/{section.metric}"] = result.means[section.metric]
             if section.is_better(result.means[section.metric], best):
                 best_share, best, best_result = share, section.decisive(result.means[section.metric]), result
-        said = f"weights: {best_share:g} of the way from start to end"
-        self.progress.say(f"{said}, validation {section.metric} {shown(section.metric, best or 0.0)}")
+        said = f"weights: {best_share:.0%} trained, {1 - best_share:.0%} start"
+        self.progress.say(f"{said}; validation {section.metric} {shown(section.metric, best or 0.0)}")
         self._record(self.position.epoch - 1, tried)
         if self.is_writer:
             _mix_weights(encoder, start, trained, best_share)

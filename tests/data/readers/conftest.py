@@ -58,12 +58,14 @@ class Tree:
         assert all(path.is_file() for path in manifest.paths())
         return manifest
 
-    def complaint(self, reader, **options) -> str:
-        """What is said of the tree, without the root's name; nothing is left behind."""
+    def complaint(self, reader, *facts: str, **options) -> str:
+        """What is said of the tree, without the root's name: it has each of the facts, and nothing is left behind."""
         before = sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []
         message = assert_refused("", self.prepare, reader, **options)
         assert (sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []) == before
-        return message.replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
+        message = message.replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
+        assert [fact for fact in facts if fact not in message] == [], message
+        return message
 
 
 def columns(manifest: Manifest, *names: str) -> list[tuple]:

@@ -45,9 +45,9 @@ def test_cub_from_its_folders_or_its_list(tree, rows):
     assert rows(tree.prepare(CUB), "label_0", "label_1", "label_2", "split")[::2] == EXPECTED_BIRDS
     listed = [*(f"{bird}/{number}.jpg" for bird in BIRDS for number in range(2)), f"{BIRDS[3]}/9.jpg"]
     tree.text("images.txt", "".join(f"{n} {path}\n" for n, path in enumerate(listed, 1)))
-    assert "1 of 9 images are missing: 'images/004.Sayornis/9.jpg'" in tree.complaint(CUB)
+    tree.complaint(CUB, "9 images", "'images/004.Sayornis/9.jpg'")
     tree.text("images.txt", "1 001.Dodo/0.jpg\n")
-    assert "class '001.Dodo' is not in the 200 birds" in tree.complaint(CUB)
+    tree.complaint(CUB, "'001.Dodo'", "200 birds")
 
 
 def test_cub_from_its_archive(tree, rows):
@@ -55,12 +55,12 @@ def test_cub_from_its_archive(tree, rows):
     tree.archive("CUB_200_2011.tgz", "CUB_200_2011")
     whole = (tree.root / "CUB_200_2011.tgz").read_bytes()
     tree.data("CUB_200_2011.tgz", whole[: len(whole) // 2])
-    assert "ROOT/CUB_200_2011.tgz: cannot be unpacked" in tree.complaint(CUB)
+    tree.complaint(CUB, "ROOT/CUB_200_2011.tgz", "unpacked")
     tree.data("CUB_200_2011.tgz", whole)
     manifest = tree.prepare(CUB)
     assert manifest.table["path"][0] == "set_images/CUB_200_2011/images/001.Black_footed_Albatross/0.jpg"
     assert rows(manifest, "label_0", "label_1", "label_2", "split")[::2] == EXPECTED_BIRDS
-    assert "set_images: exists and is not empty" in tree.complaint(CUB)
+    tree.complaint(CUB, "set_images", "empty")
 
 
 MODELS = ("AM General Hummer SUV 2000", "Acura Integra Type R 2001", "BMW M3 Coupe 2012", "Ram C/V Cargo Van Minivan 2012")
@@ -90,11 +90,11 @@ def test_cars(tree, rows, packed, folder):
 
 def test_cars_with_faults(tree):
     put_cars(tree, classes=(1, 5))
-    assert "class 5 of 'car_ims/000002.jpg': there are 4" in tree.complaint(CARS)
+    tree.complaint(CARS, "class 5", "'car_ims/000002.jpg'")
     put_cars(tree, models=("Trabant 601", *MODELS[1:]))
-    assert "class 'Trabant 601': its kind of body is not known" in tree.complaint(CARS)
+    tree.complaint(CARS, "'Trabant 601'")
     savemat(tree.root / "cars_annos.mat", {"annotations": [1]})
-    assert "cars_annos.mat: no variable 'class_names'; it has 'annotations'" in tree.complaint(CARS)
+    tree.complaint(CARS, "cars_annos.mat", "'class_names'", "'annotations'")
     savemat(tree.root / "cars_annos.mat", {"annotations": [1], "class_names": [1]})
     assert "cars_annos.mat: 'class_names' of text" in tree.complaint(CARS)
 
@@ -112,9 +112,9 @@ def test_sop(tree, rows):
         ("../files/sofa_final/3_0.JPG", "test", "3", "sofa"),
     ]
     tree.text("Ebay_test.txt", "3 3 2 sofa_final/3_0.JPG\n")
-    assert "Ebay_test.txt: line 1 must be the header 'image_id class_id super_class_id path'" in tree.complaint(SOP)
+    tree.complaint(SOP, "Ebay_test.txt", "line 1", "'image_id class_id super_class_id path'")
     tree.data("Ebay_test.txt", b"\xff\xfe")
-    assert "Ebay_test.txt: not UTF-8 text" in tree.complaint(SOP)
+    tree.complaint(SOP, "Ebay_test.txt", "UTF-8")
 
 
 CLOTHES = {
@@ -147,7 +147,7 @@ def test_in_shop(tree, rows, listed, images):
 
 def test_in_shop_with_faults_or_as_an_archive(tree):
     put_clothes(tree, n_said=52712)
-    assert "line 1 says '52712' rows, 4 are there: the file is short" in tree.complaint(IN_SHOP)
+    tree.complaint(IN_SHOP, "line 1", "'52712'", "4 are there")
     tree.text("Eval/list_eval_partition.txt", "1\nimage_name item_id evaluation_status\nimg/a.jpg id_1 tests\n")
     said = tree.complaint(IN_SHOP)
     assert all(word in said for word in ("img/a.jpg", "'tests'", "'gallery'", "<category>"))
@@ -186,11 +186,11 @@ def test_inaturalist_by_folders_and_by_its_taxonomy(tree, rows):
 def test_inaturalist_with_faults(tree):
     put_species(tree)
     tree.text("train2018.json", json.dumps({"categories": []}))
-    assert "class '23' is not in train2018.json" in tree.complaint(INATURALIST_FULL)
+    tree.complaint(INATURALIST_FULL, "'23'", "train2018.json")
     tree.text("train2018.json", '{"categories": [')
-    assert "train2018.json: 'categories', each with id, genus, family" in tree.complaint(INATURALIST_FULL)
+    tree.complaint(INATURALIST_FULL, "train2018.json", "'categories'")
     tree.text("Inat_dataset_splits/Inaturalist_test_set1.txt", "train_val2018/Aves/3.jpg")
-    assert "train_val2018/Aves/3.jpg: not of the form" in tree.complaint(INATURALIST_BASE)
+    tree.complaint(INATURALIST_BASE, "train_val2018/Aves/3.jpg")
     put_species(tree)
     said = tree.complaint(INATURALIST_FULL, counts=None)
     assert "(train): 2 classes in label_6, 5 are published" in said
@@ -264,7 +264,7 @@ def test_each_level_is_measured_on_its_own_images(tree, sightline):
     mean = np.mean([[result[name] for name in ("map", "asi", "recall@1")] for result in results.values()], axis=0)
     assert re.search(r"^this encoder +(.*)$", out, re.M)[1].split() == [f"{100 * value:.1f}" for value in mean]
     assert re.search(r"^HAPPIER, DyML-Animal +43\.8 +50\.8 +68\.9$", out, re.M), "the published values of TPAMI Table VIII"
-    assert_refused(r"its test images are three sets, .*sl\.evaluate_dyml", evaluate_table, table)
+    assert_refused(["three sets", "sl.evaluate_dyml"], evaluate_table, table)
 
 
 def test_product_has_all_levels_in_one(tree):
@@ -281,11 +281,11 @@ def test_product_has_all_levels_in_one(tree):
 def test_dyml_with_faults(tree):
     put_levels(tree)
     tree.text("train/label.csv", csv(TRAIN_HEADER, [*TRAIN[:2], "2.jpg, 4"]))
-    assert "train/label.csv: 1 fault\n  line 3: must have 4 fields, found 2" in tree.complaint(DYML_ANIMAL)
+    tree.complaint(DYML_ANIMAL, "train/label.csv", "line 3", "4 fields")
     tree.text("train/label.csv", "fname, fine_id\n")
-    assert "the header must be fname, coarse_id, middle_id, fine_id" in tree.complaint(DYML_ANIMAL)
+    tree.complaint(DYML_ANIMAL, "coarse_id", "middle_id", "fine_id")
     put_training(tree)
-    assert "train/label.csv (train): 2 classes in label_0, 495 are published" in tree.complaint(DYML_ANIMAL, counts=None)
+    tree.complaint(DYML_ANIMAL, "train/label.csv", "2 classes", "label_0", "495", counts=None)
     (tree.root / "bmk_middle/gallery.csv").unlink()
     assert "no file 'bmk_middle/gallery.csv'" in tree.complaint(DYML_ANIMAL)
     put_training(tree)

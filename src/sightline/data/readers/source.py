@@ -180,7 +180,7 @@ class Reader:
         table = pl.concat([draft.table() for draft in drafts], how="diagonal")
         first = [name for name in ("path", "split", *label_columns(len(table.columns)), *FLAGS) if name in table.columns]
         table = table.select(*first, pl.exclude(first))
-        looked_for = tracked(table["path"], "Looking for images", len(table), show_progress and len(table) > 0)
+        looked_for = tracked(table["path"], "Looking for images", len(table), show_progress)
         missing = [path for path in looked_for if not os.path.isfile(path)]
         lost = [f"{len(missing)} of {len(table)} images are missing: {_images(missing, root)}"] if missing else []
         if subset and len(missing) == len(table):
