@@ -311,6 +311,11 @@ def _incidence(
     return gives, has
 
 
+def is_code(text: str) -> bool:
+    """Whether a text is a dotted code, in any spelling."""
+    return bool(CODE.fullmatch(text.strip()))
+
+
 def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
     """Dotted codes without spaces and leading zeros; all that are none are listed at once.
 
@@ -319,9 +324,7 @@ def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
         ['26.1.15']
     """
     given = list(codes)
-    raise_faults(
-        source, [f"{code!r} is no dotted code such as 26.1.15" for code in given if not CODE.fullmatch(code.strip())]
-    )
+    raise_faults(source, [f"{code!r} is no dotted code such as 26.1.15" for code in given if not is_code(code)])
     return [".".join(str(int(part)) for part in code.strip().rstrip(".").split(".")) for code in given]
 
 
