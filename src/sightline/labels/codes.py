@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -217,6 +217,38 @@ def graded(relevance: Floats, grades: int | None = GRADES) -> Floats:
     return np.where(relevance > 0, np.maximum(np.rint(relevance * grades), 1.0) / grades, 0.0)
 
 
+class CodeTable(NamedTuple):
+    """Which codes of one depth items have; a code that stops above that depth stands for itself.
+
+    Attributes:
+        names: of the C codes.
+        has: (N, C) float32, 1 where an item has a code.
+    """
+
+    names: tuple[str, ...]
+    has: sparse.csr_array
+
+
+def code_tables(sets: CodeSets, n_levels: int, source: object = "codes") -> tuple[CodeTable, ...]:
+    """The table of each depth, finest first.
+
+    Example:
+        >>> [table.names for table in code_tables([["1.2", "1.3"], ["4"]], n_levels=2)]
+        [('1.2', '1.3', '4'), ('1', '4')]
+    """
+    paths = [[_padded(code, n_levels) for code in codes] for codes in _normal(sets, n_levels, source)]
+    tables = []
+    for depth in reversed(range(n_levels)):
+        rows = [dict.fromkeys(path[depth] for path in row) for row in paths]
+        number = {name: place for place, name in enumerate(sorted(dict.fromkeys(chain.from_iterable(rows))))}
+        ends = np.cumsum([0, *map(len, rows)])
+        columns = [number[name] for row in rows for name in row]
+        shape = (len(rows), len(number))
+        has = sparse.csr_array((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+        tables.append(CodeTable(tuple(name.rstrip(".") for name in number), has))
+    return tuple(tables)
+
+
 def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArray[np.int64]:
     """(N, L) one path of class numbers an item, finest first, for samplers: that of a rare code which enough items have.
 
@@ -230,7 +262,7 @@ def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArra
     """
     number: dict[str, int] = {}
     rows = [
-        [number.setdefault(node, len(number)) for node in _beginnings(code + "." * (n_levels - 1 - code.count(".")))]
+        [number.setdefault(node, len(number)) for node in _padded(code, n_levels)]
         for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)
     ]
     return np.fliplr(np.array(rows, np.int64).reshape(-1, n_levels))
@@ -287,6 +319,11 @@ def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> lis
 def _beginnings(code: str) -> list[str]:
     parts = code.split(".")
     return [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def _padded(code: str, n_levels: int) -> list[str]:
+    """A node of each depth, coarsest first: the code's beginnings, then the code itself, told apart by dots at its end."""
+    return _beginnings(code + "." * (n_levels - 1 - code.count(".")))
 
 
 def _incidence(
