@@ -194,11 +194,12 @@ class CodePairs:
     item_has: sparse.csr_array
     grades: int | None = GRADES
 
-    def rows(self, queries: NDArray[Any]) -> Floats:
-        """(B, G) exact relevance of all items to these queries."""
-        there = (self.gives[queries] @ self.item_has.T).toarray()
+    def rows(self, queries: NDArray[Any], items: NDArray[Any] | slice = slice(None)) -> Floats:
+        """(B, G) exact relevance of all items, or of some, to these queries."""
+        there = (self.gives[queries] @ self.item_has[items].T).toarray()
         if self.relevance.symmetry != "query":
-            there = SYMMETRIES[self.relevance.symmetry](there, (self.has[queries] @ self.item_gives.T).toarray())
+            back = (self.has[queries] @ self.item_gives[items].T).toarray()
+            there = SYMMETRIES[self.relevance.symmetry](there, back)
         return np.where(there < self.relevance.threshold, 0.0, there)
 
     def __call__(self, queries: NDArray[Any]) -> Floats:
@@ -252,7 +253,8 @@ def code_tables(sets: CodeSets, n_levels: int, source: object = "codes") -> tupl
 def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArray[np.int64]:
     """(N, L) one path of class numbers an item, finest first, for samplers: that of a rare code which enough items have.
 
-    A batch drawn by it has several items of a code even where most items also carry a common one, or one of their own.
+    A batch drawn by it has several items of a code even where most items also carry a common one, or one of their own. An
+    item whose codes were all used up gets items of one back from classes that have more than enough.
 
     Args:
         sets: the codes of each item.
@@ -261,11 +263,18 @@ def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArra
             has its rarest.
     """
     number: dict[str, int] = {}
-    rows = [
-        [number.setdefault(node, len(number)) for node in _padded(code, n_levels)]
-        for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)
-    ]
+    rows = [[number.setdefault(node, len(number)) for node in path] for path in sampling_paths(sets, n_levels, min_items)]
     return np.fliplr(np.array(rows, np.int64).reshape(-1, n_levels))
+
+
+def sampling_paths(sets: CodeSets, n_levels: int, min_items: int = 2) -> list[list[str]]:
+    """The names behind :func:`sampling_labels`: for each item a node of each level, coarsest first.
+
+    Example:
+        >>> sampling_paths([["1.2", "3.1"], ["1.2"]], n_levels=2)
+        [['1', '1.2'], ['1', '1.2']]
+    """
+    return [_padded(code, n_levels) for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)]
 
 
 def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDArray[np.int64]:
@@ -297,11 +306,28 @@ def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
         if len(left) >= min_items:
             chosen.update(dict.fromkeys(left, label))
     in_use = {*chosen.values()}
-    # An item that is left joins a label in use where it has one, else its rarest is alone.
-    return [
-        chosen[item] if item in chosen else min(labels, key=lambda label: (label not in in_use, place[label]))
-        for item, labels in enumerate(sets)
-    ]
+    for item, labels in enumerate(sets):  # an item that is left joins a label in use where it has one
+        if item not in chosen and (shared := [label for label in labels if label in in_use]):
+            chosen[item] = min(shared, key=place.__getitem__)
+    sizes = Counter(chosen.values())
+    for item, labels in enumerate(sets):
+        for label in sorted(labels, key=place.__getitem__):
+            if item not in chosen:
+                taken = _spared(carriers[label], chosen, sizes, min_items)
+                sizes.subtract(chosen[one] for one in taken if one in chosen)
+                sizes[label] += len(taken)
+                chosen.update(dict.fromkeys(taken, label))
+    return [chosen[item] if item in chosen else min(sets[item], key=place.__getitem__) for item in range(len(sets))]
+
+
+def _spared(carriers: Sequence[int], chosen: Mapping[int, T], sizes: Mapping[T, int], min_items: int) -> list[int]:
+    """Items of a label that are left, with as many from larger classes as it takes; none where those cannot spare them."""
+    taken, used = [item for item in carriers if item not in chosen], Counter[T]()
+    for item in carriers:
+        if len(taken) < min_items and item in chosen and sizes[chosen[item]] - used[chosen[item]] > min_items:
+            used[chosen[item]] += 1
+            taken.append(item)
+    return taken if len(taken) >= min_items else []
 
 
 def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> list[list[str]]:
