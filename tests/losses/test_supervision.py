@@ -98,7 +98,7 @@ def test_what_needs_classes_refuses_others():
     for name, options, labels in (
         ("softbin_ap", {"class_balanced": True}, draw_sets(1, 9)),
         ("triplet", {"mining": "distance-weighted"}, draw_sets(1, 9)),
-        ("norm_softmax", {"n_classes": 4, "embedding_dim": 4}, draw_sets(1, 9)),
+        ("arcface", {"n_classes": 4, "embedding_dim": 4}, draw_sets(1, 9)),
         ("sum_triplet", {"n_levels": 2}, draw_sets(1, 9)),
         ("blackbox_ap", {"memory": 1}, draw_relevance(1, 9, 9)),
     ):

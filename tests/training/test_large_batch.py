@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision.amp import MixedPrecision
-from staged_batches import ALL, N_ITEMS, REMEMBERING, SIDE, draw, gradients, new_encoder, new_loss
+from staged_batches import ALL, N_ITEMS, ON_CODES, REMEMBERING, SIDE, draw, gradients, new_encoder, new_loss
 from torch import nn
 from torch.testing import assert_close
 
@@ -35,12 +35,12 @@ def one_pass(fabric, encoder, loss, batch, seed, chunk_size):
     return value.detach()
 
 
-@pytest.mark.parametrize("name", [*ALL, *REMEMBERING])
+@pytest.mark.parametrize("name", [*ALL, *REMEMBERING, *ON_CODES])
 def test_staged_equals_one_pass_for_every_loss(name, fabric):
     encoder, other = fabric.setup_module(new_encoder()), fabric.setup_module(new_encoder())
     loss, other_loss = new_loss(name), new_loss(name)
     for step in range(3 if loss.memory else 2):  # a loss may remember
-        batch = draw(step)
+        batch = draw(step, by_codes="codes" in name)
         batch = batch._replace(ids=batch.ids + 8 * step)
         expected = one_pass(fabric, other, other_loss, batch, step, 5)
         assert_close(back_propagate(fabric, encoder, loss, batch, step, 5), expected, rtol=1e-9, atol=1e-12)

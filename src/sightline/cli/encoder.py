@@ -17,6 +17,9 @@ def embed(
     source: Annotated[Path, typer.Argument(help="A .csv or .parquet manifest, or a folder of images.")],
     out: Annotated[Path, typer.Option(help="Embedding table to write (.parquet).")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    codes: Annotated[
+        str | None, typer.Option(help="Column of several codes an image, to check and store as lists.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
     backend: Backend = "auto",
@@ -25,9 +28,11 @@ def embed(
     """Embed every image and write vectors, ids and labels to one file; under torchrun, one file a process."""
     from sightline.data.manifest import read_manifest
     from sightline.files import check_file
+    from sightline.labels.code_column import read_codes
     from sightline.models.embed import embed_manifest, own_part
 
     manifest = read_manifest(source, labelled=False)
+    manifest = manifest if codes is None else read_codes(manifest, codes)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
     check_file(out)
     model = read_encoder(encoder, trust, backend)

@@ -15,6 +15,7 @@ from sightline.errors import InputError, choose, needs_extra
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.evaluation.tables import Steps
+    from sightline.labels.codes import CodeRelevance
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,27 @@ class ProtocolOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class CodeOptions:
+    """Several codes an image in place of labels."""
+
+    codes: Annotated[
+        str | None, typer.Option(help="A column of several codes an image, such as 26.1.15;5.3.13, in place of labels.")
+    ] = None
+    code_tree: Annotated[Path | None, typer.Option(help="With --codes: a table child,parent of the codes there are.")] = (
+        None
+    )
+    code_alpha: Annotated[float, typer.Option(help="With --codes: above 1 only near matches are worth much.")] = 1.0
+    code_table: Annotated[Path | None, typer.Option(help="With --codes: a CSV file for the AP of every code.")] = None
+
+
 @expand_settings
 def evaluate(
     table: Annotated[Path, typer.Argument(help="Written by `sightline embed`.")],
     options: StepOptions,
     refine: RefineOptions,
     published: ProtocolOptions,
+    several: CodeOptions,
     k: Annotated[
         list[int] | None, typer.Option("-k", min=1, help="Places for recall@k; repeatable; default: 1 2 4 8.")
     ] = None,
@@ -88,6 +104,7 @@ def evaluate(
             "--exclude": exclude,
             "--trec": trec,
             "--each-step": options.each_step,
+            "--codes": several.codes,
         }
         if wrong := [name for name, value in other_options.items() if value]:
             raise InputError(f"--protocol takes no {' or '.join(wrong)}")
@@ -95,15 +112,40 @@ def evaluate(
         return
     if published.judgements or published.distractors:
         raise InputError("--judgements and --distractors need a --protocol")
+    relevance = _code_relevance(several, embedded, other)
+    if several.codes is not None and trec is not None:
+        raise InputError("--trec writes label levels, not codes; leave out one of the two")
     with join_processes() as is_first:
         for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
-            result = evaluate_table(embedded, k or DEFAULT_KS, other, metric, some, exclude, trust)
+            result = evaluate_table(
+                embedded, k or DEFAULT_KS, other, metric, some, exclude, trust, several.codes, relevance
+            )
             if is_first:
                 echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
         if json is not None and is_first:
             result.write_json(json)
+        if several.code_table is not None and is_first:
+            result.write_codes(several.code_table)
         if trec is not None and is_first:
             echo(write_trec(trec, embedded, other))
+
+
+def _code_relevance(
+    options: CodeOptions, table: "EmbeddingTable", gallery: "EmbeddingTable | None"
+) -> "CodeRelevance | None":
+    """What sharing codes is worth, in the levels of the tree or of the deepest code; refuses codes outside the tree."""
+    from sightline.labels.code_column import code_lists, deepest, read_code_tree, read_codes
+    from sightline.labels.codes import CodeRelevance
+
+    if options.codes is None:
+        if options.code_tree or options.code_table or options.code_alpha != 1:
+            raise InputError("--code-tree, --code-alpha and --code-table need --codes; add it")
+        return None
+    column = options.codes
+    known = None if options.code_tree is None else read_code_tree(options.code_tree)
+    both = [read_codes(one.manifest, column, known) for one in (table, gallery) if one is not None]
+    n_levels = deepest(*(code_lists(one, column) for one in both)) if known is None else known.tree.n_levels
+    return CodeRelevance(n_levels, alpha=options.code_alpha)
 
 
 def _by_protocol(

@@ -120,14 +120,14 @@ def inspect_data(
     findings = [
         *_layout(source, layout),
         *_unreadable([one.fault for one in facts if one.fault], skip_unreadable),
-        *(further(manifest) if manifest.n_levels and len(manifest) else ()),
+        *(further(manifest) if len(manifest) else ()),
         *_duplicates(sound, manifest),
         *_sizes(everything.paths(), facts),
         *_several_splits(manifest),
         *([Finding(said)] if source.is_dir() and (said := files_not_read(source)) else ()),
         *(_links(source, everything.paths()) if source.is_dir() else ()),
         *(
-            [Finding(f"{missing_levels(manifest)}; to train, add labels")]
+            [Finding(f"{missing_levels(manifest)}; to train, add labels or name a column of codes (data.codes)")]
             if len(manifest) and not layout and not manifest.n_levels
             else ()
         ),

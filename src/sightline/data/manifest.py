@@ -26,6 +26,7 @@ NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # what broken bytes of a table lead to
 MOST_COLUMNS, LONGEST_HEADER = 4096, 1 << 20
+BETWEEN_CODES = ";"  # in the text of several codes, which a list is in CSV
 GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
 IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -259,11 +260,17 @@ def read_text_table(file: Path, columns: Sequence[str] = (), separator: str = ",
 
 
 def write_table(table: pl.DataFrame, file: Path) -> Path:
-    """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise."""
+    """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise.
+
+    In CSV a list of texts is one text with ``;`` between them.
+    """
     if file.suffix.lower() not in SUFFIXES:
         raise InputError(f"{file}: the name must end in one of {names(SUFFIXES)}")
+    is_csv = file.suffix.lower() == ".csv"
+    if is_csv:
+        table = table.with_columns(pl.col(pl.List(pl.String)).list.join(BETWEEN_CODES))
     with replaced(file) as scratch:
-        (table.write_csv if file.suffix.lower() == ".csv" else table.write_parquet)(scratch)
+        (table.write_csv if is_csv else table.write_parquet)(scratch)
     return file
 
 

@@ -1,17 +1,19 @@
 """Who queries whom, which pairs are left out, and the metrics of the resulting rankings."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from torch import Tensor
 
 from sightline.errors import InputError, choose
 from sightline.evaluation.metrics import Ranking, average_precision, metric_names, read_metric_name
-from sightline.evaluation.result import Result, is_total
+from sightline.evaluation.result import CodeAP, Result, is_total
 from sightline.evaluation.statistics import (
     Counts,
     Levels,
@@ -24,6 +26,7 @@ from sightline.evaluation.statistics import (
     statistics,
 )
 from sightline.evaluation.text_labels import NEVER, class_names, number_text
+from sightline.labels.codes import CodeRelevance, CodeSets, code_tables
 from sightline.labels.relevance import Relevance, as_relevance
 from sightline.ranking.pairs import check_labels
 
@@ -31,6 +34,8 @@ DEFAULT_KS = (1, 2, 4, 8)
 MOST_LEVELS = 127
 Judgements = ArrayLike | Tensor | Callable[[Counts], ArrayLike | Tensor]
 Groups = tuple[Counts, Counts]
+Floats = NDArray[np.float64]
+Rescored = Callable[[Counts, Tensor], Tensor]
 EMPTY = {"skip": False, "zero": True}
 
 
@@ -40,7 +45,7 @@ class MeasureOptions:
 
     ks: Sequence[int] = DEFAULT_KS
     metrics: Sequence[str] | None = None
-    relevance: str | Relevance = "population"
+    relevance: str | Relevance | CodeRelevance = "population"
     gain: str | Relevance = "exponential"
     ties: str = "worst"
     trust: bool = False
@@ -55,11 +60,13 @@ def evaluate(
     *,
     metrics: Sequence[str] | None = None,
     judgements: Judgements | None = None,
+    codes: CodeSets | None = None,
+    gallery_codes: CodeSets | None = None,
     ids: Sequence[object] | None = None,
     gallery_ids: Sequence[object] | None = None,
     exclude: ArrayLike | Tensor | None = None,
     gallery_exclude: ArrayLike | Tensor | None = None,
-    relevance: str | Relevance = "population",
+    relevance: str | Relevance | CodeRelevance = "population",
     gain: str | Relevance = "exponential",
     ties: str = "worst",
     empty: Literal["skip", "zero"] = "skip",
@@ -83,11 +90,14 @@ def evaluate(
         metrics: names of those wanted; None for :func:`metric_names`.
         judgements: instead of labels, (Q, G) worth of each item for each query, bool, whole or real; 0 is irrelevant, below
             0 in no list. Or a function that gives the rows of some queries.
+        codes: instead of labels, the dotted codes of each query, one or more; see :func:`measure_codes`.
+        gallery_codes: like ``codes``, given exactly when there is a gallery.
         ids: of the queries; a gallery item of the same id is the query itself and left out.
         gallery_ids: given exactly when ``ids`` is and there is a gallery.
         exclude: (Q,) group of each query, numbers or text: items of the same group are in no list of it. -1 is no group.
         gallery_exclude: (G,), given exactly when ``exclude`` is and there is a gallery.
-        relevance: worth of each level for ``h_ap``.
+        relevance: worth of each level for ``h_ap``; with codes a :class:`~sightline.labels.codes.CodeRelevance`, by default
+            that of the deepest code.
         gain: worth of each level for ``ndcg``.
         ties: how equal scores count: a name of :data:`~sightline.evaluation.statistics.TIES`.
         empty: ``zero`` counts a query without a relevant item as 0, as some public code does, in every metric but those
@@ -105,13 +115,14 @@ def evaluate(
     """
     for name, side, other in (
         ("labels", labels, gallery_labels),
+        ("codes", codes, gallery_codes),
         ("ids", ids, gallery_ids),
         ("exclude", exclude, gallery_exclude),
     ):
         if (other is None) != (side is None or gallery is None):
             raise InputError(f"gallery_{name} must be given with {name} and a gallery, and only then")
-    if (labels is None) == (judgements is None):
-        raise InputError("give either labels or judgements, not both")
+    if sum(given is not None for given in (labels, judgements, codes)) != 1:
+        raise InputError("give one of labels, judgements and codes")
     queries, items = vector_tables(vectors, gallery)
     own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
     if ids is not None and gallery_ids is not None:
@@ -126,7 +137,9 @@ def evaluate(
     table = None if labels is None else as_table(labels, "labels")
     if table is not None and table.ndim == 2 and table.dtype in (bool, torch.bool):
         judgements = shared_sets(table, gallery_labels, queries, items)
-    if judgements is not None:
+    if codes is not None:
+        found = measure_codes(queries, items, codes, gallery_codes, own, groups, wanted)
+    elif judgements is not None:
         found = _measure_judgements(queries, items, judgements, own, groups, wanted)
     else:
         tables = _label_tables(table, gallery_labels, queries, items, "labels")
@@ -186,6 +199,8 @@ def measure(lists: Lists, wanted: MeasureOptions, relevant: int | None = None) -
         raise InputError(f"metrics must be a list of one name or more, got {metrics!r}")
     relevant = relevant or lists.n_levels
     asked = {name: read_metric_name(name, relevant, wanted.trust) for name in metrics}
+    if isinstance(wanted.relevance, CodeRelevance):
+        raise InputError("relevance of codes is for codes; give the name of one or a Relevance")
     worth, gains = as_relevance(wanted.relevance), as_relevance(wanted.gain)
     places = {place for metric, k, _ in asked.values() if k is not None for place in metric.places(k)}
     stats = statistics(lists, sorted(places), find_tie_rule(wanted.ties, wanted.trust))
@@ -373,6 +388,38 @@ def _judged_rows(source: Callable[[Counts], ArrayLike | Tensor], rows: Counts, n
     return found
 
 
+def _ap_of_labels(
+    queries: VectorTable,
+    items: VectorTable,
+    sets: sparse.csr_array,
+    item_sets: sparse.csr_array,
+    own: Counts,
+    ties: str,
+    groups: Groups | None = None,
+    rescored: Rescored | None = None,
+) -> Iterator[tuple[int, Counts, int, Floats]]:
+    """Of each label that a query has: its number, its queries, how many items have it, and their average precision."""
+    by_label, item_by_label = sets.tocsc(), item_sets.tocsc()
+    for label in np.flatnonzero(np.diff(by_label.indptr)).tolist():
+        rows = _rows_of(by_label, label)
+        carriers = _rows_of(item_by_label, label)
+        labels, item_labels = np.zeros((len(rows), 1), np.int64), np.full((len(items), 1), NEVER)
+        item_labels[carriers] = 0
+        some = None if groups is None else (groups[0][rows], groups[1])
+        lists = by_labels(VectorTable(queries.table[rows], "vectors"), items, labels, item_labels, own[rows], some)
+        lists = replace(lists, rescored=_for_rows(rescored, rows))
+        yield label, rows, len(carriers), average_precision(Ranking(statistics(lists, (), find_tie_rule(ties)), level=1))
+
+
+def _rows_of(table: sparse.csc_array, column: int) -> Counts:
+    return np.sort(table.indices[table.indptr[column] : table.indptr[column + 1]]).astype(np.int64)
+
+
+def _for_rows(rescored: Rescored | None, rows: Counts) -> Rescored | None:
+    """What gives other scores, for some of the queries as they are numbered among themselves."""
+    return None if rescored is None else lambda numbers, scores: rescored(rows[numbers], scores)
+
+
 def evaluate_each_label(
     vectors: ArrayLike | Tensor,
     label_sets: ArrayLike | Tensor,
@@ -405,14 +452,130 @@ def evaluate_each_label(
     if gallery_sets is not None:
         item_sets = _read_sets(gallery_sets, len(items), "gallery_sets", sets.shape[1])
     total, n_labels = np.zeros(len(queries)), np.zeros(len(queries))
-    for label in np.flatnonzero(sets.any(0)):
-        rows = np.flatnonzero(sets[:, label])
-        own = rows if gallery is None else np.full(len(rows), -1)
-        labels, item_labels = np.zeros((len(rows), 1), np.int64), np.where(item_sets[:, label], 0, NEVER)[:, None]
-        lists = by_labels(VectorTable(queries.table[rows], "vectors"), items, labels, item_labels, own)
-        ap = average_precision(Ranking(statistics(lists, (), find_tie_rule(ties)), level=1))
+    own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
+    for _, rows, _, ap in _ap_of_labels(queries, items, sparse.csr_array(sets), sparse.csr_array(item_sets), own, ties):
         total[rows] += np.nan_to_num(ap)
         n_labels[rows] += ~np.isnan(ap)
     if not n_labels.any():
         raise InputError(f"none of the {len(queries)} queries has a relevant item: no two share a label")
     return Result({"map": np.divide(total, n_labels, out=np.full(len(queries), np.nan), where=n_labels > 0)})
+
+
+# Several codes an item. -------------------------------------------------------------------------------------------------
+
+EACH_CODE = "map_each_code"
+BY_WORTH = ("h_ap", "h_precision", "h_recall", "ndcg")  # what looks at the worth of items, and not at what they share
+CODE_QUERIES = 4096  # whose statistics are held at once: each has a table of grades by grades
+
+
+def code_metric_names(ks: Sequence[int], n_levels: int) -> list[str]:
+    """The metrics of :func:`measure_codes` for these places and so many levels of codes.
+
+    Example:
+        >>> code_metric_names([1], n_levels=2)[2:]
+        ['map', 'map_label_1', 'h_ap', 'ndcg', 'asi', 'severity@1', 'map_each_code']
+    """
+    return [*dict.fromkeys([*metric_names(ks, n_levels), "h_ap", "ndcg"]), EACH_CODE]
+
+
+def measure_codes(
+    queries: VectorTable,
+    items: VectorTable,
+    codes: CodeSets,
+    item_codes: CodeSets | None,
+    own: Counts,
+    groups: Groups | None,
+    wanted: MeasureOptions,
+    rescored: Rescored | None = None,
+) -> Result:
+    """The metrics of items with several codes; some rows of queries at a time, whatever their number.
+
+    An item's level is the depth of the deepest code that it shares with the query: ``recall@k``, ``map@r`` and ``map`` ask
+    for a code of the finest depth, ``map_label_1`` for one of the next, and ``asi`` and ``severity@1`` look at that level.
+    ``h_ap`` and ``ndcg`` take the worth that the relevance of codes gives, in 120 grades. ``map_each_code`` is, for a
+    query, the mean over its codes of the average precision with the items of that code as the relevant ones.
+
+    Args:
+        queries: Q of them.
+        items: G.
+        codes: of each query.
+        item_codes: of each item; None where the items are the queries.
+        own: (Q,) the place of each query among the items; -1 for none.
+        groups: as :func:`by_labels` takes them.
+        wanted: what to measure; its relevance is one of codes, or the default for the deepest code there is.
+        rescored: as in :class:`~sightline.evaluation.statistics.Lists`.
+
+    Returns:
+        With ``map_each_code`` among the metrics, also the average precision of each code.
+    """
+    _check_code_sets(codes, len(queries), "codes")
+    _check_code_sets(codes if item_codes is None else item_codes, len(items), "gallery_codes")
+    everyone = [*codes, *(item_codes or ())]
+    relevance = wanted.relevance
+    if relevance == MeasureOptions.relevance:
+        relevance = CodeRelevance(max(text.count(".") + 1 for one in everyone for text in one))
+    if not isinstance(relevance, CodeRelevance):
+        raise InputError(f"relevance must be a CodeRelevance beside codes, got {relevance!r}")
+    n_levels = relevance.n_levels
+    names = code_metric_names(wanted.ks, n_levels) if wanted.metrics is None else list(wanted.metrics)
+    tables = code_tables(everyone, n_levels)
+    sides = [(one.has[: len(codes)], one.has[len(codes) if item_codes is not None else 0 :]) for one in tables]
+
+    def deepest_shared(rows: Counts) -> Levels:
+        shared = np.zeros((len(rows), len(items)), np.int8)
+        for has, item_has in sides:
+            shared += (has[rows] @ item_has.T).toarray() > 0
+        return shared
+
+    columns: dict[str, Floats] = {}
+    if by_depth := [name for name in names if name != EACH_CODE and name.partition("@")[0] not in BY_WORTH]:
+        lists = replace(by_levels(queries, items, deepest_shared, n_levels, own, groups), rescored=rescored)
+        columns |= measure(lists, replace(wanted, metrics=by_depth, relevance="population")).per_query
+    if by_worth := [name for name in names if name.partition("@")[0] in BY_WORTH]:
+        pairs = relevance.between(codes, item_codes)
+        columns |= _by_worth(queries, items, pairs, own, groups, replace(wanted, metrics=by_worth), rescored)
+    each: list[CodeAP] = []
+    if EACH_CODE in names:
+        total, n_codes = np.zeros(len(queries)), np.zeros(len(queries))
+        for number, rows, n_carriers, ap in _ap_of_labels(queries, items, *sides[0], own, wanted.ties, groups, rescored):
+            is_defined = ~np.isnan(ap)
+            total[rows] += np.nan_to_num(ap)
+            n_codes[rows] += is_defined
+            mean = float(ap[is_defined].mean()) if is_defined.any() else float("nan")
+            each.append(CodeAP(tables[0].names[number], len(rows), n_carriers, mean))
+        columns[EACH_CODE] = np.divide(total, n_codes, out=np.full(len(queries), np.nan), where=n_codes > 0)
+    return Result({name: columns[name] for name in names}, codes=tuple(each))
+
+
+def _check_code_sets(codes: CodeSets, n_items: int, name: str) -> None:
+    if isinstance(codes, str) or len(codes) != n_items or any(isinstance(one, str) for one in codes):
+        raise InputError(f"{name} must be {n_items} lists of codes, one for each item, got {len(codes)}: {codes[:2]!r}")
+
+
+def _by_worth(
+    queries: VectorTable,
+    items: VectorTable,
+    pairs: Callable[[Counts], Floats],
+    own: Counts,
+    groups: Groups | None,
+    wanted: MeasureOptions,
+    rescored: Rescored | None,
+) -> dict[str, Floats]:
+    """Metrics of the worth of items, some queries at a time: the statistics of all of them would not fit in memory."""
+    asked = {name: read_metric_name(name, 1, wanted.trust) for name in wanted.metrics or ()}
+    places = {place for metric, k, _ in asked.values() if k is not None for place in metric.places(k)}
+    parts: dict[str, list[Floats]] = {name: [] for name in asked}
+    for first in range(0, len(queries), CODE_QUERIES):
+        rows = np.arange(first, min(first + CODE_QUERIES, len(queries)))
+        levels, values, _ = judged_levels(partial(_rows_from, pairs, first), len(rows), len(items))
+        some = None if groups is None else (groups[0][rows], groups[1])
+        lists = by_levels(VectorTable(queries.table[rows], "vectors"), items, levels, len(values), own[rows], some)
+        lists = replace(lists, rescored=_for_rows(rescored, rows))
+        stats, worth = statistics(lists, sorted(places), find_tie_rule(wanted.ties, wanted.trust)), Relevance(values=values)
+        for name, (metric, k, _) in asked.items():
+            parts[name].append(metric(Ranking(stats, 1, worth, worth), k))
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def _rows_from(pairs: Callable[[Counts], Floats], first: int, rows: Counts) -> Floats:
+    return pairs(first + rows)

@@ -27,6 +27,7 @@ UNITS: dict[str, Unit] = {"queries": "queries", "classes": "classes"}
 
 N_RESAMPLES = 2000  # moves an end of a 95 % interval by a fiftieth of its width
 N_FLIPS = 9999  # the smallest p is 1 / 10,000
+SHOWN_CODES = 10
 BLOCK_ELEMENTS = 1 << 22  # weights held at once: 32 MB
 Floats = NDArray[np.float64]
 
@@ -36,6 +37,22 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+class CodeAP(NamedTuple):
+    """The average precision of one code: each image that has it queries, and those that have it are the relevant ones.
+
+    Attributes:
+        code: of the finest depth, or one that stops above it.
+        n_queries: that have it.
+        n_items: of the gallery that have it, the queries themselves included.
+        ap: mean over the queries; NaN where no other item has it.
+    """
+
+    code: str
+    n_queries: int
+    n_items: int
+    ap: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,6 +65,7 @@ class Result(Mapping[str, float]):
         labels: (Q,) the class of each query, for intervals and tests over classes.
         fingerprint: of the encoder that made the vectors.
         notes: what a reader of the numbers must know, one sentence each.
+        codes: of images with several codes, the average precision of each code.
 
     Example:
         >>> result = Result({"map": np.array([1.0, 0.5, np.nan])})
@@ -63,6 +81,7 @@ class Result(Mapping[str, float]):
     labels: NDArray[np.generic] | None = None
     fingerprint: str | None = None
     notes: tuple[str, ...] = ()
+    codes: tuple[CodeAP, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.per_query, Mapping):
@@ -150,7 +169,15 @@ class Result(Mapping[str, float]):
         """A table for a terminal, shares in percent, with intervals if a level is given."""
         width = max(map(len, self.per_query))
         lines = [f"{name:<{width}}  {self._cell(name, level, by, width=5)}" for name in self.per_query]
-        return "\n".join([*lines, self._counts(level, by), *self.notes])
+        return "\n".join([*lines, self._counts(level, by), *self.notes, *self._frequent_codes()])
+
+    def _frequent_codes(self) -> Iterator[str]:
+        """A table of the codes with most queries, if there are codes."""
+        if self.codes:
+            most = sorted(self.codes, key=lambda one: (-one.n_queries, one.code))[:SHOWN_CODES]
+            rows = [[one.code, str(one.n_queries), str(one.n_items), shown("map", one.ap)] for one in most]
+            yield f"average precision of the {len(most)} most frequent of {len(self.codes)} codes"
+            yield text_table([["code", "queries", "items", "AP"], *rows], "<>>>")
 
     def as_markdown(self, level: float | None = None, by: Unit = "queries") -> str:
         """A Markdown table of one row, shares in percent, with intervals if a level is given."""
@@ -183,6 +210,13 @@ class Result(Mapping[str, float]):
             scratch.write_text(_csv([list(columns), *zip(*columns.values(), strict=True)]), encoding="utf-8")
         return Path(file)
 
+    def write_codes(self, file: Path) -> Path:
+        """Write one line a code as CSV: the code, its queries, its items and its AP, empty where undefined."""
+        lines = [[*one[:3], "" if np.isnan(one.ap) else one.ap] for one in self.codes]
+        with replaced(Path(file)) as scratch:
+            scratch.write_text(_csv([["code", "queries", "items", "ap"], *lines]), encoding="utf-8")
+        return Path(file)
+
     def _cell(self, name: str, level: float | None, by: Unit, width: int = 0) -> str:
         mean = f"{shown(name, self[name]):>{width}}"
         return (
@@ -211,6 +245,7 @@ class Result(Mapping[str, float]):
             "labels": None if self.labels is None else self.labels.tolist(),
             "fingerprint": self.fingerprint,
             "notes": list(self.notes) or None,
+            "codes": [[*one[:3], *_or_none([one.ap])] for one in self.codes] or None,
         }
         with replaced(Path(file)) as scratch:
             scratch.write_text(json.dumps({key: value for key, value in stored.items() if value is not None}) + "\n")
@@ -227,6 +262,10 @@ class Result(Mapping[str, float]):
                 None if stored.get("labels") is None else np.array(stored["labels"]),
                 stored.get("fingerprint"),
                 tuple(map(str, stored.get("notes", ()))),
+                tuple(
+                    CodeAP(str(c), int(q), int(n), np.nan if a is None else float(a))
+                    for c, q, n, a in stored.get("codes", ())
+                ),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"{file}: not a result of sightline evaluate: {error}") from error

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +25,15 @@ from sightline.evaluation.protocol import (
     by_labels,
     classes_of,
     measure,
+    measure_codes,
     places_of,
     vector_tables,
 )
 from sightline.evaluation.result import Result
 from sightline.evaluation.statistics import Counts, VectorTable
 from sightline.evaluation.text_labels import NEVER
+from sightline.labels.code_column import code_lists, read_codes
+from sightline.labels.codes import CodeRelevance
 from sightline.models.heads import Whitening
 from sightline.ranking.ranks import check_range
 from sightline.ranking.refine import NOTHING, RERANKERS, Refinement, augment_gallery, expand_queries
@@ -79,6 +83,8 @@ def evaluate_table(
     steps: Steps | None = None,
     exclude: str | None = None,
     trust: bool = False,
+    codes: str | None = None,
+    relevance: CodeRelevance | None = None,
 ) -> Result:
     """:func:`evaluate` on an embedding table, or on one that queries another; after whitening, expansion and so on.
 
@@ -87,11 +93,12 @@ def evaluate_table(
     Where a table says which images are queries or gallery (``is_query``, ``is_gallery``; empty means neither), the queries
     rank the gallery; otherwise every image is both. An image that is both, by its id, is never in its own list. ``exclude``
     names a column, such as the camera: images with the query's own value in it are in no list; an empty one is no value.
-    ``trust`` imports metrics that are named by a path.
+    ``trust`` imports metrics that are named by a path. ``codes`` names a column of several codes an image, which count in
+    place of labels, by ``relevance``; by default that of the deepest code.
     """
     table = _as_embedding_table(table, "table")
     gallery = None if gallery is None else _as_embedding_table(gallery, "gallery")
-    queries, items = read_sides(table, gallery)
+    queries, items = read_sides(table, gallery, codes)
     for one in (table, gallery or table):
         VectorTable(one.vectors, str(one.manifest.source))  # refuses what is not finite by the rows of the file
     vectors, others = vector_tables(queries.vectors, items.vectors)
@@ -102,6 +109,10 @@ def evaluate_table(
     if exclude is not None:
         sources = _numbered([table, gallery or table], exclude)
         groups = sources[0][queries.rows], sources[1][items.rows]
+    if codes is not None:
+        wanted = MeasureOptions(ks, metrics, relevance or MeasureOptions.relevance, trust=trust)
+        found = measure_codes(vectors, others, queries.codes, items.codes, own, groups, wanted, rescored)
+        return replace(found, ids=queries.ids, fingerprint=table.fingerprint)
     lists = replace(by_labels(vectors, others, queries.labels, items.labels, own, groups), rescored=rescored)
     result = measure(lists, MeasureOptions(ks, metrics, trust=trust))
     return replace(result, ids=queries.ids, labels=classes_of(queries.labels), fingerprint=table.fingerprint)
@@ -118,16 +129,20 @@ def _as_embedding_table(given: EmbeddingTable | Path | str, name: str) -> Embedd
 
 
 class Side(NamedTuple):
-    """The queries of a table, or its gallery."""
+    """The queries of a table, or its gallery; with codes there are no labels, and else no codes."""
 
     rows: NDArray[np.bool_]
     ids: list[str]
     vectors: NDArray[np.float32]
     labels: Counts
+    codes: list[list[str]]
 
 
-def read_sides(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[Side, Side]:
-    """Who queries whom, their labels numbered alike; refuses tables that cannot be compared."""
+def read_sides(table: EmbeddingTable, gallery: EmbeddingTable | None, codes: str | None = None) -> tuple[Side, Side]:
+    """Who queries whom, and what they are: their labels numbered alike, or their codes, of the column of that name.
+
+    Refuses tables that cannot be compared.
+    """
     both = [table] if gallery is None else [table, gallery]
     if table.fingerprint != both[-1].fingerprint:
         raise InputError(
@@ -136,19 +151,29 @@ def read_sides(table: EmbeddingTable, gallery: EmbeddingTable | None) -> tuple[S
         )
     for one in both:
         _check_one_set(one.manifest)
-        if not one.manifest.n_levels:
+        if codes is None and not one.manifest.n_levels:
             raise InputError(f"{one.manifest.source}: its images have no labels to evaluate by")
-    depths = [one.manifest.n_levels for one in both]
-    if depths[0] != depths[-1]:
-        raise InputError(f"labels of {depths[0]} and {depths[-1]} levels cannot be compared")
-    columns = [_numbered(both, f"label_{level}") for level in range(depths[0])]
-    labels = [np.stack(sides, 1) for sides in zip(*columns, strict=True)] if gallery else [table.manifest.labels()]
+    labels = _labels_of(both) if codes is None else [np.zeros((len(one), 0), np.int64) for one in both]
+    lists = [[] if codes is None else code_lists(read_codes(one.manifest, codes), codes) for one in both]
     roles = has_role(table.manifest, "is_query"), has_role(both[-1].manifest, "is_gallery")
     queries, items = (
-        Side(rows, np.array(one.ids)[rows].tolist(), one.vectors[rows], numbers[rows])
-        for rows, one, numbers in zip(roles, (table, both[-1]), (labels[0], labels[-1]), strict=True)
+        Side(rows, np.array(one.ids)[rows].tolist(), one.vectors[rows], numbers[rows], [*compress(sets, rows)])
+        for rows, one, numbers, sets in zip(
+            roles, (table, both[-1]), (labels[0], labels[-1]), (lists[0], lists[-1]), strict=True
+        )
     )
     return queries, items
+
+
+def _labels_of(tables: Sequence[EmbeddingTable]) -> list[Counts]:
+    """(N, L) the labels of each table, numbered alike."""
+    depths = [one.manifest.n_levels for one in tables]
+    if depths[0] != depths[-1]:
+        raise InputError(f"labels of {depths[0]} and {depths[-1]} levels cannot be compared")
+    if len(tables) == 1:
+        return [tables[0].manifest.labels()]
+    columns = [_numbered(tables, f"label_{level}") for level in range(depths[0])]
+    return [np.stack(sides, 1) for sides in zip(*columns, strict=True)]
 
 
 def _numbered(tables: Sequence[EmbeddingTable], column: str) -> list[Counts]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -194,11 +194,12 @@ class CodePairs:
     item_has: sparse.csr_array
     grades: int | None = GRADES
 
-    def rows(self, queries: NDArray[Any]) -> Floats:
-        """(B, G) exact relevance of all items to these queries."""
-        there = (self.gives[queries] @ self.item_has.T).toarray()
+    def rows(self, queries: NDArray[Any], items: NDArray[Any] | slice = slice(None)) -> Floats:
+        """(B, G) exact relevance of all items, or of some, to these queries."""
+        there = (self.gives[queries] @ self.item_has[items].T).toarray()
         if self.relevance.symmetry != "query":
-            there = SYMMETRIES[self.relevance.symmetry](there, (self.has[queries] @ self.item_gives.T).toarray())
+            back = (self.has[queries] @ self.item_gives[items].T).toarray()
+            there = SYMMETRIES[self.relevance.symmetry](there, back)
         return np.where(there < self.relevance.threshold, 0.0, there)
 
     def __call__(self, queries: NDArray[Any]) -> Floats:
@@ -217,10 +218,43 @@ def graded(relevance: Floats, grades: int | None = GRADES) -> Floats:
     return np.where(relevance > 0, np.maximum(np.rint(relevance * grades), 1.0) / grades, 0.0)
 
 
+class CodeTable(NamedTuple):
+    """Which codes of one depth items have; a code that stops above that depth stands for itself.
+
+    Attributes:
+        names: of the C codes.
+        has: (N, C) float32, 1 where an item has a code.
+    """
+
+    names: tuple[str, ...]
+    has: sparse.csr_array
+
+
+def code_tables(sets: CodeSets, n_levels: int, source: object = "codes") -> tuple[CodeTable, ...]:
+    """The table of each depth, finest first.
+
+    Example:
+        >>> [table.names for table in code_tables([["1.2", "1.3"], ["4"]], n_levels=2)]
+        [('1.2', '1.3', '4'), ('1', '4')]
+    """
+    paths = [[_padded(code, n_levels) for code in codes] for codes in _normal(sets, n_levels, source)]
+    tables = []
+    for depth in reversed(range(n_levels)):
+        rows = [dict.fromkeys(path[depth] for path in row) for row in paths]
+        number = {name: place for place, name in enumerate(sorted(dict.fromkeys(chain.from_iterable(rows))))}
+        ends = np.cumsum([0, *map(len, rows)])
+        columns = [number[name] for row in rows for name in row]
+        shape = (len(rows), len(number))
+        has = sparse.csr_array((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+        tables.append(CodeTable(tuple(name.rstrip(".") for name in number), has))
+    return tuple(tables)
+
+
 def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArray[np.int64]:
     """(N, L) one path of class numbers an item, finest first, for samplers: that of a rare code which enough items have.
 
-    A batch drawn by it has several items of a code even where most items also carry a common one, or one of their own.
+    A batch drawn by it has several items of a code even where most items also carry a common one, or one of their own. An
+    item whose codes were all used up gets items of one back from classes that have more than enough.
 
     Args:
         sets: the codes of each item.
@@ -229,11 +263,18 @@ def sampling_labels(sets: CodeSets, n_levels: int, min_items: int = 2) -> NDArra
             has its rarest.
     """
     number: dict[str, int] = {}
-    rows = [
-        [number.setdefault(node, len(number)) for node in _beginnings(code + "." * (n_levels - 1 - code.count(".")))]
-        for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)
-    ]
+    rows = [[number.setdefault(node, len(number)) for node in path] for path in sampling_paths(sets, n_levels, min_items)]
     return np.fliplr(np.array(rows, np.int64).reshape(-1, n_levels))
+
+
+def sampling_paths(sets: CodeSets, n_levels: int, min_items: int = 2) -> list[list[str]]:
+    """The names behind :func:`sampling_labels`: for each item a node of each level, coarsest first.
+
+    Example:
+        >>> sampling_paths([["1.2", "3.1"], ["1.2"]], n_levels=2)
+        [['1', '1.2'], ['1', '1.2']]
+    """
+    return [_padded(code, n_levels) for code in _rare_and_shared(_normal(sets, n_levels, "codes"), min_items)]
 
 
 def sampling_classes(label_sets: ArrayLike | Tensor, min_items: int = 2) -> NDArray[np.int64]:
@@ -265,11 +306,28 @@ def _rare_and_shared(sets: Sequence[Sequence[T]], min_items: int) -> list[T]:
         if len(left) >= min_items:
             chosen.update(dict.fromkeys(left, label))
     in_use = {*chosen.values()}
-    # An item that is left joins a label in use where it has one, else its rarest is alone.
-    return [
-        chosen[item] if item in chosen else min(labels, key=lambda label: (label not in in_use, place[label]))
-        for item, labels in enumerate(sets)
-    ]
+    for item, labels in enumerate(sets):  # an item that is left joins a label in use where it has one
+        if item not in chosen and (shared := [label for label in labels if label in in_use]):
+            chosen[item] = min(shared, key=place.__getitem__)
+    sizes = Counter(chosen.values())
+    for item, labels in enumerate(sets):
+        for label in sorted(labels, key=place.__getitem__):
+            if item not in chosen:
+                taken = _spared(carriers[label], chosen, sizes, min_items)
+                sizes.subtract(chosen[one] for one in taken if one in chosen)
+                sizes[label] += len(taken)
+                chosen.update(dict.fromkeys(taken, label))
+    return [chosen[item] if item in chosen else min(sets[item], key=place.__getitem__) for item in range(len(sets))]
+
+
+def _spared(carriers: Sequence[int], chosen: Mapping[int, T], sizes: Mapping[T, int], min_items: int) -> list[int]:
+    """Items of a label that are left, with as many from larger classes as it takes; none where those cannot spare them."""
+    taken, used = [item for item in carriers if item not in chosen], Counter[T]()
+    for item in carriers:
+        if len(taken) < min_items and item in chosen and sizes[chosen[item]] - used[chosen[item]] > min_items:
+            used[chosen[item]] += 1
+            taken.append(item)
+    return taken if len(taken) >= min_items else []
 
 
 def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> list[list[str]]:
@@ -287,6 +345,11 @@ def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> lis
 def _beginnings(code: str) -> list[str]:
     parts = code.split(".")
     return [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def _padded(code: str, n_levels: int) -> list[str]:
+    """A node of each depth, coarsest first: the code's beginnings, then the code itself, told apart by dots at its end."""
+    return _beginnings(code + "." * (n_levels - 1 - code.count(".")))
 
 
 def _incidence(
@@ -311,6 +374,11 @@ def _incidence(
     return gives, has
 
 
+def is_code(text: str) -> bool:
+    """Whether a text is a dotted code, in any spelling."""
+    return bool(CODE.fullmatch(text.strip()))
+
+
 def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
     """Dotted codes without spaces and leading zeros; all that are none are listed at once.
 
@@ -319,9 +387,7 @@ def normal_codes(codes: Iterable[str], source: object = "codes") -> list[str]:
         ['26.1.15']
     """
     given = list(codes)
-    raise_faults(
-        source, [f"{code!r} is no dotted code such as 26.1.15" for code in given if not CODE.fullmatch(code.strip())]
-    )
+    raise_faults(source, [f"{code!r} is no dotted code such as 26.1.15" for code in given if not is_code(code)])
     return [".".join(str(int(part)) for part in code.strip().rstrip(".").split(".")) for code in given]
 
 

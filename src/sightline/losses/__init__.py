@@ -89,6 +89,7 @@ def weighted_sum(
     embedding_dim: int | None = None,
     n_levels: int | None = None,
     class_counts: Sequence[int] | None = None,
+    code_counts: Sequence[int] | None = None,
 ) -> WeightedSum:
     """The sum of any losses of the table, each with its own options and times its weight.
 
@@ -109,10 +110,11 @@ def weighted_sum(
 
     Args:
         terms: for each loss its ``name``, its ``weight``, 0 or more, and its options; one of them may be a sum again.
-        n_classes: passed to each term that takes it and does not set it itself, like the next three.
+        n_classes: passed to each term that takes it and does not set it itself, like the next four.
         embedding_dim: D.
         n_levels: L.
         class_counts: classes of each level, finest first.
+        code_counts: for items with several codes, codes of each level, finest first.
 
     Example:
         >>> terms = [{"name": "sup_ap", "weight": 0.9}, {"name": "norm_softmax", "weight": 0.1, "temperature": 0.1}]
@@ -121,7 +123,13 @@ def weighted_sum(
     """
     if isinstance(terms, str) or not terms:
         raise InputError(f"terms must be a list of losses, each with its name, weight and options, got {terms!r}")
-    known = {"n_classes": n_classes, "embedding_dim": embedding_dim, "n_levels": n_levels, "class_counts": class_counts}
+    known = {
+        "n_classes": n_classes,
+        "embedding_dim": embedding_dim,
+        "n_levels": n_levels,
+        "class_counts": class_counts,
+        "code_counts": code_counts,
+    }
     losses, weights = zip(*(_term(place, term, known) for place, term in enumerate(terms, start=1)), strict=True)
     return WeightedSum(losses, weights, _numbered([str(term["name"]) for term in terms]))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import LossBatch, PairLoss, SupRank, flat_rank_loss, on_batches, on_scores
-from sightline.ranking.pairs import Pairs, as_tensor, check_sets, flat_levels
+from sightline.ranking.pairs import GradedSets, Pairs, as_tensor, check_sets, flat_levels
 from sightline.ranking.profile import RankProfile, mean_over_queries
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_pairs
 
@@ -260,6 +260,9 @@ class EachLabelAPLoss(nn.Module):
     @on_batches
     def forward(self, batch: LossBatch) -> Tensor:
         pairs, labels = batch.pairs(), batch.labels
+        if isinstance(labels, GradedSets):
+            sets = labels.ref_sets[labels.level]
+            return _of_sets(pairs.scores, labels.own, sets, pairs.mask, self.step, self.label_weights)
         if labels.dtype == torch.bool:
             sets = labels if batch.ref_labels is None else batch.ref_labels
             return _of_sets(pairs.scores, labels, sets, pairs.mask, self.step, self.label_weights)

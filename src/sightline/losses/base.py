@@ -17,7 +17,7 @@ from sightline.errors import InputError, choose
 from sightline.kernels.row_loops import is_looped
 from sightline.ranking import pairs as labels_to_pairs
 from sightline.ranking import profile
-from sightline.ranking.pairs import Pairs, as_tensor, only_chosen, table_pairs
+from sightline.ranking.pairs import GradedSets, Pairs, as_tensor, only_chosen, table_pairs
 from sightline.ranking.ranks import SigmoidStep, SupStep
 from sightline.ranking.similarity import both_in_full_precision, check_tensor
 
@@ -159,7 +159,7 @@ class LossBatch(NamedTuple):
     """
 
     embeddings: Tensor
-    labels: Tensor
+    labels: Tensor | GradedSets
     indices_tuple: Sequence[Tensor] | None
     ref_emb: Tensor | None
     ref_labels: Tensor | None
@@ -207,7 +207,7 @@ class OnBatches(Protocol):
 def on_batches(of_batch: Callable[[Any, LossBatch], Tensor]) -> OnBatches:
     """A method on a :class:`LossBatch` as a ``forward`` that is called as those of pytorch-metric-learning are.
 
-    Labels may be tensors, numpy arrays or lists; anything else is refused here.
+    Labels may be tensors, numpy arrays, lists or :class:`~sightline.ranking.pairs.GradedSets`; others are refused here.
     """
 
     def forward(
@@ -221,7 +221,7 @@ def on_batches(of_batch: Callable[[Any, LossBatch], Tensor]) -> OnBatches:
         check_tensor(embeddings, "embeddings")
         if ref_emb is not None:
             check_tensor(ref_emb, "ref_emb")
-        own = as_tensor(labels, "labels", embeddings.device)
+        own = labels if isinstance(labels, GradedSets) else as_tensor(labels, "labels", embeddings.device)
         others = None if ref_labels is None else as_tensor(ref_labels, "ref_labels", embeddings.device)
         return of_batch(self, LossBatch(embeddings, own, indices_tuple, ref_emb, others))
 
@@ -303,6 +303,8 @@ class OutsideLoss(nn.Module):
     @on_batches
     def forward(self, batch: LossBatch) -> Tensor:
         batch.refuse(self.lacks, f"loss {self.name!r} takes no such argument")
+        if isinstance(batch.labels, GradedSets):
+            raise InputError(f"loss {self.name!r} takes classes, one an item, not items with several codes")
         if (batch.ref_emb is None) != (batch.ref_labels is None):
             raise InputError("ref_emb and ref_labels must be given together")
         labels, beside = self._finest(batch.labels), batch.beside

@@ -140,7 +140,7 @@ def softbin_ap_loss(
     return ((1 - ap) * weights).sum() / torch.where(whole > 0, whole, 1)
 
 
-def class_balanced_weights(labels: Tensor, counted: Tensor) -> Tensor:
+def class_balanced_weights(labels: object, counted: Tensor) -> Tensor:
     """A weight for each query, such that the classes count alike, however many queries each has.
 
     Args:

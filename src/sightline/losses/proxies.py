@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import LossBatch, on_batches, shared_levels
-from sightline.ranking.pairs import check_labels
+from sightline.ranking.pairs import GradedSets, check_labels
 from sightline.ranking.ranks import check_counts, check_range
 from sightline.ranking.similarity import check_vectors, cosine_scores
 
@@ -20,7 +20,7 @@ def check_alone(batch: LossBatch) -> None:
     batch.refuse(LossBatch._fields, "a proxy loss compares each item with its proxies, not with other items")
 
 
-def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
+def check_classes(labels: object, n_items: int, n_classes: int) -> Tensor:
     """The labels as an int64 (B, L) table; refused where column 0, which numbers the proxies, is not in [0, C)."""
     labels = check_labels(labels, n_items, "labels")
     outside = (labels[:, 0] < 0) | (labels[:, 0] >= n_classes)
@@ -30,7 +30,7 @@ def check_classes(labels: Tensor, n_items: int, n_classes: int) -> Tensor:
     return labels
 
 
-def proxy_scores(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> tuple[Tensor, Tensor]:
+def proxy_scores(embeddings: Tensor, labels: object, proxies: Tensor) -> tuple[Tensor, Tensor]:
     """The cosine of every item with every proxy, and which proxy is its own.
 
     Args:
@@ -69,6 +69,7 @@ class ProxyLoss(nn.Module):
     """
 
     takes_references = False
+    takes_sets: ClassVar[bool] = False  # the function takes (B, C) bool labels too
     formula: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, n_classes: int, embedding_dim: int, seed: int, **options: float) -> None:
@@ -81,18 +82,20 @@ class ProxyLoss(nn.Module):
     @on_batches
     def forward(self, batch: LossBatch) -> Tensor:
         check_alone(batch)
-        return self.formula(batch.embeddings, batch.labels, self.proxies, **self.options)
+        labels = batch.labels.own if isinstance(batch.labels, GradedSets) and self.takes_sets else batch.labels
+        return self.formula(batch.embeddings, labels, self.proxies, **self.options)
 
 
 def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, temperature: float = 0.05) -> Tensor:
     """Cross-entropy of the cosines with one proxy a class: the proxy form of decomposability, NormSoftmax.
 
-    A proxy is the same point in every batch, so scores are comparable across batches. Equal to pytorch-metric-learning's
-    ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its parameter to the type of the
-    batch.
+    A proxy is the same point in every batch, so scores are comparable across batches. With sets of labels an item's loss is
+    the mean over its labels, each of which competes with all proxies: a softmax with even targets. Equal to
+    pytorch-metric-learning's ``NormalizedSoftmaxLoss``, which computes in half precision under autocast and casts its
+    parameter to the type of the batch.
 
     Formula:
-        ``-log softmax over classes c of cos(x, p_c) / temperature``, at the item's class
+        ``-log softmax over classes c of cos(x, p_c) / temperature``, at the item's class, or the mean over its labels
 
     Use:
         Many classes, few items of each in a batch; the proxy term of roadmap and happier.
@@ -108,12 +111,12 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
 
     Args:
         embeddings: (B, D), of any length; only the direction counts.
-        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies.
+        labels: (B,) or (B, L) integers, finest level first: column 0 numbers the proxies. Or (B, C) bool, sets of labels.
         proxies: (C, D), of any length.
         temperature: what cosines are divided by.
 
     Returns:
-        () mean over the batch; 0 of an empty one.
+        () mean over the batch, or over its items with a label; 0 of none.
 
     Example:
         >>> proxies = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
@@ -121,6 +124,15 @@ def norm_softmax_loss(embeddings: Tensor, labels: Tensor, proxies: Tensor, tempe
         tensor(4.0181)
     """
     check_range("(0, inf)", temperature=temperature)
+    if isinstance(labels, Tensor) and labels.dtype == torch.bool and labels.ndim == 2:
+        check_vectors(embeddings=embeddings, proxies=proxies)
+        if labels.shape != (len(embeddings), len(proxies)):
+            raise InputError(
+                f"labels as sets must be ({len(embeddings)}, {len(proxies)}), got torch.bool {tuple(labels.shape)}"
+            )
+        logits, n_labels = cosine_scores(embeddings, proxies) / temperature, labels.sum(1)
+        of_items = -(logits.log_softmax(1) * labels).sum(1) / n_labels.clamp(min=1)
+        return of_items.sum() / (n_labels > 0).sum().clamp(min=1)
     scores, labels = proxy_scores(embeddings, labels, proxies)
     return mean_cross_entropy(scores / temperature, labels[:, 0])
 
@@ -142,6 +154,7 @@ class NormSoftmaxLoss(ProxyLoss):
         torch.Size([])
     """
 
+    takes_sets = True
     formula = staticmethod(norm_softmax_loss)
 
     def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 0.05, seed: int = 0) -> None:
@@ -203,6 +216,7 @@ class ProxyNCAPPLoss(ProxyLoss):
         torch.Size([])
     """
 
+    takes_sets = True
     formula = staticmethod(proxy_nca_pp_loss)
 
     def __init__(self, n_classes: int, embedding_dim: int, temperature: float = 1 / 18, seed: int = 0) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.base import LossBatch, batch_pairs
-from sightline.ranking.pairs import Pairs, check_labels
+from sightline.ranking.pairs import GradedSets, Pairs, check_labels
 from sightline.ranking.ranks import check_counts
 
 
@@ -112,6 +112,8 @@ def pairs_with_memory(recent: RecentBatches, batch: LossBatch) -> Pairs:
         return pairs
     batch.refuse(["indices_tuple", "ref_emb"], "not beside a memory; leave it out, or set memory to 0")
     embeddings, labels = batch.embeddings, batch.labels
+    if isinstance(labels, GradedSets):
+        raise InputError("memory keeps classes or sets, not items with several codes; set it to 0, or use memory.size")
     if labels.dtype != torch.bool:  # sets of labels
         labels = check_labels(labels, len(embeddings), "labels")
     earlier = batch_pairs(wide.embeddings, labels, *recent.before(embeddings, labels))

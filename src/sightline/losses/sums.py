@@ -17,7 +17,7 @@ from sightline.losses.contrastive import CalibrationLoss, TripletLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_alone
 from sightline.losses.recall import PLACES, SupRecallLoss
-from sightline.ranking.pairs import Pairs, check_labels
+from sightline.ranking.pairs import GradedSets, Pairs, check_labels
 from sightline.ranking.ranks import check_counts, check_range
 
 PAPER_WEIGHTS = {"calibration": 0.5, "proxy": 0.1}
@@ -74,6 +74,8 @@ class Decomposed(nn.Module):
         alpha: as in :func:`~sightline.losses.calibration_loss`, like ``beta``.
         beta: what irrelevant scores should stay under.
         temperature: as in :func:`~sightline.losses.norm_softmax_loss`.
+        code_counts: for items with several codes, how many codes each level has, finest first: ``proxy`` then has a vector
+            for each code of each level, and is the mean over levels; ``n_classes`` is not read.
 
     Attributes:
         terms: both terms of the last call, by name; see :mod:`sightline.losses.sums`.
@@ -89,6 +91,7 @@ class Decomposed(nn.Module):
         alpha: float = 0.9,
         beta: float = 0.6,
         temperature: float = 0.05,
+        code_counts: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         usual = choose(PAPER_WEIGHTS, decomposability, "decomposability")
@@ -98,7 +101,9 @@ class Decomposed(nn.Module):
         calibration = CalibrationLoss(alpha, beta, PRESETS[rank.options["preset"]].reduction)
         self.rank, self.terms = rank, dict[str, Tensor]()
         if decomposability == "calibration":
-            self.term: CalibrationLoss | NormSoftmaxLoss = calibration
+            self.term: CalibrationLoss | NormSoftmaxLoss | SumOverLevels = calibration
+        elif code_counts is not None and embedding_dim is not None:
+            self.term = norm_softmax_over_levels(code_counts, embedding_dim, temperature)
         elif n_classes is None or embedding_dim is None:
             raise InputError("decomposability 'proxy' needs n_classes and embedding_dim, 'calibration' neither")
         else:
@@ -123,12 +128,12 @@ class Decomposed(nn.Module):
             >>> RoadmapLoss().of_pairs(pairs)
             tensor(0.6537)
         """
-        if isinstance(self.term, NormSoftmaxLoss):
+        if not isinstance(self.term, CalibrationLoss):
             raise InputError("decomposability 'proxy' needs embeddings; 'calibration' works on pairs")
         return self._sum(self.rank.of_pairs(pairs), self.term.of_pairs(pairs))
 
     def _sum(self, rank: Tensor, term: Tensor) -> Tensor:
-        self.terms = {NAMES[type(self.rank)]: rank.detach(), NAMES[type(self.term)]: term.detach()}
+        self.terms = {NAMES[type(self.rank)]: rank.detach(), NAMES.get(type(self.term), "sum_norm_softmax"): term.detach()}
         return (1 - self.weight) * rank + self.weight * term
 
 
@@ -274,6 +279,7 @@ class HappierLoss(Decomposed):
         rho: slope for an item of less relevance more than ``delta`` above.
         delta: where that slope starts.
         preset: as in :func:`~sightline.losses.sup_ap_loss`.
+        code_counts: as in :class:`Decomposed`.
 
     Example:
         >>> HappierLoss(n_classes=120, embedding_dim=128).weight
@@ -293,9 +299,10 @@ class HappierLoss(Decomposed):
         rho: float = 100.0,
         delta: float | None = 0.05,
         preset: str = "paper",
+        code_counts: Sequence[int] | None = None,
     ) -> None:
         rank = SupHAPLoss(relevance, alpha, tau=tau, rho=rho, delta=delta, preset=preset)
-        super().__init__(rank, decomposability, weight, n_classes, embedding_dim)
+        super().__init__(rank, decomposability, weight, n_classes, embedding_dim, code_counts=code_counts)
 
 
 class HappierFLoss(Decomposed):
@@ -327,6 +334,7 @@ class HappierFLoss(Decomposed):
         rho: slope for an item of less relevance more than ``delta`` above.
         delta: where that slope starts.
         preset: as in :func:`~sightline.losses.sup_ap_loss`.
+        code_counts: as in :class:`Decomposed`.
     """
 
     def __init__(
@@ -342,11 +350,12 @@ class HappierFLoss(Decomposed):
         rho: float = 100.0,
         delta: float | None = 0.05,
         preset: str = "paper",
+        code_counts: Sequence[int] | None = None,
     ) -> None:
         weight, alpha = _released(preset, weight, 0.5), _released(preset, alpha, 1.0)
         alpha = 5.0 if alpha is None else alpha
         rank = SupHAPLoss(relevance, alpha, tau=tau, rho=rho, delta=delta, preset=preset)
-        super().__init__(rank, decomposability, weight, n_classes, embedding_dim)
+        super().__init__(rank, decomposability, weight, n_classes, embedding_dim, code_counts=code_counts)
 
 
 class RODNDCGLoss(Decomposed):
@@ -376,6 +385,7 @@ class RODNDCGLoss(Decomposed):
         rho: slope for an item of less relevance more than ``delta`` above.
         delta: where that slope starts.
         preset: as in :func:`~sightline.losses.sup_ap_loss`.
+        code_counts: as in :class:`Decomposed`.
     """
 
     def __init__(
@@ -389,8 +399,11 @@ class RODNDCGLoss(Decomposed):
         rho: float = 100.0,
         delta: float | None = 0.05,
         preset: str = "paper",
+        code_counts: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim)
+        super().__init__(
+            SupNDCGLoss(tau, rho, delta, preset), decomposability, weight, n_classes, embedding_dim, code_counts=code_counts
+        )
 
 
 def _released(preset: str, given: float | None, value: float) -> float | None:
@@ -472,6 +485,11 @@ def _of_levels(losses: Sequence[Callable[..., Tensor]], batch: LossBatch) -> lis
     """The loss of each level, finest first."""
     batch.refuse(["indices_tuple"], "a sum over levels takes no chosen pairs: those of one level are not another's")
     embeddings, labels, _, ref_emb, ref_labels = batch.in_full_precision()
+    if isinstance(labels, GradedSets):
+        if len(labels.sets) != len(losses):
+            raise InputError(f"labels must have {len(losses)} levels, got {len(labels.sets)}")
+        beside = {} if ref_emb is None else {"ref_emb": ref_emb}
+        return [loss(embeddings, labels._replace(level=level), **beside) for level, loss in enumerate(losses)]
     labels = _check_levels(labels, len(embeddings), len(losses), "labels")
     if ref_emb is not None and ref_labels is not None:  # one without the other is refused by the losses
         ref_labels = _check_levels(ref_labels, len(ref_emb), len(losses), "ref_labels")
@@ -586,9 +604,9 @@ class SumOverLevels(nn.Module):
         return torch.stack(values).mean()
 
 
-def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """A loss called with the numbers of the paths for labels."""
-    return loss(embeddings, numbers(labels))  # type: ignore[no-any-return]
+def _by_number(loss: nn.Module, numbers: nn.Module, embeddings: Tensor, labels: Tensor | GradedSets) -> Tensor:
+    """A loss called with the numbers of the paths for labels; several codes an item are numbered already."""
+    return loss(embeddings, labels if isinstance(labels, GradedSets) else numbers(labels))  # type: ignore[no-any-return]
 
 
 def triplet_over_levels(n_levels: int, margin: float = 0.05, mining: str = "semi-hard") -> SumOverLevels:

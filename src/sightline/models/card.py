@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from huggingface_hub import EvalResult, HfApi, ModelCardData, metadata_load, snapshot_download
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 
 from sightline import __version__
-from sightline.data.manifest import BOX, Manifest, label_columns
+from sightline.data.manifest import BETWEEN_CODES, BOX, Manifest, label_columns
 from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError
 from sightline.files import write_text
@@ -40,8 +41,8 @@ class DataFacts(Facts):
     Attributes:
         manifest: name of the table or folder, without its place on the machine.
         n_images: how many.
-        n_classes: at each label level, finest first.
-        sha256: of ids, paths, splits, labels and boxes, row by row; not of pixels.
+        n_classes: at each label level, finest first; of images with several codes, how many codes.
+        sha256: of ids, paths, splits, labels or codes, and boxes, row by row; not of pixels.
     """
 
     manifest: str
@@ -50,14 +51,18 @@ class DataFacts(Facts):
     sha256: str
 
     @classmethod
-    def of(cls, manifest: Manifest) -> "DataFacts":
-        """The facts of the manifest's rows."""
-        columns = ["id", "path", "split", *label_columns(manifest.n_levels), *BOX]
+    def of(cls, manifest: Manifest, codes: str | None = None) -> "DataFacts":
+        """The facts of the manifest's rows, by their labels or by a column of codes."""
+        columns = ["id", "path", "split", *(label_columns(manifest.n_levels) if codes is None else [codes]), *BOX]
         rows = manifest.table.select(column for column in columns if column in manifest.table.columns)
+        n_classes = [int(column.max()) + 1 for column in manifest.labels().T]
+        if codes is not None:
+            rows = rows.with_columns(pl.col(codes).list.join(BETWEEN_CODES))
+            n_classes = [manifest.table[codes].explode().n_unique()]
         return cls(
             manifest=manifest.source.resolve().name,
             n_images=len(manifest),
-            n_classes=tuple(int(column.max()) + 1 for column in manifest.labels().T),
+            n_classes=tuple(n_classes),
             sha256=hashlib.sha256(rows.write_csv().encode()).hexdigest(),
         )
 

@@ -115,6 +115,32 @@ def graded_levels(relevance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return levels.to(torch.int8).masked_fill(~mask, -1), worth
 
 
+class GradedSets(NamedTuple):
+    """In place of labels, for items with several labels of a tree: what they have, and what each is worth to each query.
+
+    Attributes:
+        worth: (Q, G) from 0 on, what each item is worth to each query; 0 is irrelevant.
+        sets: for each level, finest first, the (Q, C) bool labels of each query.
+        ref_sets: for each level, the (G, C) bool labels of each item.
+        level: where all that counts is whether an item is relevant, one shared label of this level makes it so.
+    """
+
+    worth: Tensor
+    sets: Sequence[Tensor]
+    ref_sets: Sequence[Tensor]
+    level: int = 0
+
+    @property
+    def own(self) -> Tensor:
+        """(Q, C) bool, the labels of each query at the level."""
+        return self.sets[self.level]
+
+    @property
+    def relevant(self) -> Tensor:
+        """(Q, G) bool, True where query and item share a label of the level."""
+        return self.own.float() @ self.ref_sets[self.level].float().T > 0
+
+
 class Pairs(NamedTuple):
     """What a ranking loss works on: one row a query, one column an item of its list.
 
@@ -125,6 +151,7 @@ class Pairs(NamedTuple):
         relevant_from: the level from which on an item is relevant where that is all that counts.
         worth: (Q, M) float64, the relevance of each level 0 to ``n_levels`` where the labels say it; None where they are
             levels of a tree.
+        shared: (Q, G) bool, which items are relevant where that is all that counts, if their level does not say it.
     """
 
     scores: Tensor
@@ -132,6 +159,7 @@ class Pairs(NamedTuple):
     n_levels: int
     relevant_from: int
     worth: Tensor | None = None
+    shared: Tensor | None = None
 
     @classmethod
     def of_worth(cls, scores: Tensor, levels: Tensor, worth: Tensor) -> "Pairs":
@@ -146,12 +174,12 @@ class Pairs(NamedTuple):
     @property
     def relevant(self) -> Tensor:
         """(Q, G) bool, True where the item answers the query: of a tree, where they share the finest label."""
-        return self.levels >= self.relevant_from
+        return self.levels >= self.relevant_from if self.shared is None else self.shared & self.mask
 
     @property
     def flat(self) -> Tensor:
         """(Q, G) int8: 1 relevant, 0 not, -1 not in the list."""
-        return self.levels if self.n_levels == 1 else flat_levels(self.relevant, self.mask)
+        return self.levels if self.n_levels == 1 and self.shared is None else flat_levels(self.relevant, self.mask)
 
 
 def as_tensor(values: object, name: str, device: torch.device | None = None) -> Tensor:
@@ -179,6 +207,8 @@ def check_labels(labels: object, n_items: int, name: str) -> Tensor:
         n_items: N, as the vectors have it.
         name: their name in the message.
     """
+    if isinstance(labels, GradedSets):
+        raise InputError(f"{name} must be classes, one an item; this loss or option takes no items with several codes")
     labels = as_tensor(labels, name)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"{name} must be of an integer type, got {labels.dtype}")
@@ -216,7 +246,7 @@ def table_pairs(scores: Tensor, relevance: Tensor, mask: Tensor | None = None, n
 
 def batch_pairs(
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Tensor | GradedSets,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
     include_self: bool = False,
@@ -232,12 +262,14 @@ def batch_pairs(
         labels: what the items are, by type. Integers, (B,) or (B, L): classes, or levels of a tree, finest first; -1 is no
             label, and shared by none. Bool, (B, C): sets of labels; an item is relevant if it shares one, and worth the
             share of the query's labels it has. Floating point, (B, G): the relevance of each item of the list itself, 0
-            for irrelevant.
+            for irrelevant. :class:`GradedSets` say all of both sides.
         ref_emb: (G, D) items to rank instead of the batch.
         ref_labels: as ``labels``, (G,), (G, L) or (G, C); given exactly when ``ref_emb`` is, unless ``labels`` says all.
         include_self: keep the query in its own list, as the first and most relevant item, as some public code does.
     """
     check_vectors(embeddings=embeddings, **({} if ref_emb is None else {"ref_emb": ref_emb}))
+    if isinstance(labels, GradedSets):
+        return _of_sets(embeddings, labels, ref_emb, include_self)
     is_relevance = labels.is_floating_point() and labels.ndim == 2
     if (ref_emb is None) != (ref_labels is None) and not (is_relevance and ref_labels is None):
         raise InputError("ref_emb and ref_labels must be given together")
@@ -261,6 +293,19 @@ def batch_pairs(
     if worth is not None:
         return Pairs.of_worth(scores, levels, worth)
     return Pairs(scores, levels, table.shape[1], table.shape[1])
+
+
+def _of_sets(embeddings: Tensor, labels: GradedSets, ref_emb: Tensor | None, include_self: bool) -> Pairs:
+    """:func:`batch_pairs` of items with several labels of a tree."""
+    items = embeddings if ref_emb is None else ref_emb
+    if labels.worth.shape != (len(embeddings), len(items)):
+        raise InputError(f"worth must be ({len(embeddings)}, {len(items)}), got {tuple(labels.worth.shape)}")
+    levels, worth = graded_levels(labels.worth, torch.ones_like(labels.worth, dtype=torch.bool))
+    if not include_self and (items is embeddings or len(items) > len(embeddings)):
+        begins = _begins_with(items, labels.ref_sets[0], embeddings, labels.sets[0])
+        levels.diagonal().masked_fill_(begins, -1)
+    pairs = Pairs.of_worth(cosine_scores(embeddings, items), levels, worth)
+    return pairs._replace(shared=labels.relevant)
 
 
 def only_chosen(pairs: Pairs, indices_tuple: Sequence[object]) -> Pairs:

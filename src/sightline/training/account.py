@@ -56,7 +56,8 @@ def account_of_run(
     recipe: Recipe, train_part: Manifest, val_part: Manifest | None, validation: Result | None, epoch: int
 ) -> Account:
     """The card's facts on an encoder at the end of an epoch, counted from 1; without validation there are no metrics."""
-    data = DataFacts.of(train_part)
+    codes = recipe.data.codes
+    data = DataFacts.of(train_part, codes)
     start, weights = recipe.model.start, recipe.model.weights
     if start is not None:
         weights = "/".join(start.resolve().parts[-2:])  # such as photos/encoder; the rest is a path of this machine
@@ -75,12 +76,20 @@ def account_of_run(
     )
     if val_part is None or validation is None:
         return Account(data=data, training=training)
-    classes, trained = ({*part.table.select(label_columns(part.n_levels)).rows()} for part in (val_part, train_part))
+    classes, trained = (_classes(part, codes) for part in (val_part, train_part))
     n_known = len(classes & trained)
     seen = "none of them trained on" if not n_known else f"{n_known} of them trained on"
-    on = f"validation images of {data.manifest} ({len(val_part)} images, {len(classes)} classes, {seen})"
+    what = "classes" if codes is None else "codes"
+    on = f"validation images of {data.manifest} ({len(val_part)} images, {len(classes)} {what}, {seen})"
     chose = recipe.schedule.epochs > recipe.validation.every
     return Account(data=data, training=training, evaluation=evaluation_facts(validation, on, chose))
+
+
+def _classes(manifest: Manifest, codes: str | None) -> set[Any]:
+    """The classes of the images, as paths of labels, or their codes."""
+    if codes is not None:
+        return {*manifest.table[codes].explode()}
+    return {*manifest.table.select(label_columns(manifest.n_levels)).rows()}
 
 
 def loss_settings(name: str, given: dict[str, Any]) -> dict[str, Any]:

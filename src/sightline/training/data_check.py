@@ -11,7 +11,7 @@ from sightline.data.check import DataReport, Finding, inspect_data
 from sightline.data.manifest import Manifest
 from sightline.data.samplers import SamplerSection, column_of, unusable_classes
 from sightline.errors import InputError
-from sightline.training.prepare import select_images, train_and_validation
+from sightline.training.prepare import sampler_labels, select_images, train_and_validation, with_recipe_codes
 from sightline.training.recipe import Recipe, override_recipe, read_recipe
 
 
@@ -50,10 +50,12 @@ def check_data(
         return inspect_data(source, labelled, show_progress=show_progress)
     read = override_recipe(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(recipe, list(overrides))
 
-    def find_for_recipe(manifest: Manifest) -> Iterator[Finding]:
-        return training_findings(manifest, read)
+    has_codes = read.data.codes is not None
 
-    return inspect_data(source, labelled, read.data.skip_unreadable, find_for_recipe, show_progress)
+    def find_for_recipe(manifest: Manifest) -> Iterator[Finding]:
+        return training_findings(manifest, read) if manifest.n_levels or has_codes else iter(())
+
+    return inspect_data(source, labelled and not has_codes, read.data.skip_unreadable, find_for_recipe, show_progress)
 
 
 def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
@@ -64,11 +66,12 @@ def training_findings(manifest: Manifest, recipe: Recipe) -> Iterator[Finding]:
         )
         return
     try:
+        manifest = with_recipe_codes(manifest, recipe)
         train_part = train_and_validation(manifest, recipe)[0]
-        labels = train_part.labels()
+        labels, called = sampler_labels(train_part, recipe)
         small = unusable_classes(recipe.sampler, labels)
         if len(small):
-            yield _small_classes(train_part, labels, small, recipe.sampler)
+            yield _small_classes(called, labels, small, recipe.sampler)
         # Without those classes, other faults show.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -84,9 +87,9 @@ def _plain(message: object, manifest: Manifest) -> str:
 
 
 def _small_classes(
-    train_part: Manifest, labels: NDArray[np.int64], small: NDArray[np.int64], sampler: SamplerSection
+    called: Sequence[str], labels: NDArray[np.int64], small: NDArray[np.int64], sampler: SamplerSection
 ) -> Finding:
-    called, counts = train_part.class_names(sampler.level), np.bincount(column_of(labels, sampler.level))
+    counts = np.bincount(column_of(labels, sampler.level))
     of_all, least = f"{len(small)} of {len(counts)} training classes", f"sampler.per_class={sampler.per_class}"
     leave_out = "lower it, or leave these classes out with sampler.skip_small_classes=true"
     mend = f"add images, {'or these classes are left out' if sampler.skip_small_classes else leave_out}"

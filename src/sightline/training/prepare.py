@@ -15,18 +15,23 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from lightning_fabric.strategies.strategy import Strategy
 from numpy.typing import NDArray
+from scipy import sparse
 from torch import Tensor, nn
 
 from sightline.data.dataset import PREFETCHED, ImageDataset
 from sightline.data.images import check_images, readable_images
 from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
-from sightline.data.samplers import Sampler, SamplerSection, create_sampler, unusable_classes
+from sightline.data.samplers import Sampler, create_sampler, unusable_classes
 from sightline.data.transforms import eval_transform
 from sightline.errors import SHOWN_FAULTS, InputError, names, nearest
 from sightline.evaluation.metrics import metric_names
+from sightline.evaluation.protocol import code_metric_names
 from sightline.evaluation.tables import has_role
 from sightline.files import read_json_object
+from sightline.labels.code_column import code_lists, deepest, hold_out_codes, read_code_tree, read_codes
+from sightline.labels.codes import CodeRelevance, code_tables, sampling_paths
 from sightline.losses import create_loss, loss_options
+from sightline.losses.codes import CodesLoss, ItemCodes
 from sightline.models.card import DataFacts
 from sightline.models.encoder import SETTINGS_FILE, Encoder, EncoderSettings
 from sightline.models.stages import UpperEncoder
@@ -48,10 +53,12 @@ class RunParts(NamedTuple):
         learner: the module that is trained: the encoder, or its upper part on cached features.
         loss: the recipe's loss, with its memory.
         train_part: the training images.
-        labels: (N, L) their classes, finest level first.
+        labels: (N, L) their classes, finest level first; of images with several codes (N, 1), their numbers.
         sampler: draws the batches.
         val_part: the validation images; None for none.
         skipped: a sentence for each image left out because it cannot be decoded.
+        codes: the column of codes; None where images have labels.
+        relevance: what sharing codes is worth; None where images have labels.
     """
 
     encoder: Encoder
@@ -62,11 +69,13 @@ class RunParts(NamedTuple):
     sampler: Sampler
     val_part: Manifest | None
     skipped: list[str]
+    codes: str | None = None
+    relevance: CodeRelevance | None = None
 
     def image_facts(self) -> dict[str, Any]:
         """What must be the same on resume: counts of images and classes, a hash of the rows; and the skipped images."""
         parts = {"train": self.train_part} | ({} if self.val_part is None else {"val": self.val_part})
-        facts = {name: DataFacts.of(part) for name, part in parts.items()}
+        facts = {name: DataFacts.of(part, self.codes) for name, part in parts.items()}
         return {
             name: {"images": one.n_images, "classes": list(one.n_classes), "rows": one.sha256[:12]}
             for name, one in facts.items()
@@ -85,9 +94,15 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
     show_progress = show_progress and process_number() == 0
     manifest, skipped = recipe_images(recipe, show_progress)
     train_part, val_part, sampler = select_images(manifest, recipe)
-    labels = train_part.labels()
     encoder = _create_encoder(recipe, trust)
-    loss = create_recipe_loss(recipe, encoder.dim, [int(column.max()) + 1 for column in labels.T], trust)
+    relevance = code_relevance(recipe, manifest)
+    if recipe.data.codes is None or relevance is None:
+        labels = train_part.labels()
+        loss = create_recipe_loss(recipe, encoder.dim, [int(column.max()) + 1 for column in labels.T], trust)
+    else:
+        labels = np.arange(len(train_part))[:, None]
+        sets = code_lists(train_part, recipe.data.codes)
+        loss = create_codes_loss(recipe, encoder.dim, ItemCodes(sets, relevance, recipe.codes.level), trust)
     n_images, n_levels = labels.shape
     with_memory = add_memory(loss, recipe, n_images, (encoder.dim, n_levels), len(sampler.batches(0)))
     is_whole = recipe.model.adaptation in ("full", "lora")
@@ -97,12 +112,14 @@ def prepare_run(recipe: Recipe, show_progress: bool = False, trust: bool = False
         check_chunkable(encoder.train())
     if recipe.data.check_images and not recipe.data.skip_unreadable:
         check_images(manifest.where(pl.col("split").is_in(["train", "val"])), show_progress)
-    return RunParts(encoder, learner, with_memory, train_part, labels, sampler, val_part, skipped)
+    return RunParts(
+        encoder, learner, with_memory, train_part, labels, sampler, val_part, skipped, recipe.data.codes, relevance
+    )
 
 
 def recipe_images(recipe: Recipe, show_progress: bool = False) -> tuple[Manifest, list[str]]:
     """The manifest, without undecodable images if ``data.skip_unreadable`` is set, and a sentence for each of these."""
-    manifest = read_manifest(recipe.data.manifest)
+    manifest = with_recipe_codes(read_manifest(recipe.data.manifest, labelled=recipe.data.codes is None), recipe)
     if not recipe.data.skip_unreadable:
         return manifest, []
     manifest, skipped = readable_images(manifest, show_progress)
@@ -114,17 +131,58 @@ def recipe_images(recipe: Recipe, show_progress: bool = False) -> tuple[Manifest
     return manifest, skipped
 
 
+def with_recipe_codes(manifest: Manifest, recipe: Recipe) -> Manifest:
+    """The manifest with the recipe's column of codes read and checked, if it names one."""
+    if recipe.data.codes is None:
+        if changed := recipe.codes.model_dump(exclude_defaults=True):
+            raise InputError(f"codes.{next(iter(changed))}: only images with several codes have codes; set data.codes")
+        return manifest
+    known = None if recipe.codes.tree is None else read_code_tree(recipe.codes.tree, recipe.codes.leaves)
+    return read_codes(manifest, recipe.data.codes, known)
+
+
+def code_relevance(recipe: Recipe, manifest: Manifest) -> CodeRelevance | None:
+    """What sharing codes is worth, in the levels of the recipe's tree or of the deepest code; None without codes."""
+    if recipe.data.codes is None:
+        return None
+    options = recipe.codes.model_dump(exclude={"tree", "leaves", "level"})
+    return CodeRelevance(_code_levels(recipe, manifest), **options)
+
+
+def _code_levels(recipe: Recipe, manifest: Manifest) -> int:
+    if recipe.codes.tree is not None:
+        return read_code_tree(recipe.codes.tree).tree.n_levels
+    return deepest(code_lists(manifest, recipe.data.codes or ""))
+
+
+def sampler_labels(manifest: Manifest, recipe: Recipe) -> tuple[NDArray[np.int64], list[str]]:
+    """(N, L) classes for the sampler, finest first, and the names of those at its level.
+
+    Of images with several codes the class is a rare code that ``sampler.per_class`` of them share.
+    """
+    level = recipe.sampler.level
+    if recipe.data.codes is None:
+        labels = manifest.labels()
+        return labels, manifest.class_names(level) if level < labels.shape[1] else []
+    sets, n_levels = code_lists(manifest, recipe.data.codes), _code_levels(recipe, manifest)
+    columns = np.array(sampling_paths(sets, n_levels, recipe.sampler.per_class)).T[::-1]
+    found = [np.unique(column, return_inverse=True) for column in columns]
+    called = found[level][0].tolist() if level < n_levels else []
+    return np.stack([numbers for _, numbers in found], 1).astype(np.int64), [name.rstrip(".") for name in called]
+
+
 def select_images(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None, Sampler]:
     """Training images, validation images and the sampler; raises InputError for images that the recipe cannot use."""
-    measured = metric_names(recipe.validation.ks, manifest.n_levels)
+    relevance, ks = code_relevance(recipe, manifest), recipe.validation.ks
+    measured = metric_names(ks, manifest.n_levels) if relevance is None else code_metric_names(ks, relevance.n_levels)
     if recipe.validation.metric not in measured:
         known = nearest(recipe.validation.metric, measured)
         raise InputError(f"validation.metric: unknown metric {recipe.validation.metric!r}: {known}")
     train_part, val_part = train_and_validation(manifest, recipe)
     if val_part is not None:
-        _check_answers(val_part)
-    train_part = _usable(train_part, recipe.sampler)
-    return train_part, val_part, create_sampler(recipe.sampler, train_part.labels(), recipe.seed)
+        _check_answers(val_part, recipe.data.codes)
+    train_part, labels = _usable(train_part, recipe)
+    return train_part, val_part, create_sampler(recipe.sampler, labels, recipe.seed)
 
 
 def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
@@ -213,26 +271,35 @@ def untrained_encoder(recipe: Recipe, trust: bool = False) -> Encoder:
 
 
 def train_and_validation(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, Manifest | None]:
-    """Training and validation images; without a ``val`` split, some training classes are held out."""
+    """Training and validation images; without a ``val`` split, some training classes, or codes, are held out."""
     train_part = manifest.split("train")
     if "val" in manifest.table["split"]:
         return train_part, manifest.split("val")
     if not recipe.data.val_fraction:
         return train_part, None
+    if recipe.data.codes is not None:
+        return hold_out_codes(train_part, recipe.data.codes, recipe.data.val_fraction, recipe.seed)
     return hold_out_classes(train_part, recipe.data.val_fraction, recipe.seed)
 
 
-def _check_answers(manifest: Manifest) -> None:
+def _check_answers(manifest: Manifest, column: str | None = None) -> None:
     """Raise InputError if no validation query has a relevant image, and warn if all images are relevant to all."""
     is_query, is_gallery = has_role(manifest, "is_query"), has_role(manifest, "is_gallery")
-    codes = np.unique(manifest.labels(), axis=0, return_inverse=True)[1].ravel()
-    n_answers = np.bincount(codes[is_gallery], minlength=int(codes.max()) + 1)[codes] - is_gallery
+    if column is None:
+        codes = np.unique(manifest.labels(), axis=0, return_inverse=True)[1].ravel()
+        has = sparse.csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes)))
+    else:
+        has = code_tables(code_lists(manifest, column), deepest(code_lists(manifest, column)))[0].has
+    carriers = has[np.flatnonzero(is_gallery)].sum(0)  # of each class or code
+    n_answers = has @ carriers - is_gallery * has.sum(1)
     if not n_answers[is_query].any():
+        what = "its class" if column is None else "one of its codes"
         raise InputError(
-            f"{manifest.source}: none of the {is_query.sum()} validation images has another image of its class to find; "
-            "add images to these classes, or train without validation: data.val_fraction=0 and no split val"
+            f"{manifest.source}: none of the {is_query.sum()} validation images has another image of {what} to find; "
+            f"add images to these {'classes' if column is None else 'codes'}, or train without validation: "
+            "data.val_fraction=0 and no split val"
         )
-    if codes.max() == 0:
+    if len(carriers) == 1:
         warnings.warn(
             f"{manifest.source}: the {len(manifest)} validation images are of one class: every ranking is right, and the "
             "first epoch is kept. Add classes, or train without validation: data.val_fraction=0 and no split val",
@@ -240,19 +307,27 @@ def _check_answers(manifest: Manifest) -> None:
         )
 
 
-def _usable(manifest: Manifest, sampler: SamplerSection) -> Manifest:
-    """The images of classes large enough for a batch; smaller ones raise InputError unless they are to be skipped."""
-    labels = manifest.labels()
+def _usable(manifest: Manifest, recipe: Recipe) -> tuple[Manifest, NDArray[np.int64]]:
+    """The images of classes large enough for a batch, and their (N, L) labels for the sampler.
+
+    Smaller classes raise InputError unless they are to be skipped.
+    """
+    sampler = recipe.sampler
+    labels, called = sampler_labels(manifest, recipe)
     small = unusable_classes(sampler, labels)
-    codes = labels[:, sampler.level]
-    if len(small) and not sampler.skip_small_classes:
-        called = [manifest.class_names(sampler.level)[code] for code in small[:5]]
+    if not len(small):
+        return manifest, labels
+    classes = labels[:, sampler.level]
+    if not sampler.skip_small_classes:
+        what = "training classes" if recipe.data.codes is None else "codes that images are drawn by"
         raise InputError(
-            f"{manifest.source}: {len(small)} of {codes.max() + 1} training classes are unusable: they have fewer than "
-            f"sampler.per_class={sampler.per_class} images ({names(called)}{', ...' if len(small) > 5 else ''}); "
-            "lower it, or leave these classes out with sampler.skip_small_classes=true"
+            f"{manifest.source}: {len(small)} of {classes.max() + 1} {what} are unusable: they have fewer than "
+            f"sampler.per_class={sampler.per_class} images ({names(called[one] for one in small[:5])}"
+            f"{', ...' if len(small) > 5 else ''}); lower it, or leave these out with sampler.skip_small_classes=true"
         )
-    return manifest.where(pl.lit(pl.Series(~np.isin(codes, small))))
+    is_kept = ~np.isin(classes, small)
+    kept = [np.unique(column, return_inverse=True)[1] for column in labels[is_kept].T]
+    return manifest.where(pl.lit(pl.Series(is_kept))), np.stack(kept, 1).astype(np.int64)
 
 
 def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[int], trust: bool = False) -> nn.Module:
@@ -263,11 +338,40 @@ def create_recipe_loss(recipe: Recipe, embedding_dim: int, class_counts: list[in
         "class_counts": class_counts,
         "embedding_dim": embedding_dim,
     }
-    filled_in = {option: known[option] for option in loss_options(recipe.loss.name, trust) if option in known}
-    loss = create_loss(recipe.loss.name, trust, **filled_in | recipe.loss.options())
-    trial = copy.deepcopy(loss)  # raises if an option does not fit; a copy, because a loss may keep batches
-    trial(torch.eye(2, embedding_dim), torch.zeros(2, len(class_counts), dtype=torch.int64))
+    loss = _loss_with(recipe, known, trust)
+    _try_loss(loss, embedding_dim, torch.zeros(2, len(class_counts), dtype=torch.int64))
     return loss
+
+
+def create_codes_loss(recipe: Recipe, embedding_dim: int, codes: ItemCodes, trust: bool = False) -> nn.Module:
+    """The recipe's loss on images with several codes, which are known by their numbers."""
+    section = recipe.loss
+    if section.queries_at_once is not None or section.proxies == "means":
+        key = "loss.queries_at_once" if section.queries_at_once is not None else "loss.proxies='means'"
+        raise InputError(f"{key} needs classes, one an image; remove it, or remove data.codes")
+    options = loss_options(section.name, trust)
+    if "relevance" in options and (given := [key for key in ("relevance", "alpha") if key in section.options()]):
+        raise InputError(f"loss.{given[0]}: what images with several codes are worth is set by codes.alpha; move it there")
+    known = {
+        "n_classes": codes.counts[codes.level],
+        "n_levels": len(codes.counts),
+        "class_counts": codes.counts,
+        "code_counts": codes.counts,
+        "embedding_dim": embedding_dim,
+    }
+    loss = CodesLoss(_loss_with(recipe, known, trust), codes)
+    _try_loss(loss, embedding_dim, torch.zeros(2, 1, dtype=torch.int64))
+    return loss
+
+
+def _loss_with(recipe: Recipe, known: dict[str, Any], trust: bool) -> nn.Module:
+    filled_in = {option: known[option] for option in loss_options(recipe.loss.name, trust) if option in known}
+    return create_loss(recipe.loss.name, trust, **filled_in | recipe.loss.options())
+
+
+def _try_loss(loss: nn.Module, embedding_dim: int, labels: Tensor) -> None:
+    """Call a copy of the loss, because a loss may keep batches; raises if an option does not fit."""
+    copy.deepcopy(loss)(torch.eye(2, embedding_dim), labels)
 
 
 def create_fabric(recipe: Recipe) -> Fabric:
@@ -337,7 +441,8 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
     """The plan of a run, one ``name: value`` a line, with the same checks as training; writes nothing."""
     recipe = with_start(recipe)
     device = create_fabric(recipe).device
-    encoder, learner, loss, train_part, _, sampler, val_part, skipped = prepare_run(recipe, trust=trust)
+    parts = prepare_run(recipe, trust=trust)
+    encoder, learner, loss, train_part, _, sampler, val_part, skipped, *_ = parts
     n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
     here = sampler.batch_size // n_processes()
     side = encoder.settings.preprocessing.crop
@@ -353,8 +458,8 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
     megabytes = _megabytes(recipe, learner, loss, example, here, min(chunk or here, here), memory_items * encoder.dim)
     lines = {
         "manifest": train_part.source,
-        "training": _counts(train_part),
-        "validation": "none: the last epoch is kept" if val_part is None else _counts(val_part),
+        "training": _counts(train_part, parts),
+        "validation": "none: the last epoch is kept" if val_part is None else _counts(val_part, parts),
         **({"skipped": f"{len(skipped)} unreadable images"} if skipped else {}),
         "decides": f"{recipe.validation.mode} {recipe.validation.metric}, every {recipe.validation.every} epoch(s)",
         "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} trainable weights",
@@ -373,7 +478,10 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
     return "\n".join(f"{name + ':':{width}} {value}" for name, value in lines.items())
 
 
-def _counts(manifest: Manifest) -> str:
+def _counts(manifest: Manifest, parts: RunParts) -> str:
+    if parts.codes is not None and parts.relevance is not None:
+        counts = [len(table.names) for table in code_tables(code_lists(manifest, parts.codes), parts.relevance.n_levels)]
+        return f"{len(manifest.table)} images, {' < '.join(map(str, counts))} codes"
     classes = [str(int(column.max()) + 1) for column in manifest.labels().T]
     return f"{len(manifest.table)} images, {' < '.join(classes)} classes"
 

@@ -31,6 +31,7 @@ class DataSection(RecipeSection):
     """Where the images are, and how they are augmented."""
 
     manifest: Path  # a .csv or .parquet file, or a folder of images
+    codes: str | None = None  # column of several codes an image, such as 26.1.15;5.3.13, in place of labels; none: labels
     image_size: int = Field(default=224, ge=8)  # side of the square that the network sees, in pixels
     resize: int | None = Field(default=None, ge=8)  # shorter side before the centre crop; none: 8/7 of image_size
     stretch: bool = False  # resize both sides to `resize`, which changes the aspect ratio
@@ -61,6 +62,24 @@ class DataSection(RecipeSection):
                 "crop_area", "must be the smallest and the largest share of the area, with 0 < smallest <= largest <= 1"
             )
         return area
+
+
+class CodesSection(RecipeSection):
+    """With data.codes: which codes there are, and what sharing them is worth."""
+
+    tree: Path | None = None  # a table child,parent of the codes that there are; none: any codes, as deep as the deepest
+    leaves: bool = True  # with a tree: refuse codes that have others below them
+    level: int = Field(default=0, ge=0)  # for losses that ask whether an image is relevant: share a code of this level
+    alpha: float = Field(default=1.0, gt=0)  # worth of sharing l of L levels: (l / L) ** alpha
+    level_weights: tuple[float, ...] | None = None  # that worth itself, for 1 to L levels; none: by alpha
+    # how much a code counts beside the others of its image: idf for rare codes more, or a weight by code or its beginning
+    code_weights: Literal["idf"] | dict[str, float] | None = None
+    symmetry: Literal["query", "mean", "harmonic"] = "query"  # query: extra codes of an image are free
+    auxiliary: dict[str, str] = {}  # the main code of each auxiliary one
+    auxiliary_weight: float | None = Field(
+        default=None, ge=0, le=1
+    )  # worth of meeting one for the other; none: as siblings
+    threshold: float = Field(default=0.0, ge=0, le=1)  # what is worth less is worth nothing
 
 
 class ModelSection(RecipeSection):
@@ -178,6 +197,7 @@ class Recipe(RecipeSection):
     strategy: Literal["ddp", "fsdp"] = "ddp"  # for several processes; ddp: each holds all weights, fsdp: a shard
     loggers: tuple[str, ...] = ()  # in addition to log.csv: tensorboard, wandb, mlflow
     data: DataSection
+    codes: CodesSection = CodesSection()
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()
     sampler: SamplerSection = SamplerSection()
@@ -257,9 +277,16 @@ def recipe_as_toml(recipe: Recipe) -> str:
 
 
 def _toml_lines(name: str, table: dict[str, Any]) -> list[str]:
-    """A table of TOML; strings, numbers, lists and booleans are written as in JSON."""
-    lines = [f"{key} = {json.dumps('none' if value is None else value)}" for key, value in table.items()]
+    """A table of TOML."""
+    lines = [f"{key} = {_toml_value('none' if value is None else value)}" for key, value in table.items()]
     return ["", f"[{name}]", *lines] if name else lines
+
+
+def _toml_value(value: Any) -> str:
+    """Strings, numbers and booleans are written as in JSON."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(one)}" for key, one in value.items()) + "}"
+    return f"[{', '.join(map(_toml_value, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def _with_overrides(values: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:

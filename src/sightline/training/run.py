@@ -22,6 +22,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
 from sightline.data.samplers import views_of
 from sightline.data.transforms import Preprocessing, TrainTransform, Transform, train_transform
+from sightline.evaluation.protocol import EACH_CODE, code_metric_names
 from sightline.evaluation.result import Result, shown
 from sightline.evaluation.tables import evaluate_table
 from sightline.files import named_failures
@@ -295,7 +296,7 @@ class TrainingRun:
     def _validate(self, manifest: Manifest) -> Result:
         """Measure the encoder, and update the best value in the position."""
         section = self.recipe.validation
-        result = evaluate_table(self._embed_validation(self.complete, manifest), section.ks)
+        result = self._measure(self.complete, manifest)
         self._record(self.position.epoch - 1, {f"val/{name}": value for name, value in result.means.items()})
         mean = result.means[section.metric]
         self.progress.say(f"epoch {self.position.epoch}: validation {section.metric} {shown(section.metric, mean)}")
@@ -325,7 +326,7 @@ class TrainingRun:
         best_share, best, best_result, tried = 1.0, self.position.best, None, {}
         for share in TRAINED_SHARES:
             _mix_weights(encoder, start, trained, share)
-            result = evaluate_table(self._embed_validation(encoder.to(self.fabric.device), val_part), section.ks)
+            result = self._measure(encoder.to(self.fabric.device), val_part)
             tried[f"share {share:g}/{section.metric}"] = result.means[section.metric]
             if section.is_better(result.means[section.metric], best):
                 best_share, best, best_result = share, section.decisive(result.means[section.metric]), result
@@ -339,8 +340,15 @@ class TrainingRun:
             training = account.training.model_copy(update={"trained_share": best_share})
             encoder.cpu().save_pretrained(self.folder.encoder, measured.model_copy(update={"training": training}))
 
-    def _embed_validation(self, encoder: Encoder, manifest: Manifest) -> EmbeddingTable:
-        return EmbeddingTable(manifest, self._embed(encoder, manifest, self.val_features), encoder.fingerprint())
+    def _measure(self, encoder: Encoder, manifest: Manifest) -> Result:
+        """Validation metrics; the average precision of each code costs most, and is computed only where it decides."""
+        table = EmbeddingTable(manifest, self._embed(encoder, manifest, self.val_features), encoder.fingerprint())
+        section, codes, relevance = self.recipe.validation, self.parts.codes, self.parts.relevance
+        if relevance is None:
+            return evaluate_table(table, section.ks)
+        measured = code_metric_names(section.ks, relevance.n_levels)
+        wanted = [name for name in measured if name != EACH_CODE or name == section.metric]
+        return evaluate_table(table, section.ks, metrics=wanted, codes=codes, relevance=relevance)
 
     def _embed(self, encoder: Encoder, manifest: Manifest, features: CachedFeatures | None) -> NDArray[np.float32]:
         """(N, D) embeddings of some images, from cached features or from pixels; each process computes a part."""
