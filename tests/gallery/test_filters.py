@@ -10,8 +10,29 @@ from refusals import assert_refused
 from sightline.gallery.filters import compile_filter, filter_names
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=300)
-VALUES = [None, True, False, 0, 1, -3, 2.5, 2020, "", "a", "b", "2020", "Flags", "O'Brien", 'say "x"', "ü", "1 OR 1=1"]
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -3,
+    2.5,
+    2020,
+    "",
+    "a",
+    "b",
+    "2020",
+    "Flags",
+    "O'Brien",
+    'say "x"',
+    "ü",
+    "1 OR 1=1",
+    '["a"]',
+]
 ITEMS = [{"x": value, "y": VALUES[-1 - n]} for n, value in enumerate(VALUES)] + [{}, {"y": "a"}]
+CODES = ["26", "26.1", "26.10", "26.1.15", "26.", "26/1", "5.3", "a", ".a", "%", "2_.1", "O'B", 'x"', "ü.é", "' OR '1'='1"]
+ITEMS += [{"x": CODES[n : n + 1 + n % 3], "y": CODES[n - 1 :: -4] or None} for n in range(len(CODES))]
 
 
 def holding(text, items=ITEMS):
@@ -31,16 +52,28 @@ def python_value(left, symbol, right):
         return left == right
     if symbol == "!=":
         return left != right
+    if isinstance(left, list):
+        return False
     ordered = {"<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}[symbol]
     if isinstance(left, str) != isinstance(right, str) or left is None or right is None:
         return False
     return getattr(left, ordered)(right) is True if type(left) is type(right) else eval(f"{left!r} {symbol} {right!r}")
 
 
+def listed(value):
+    return value if isinstance(value, list) else []
+
+
+def is_below(code, prefix):
+    """Whether the parts of a code begin with those of the prefix."""
+    return code.split(".")[: prefix.count(".") + 1] == prefix.split(".")
+
+
 @st.composite
 def conditions(draw, depth=3):
     """A text, and the function of an item that it states."""
-    kind = draw(st.sampled_from(["compare", "in", "not", "and", "or"] if depth else ["compare", "in"]))
+    leaves = ["compare", "in", "lists", "has"]
+    kind = draw(st.sampled_from([*leaves, "not", "and", "or"] if depth else leaves))
     name = draw(st.sampled_from(["x", "y", "nobody"]))
     if kind == "compare":
         symbol = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
@@ -53,6 +86,11 @@ def conditions(draw, depth=3):
         values = draw(st.lists(st.sampled_from(VALUES), max_size=4))
         word = draw(st.sampled_from(["in", "not in"]))
         return f"{name} {word} {values!r}", lambda item: (item.get(name) in values) == (word == "in")
+    if kind in ("lists", "has"):
+        code, word = draw(st.sampled_from(CODES)), draw(st.sampled_from(["in", "not in"]))
+        if kind == "has":
+            return f"has({name}, {code!r})", lambda item: any(is_below(one, code) for one in listed(item.get(name)))
+        return f"{code!r} {word} {name}", lambda item: (code in listed(item.get(name))) == (word == "in")
     first = draw(conditions(depth - 1))
     if kind == "not":
         return f"not ({first[0]})", lambda item: not first[1](item)
@@ -73,7 +111,12 @@ def test_by_hand():
     assert holding('id == "id 3"') == [3]
     assert holding('id in ("id 3", "id 5") and not x == -3') == [3]
     assert holding("x == 'O\\'Brien'") == [VALUES.index("O'Brien")]
-    assert holding(" x == None ") == [0, len(ITEMS) - 2, len(ITEMS) - 1]
+    assert holding(" x == None ") == [0, len(VALUES), len(VALUES) + 1]
+    marks = [{"codes": ["26.1"]}, {"codes": ["5", "26.1.15"]}, {"codes": ["26.10"]}, {"codes": "26.1"}, {}]
+    assert holding('has(codes, "26.1")', marks) == [0, 1]
+    assert holding('"26.1" in codes or "5" in metadata["codes"]', marks) == [0, 1]
+    assert holding('not has(codes, "26") and codes != None', marks) == [3]
+    assert filter_names("has(codes, '26') and 'a' not in tags") == ["codes", "tags"]
 
 
 def test_any_name_can_be_asked_for_in_brackets():
@@ -81,6 +124,7 @@ def test_any_name_can_be_asked_for_in_brackets():
         items = [{name: 1}, {name: "1"}, {"x": 1}, {"fi": 1, "a": {"b": 1}}]
         spelt = f"metadata[{name!r}]"
         assert holding(f"{spelt} == 1", items) == [0]
+        assert holding(f"'a' in {spelt} and has({spelt}, 'a')", [{"x": ["a"]}, {name: ["a", "b"]}]) == [1]
         assert holding(f"1 <= {spelt} < 2 or {spelt} in ['1']", items) == [0, 1]
         assert holding(f"not {spelt} != None", items) == [2, 3]
         assert filter_names(f"{spelt} == 1 and x == 2") == sorted([name, "x"])
@@ -93,17 +137,23 @@ def test_values_are_never_part_of_the_statement():
         condition = compile_filter(f"x == {value!r} or y in [{value!r}]")
         assert condition.sql == compile_filter("x == 'other' or y in ['other']").sql
         assert "other" not in condition.sql
+        lists = compile_filter(f"{value or 'a'!r} in x and has(x, {value or 'a'!r})")
+        assert lists.sql == compile_filter("'other' in x and has(x, 'other')").sql
     assert "label" not in compile_filter("label == 1").sql
 
 
 FOREIGN = r"""
 x | True | x == | x = 1 | x == y | 1 == 1 | x is None | x == f'{y}' | x == 1 + 1 | x == -'a' | x == not 1 | x == [1]
-x == b'a' | x == 1j | x == ... | x in 'abc' | 'a' in x | x in [y] | x in [[1]] | x.y == 1 | x[0] == 1 | x['y'] == 1
+x == b'a' | x == 1j | x == ... | x in 'abc' | 'a' in 'abc' | x in [y] | x in [[1]] | x.y == 1 | x[0] == 1 | x['y'] == 1
 metadata[0] == 1 | metadata[x] == 1 | metadata['x']['y'] == 1 | metadata['x':'y'] == 1 | metadata[''] == 1
 metadata['"'] == 1 | metadata['\\'] == 1 | metadata['a\nb'] == 1 | metadata['\ud800'] == 1 | metadata['x'] == metadata['y']
 x() == 1 | len(x) == 1 | lambda: 1 | [x for x in y] | x if y else z | x := 1 | x < None | x == 99999999999999999999
 x < 1e999 | import os | __import__('os').system('true') | x == 1; DROP TABLE items | x == 1 -- y | x == '\ud800'
-x in ['a', '\udfff']
+x in ['a', '\udfff'] | x == ['a'] | x in [['a']] | 1 in x | None in x | '' in x | ['a'] in x | y in x | 'a' in id
+'a' in x.y | has(x) | has(x, 1) | has(x, '') | has(x, y) | has('x', 'a') | has(x, 'a', 'b') | has(x, prefix='a')
+has(x, *['a']) | has(id, 'a') | has(x, '\ud800') | '\ud800' in x | has(metadata['"'], 'a') | 'a' in metadata['']
+had(x, 'a') | has(x, 'a') == 1 | x.has('a')
+has(has(x, 'a'), 'a')
 """
 FOREIGN = [text.strip() for line in FOREIGN.strip().splitlines() for text in line.split(" | ")]
 FOREIGN += ["", "x == '\0'\n\0", "(" * 5000 + "x" + ")" * 5000, "not " * 3000 + "x == 1", "x == '" + "a" * 20_000 + "'"]
@@ -111,7 +161,7 @@ FOREIGN += [" or ".join(["x == 1"] * 501), "not " * 30 + "x == 1", {"x": 1}]
 
 
 def test_what_is_not_in_the_language_is_refused():
-    assert len(FOREIGN) == 55
+    assert len(FOREIGN) == 81
     for text in FOREIGN:
         assert_refused("filter", compile_filter, text)
 
@@ -120,6 +170,7 @@ def test_the_largest_filters_that_are_read_are_answered():
     ones = holding("x == 1")
     assert holding(" or ".join(["x == 1"] * 500)) == ones
     assert holding(" and ".join(["x == 1"] * 500)) == ones
+    assert holding(" or ".join(["has(x, '26')"] * 500)) == holding("has(x, '26')")
     assert holding("x " + "== 1 and x " * 499 + "== 1") == ones
     assert holding("not " * 28 + "x == 1") == holding("not (" * 28 + "x == 1" + ")" * 28) == ones
     deep = "x == 1"

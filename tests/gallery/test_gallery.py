@@ -76,7 +76,15 @@ def test_a_filter_leaves_the_rest_in_order(filled):
 
 def test_what_was_put_in_comes_out(gallery):
     vectors = draw(5)
-    text = {"path": "ä/1.png", "n": 2**62, "x": 0.1, "yes": True, "none": None, "a \"quoted\" 'key'": 'a "value"\n'}
+    text = {
+        "path": "ä/1.png",
+        "n": 2**62,
+        "x": 0.1,
+        "yes": True,
+        "none": None,
+        "a \"quoted\" 'key'": 'a "value"\n',
+        "codes": ["ü;", "1"],
+    }
     gallery.add(["a", "b/ü 'x'", "c"], vectors[:3], [text, {}, {"big": np.int64(3), "half": np.float32(0.5)}])
     table = pl.DataFrame({"id": ["d", "e"], "year": [1, None], "good": [True, False]})
     gallery.add(table["id"].to_list(), vectors[3:], table)
@@ -150,7 +158,16 @@ REFUSED = [  # ids, vectors, metadata, and the facts that the message must name
     (None, draw(3), None, "list of strings, got NoneType"),
     (["a"], draw(1), [], "0 rows for 1 ids"),
     (["a"], draw(1), 5, "metadata .* got int"),
-    (["a"], draw(1), [{"x": [1]}], "'a': x .* got list"),
+    (["a"], draw(1), [{"x": (1,)}], "'a': x .* got tuple"),
+    (["a"], draw(1), [{"x": [1]}], "'a': x .* got 1"),
+    (["a"], draw(1), [{"x": []}], "'a': x .* empty list"),
+    (["a"], draw(1), [{"x": ["1", "2", "1"]}], "'a': x .* '1' twice"),
+    (["a"], draw(1), [{"x": ["1", ""]}], "'a': x .* got ''"),
+    (["a"], draw(1), [{"x": ["a\0"]}], "'a': x .* NUL"),
+    (["a"], draw(1), [{"x": ["\ud800"]}], "'a': x .* UTF-8"),
+    (["a"], draw(1), [{"x": [str(n) for n in range(101)]}], "'a': x .* 101 .* 100"),
+    (["a"], draw(1), [{"x": ["a" * 201]}], "'a': x .* 201 .* 200"),
+    (["a"], draw(1), [{"label_1": ["a"]}], "'a': label_1 must have one value"),
     (["a"], draw(1), [{"x": float("nan")}], "'a': x .* got nan"),
     (["a"], draw(1), [{"x": 2**63}], "'a': x is 9223372036854775808, .* 64 bits"),
     (["a"], draw(1), [{"x": "\ud800"}], "'a': x .* UTF-8"),

@@ -1,6 +1,7 @@
 """The gallery on Milvus, in a Milvus Lite file, compared with a gallery in a folder."""
 
 import importlib.util
+import json
 import socket
 
 import numpy as np
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 IDENTITY = EncoderIdentity(fingerprint="00ff", dim=6, name="by hand")
 ODD = "quote \" backslash \\ line\nö'"
+CODES = ["26.1", "26.1.15", "26.10", "5.3", "26", ODD, "a", ".net", "ü.é"]
 VALUES = [1, 2.5, "a", "b", "", ODD, True, False, None, 2, -3, 10**15 + 1]
 
 
@@ -39,6 +41,9 @@ def items(n, seed=0):
         row["two words"] = row["label"]
     for row in metadata[::5]:
         del row["x"]
+    for place, row in enumerate(metadata):
+        if place % 4 != 3:
+            row["codes" if place % 8 else "x"] = CODES[place % 7 : place % 7 + 1 + place % 3]
     return [f"item {row}" for row in range(n)], draw(seed, n), metadata
 
 
@@ -103,10 +108,20 @@ LEAVES += ["x in [1, 'a', None]", "x in []", "x not in ('b', 2.5)", "x == 2.0", 
 LEAVES += ["1 <= x < 3", "nothing == 1", "nothing != 1", "nothing < 1", "x == -3", "x > -1e300", f"x == {10**15 + 1}"]
 LEAVES += ["metadata['x'] == 1", "2 > metadata['x']", "metadata['two words'] in ['a', None]"]
 LEAVES += ["metadata['two words'] != 'a'"]
+LEAVES += [f"{code!r} in {name}" for code in CODES for name in ("codes", "x")]
+LEAVES += [f"has({name}, {code!r})" for code in (*CODES, "ü", "2", "26.") for name in ("codes", "metadata['x']")]
+LEAVES += [
+    "codes == None",
+    "codes != '26.1'",
+    "codes < '3'",
+    "codes in ['26.1', None]",
+    "'26.1' in label",
+    "has(nothing, 'a')",
+]
 LEAVES += ["id == 'item 3'", "id != 'item 3'", "id < 'item 2'", "id in ['item 1', 'item 99', 5]", "id == 5", "id < 5"]
 JOINED = ['label == "a" and year >= 2020', "not (x == 1 or year < 2010)", "not (x < 2 and not year > 2004)"]
 JOINED += ["not not x == 'a'", "not (1 <= x < 3)", "x == 1 or x == 'a' or not id == 'item 1'"]
-JOINED += ["not (x in [1, None] and year != 2001)"]
+JOINED += ["not (x in [1, None] and year != 2001)", "has(codes, '26') and not has(codes, '26.1') or '5.3' in x"]
 
 
 def test_filters_mean_what_they_mean_in_the_folder(both):
@@ -126,6 +141,8 @@ def test_what_is_not_in_the_language_is_refused_and_a_string_cannot_leave_its_qu
         assert str(found.value) == str(expected.value)
     text = milvus_filter(f"x == {'a' + chr(34) + ' or id != ' + chr(34)!r}")
     assert text == 'metadata["x"] == "a\\" or id != \\""'
+    for text in (f"{ODD!r} in codes", f"has(codes, {ODD!r})"):
+        assert milvus_filter(text).endswith(f'"], {json.dumps(ODD, ensure_ascii=False)})')
 
 
 @pytest.mark.parametrize("partition", ["label", "x"])

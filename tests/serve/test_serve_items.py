@@ -106,6 +106,8 @@ METADATA = [  # and what the refusal names
     ('{"id": "b"}', "id"),
     ('{"x_1": -20000, "y_1": -10000, "x_2": 5, "y_2": 5}', "x_1, x_2, y_1, y_2"),
     ('{"list": [1]}', "list"),
+    ('{"list": ["a\\u0000"]}', "list"),
+    ('{"list": [[["a"]]]}', "list"),
     (f'{{"a": {2**63}}}', "64 bits"),
     ('{"a": NaN}', "'a'"),
     ('{"lone": "\\ud800"}', "metadata"),

@@ -43,6 +43,10 @@ class IngestOptions:
     restore_removed: Annotated[
         bool, typer.Option("--restore-removed", help="Also add images whose items were removed from the gallery.")
     ] = False
+    codes: Annotated[
+        str | None,
+        typer.Option(help="Column of text with several values an image, 26.1.15;5.3.13: split at ';'. Lists need no name."),
+    ] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass through the model.")] = 64
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0
 
@@ -58,6 +62,7 @@ class IngestOptions:
             prefix=self.prefix,
             moved_from=self.moved_from,
             restore_removed=self.restore_removed,
+            codes=self.codes,
             batch_size=self.batch_size,
             n_workers=self.workers,
             show_progress=True,

@@ -94,7 +94,9 @@ def search(
         for answer in found:
             echo("\n".join([answer.query, *(f"      {remark}" for remark in answer.remarks())]))
             for place, hit in enumerate(answer.results, start=1):
-                echo(f"{place:>4}  {hit.score:.4f}  {hit.path or hit.id}  {' < '.join(hit.labels)}".rstrip())
+                lists = [f"{name} {'; '.join(values)}" for name, values in hit.lists.items()]
+                columns = [f"{place:>4}  {hit.score:.4f}  {hit.path or hit.id}", " < ".join(hit.labels), *lists]
+                echo("  ".join(column for column in columns if column))
 
 
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":

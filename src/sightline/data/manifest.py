@@ -26,7 +26,8 @@ NUMBER = r"^[+-]?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$"  # 007 is a name
 FLAG_VALUES = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException)  # what broken bytes of a table lead to
 MOST_COLUMNS, LONGEST_HEADER = 4096, 1 << 20
-BETWEEN_CODES = ";"  # in the text of several codes, which a list is in CSV
+SEPARATOR = ";"  # of the values in one field of a CSV file, such as the codes 26.1.15;5.3.13
+MOST_LISTED, LONGEST_LISTED = 100, 200  # values in one list, and characters of a value
 GALLERY_MARK = "gallery.db"  # in a folder whose images were uploaded
 IMAGE_SUFFIXES = frozenset(
     (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -173,6 +174,68 @@ def typed_table(manifest: Manifest) -> pl.DataFrame:
     return table.with_columns(_typed(table[name]) for name in further)
 
 
+def split_lists(manifest: Manifest, column: str) -> Manifest:
+    """The manifest with the text of a column split at ``;`` into a list for each image; a column of lists stays.
+
+    Example:
+        >>> table = pl.DataFrame({"id": ["a", "b"], "codes": ["26.1.15; 5.3.13", None]})
+        >>> split_lists(Manifest(Path("m.csv"), Path(), table, n_levels=0), "codes").table["codes"].to_list()
+        [['26.1.15', '5.3.13'], None]
+    """
+    known = {"id", "path", "split", *label_columns(manifest.n_levels), *FLAGS, *BOX}
+    kinds = {name: kind for name, kind in manifest.table.schema.items() if name not in known}
+    if column not in kinds:
+        raise InputError(
+            f"{manifest.source}: no column {column!r} besides those of every manifest; it has {names(kinds) or 'none'}"
+        )
+    if isinstance(kinds[column], pl.List):
+        return manifest
+    if kinds[column] not in (pl.String, pl.Null):
+        raise InputError(
+            f"{manifest.source}: {column} must be text with {SEPARATOR} or lists of text, found {kinds[column]}"
+        )
+    text = pl.col(column).cast(pl.String).str.strip_chars().replace("", None)
+    lists = text.str.split(SEPARATOR).list.eval(pl.element().str.strip_chars())
+    return replace(manifest, table=manifest.table.with_columns(lists))
+
+
+def check_lists(manifest: Manifest) -> None:
+    """Raise InputError if a list of a column is empty, too long, or has a value twice or one that is no text."""
+    table = manifest.table
+    places = table["id"] if manifest.places is None else manifest.places
+    raise_faults(
+        manifest.source,
+        [
+            f"{place}: {name} {fault}"
+            for name, kind in table.schema.items()
+            if isinstance(kind, pl.List)
+            for place, values in zip(places, table[name], strict=True)
+            if values is not None and (fault := list_fault(values.to_list()))
+        ],
+    )
+
+
+def list_fault(values: Sequence[object]) -> str | None:
+    """What is wrong with a list of values, such as the codes of an image; None if it is valid.
+
+    Example:
+        >>> list_fault(["26.1.15", "5.3.13"]), list_fault(["26.1.15", "26.1.15"])
+        (None, "lists '26.1.15' twice")
+    """
+    if not values:
+        return "is an empty list; leave it out where there is no value"
+    if len(values) > MOST_LISTED:
+        return f"lists {len(values)} values, at most {MOST_LISTED} fit"
+    for place, value in enumerate(values):
+        if not isinstance(value, str) or not value or "\0" in value:
+            return f"must list text that is not empty, without NUL, got {value!r:.40}"
+        if len(value) > LONGEST_LISTED:
+            return f"lists {value[:20]!r}... of {len(value)} characters, at most {LONGEST_LISTED} fit"
+        if value in values[:place]:
+            return f"lists {value!r} twice"
+    return None
+
+
 def _typed(column: pl.Series) -> pl.Series:
     text = column.str.strip_chars().str.to_lowercase()
     text = text.set(text == "", None)
@@ -262,13 +325,16 @@ def read_text_table(file: Path, columns: Sequence[str] = (), separator: str = ",
 def write_table(table: pl.DataFrame, file: Path) -> Path:
     """Write a ``.csv`` or ``.parquet`` file, complete or not at all; refused if it is called otherwise.
 
-    In CSV a list of texts is one text with ``;`` between them.
+    In CSV lists become text with ``;`` between their values.
     """
     if file.suffix.lower() not in SUFFIXES:
         raise InputError(f"{file}: the name must end in one of {names(SUFFIXES)}")
-    is_csv = file.suffix.lower() == ".csv"
-    if is_csv:
-        table = table.with_columns(pl.col(pl.List(pl.String)).list.join(BETWEEN_CODES))
+    if is_csv := file.suffix.lower() == ".csv":
+        lists = [name for name, kind in table.schema.items() if kind == pl.List(pl.String)]
+        for name in lists:
+            if table[name].explode().str.contains(SEPARATOR, literal=True).any():
+                raise InputError(f"{file}: values of {name} have {SEPARATOR!r} in them; write a .parquet file")
+        table = table.with_columns(pl.col(lists).list.join(SEPARATOR))
     with replaced(file) as scratch:
         (table.write_csv if is_csv else table.write_parquet)(scratch)
     return file

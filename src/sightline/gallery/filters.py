@@ -4,13 +4,16 @@ The language is a subset of Python: ``and``, ``or``, ``not``, ``== != < <= > >=`
 names, ``id``, strings, numbers, ``True``, ``False`` and ``None``. A name that is not a Python name, such as ``class`` or
 one with a space, is written ``metadata["product type"]``. Missing metadata is ``None``; values of different types are
 unequal, and neither smaller nor larger.
+
+Of metadata that is a list, ``"26.1.15" in codes`` asks for a value, and ``has(codes, "26.1")`` for a value that is 26.1 or
+begins with ``26.1.``. Both are false for what is no list, which no value equals.
 """
 
 import ast
 from dataclasses import dataclass
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import Value, is_utf8, value_fault
+from sightline.gallery.gallery import Scalar, is_utf8, value_fault
 
 LONGEST = 10_000
 MOST_COMPARISONS = 500  # SQLite takes no condition of more than 1000 parts
@@ -26,8 +29,10 @@ OPERATORS: dict[type[ast.cmpop], tuple[str, bool]] = {  # the symbol of a term, 
     ast.GtE: (">=", True),
 }
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "in"}
+HAS, LISTS = "has", "lists"  # symbols of terms on lists: a value or one below it, and a value
 FITS = (
     "compare names with strings in quotes, numbers, True, False or None by == != < <= > >= in, join them by and, or, not, "
+    'ask for a value of a list by "26.1.15" in codes, or for all below it by has(codes, "26.1"), '
     'and write a name that is not a Python name as metadata["two words"]'
 )
 
@@ -38,14 +43,15 @@ class FilterTerm:
 
     Attributes:
         key: what is compared.
-        symbol: ``< <= > >=`` with one value, or ``in`` with any number; ``==`` is ``in`` with one value.
+        symbol: ``< <= > >=`` with one value, or ``in`` with any number; ``==`` is ``in`` with one value. ``lists`` and
+            ``has`` with one string.
         values: what it is compared with.
         holds: False if the term is negated.
     """
 
     key: str
     symbol: str
-    values: tuple[Value, ...]
+    values: tuple[Scalar, ...]
     holds: bool
 
 
@@ -62,7 +68,7 @@ class Condition:
     """An SQL condition over the columns ``id`` and ``metadata``, and the values of its parameters."""
 
     sql: str
-    values: tuple[Value, ...]
+    values: tuple[Scalar, ...]
 
 
 def compile_filter(text: str) -> Condition:
@@ -86,6 +92,17 @@ def filter_names(text: str) -> list[str]:
         ['label_1', 'year']
     """
     return sorted({term.key for term in _terms(parse_filter(text))})
+
+
+def beginnings(value: str) -> list[str]:
+    """The prefixes that ``has`` finds a value by: its beginnings along the dots, and the value itself.
+
+    Example:
+        >>> beginnings("26.1.15")
+        ['26', '26.1', '26.1.15']
+    """
+    parts = value.split(".")
+    return [one for depth in range(1, len(parts) + 1) if (one := ".".join(parts[:depth]))]
 
 
 def parse_filter(text: str) -> FilterTerm | Junction:
@@ -127,23 +144,46 @@ def _parse(node: ast.expr, text: str, holds: bool, depth: int = 1) -> FilterTerm
             steps = zip([first, *others[:-1]], operators, others, strict=True)
             terms = tuple(_term(left, operator, right, text, holds) for left, operator, right in steps)
             return terms[0] if len(terms) == 1 else Junction(terms, by_and=holds)
+        case ast.Call(func=ast.Name(id="has"), args=[field, value], keywords=[]):
+            return _list_term(field, HAS, value, node, text, holds)
     raise _foreign(node, text)
 
 
 def _term(left: ast.expr, operator: ast.cmpop, right: ast.expr, text: str, holds: bool) -> FilterTerm:
     is_in = isinstance(operator, ast.In | ast.NotIn)
     symbol, agrees = OPERATORS.get(type(operator), ("", True))
+    if is_in and _key_of(right) is not None:
+        return _list_term(right, LISTS, left, ast.Compare(left, [operator], [right]), text, holds == agrees)
     key, value = _key_of(left), right
     if key is None and not is_in:
         key, value, symbol = _key_of(right), left, MIRRORED.get(symbol, "")
     if key is None or not symbol or is_in != isinstance(value, ast.List | ast.Tuple):
         raise _foreign(ast.Compare(left, [operator], [right]), text)
-    if not key or any(letter in '"\\' or letter < " " for letter in key) or not is_utf8(key):
-        raise InputError(f"filter {text!r}: a name must have no quotes, backslashes or line breaks, got {key!a}")
+    _check_key(key, text)
     values = tuple(_value(key, element, text) for element in getattr(value, "elts", [value]))
     if symbol != "in" and values[0] is None:
         raise InputError(f"filter {text!r}: None can be compared by == and != only")
     return FilterTerm(key, symbol, values, holds == agrees)
+
+
+def _list_term(field: ast.expr, symbol: str, value: ast.expr, node: ast.expr, text: str, holds: bool) -> FilterTerm:
+    """A term on the list of a field."""
+    key = _key_of(field)
+    if (
+        key is None
+        or key == "id"
+        or not isinstance(value, ast.Constant)
+        or not isinstance(value.value, str)
+        or not value.value
+    ):
+        raise _foreign(node, text)
+    _check_key(key, text)
+    return FilterTerm(key, symbol, (_value(key, value, text),), holds)
+
+
+def _check_key(key: str, text: str) -> None:
+    if not key or any(letter in '"\\' or letter < " " for letter in key) or not is_utf8(key):
+        raise InputError(f"filter {text!r}: a name must have no quotes, backslashes or line breaks, got {key!a}")
 
 
 def _key_of(node: ast.expr) -> str | None:
@@ -156,11 +196,13 @@ def _key_of(node: ast.expr) -> str | None:
     return None
 
 
-def _value(key: str, node: ast.expr, text: str) -> Value:
+def _value(key: str, node: ast.expr, text: str) -> Scalar:
     try:
-        value: Value = ast.literal_eval(node)
+        value: Scalar = ast.literal_eval(node)
     except ValueError as error:
         raise _foreign(node, text) from error
+    if isinstance(value, list):
+        raise _foreign(node, text)
     if fault := value_fault(key, value):
         raise InputError(f"filter {text!r}: {fault}")
     return value
@@ -175,16 +217,31 @@ def _sql(condition: FilterTerm | Junction) -> Condition:
         parts = [_sql(part) for part in condition.parts]
         text = (" AND " if condition.by_and else " OR ").join(part.sql for part in parts)
         return Condition(f"({text})", tuple(value for part in parts for value in part.values))
-    column, path = ("id", ()) if condition.key == "id" else ("json_extract(metadata, ?)", (f'$."{condition.key}"',))
+    sql, values = _term_sql(condition)
+    return Condition(sql if condition.holds else f"NOT {sql}", values)
+
+
+def _term_sql(condition: FilterTerm) -> tuple[str, tuple[Scalar, ...]]:
+    """The SQL of a term that is not negated, and the values of its parameters."""
+    where = f'$."{condition.key}"'
+    if condition.symbol in (LISTS, HAS):
+        (value,) = condition.values
+        # What begins with "26.1." sorts between that and "26.1/", whose last character is the next one.
+        test, bounds = (
+            ("= ?", (value,)) if condition.symbol == LISTS else ("|| '.' BETWEEN ? AND ?", (f"{value}.", f"{value}/"))
+        )
+        each = f"EXISTS (SELECT 1 FROM json_each(metadata, ?) WHERE value {test})"
+        return f"(json_type(metadata, ?) IS 'array' AND {each})", (where, where, *bounds)
+    # A list is a BLOB, which equals no value and has no order.
+    of_metadata = "iif(json_type(metadata, ?) = 'array', x'', json_extract(metadata, ?))"
+    column, path = ("id", ()) if condition.key == "id" else (of_metadata, (where, where))
     # Each is true or false, never NULL, also for an item without the key: NOT must negate it.
     if condition.symbol != "in":
         types = "('text')" if isinstance(condition.values[0], str) else "('integer', 'real')"
         sql = f"(typeof({column}) IN {types} AND {column} {condition.symbol} ?)"
-        values: tuple[Value, ...] = (*path, *path, *condition.values)
-    elif len(condition.values) == 1:
-        sql, values = f"({column} IS ?)", (*path, *condition.values)
-    else:
-        there = [value for value in condition.values if value is not None]
-        sql = f"(CASE WHEN {column} IS NULL THEN ? ELSE {column} IN ({', '.join('?' * len(there))}) END)"
-        values = (*path, None in condition.values, *path, *there)
-    return Condition(sql if condition.holds else f"NOT {sql}", values)
+        return sql, (*path, *path, *condition.values)
+    if len(condition.values) == 1:
+        return f"({column} IS ?)", (*path, *condition.values)
+    there = [value for value in condition.values if value is not None]
+    sql = f"(CASE WHEN {column} IS NULL THEN ? ELSE {column} IN ({', '.join('?' * len(there))}) END)"
+    return sql, (*path, None in condition.values, *path, *there)

@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from sightline.data.manifest import list_fault
 from sightline.errors import InputError, choose, names, raise_faults
 from sightline.files import recovered_folder
 from sightline.registry import Registry
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from sightline.ranking.refine import Refinement
 
 T = TypeVar("T")
-Value = str | int | float | bool | None
+Scalar = str | int | float | bool | None
+Value = Scalar | list[str]
 AnyEncoder = Union["Encoder", "EncoderIdentity"]
 Metadata = Sequence[Mapping[str, Value]] | pl.DataFrame
 Ranking = tuple[NDArray[np.float32], NDArray[np.object_]]
@@ -42,6 +44,7 @@ ROOT, PREFIX, HASH = "file_root", "file_prefix", "file_hash"  # metadata of item
 SIZE, TIME = "file_size", "file_mtime_ns"
 FILE_KEYS = ("path", SIZE, TIME, HASH, ROOT, PREFIX)  # metadata: where an image is stored
 PLAIN = (str, bool, int, float, type(None))
+ONE_VALUE = re.compile(r"label_\d+|split|path|file_\w+")  # keys that have no list
 SHORTEST = 1e-12
 LARGEST_DIM = 1 << 20
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
@@ -307,7 +310,8 @@ class Gallery(ABC):
         Args:
             ids: new ids; an id that is in the gallery already raises InputError.
             vectors: (N, D) of the gallery's encoder: a list, array or tensor.
-            metadata: one dictionary for each item, or a table; values are str, int, float, bool or None.
+            metadata: one dictionary for each item, or a table; values are str, int, float, bool, None, or a list of str
+                such as the codes of a trademark.
             encoder: the encoder of the vectors, or its fingerprint, to check that it is the gallery's.
         """
         self._put(ids, vectors, metadata, encoder, replace=False)
@@ -333,6 +337,7 @@ class Gallery(ABC):
         prefix: str | None = None,
         moved_from: Path | str | None = None,
         restore_removed: bool = False,
+        codes: str | None = None,
         batch_size: int = 64,
         n_workers: int = 0,
         show_progress: bool = False,
@@ -353,6 +358,8 @@ class Gallery(ABC):
             prefix: put this and a slash before the ids; default: the prefix this source was added with before.
             moved_from: the folder these images were in before, if they were moved.
             restore_removed: also add images whose items were removed from the gallery.
+            codes: a column of text with several values for each image, such as ``26.1.15;5.3.13``, which is split at ``;``.
+                Columns of lists, as Parquet files have them, need no name.
             batch_size: images in one pass through the model.
             n_workers: processes that read images.
             show_progress: draw a progress bar.
@@ -369,6 +376,7 @@ class Gallery(ABC):
             prefix=prefix,
             moved_from=None if moved_from is None else Path(moved_from),
             restore_removed=restore_removed,
+            codes=codes,
             batch_size=batch_size,
             n_workers=n_workers,
             show_progress=show_progress,
@@ -606,6 +614,11 @@ def labels_of(metadata: Mapping[str, Value]) -> list[str]:
     return found
 
 
+def lists_of(metadata: Mapping[str, Value]) -> dict[str, list[str]]:
+    """The lists in the metadata of an item, such as its codes, by key."""
+    return {key: value for key, value in metadata.items() if isinstance(value, list)}
+
+
 def stored_path(folder: Path | None, file: Path) -> str:
     """The path that a gallery stores for an image: relative if the image is beside the gallery, otherwise absolute.
 
@@ -782,8 +795,11 @@ def value_fault(key: object, value: object) -> str | None:
     """What is wrong with a metadata value; None if it is valid."""
     if isinstance(value, str) and type(value) is str:
         return None if value.isascii() or is_utf8(value) else f"{key} is {value!a}, which is not UTF-8"
+    if isinstance(value, list):
+        fault = "must have one value, got a list" if ONE_VALUE.fullmatch(str(key)) else list_fault(value)
+        return f"{key} {fault}" if fault else next((odd for one in value if (odd := value_fault(key, one))), None)
     if type(value) not in PLAIN:
-        return f"{key} must be str, int, float, bool or None, got {type(value).__name__}"
+        return f"{key} must be str, int, float, bool, None or a list of str, got {type(value).__name__}"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key} must be a finite number or None, got {value}"
     if isinstance(value, int) and not SMALLEST <= value <= LARGEST:

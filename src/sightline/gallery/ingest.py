@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from sightline.data.dataset import ImageDataset, consecutive
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import BOX, IMAGE_SUFFIXES, Manifest, read_manifest, typed_table
+from sightline.data.manifest import (
+    BOX,
+    IMAGE_SUFFIXES,
+    Manifest,
+    check_lists,
+    read_manifest,
+    split_lists,
+    typed_table,
+)
 from sightline.data.transforms import eval_transform
 from sightline.errors import InputError, names, raise_faults
 from sightline.files import file_hash, replaced_folder
@@ -181,6 +189,7 @@ def index_images(
     prefix: str | None = None,
     moved_from: Path | None = None,
     restore_removed: bool = False,
+    codes: str | None = None,
     batch_size: int = 64,
     n_workers: int = 0,
     show_progress: bool = False,
@@ -195,6 +204,8 @@ def index_images(
     anything is written.
     """
     manifest = images.manifest if isinstance(images, EmbeddingTable) else images
+    manifest = manifest if codes is None else split_lists(manifest, codes)
+    check_lists(manifest)
     if prune and manifest.source == LIST:
         raise InputError("prune compares the gallery with a folder or manifest; images is a list of files")
     source, done = Source(gallery.folder, manifest.root, moved_from), IngestSummary()

@@ -5,6 +5,9 @@ half-way leaves a part, which the same ``upsert`` completes. Equal scores have n
 
 Milvus has three truth values: a comparison with a missing key, or with a value of another type, is neither true nor false,
 and ``not`` does not change that. In our filters such a comparison is false, so ``not`` is pushed down to the comparisons.
+
+Milvus finds a value in a list of a JSON field, but not the beginning of one. A list is stored as an object of the list
+itself and of all beginnings of its values along their dots, in which ``has`` finds its prefix.
 """
 
 import json
@@ -22,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError, needs_extra
-from sightline.gallery.filters import FilterTerm, Junction, parse_filter
+from sightline.gallery.filters import HAS, LISTS, FilterTerm, Junction, beginnings, parse_filter
 from sightline.gallery.gallery import (
     AnyEncoder,
     EncoderIdentity,
     Gallery,
     Ranking,
+    Scalar,
     Value,
     batches,
     check_known,
@@ -58,8 +62,9 @@ SECONDS = 10.0  # timeout when connecting
 URI = "'milvus+http://host:19530/collection', 'milvus+https://...' or 'milvus+file:path.db/collection'"
 NEVER, ALWAYS = 'id == ""', 'id != ""'  # no id is empty
 OPPOSITE = {"==": "!=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-# True for all strings, and for all numbers.
-IS_TEXT, IS_NUMBER = '{path} >= ""', "{path} >= -1.7976931348623157e308"
+# True for all strings, for all numbers, and for all lists.
+IS_TEXT, IS_NUMBER, IS_LIST = '{path} >= ""', "{path} >= -1.7976931348623157e308", 'exists {path}["list"]'
+PARTS = {LISTS: "list", HAS: "beginnings"}  # of a stored list, by what finds a value in them
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,7 @@ class MilvusGallery(Gallery):
         """The items as Milvus's rows, in parts that fit into one message."""
         first = time.time_ns()
         rows: list[dict[str, Any]] = [
-            {"id": id_, "vector": vector, "metadata": row, "added": first + place}
+            {"id": id_, "vector": vector, "metadata": _stored(row), "added": first + place}
             for place, (id_, vector, row) in enumerate(zip(ids, vectors, metadata, strict=True))
         ]
         for row in rows if self.partition is not None else []:
@@ -297,7 +302,7 @@ class MilvusGallery(Gallery):
         texts = [(row["id"], text) for row in rows for text in (row["id"], row.get("partition", ""))]
         if long := [id_ for id_, text in texts if len(text.encode()) > LONGEST]:
             raise InputError(f"{self.address}: ids and partition values must have at most {LONGEST} bytes: {some(long)}")
-        largest = 4 * self.identity.dim + 8 * LONGEST + max(len(json.dumps(row)) for row in metadata)
+        largest = 4 * self.identity.dim + 8 * LONGEST + max(len(json.dumps(row["metadata"])) for row in rows)
         return batches(rows, max(1, WRITE_BYTES // largest))
 
     def delete(self, ids: list[str], remember: bool) -> None:
@@ -311,7 +316,7 @@ class MilvusGallery(Gallery):
 
     def metadata(self, ids: Sequence[str]) -> list[dict[str, Value]]:
         """The metadata of these ids, in their order."""
-        return [dict(known) for known in self._known(ids, "metadata")]
+        return [_as_given(known) for known in self._known(ids, "metadata")]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """(N, D) the vectors of these ids, in their order, as stored: at length 1 for cosine."""
@@ -414,6 +419,24 @@ class MilvusGallery(Gallery):
             return getattr(self._client, name)(self._collection, *values, **options)
 
 
+def _stored(metadata: dict[str, Value]) -> dict[str, Any]:
+    """Metadata as Milvus stores it: each list as an object."""
+    return {
+        key: {
+            PARTS[LISTS]: value,
+            PARTS[HAS]: list(dict.fromkeys(part for one in value for part in beginnings(one))),
+        }
+        if isinstance(value, list)
+        else value
+        for key, value in metadata.items()
+    }
+
+
+def _as_given(stored: dict[str, Any]) -> dict[str, Value]:
+    """The metadata of :func:`_stored`."""
+    return {key: value[PARTS[LISTS]] if isinstance(value, dict) else value for key, value in stored.items()}
+
+
 def milvus_filter(text: str, partition: str | None = None) -> str:
     """A filter in Milvus's language, with the errors of :func:`~sightline.gallery.filters.compile_filter`.
 
@@ -432,7 +455,7 @@ def milvus_filter(text: str, partition: str | None = None) -> str:
     return condition if fixed is None else f"partition == {_literal(fixed)} and {condition}"
 
 
-def _literal(value: Value) -> str:
+def _literal(value: Scalar) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -450,7 +473,7 @@ def _join(by_and: bool, parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"({(' and ' if by_and else ' or ').join(parts)})"
 
 
-def _comparison(key: str, symbol: str, value: Value, holds: bool) -> str:
+def _comparison(key: str, symbol: str, value: Scalar, holds: bool) -> str:
     if key == "id":
         of_text = f"id {symbol if holds else OPPOSITE[symbol]} {_literal(value)}"
         other = NEVER if holds else ALWAYS
@@ -458,13 +481,17 @@ def _comparison(key: str, symbol: str, value: Value, holds: bool) -> str:
     path = f'metadata["{key}"]'  # parse_filter allows no quotes in a key
     if value is None:
         return f"{'not ' if holds else ''}(exists {path})"
+    if symbol in PARTS:
+        values = f'{path}["{PARTS[symbol]}"]'
+        found = f"json_contains({values}, {_literal(value)})"
+        return found if holds else f"(not (exists {values}) or not {found})"
     text = _literal(int(value) if isinstance(value, bool) and symbol != "==" else value)
     if holds:
         return f"{path} {symbol} {text}"
     if symbol == "==":
         return f"(not (exists {path}) or not ({path} == {text}))"
-    other_type = (IS_NUMBER if isinstance(value, str) else IS_TEXT).format(path=path)
-    return f"(not (exists {path}) or {path} {OPPOSITE[symbol]} {text} or {other_type})"
+    other_types = f"{IS_NUMBER if isinstance(value, str) else IS_TEXT} or {IS_LIST}".format(path=path)
+    return f"(not (exists {path}) or {path} {OPPOSITE[symbol]} {text} or {other_types})"
 
 
 def _fixed(condition: FilterTerm | Junction, key: str) -> str | None:

@@ -16,7 +16,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import read_manifest
 from sightline.errors import InputError, names
 from sightline.gallery.filters import filter_names
-from sightline.gallery.gallery import Gallery, Ranking, Value, checked_k, checked_vectors, image_path, labels_of
+from sightline.gallery.gallery import Gallery, Ranking, Value, checked_k, checked_vectors, image_path, labels_of, lists_of
 from sightline.models.encoder import Encoder, ImageInput
 from sightline.ood.rejector import Rejector, Verdict, withholds
 from sightline.ranking.nearest import top_k
@@ -52,6 +52,11 @@ class Hit:
     def labels(self) -> tuple[str, ...]:
         """Its labels, finest first."""
         return tuple(labels_of(self.metadata))
+
+    @property
+    def lists(self) -> dict[str, list[str]]:
+        """The lists in its metadata, such as its codes, by key."""
+        return lists_of(self.metadata)
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ import polars as pl
 
 from sightline.data.manifest import label_columns
 from sightline.errors import InputError
-from sightline.gallery.gallery import FILE_KEYS, Gallery, Value, image_path, labels_of
+from sightline.gallery.gallery import FILE_KEYS, Gallery, Value, image_path, labels_of, lists_of
 
 LONGEST_LABEL = 1000  # characters
 ORIGINAL = "original_"  # of a relabelled item, the labels from before: original_label_0, original_label_1, ...
@@ -72,13 +72,14 @@ def corrected_manifest(gallery: Gallery) -> tuple[pl.DataFrame, int]:
     names = dict.fromkeys(
         key for _, row in kept for key in row if key not in FILE_KEYS and not match(r"label(_\d+)?$", key)
     )
-    table: list[dict[str, str | None]] = [
+    listed = {name for _, row in kept for name in lists_of(row)}
+    table: list[dict[str, str | list[str] | None]] = [
         {
             "id": id_,
             "path": str(image_path(gallery.folder, row)),
             "split": str(row.get("split") or "train"),
             **{level: str(row[level]) for level in levels},
-            **{name: _as_text(row.get(name)) for name in names if name not in own},
+            **{name: _as_field(row.get(name), name in listed) for name in names if name not in own},
         }
         for id_, row in kept
     ]
@@ -91,5 +92,9 @@ def _labels(metadata: Mapping[str, Value], start: str = "") -> dict[str, Value]:
     return {f"label_{level}": metadata[f"{start}label_{level}"] for level in range(n_levels)}
 
 
-def _as_text(value: Value) -> str | None:
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
+def _as_field(value: Value, is_list: bool) -> str | list[str] | None:
+    """The field of a table: text, or a list where other items have one."""
+    if value is None or isinstance(value, list):
+        return value
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return [text] if is_list else text

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from sightline.data.manifest import BETWEEN_CODES, BOX, FLAGS, Manifest, label_columns
-from sightline.errors import InputError, counted, names, raise_faults
+from sightline.data.manifest import Manifest, split_lists
+from sightline.errors import InputError, counted, raise_faults
 from sightline.labels.codes import is_code, normal_codes, tree_of_codes
 from sightline.labels.tree import NOTHING, Tree, read_tree
 
@@ -75,27 +75,16 @@ def read_codes(manifest: Manifest, column: str, known: CodeTree | None = None) -
         column: text such as ``26.1.15;5.3.13``, or lists of text.
         known: the codes that there are; None for any, at any depth.
     """
-    table = manifest.table
-    fixed = {"id", "path", "split", *label_columns(manifest.n_levels), *FLAGS, *BOX}
-    if column not in table.columns or column in fixed:
-        there = names(name for name in table.columns if name not in fixed) or "no further column"
-        raise InputError(
-            f"{manifest.source}: no column of codes {column!r}; besides those of every manifest it has {there}"
-        )
-    found = table[column]
-    if found.dtype == pl.String:
-        found = found.str.strip_chars().replace("", None).str.split(BETWEEN_CODES)
-    elif found.dtype != pl.List(pl.String):
-        raise InputError(
-            f"{manifest.source}: {column} must be text such as '26.1.15{BETWEEN_CODES}5.3.13', or lists of text, "
-            f"found {found.dtype}"
-        )
+    manifest = split_lists(manifest, column)
+    found = manifest.table[column]
+    if found.dtype != pl.List(pl.String):
+        raise InputError(f"{manifest.source}: {column} must be lists of text, found {found.dtype}")
     distinct = found.explode().drop_nulls().unique().to_list()
     fitting = [text for text in distinct if is_code(text)]
     spelled = dict(zip(fitting, normal_codes(fitting), strict=True))
     unfit = {} if known is None else {code: fault for code in spelled.values() if (fault := known.fault(code))}
     rows = [[] if row is None else row for row in found.to_list()]
-    places = [f"image {name!r}" for name in table["id"]] if manifest.places is None else manifest.places.to_list()
+    places = [f"image {name!r}" for name in manifest.table["id"]] if manifest.places is None else manifest.places.to_list()
     raise_faults(
         manifest.source,
         [
@@ -105,7 +94,7 @@ def read_codes(manifest: Manifest, column: str, known: CodeTree | None = None) -
         ],
     )
     lists = pl.Series(column, [[spelled[text] for text in row] for row in rows], dtype=pl.List(pl.String))
-    return replace(manifest, table=table.with_columns(lists))
+    return replace(manifest, table=manifest.table.with_columns(lists))
 
 
 def _row_faults(row: Sequence[str | None], spelled: dict[str, str], unfit: dict[str, str]) -> Iterator[str]:

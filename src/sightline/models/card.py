@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 
 from sightline import __version__
-from sightline.data.manifest import BETWEEN_CODES, BOX, Manifest, label_columns
+from sightline.data.manifest import BOX, SEPARATOR, Manifest, label_columns
 from sightline.data.transforms import Preprocessing
 from sightline.errors import InputError
 from sightline.files import write_text
@@ -57,7 +57,7 @@ class DataFacts(Facts):
         rows = manifest.table.select(column for column in columns if column in manifest.table.columns)
         n_classes = [int(column.max()) + 1 for column in manifest.labels().T]
         if codes is not None:
-            rows = rows.with_columns(pl.col(codes).list.join(BETWEEN_CODES))
+            rows = rows.with_columns(pl.col(codes).list.join(SEPARATOR))
             n_classes = [manifest.table[codes].explode().n_unique()]
         return cls(
             manifest=manifest.source.resolve().name,

@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 from sightline.errors import InputError
 from sightline.files import replaced
 from sightline.gallery.filters import filter_names
-from sightline.gallery.gallery import FILE_KEYS, IMAGES, REJECTOR_FOLDER, EncoderIdentity, Gallery, Item, Value, labels_of
+from sightline.gallery.gallery import (
+    FILE_KEYS,
+    IMAGES,
+    REJECTOR_FOLDER,
+    EncoderIdentity,
+    Gallery,
+    Item,
+    Scalar,
+    Value,
+    labels_of,
+)
 from sightline.gallery.query import Answer, QueryOptions, query
 from sightline.gallery.relabel import relabel
 from sightline.gallery.store import DATABASE, DamagedError
@@ -34,7 +44,7 @@ from sightline.serve.settings import file_stamp
 
 MOST_VALUES = 200
 FRESH_SECONDS = 5.0  # a gallery that is written to all the time is not read in full for each request
-KINDS = {str: "text", bool: "bool", int: "number", float: "number"}
+KINDS = {str: "text", bool: "bool", int: "number", float: "number", list: "list"}
 Upload = tuple[bytes, str, NDArray[np.float32]]
 Made = TypeVar("Made")
 
@@ -54,17 +64,19 @@ def shared_levels(query: list[str] | None, item: list[str]) -> int | None:
 
 def summarise_fields(rows: Iterable[dict[str, Value]]) -> list[FieldBody]:
     """The metadata fields of these items: kind, most frequent values or range; labels first, then by name."""
-    counts: dict[str, Counter[tuple[type, Value]]] = defaultdict(Counter)  # by type: True and 1 are equal
+    counts: dict[str, Counter[tuple[type, Scalar]]] = defaultdict(Counter)  # by type: True and 1 are equal
     for row in rows:
         for name, value in row.items():
             if value is not None and name not in OF_THE_IMAGE:
-                counts[name][type(value), value] += 1
+                counts[name][type(value), None if isinstance(value, list) else value] += 1
     levels = labels_of({name: name for name in counts})
     return [_summarise_field(name, counts[name]) for name in [*levels, *sorted(counts.keys() - {*levels})]]
 
 
-def _summarise_field(name: str, counts: Counter[tuple[type, Value]]) -> FieldBody:
+def _summarise_field(name: str, counts: Counter[tuple[type, Scalar]]) -> FieldBody:
     kinds = {KINDS[kind] for kind, _ in counts}
+    if "list" in kinds:
+        return FieldBody(name=name, kind="list", values=None, min=None, max=None)
     if kinds == {"number"}:
         numbers = [float(value) for _, value in counts if value is not None]
         return FieldBody(name=name, kind="number", values=None, min=min(numbers), max=max(numbers))

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from sightline.data.manifest import BOX
-from sightline.gallery.gallery import FILE_KEYS, LARGEST, SMALLEST, Value, may_be_id
+from sightline.data.manifest import BOX, LONGEST_LISTED, MOST_LISTED
+from sightline.gallery.gallery import FILE_KEYS, LARGEST, ONE_VALUE, SMALLEST, Value, may_be_id
 from sightline.gallery.relabel import LONGEST_LABEL
 from sightline.ood.rejector import Policy, Verdict
 
@@ -78,10 +78,11 @@ def parse_metadata(text: str | None) -> dict[str, Value] | None:
         raise Problem(422, f"metadata must be a JSON object with at most {MOST_KEYS} keys")
     if taken := sorted({*NOT_SET} & found.keys()):
         raise Problem(422, f"metadata: reserved keys: {', '.join(taken)}")
-    texts = {key: str(value) for key, value in found.items()}  # the gallery checks the types of values
+    # The gallery checks the types of values.
+    texts = [(key, str(one)) for key, value in found.items() for one in (value if isinstance(value, list) else [value])]
     if odd := [
         key
-        for key, text in texts.items()
+        for key, text in [*((key, "") for key in found), *texts]
         if not 0 < len(key) <= LONGEST_KEY or len(text) > LONGEST_VALUE or "\0" in key + text
     ]:
         fits = f"keys must have 1 to {LONGEST_KEY} characters, values at most {LONGEST_VALUE}, without NUL"
@@ -96,6 +97,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+SCALARS: list[dict[str, Any]] = [
+    {"type": "string", "maxLength": LONGEST_VALUE, "pattern": r"^[^\x00]*$"},
+    {"type": "number", "minimum": SMALLEST, "maximum": LARGEST},
+    {"type": "boolean"},
+    {"type": "null"},
+]
+LIST = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MOST_LISTED,
+    "uniqueItems": True,
+    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_LISTED, "pattern": r"^[^\x00]*$"},
+}
 METADATA_SCHEMA = {
     "type": "object",
     "maxProperties": MOST_KEYS,
@@ -105,14 +119,8 @@ METADATA_SCHEMA = {
         "pattern": r"^[^\x00]+$",
         "not": {"enum": list(NOT_SET)},
     },
-    "additionalProperties": {
-        "anyOf": [
-            {"type": "string", "maxLength": LONGEST_VALUE, "pattern": r"^[^\x00]*$"},
-            {"type": "number", "minimum": SMALLEST, "maximum": LARGEST},
-            {"type": "boolean"},
-            {"type": "null"},
-        ]
-    },
+    "patternProperties": {f"^(?:{ONE_VALUE.pattern})$": {"anyOf": SCALARS}},
+    "additionalProperties": {"anyOf": [*SCALARS, LIST]},
 }
 ItemId = Annotated[str, AfterValidator(check_id), Field(json_schema_extra=ID_SCHEMA)]
 Metadata = Annotated[dict[str, Value] | None, BeforeValidator(parse_metadata), WithJsonSchema(METADATA_SCHEMA)]
@@ -295,10 +303,10 @@ class ValueCount(BaseModel):
 
 
 class FieldBody(BaseModel):
-    """A field of the items' metadata: its most frequent values, or the range of its numbers."""
+    """A field of the items' metadata: its most frequent values, or the range of its numbers; see `/v1/codes` for lists."""
 
     name: str
-    kind: Literal["text", "number", "bool"]
+    kind: Literal["text", "number", "bool", "list"]
     values: list[ValueCount] | None
     min: float | None
     max: float | None
