@@ -22,9 +22,9 @@ from sightline.models.inference import open_backend
 import timm  # isort: skip  (after Sightline, which makes it importable beside any torch)
 
 FAMILIES = [
-    "vit_small_patch16_dinov3", "vit_base_patch32_siglip_256", "vit_pe_core_tiny_patch16_384", "vit_base_patch14_reg1_tipsv2",
-    "vit_base_patch32_clip_224", "eva02_tiny_patch14_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50",
-    "tf_efficientnet_lite0",
+    "vit_small_patch16_dinov3", "vit_base_patch32_siglip_256", "vit_pe_core_tiny_patch16_384",
+    "vit_base_patch14_reg1_tipsv2", "vit_base_patch32_clip_224", "eva02_tiny_patch14_224",
+    "swin_tiny_patch4_window7_224", "convnext_tiny", "resnet50", "tf_efficientnet_lite0",
 ]  # fmt: skip
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 
