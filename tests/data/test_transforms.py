@@ -51,7 +51,7 @@ def test_the_shorter_side_is_resized_and_the_aspect_kept(width, height):
 
 @pytest.mark.parametrize("stretch", [False, True])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_pixels_are_those_of_the_whole_resized_image(interpolation, stretch):
+def test_pixels_are_those_of_pillow_to_the_bit(interpolation, stretch):
     rng, kind = np.random.default_rng(0), Image.Resampling[interpolation.upper()]
     for _ in range(60):
         width, height, resize = rng.integers(1, 120, 3).tolist()
@@ -61,14 +61,11 @@ def test_pixels_are_those_of_the_whole_resized_image(interpolation, stretch):
         picture = Image.fromarray(rng.integers(80, 176, (height, width, 3), np.uint8))
         side = min(width, height)
         size = [resize if stretch else int(resize * length / side) for length in (width, height)]
-        resized = picture.resize((size[0], size[1]), kind)
+        resized = picture.resize((size[0], height), kind).resize((size[0], size[1]), kind)  # rows first in any version
         left, top = (round((length - crop) / 2) if length > crop else -((crop - length) // 2) for length in size)
         expected = resized.crop((left, top, left + crop, top + crop))  # black outside
         settings = Preprocessing(crop=crop, resize=resize, stretch=stretch, interpolation=interpolation)
-        gap = np.abs(eval_transform(settings).pixels(picture).numpy().astype(int) - np.asarray(expected))
-        inside = np.asarray(expected) > 0
-        assert gap.max() <= 2
-        assert not gap[~inside].any()
+        np.testing.assert_array_equal(eval_transform(settings).pixels(picture).numpy(), np.asarray(expected))
 
 
 def test_mirroring_has_the_stated_probability():

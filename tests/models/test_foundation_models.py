@@ -70,12 +70,10 @@ def test_images_are_prepared_as_the_model_was_trained(small_models):
     assert_refused("'native'", Encoder.create, "tiny", 8, "native", image_size=32)
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_small_patch16_dinov3", "vit_pe_core_tiny_patch16_384", "swin_tiny_patch4_window7_224"]
-)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_onnx_runtime_computes_the_same(name, small_models, tmp_path, monkeypatch):
     monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
-    encoder = Encoder.create(name, 16, image_size=64).eval()
+    encoder = Encoder.create(name, 16, "native", image_size=FAMILIES[name][0]).eval()
     pictures = list(np.random.default_rng(0).integers(0, 256, (3, 70, 80, 3), np.uint8))
     found, expected = (encoder.encode(pictures, backend=backend) for backend in ("onnx", "torch"))
     np.testing.assert_allclose(found, expected, atol=1e-4)

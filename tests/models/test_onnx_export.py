@@ -43,7 +43,7 @@ def moved(encoder, seed=0):
 @pytest.mark.parametrize(
     ("backbone", "side", "options"),
     [
-        ("resnet18", 64, {}),
+        pytest.param("resnet18", 64, {}, marks=pytest.mark.slow),
         ("test_vit", 160, {"pooling": "cls", "feature_norm": "none"}),
         pytest.param("tf_efficientnet_lite0", 64, {}, marks=pytest.mark.slow),
         pytest.param("vit_tiny_patch16_224", 224, {}, marks=pytest.mark.slow),

@@ -77,6 +77,42 @@ def look_up(pixels, values, found):
                 found[image, channel, i] = values[pixels[image, i, channel], channel]
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def resample(pixels, columns, column_weights, rows, row_weights, n_bits, found):
+    """(N, M, 3) weighted means of (H, W, 3) pixels: first along each row, rounded to bytes, then along each column.
+
+    Column j of the result begins at ``columns[j]`` and has ``column_weights[j]``, of which 1 is 2 ** ``n_bits``; rows too.
+    """
+    n_taps, n_bytes = column_weights.shape[1], 3 * len(columns)
+    first, half = rows[0], np.int32(1 << (n_bits - 1))
+    strip = np.empty((rows[-1] + row_weights.shape[1] - first, n_bytes), np.uint8)
+    wide, totals = np.empty(3 * pixels.shape[1], np.int32), np.empty(n_bytes, np.int32)
+    for i in range(len(strip)):
+        row = pixels[first + i].reshape(-1)
+        for j in range(len(wide)):  # apart from the sums, so that it takes a vector at a time; the rounding too
+            wide[j] = row[j]
+        for j in range(len(columns)):
+            start = 3 * columns[j]
+            given, weights = wide[start : start + 3 * n_taps], column_weights[j]
+            red = green = blue = half
+            for tap in range(n_taps):
+                red += weights[tap] * given[3 * tap]
+                green += weights[tap] * given[3 * tap + 1]
+                blue += weights[tap] * given[3 * tap + 2]
+            totals[3 * j], totals[3 * j + 1], totals[3 * j + 2] = red, green, blue
+        for j in range(n_bytes):
+            strip[i, j] = min(max(totals[j] >> n_bits, 0), 255)
+    for i in range(len(rows)):
+        totals[:] = half
+        for tap in range(row_weights.shape[1]):
+            weight, narrow = row_weights[i, tap], strip[rows[i] - first + tap]
+            for j in range(n_bytes):
+                totals[j] += weight * narrow[j]
+        line = found[i].reshape(-1)
+        for j in range(n_bytes):
+            line[j] = min(max(totals[j] >> n_bits, 0), 255)
+
+
 @njit(cache=True, error_model="numpy", inline="always")
 def _number(bits, shift):
     """The float32 whose upper bits these are: all 32, or the 16 of a bfloat16."""
