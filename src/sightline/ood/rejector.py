@@ -213,8 +213,8 @@ def fit_rejector(
         level: label level to fit on; 0 is the finest.
         seed: random seed of the held-out part and of the scorer.
         show_progress: draw a progress bar.
-        hold_out: a random fifth of the ``classes`` of the finest level (for queries of classes that the collection lacks) or
-            of the ``images``; ``auto``: of the classes if there are 20 or more of at least 2 images on average.
+        hold_out: a random fifth of the ``classes`` of the finest level (for queries of classes that the collection lacks)
+            or of the ``images``; ``auto``: of the classes if there are 20 or more of at least 2 images on average.
         trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
