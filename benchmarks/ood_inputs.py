@@ -1,10 +1,10 @@
 """What scorers take of every set of the out-of-distribution receipts, one file for each encoder and set.
 
-`python benchmarks/ood_inputs.py --sets sets --work work` writes `work/inputs/ENCODER/SET.npz`; a file that is there is not
-made again. `sets` holds `emoji`, `logos`, `openclipart`, `fashion-mnist`, `glyphs` and `icons`, each the output of
-`sightline data prepare NAME --out sets/NAME`; `cub.parquet`; and `cifar/train/CLASS/*.jpg`, `cifar/test/CLASS/*.jpg`.
-`work` holds `cub-upper`, the run of `sightline train benchmarks/recipes/upper.toml data.manifest=sets/cub.parquet`, and the
-networks of `ood_networks.py`.
+`python benchmarks/ood_inputs.py --sets sets --work work` writes `work/inputs/SETTING/SET.npz`; a file that is there is not
+made again. Of retrieval encoders it also writes `SET.parquet`, as `sightline embed` does. `sets` holds `emoji`, `logos`,
+`openclipart`, `fashion-mnist`, `glyphs` and `icons`, each the output of `sightline data prepare NAME --out sets/NAME`;
+`cub.parquet`; and `cifar/train/CLASS/*.jpg`, `cifar/test/CLASS/*.jpg`. `work` holds `cub-upper`, the run of
+`sightline train benchmarks/recipes/upper.toml data.manifest=sets/cub.parquet`, and the networks of `ood_networks.py`.
 """
 
 import argparse
@@ -150,15 +150,14 @@ def of_encoder(sets: Path, work: Path, setting: Setting, folder: Path) -> None:
     else:
         encoder = Encoder.create("tf_efficientnet_lite0", None, weights=setting.encoder, image_size=setting.image_size)
     for name in ALSO_ACCEPTED if setting.inside == "emoji" else ():
-        if not (table := folder.parent / f"{name}.parquet").is_file():
+        if not (table := folder / f"{name}, inside.parquet").is_file():
             embed_manifest(encoder, drawn(manifest_of(sets, name), MOST_INSIDE)).write(table)
     for name in (setting.inside, *setting.outside):
         file = folder / f"{name}.npz"
         if not file.is_file():
             inside = name == setting.inside
             embedded = embed_manifest(encoder, drawn(manifest_of(sets, name), MOST_INSIDE if inside else MOST_OUTSIDE))
-            if inside:
-                embedded.write(folder.parent / f"{setting.inside}.parquet")  # for ood_acceptance.py and the command line
+            embedded.write(folder / f"{name}.parquet")  # for ood_acceptance.py and the command line
             save(file, {"vectors": embedded.vectors, **({"labels": labels_of(embedded.manifest)} if inside else {})})
 
 

@@ -84,6 +84,12 @@ def test_held_out_classes_are_none_of_the_fit(monkeypatch):
         fit_rejector(table(200, n_classes=n_classes), "gmm", hold_out=hold_out)
         found = len(seen["fit"]), seen["n_held_out"]
         assert found == (n_fitted, n_held_out) or (n_classes == 150 and found[1] == 40)
+    plain = table(200, n_classes=25)  # fitted on two kinds of 25 classes: it is still classes that are held out
+    kinds = plain.manifest.table.with_columns(
+        label_1=pl.when(pl.col("label_0") < "c15").then(pl.lit("a")).otherwise(pl.lit("b"))
+    )
+    fit_rejector(replace(plain, manifest=replace(plain.manifest, table=kinds, n_levels=2)), "gmm", level=1)
+    assert (seen["fit"], seen["n_held_out"]) == ({0, 1}, 40)
     refuses("2 classes or more .* found 1", lambda: fit_rejector(table(50, n_classes=1), "gmm", hold_out="classes"))
     refuses("unknown hold_out 'rows'", lambda: fit_rejector(table(50), "gmm", hold_out="rows"))
 

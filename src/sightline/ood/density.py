@@ -69,9 +69,10 @@ class GMM(Scorer):
         if not size > 1e-12 * float(features.square().mean()):
             raise InputError(f"scorer {self.name!r}: items must differ within their classes; their spread is 0")
         if n_items - len(means) < dim:
+            remedy = "fit on more items" + ("" if self.shrinkage == "auto" else ", or set shrinkage to 'auto'")
             warnings.warn(
                 f"scorer {self.name!r}: {n_items} items in {len(means)} component(s) are few for {dim} dimensions, "
-                f"shrinkage {self.shrinkage} fills the rest; fit on more items, or set shrinkage to 'auto'",
+                f"shrinkage {self.shrinkage} fills the rest; {remedy}",
                 stacklevel=2,
             )
         identity = torch.eye(dim, dtype=torch.float64, device=inputs.device)

@@ -213,8 +213,8 @@ def fit_rejector(
         level: label level to fit on; 0 is the finest.
         seed: random seed of the held-out part and of the scorer.
         show_progress: draw a progress bar.
-        hold_out: a random fifth of the ``classes`` (for queries of classes that the collection lacks) or of the ``images``;
-            ``auto``: of the classes if there are 20 or more of at least 2 images on average, else of the images.
+        hold_out: a random fifth of the ``classes`` of the finest level (for queries of classes that the collection lacks)
+            or of the ``images``; ``auto``: of the classes if there are 20 or more of at least 2 images on average.
         trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
@@ -231,7 +231,7 @@ def fit_rejector(
     if not 0 <= level < max(1, n_levels):
         raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
     if held_out is None:
-        table, held_out = _hold_out(table, seed, hold_out, level)
+        table, held_out = _hold_out(table, seed, hold_out)
     labels = table.manifest.labels()[:, level] if n_levels else None
     limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
     advice = recommend(table, seed, show_progress) if scorer == AUTO else None
@@ -276,12 +276,12 @@ def match_threshold(queries: EmbeddingTable, gallery: EmbeddingTable, tpr: float
     return float(np.quantile(found, 1 - tpr, method="lower"))
 
 
-def _hold_out(table: EmbeddingTable, seed: int, by: str, level: int) -> tuple[EmbeddingTable, EmbeddingTable]:
-    """A part to fit on, and a held-out part: other classes, or other images of any class."""
+def _hold_out(table: EmbeddingTable, seed: int, by: str) -> tuple[EmbeddingTable, EmbeddingTable]:
+    """A part to fit on, and a held-out part: other classes of the finest level, or other images of all."""
     n_images = len(table)
     if n_images < 2:
         raise InputError(f"{table.manifest.source}: must have 2 images or more, one to calibrate on, found {n_images}")
-    codes = np.unique(table.manifest.labels()[:, level], return_inverse=True)[1] if table.manifest.n_levels else None
+    codes = np.unique(table.manifest.labels()[:, 0], return_inverse=True)[1] if table.manifest.n_levels else None
     n_classes = 0 if codes is None else int(codes.max()) + 1
     if by == "classes" and n_classes < 2:
         raise InputError(f"{table.manifest.source}: must have 2 classes or more to hold some out, found {n_classes}")
