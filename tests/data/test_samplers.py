@@ -153,12 +153,7 @@ def test_n_batches_draws_sets_of_super_labels():
     assert len(batches) == 30
     assert all(len(set(labels[batch, 1].tolist())) == 4 for batch in batches)
     assert_refused(
-        ["100 super", "3921225 sets", "n_batches"],
-        hierarchical,
-        labels,
-        16,
-        per_class=2,
-        super_labels_per_batch=4,
+        ["100 super", "3921225 sets", "n_batches"], hierarchical, labels, 16, per_class=2, super_labels_per_batch=4
     )
 
 
@@ -191,11 +186,7 @@ def test_the_super_label_is_the_coarsest_or_the_level_asked_for():
     assert_refused(["super-label", "level 1"], hierarchical, labels, 8, level=1, super_level=1)
     assert_refused(["level 4"], hierarchical, labels, 8, super_level=4)
     assert_refused(
-        ["super_labels_per_batch", "3", "level 3", "2 super-labels"],
-        hierarchical,
-        labels,
-        24,
-        super_labels_per_batch=3,
+        ["super_labels_per_batch", "3", "level 3", "2 super-labels"], hierarchical, labels, 24, super_labels_per_batch=3
     )
     assert_refused(["batch_size", "12", "per_class", "2 super-labels"], hierarchical, labels, 12, per_class=4)
 

@@ -84,7 +84,7 @@ def test_the_report_says_how_even_the_levels_are(made):
     assert named == ["label_1: feline (5), canine (2)", "label_1 in animal: feline (5), canine (2)", "label_2: animal (7)"]
 
 
-def test_what_does_not_fit_is_told(made):
+def test_what_does_not_fit_is_refused(made):
     folder, state, manifest, root = made
     assert_refused(r"new\.txt: .*'\.parquet', '\.csv'", apply_groups, folder, state, manifest, root / "new.txt")
     with pytest.raises(InputError, match="in the tree"):

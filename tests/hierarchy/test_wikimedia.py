@@ -145,7 +145,7 @@ def test_it_waits_longer_each_time_as_long_as_it_is_asked_to_and_takes_no_half_a
         client(server, tmp_path / "new", retries=1).instance_of(LABELS)
 
 
-def test_what_will_not_get_better_is_told_at_once(server, tmp_path):
+def test_what_will_not_get_better_is_reported_at_once(server, tmp_path):
     server.troubles = [(200, {}, json.dumps({"error": {"code": "no-such-entity", "info": "Could not find an entity"}}))]
     with pytest.raises(InputError, match="Could not find an entity"):
         client(server, tmp_path).instance_of(["Notre-Dame"])

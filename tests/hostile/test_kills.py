@@ -13,14 +13,7 @@ from killed_operations import OPERATIONS, same_bits, write_inputs
 RENAMES = {"build": 5, "add": 2, "remove": 0, "compact": 2, "prune": 2, "backup": 1}
 RENAMES |= {"restore": 4, "restore_new": 4, "embed": 1, "encoder": 2, "prepare": 1, "glyphs": 1, "train": 16}
 AT_RENAMES = [(name, n, when) for name, most in RENAMES.items() for n in range(1, most + 1) for when in ("before", "after")]
-TWICE = [
-    "add",
-    "replace",
-    "remove",
-    "compact",
-    "prune",
-    "restore",
-]  # in the quick tests; others once
+TWICE = ["add", "replace", "remove", "compact", "prune", "restore"]  # in the quick tests; others once
 SHARES = dict.fromkeys(OPERATIONS, 13) | {"train": 24, "build": 20, "compact": 20, "restore": 24}
 MOMENTS = [(name, at, seed) for name, n in SHARES.items() for seed in range(n) for at in [("line", "cpu")[seed % 2]]]
 

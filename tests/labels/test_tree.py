@@ -54,7 +54,7 @@ def test_edges_in_any_order_make_the_same_tree():
         assert {one.names[root] for root in one.children(NOTHING)} == {"animal", "plant"}
 
 
-def test_cycles_two_parents_and_empty_rows_are_told_at_once():
+def test_cycles_two_parents_and_empty_rows_are_reported_at_once():
     edges = [("a", "b"), ("b", "c"), ("c", "a"), ("x", "y"), ("x", "z"), ("", "y"), ("own", "own"), ("own", "b")]
     facts = ["row 6: the child is empty", "'x' has 2 parents: 'y', 'z'", "'own' has 2 parents", "'own' < 'own'"]
     message = assert_refused(["edges.csv: 5 faults", *facts], Tree.from_edges, edges, "edges.csv")
@@ -90,7 +90,7 @@ def test_an_edge_back_is_found_wherever_it_is(seed):
         assert all(parent in above[child] for child, parent in pairwise(names))
 
 
-def test_faults_of_columns_are_told_at_once():
+def test_faults_of_columns_are_reported_at_once():
     paths = [("animal", "cat"), ("plant", "cat"), ("animal", ""), ("cat", "tabby"), ("animal",)]
     facts = ["m.csv: 4 faults", "'cat' has 2 parents: 'animal', 'plant'", "'cat' is a name at levels 1, 2"]
     assert_refused([*facts, "animal > : a level", "animal: 1 levels, most have 2"], Tree.from_paths, paths, "m.csv")

@@ -81,5 +81,5 @@ def test_folders(image_tree):
     assert tree.path(tree.find("class04")) == ["super1", "class04"]
 
 
-def test_wrong_codes_are_told_at_once():
+def test_wrong_codes_are_reported_at_once():
     assert_refused(["2 faults", "'26..1'", "'x'"], normal_codes, ["1.1", "26..1", "x"], "logos")

@@ -11,16 +11,7 @@ from huggingface_hub import ModelCard as HubCard
 from PIL import Image
 
 from refusals import assert_refused
-from sightline import (
-    Encoder,
-    Result,
-    embed_manifest,
-    evaluate_table,
-    read_card,
-    read_manifest,
-    read_recipe,
-    train,
-)
+from sightline import Encoder, Result, embed_manifest, evaluate_table, read_card, read_manifest, read_recipe, train
 from sightline.data.manifest import hold_out_classes
 from sightline.models.card import Account, EvaluationFacts, Measure, TrainingFacts, write_card
 

@@ -58,7 +58,7 @@ def test_batch_and_memory_count_in_equal_parts_once_it_is_full_and_no_gradient_r
     assert not loss.memory.rows.requires_grad
 
 
-def test_what_counts_in_the_batch_and_against_the_memory_is_told_apart():
+def test_what_counts_in_the_batch_and_against_the_memory_is_kept_apart():
     plain, sums = SupAPLoss(), create_loss("roadmap")
     for loss, parts in ((plain, {"": plain}), (sums, {"/sup_ap": plain, "/calibration": create_loss("calibration")})):
         together = BatchLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
