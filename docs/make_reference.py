@@ -184,6 +184,8 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is tuple:
         parts = [part for part in get_args(kind) if part is not Ellipsis]
         return f"list of {_words(parts[0])}s" if len(parts) == 1 else f"{len(parts)} {_words(parts[0])}s"
+    if get_origin(kind) is dict:
+        return f"table of {_words(get_args(kind)[1])}s"
     return {int: "integer", float: "number", str: "word", bool: "`true`, `false`", Path: "path"}[kind]
 
 

@@ -77,6 +77,7 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
 READER_HAS = {  # by page: what its reader has, by its words or from a line that is not run, and what stands for it here
     "README.md": "photos=photos query.jpg=photo.jpg",
     "benchmarks.md": "benchmarks=benchmarks",
+    "codes.md": "marks.csv=marks.csv vienna.csv=vienna.csv",
     "data.md": "Downloads/sop=sop",
     "export.md": "run=run images.csv=images.csv notes.md=notes.md",
     "hierarchy.md": "emoji=emoji",
@@ -138,6 +139,11 @@ def kept(tmp_path_factory):
     images.write_parquet(folder / "images.parquet")
     images.drop("label_1").rename({"label_0": "label"}).write_csv(folder / "flat.csv")
     (folder / "tree.csv").write_text("child,parent\n" + "".join(f"{t},{k}\n" for k, ts in NAMES.items() for t in ts))
+    own = (pl.col("label_1").rank("dense"), pl.col("label_0").rank("dense"), pl.col("vendor").rank("dense"))
+    images.select("path", "split", codes=pl.format("{}.1.{};29.1.{}", *own)).write_csv(folder / "marks.csv")
+    codes = [f"{kind}.1.{thing}" for kind, n in ((1, 12), (2, 12), (29, 4)) for thing in range(1, n + 1)]
+    edges = {f"{code},{code.rpartition('.')[0]}\n" for one in codes for code in (one, one.rpartition(".")[0])}
+    (folder / "vienna.csv").write_text("child,parent\n" + "".join(sorted(edges)))
     shutil.copytree(folder / "photos", folder / "emoji" / "photos")
     inside = pl.col("path").str.strip_prefix(f"{folder}/")
     images.with_columns(inside).write_csv(folder / "emoji" / "manifest.csv")

@@ -33,7 +33,7 @@ CHANGES = {
             '    min_relevant: Annotated[int, typer.Option(min=1, help="Leave out queries with fewer.")] = 1,\n'
             "    trust: Annotated[bool",
         ),
-        (", metric, some, exclude, trust)", ", metric, some, exclude, min_relevant, trust)"),
+        ("some, exclude, trust, several", "some, exclude, min_relevant, trust, several"),
     ],
 }
 IN_PYTHON = """

@@ -93,3 +93,23 @@ def test_codes_are_their_own_tree(tmp_path):
     assert found == [fine, ("3.9", "3.9", "3"), fine, ("26.1", "26.1", "26"), ("26", "26", "26")]
     words = ["attach", tmp_path / "m.csv", "--codes", "--fill", "--out", tmp_path / "new.csv"]
     assert_refused("--fill.* --tree", run, *words)
+
+
+def test_the_levels_of_a_shared_code_are_attached_to_images_of_several(tmp_path):
+    rows = [
+        "path,split,codes",
+        "a.png,train,29.1.1;1.1.2",
+        "b.png,train,29.1.1;01.1.2",
+        "c.png,train,29.1.1;4.2.1",
+        "d.png,test,29.1.1;5.1",
+    ]
+    (tmp_path / "m.csv").write_text("\n".join(rows) + "\n")
+    words = ["attach", tmp_path / "m.csv", "--codes", "--column", "codes", "--out", tmp_path / "new.csv"]
+    assert "4 images, 3 label levels" in run(*words)
+    written = read_manifest(tmp_path / "new.csv").table
+    labels = [["1.1.2", "1.1", "1"]] * 2 + [["29.1.1", "29.1", "29"]] * 2  # the rarest that another image has
+    assert written.select("label_0", "label_1", "label_2").rows() == [*map(tuple, labels)]
+    assert written["codes"].to_list() == ["29.1.1;1.1.2", "29.1.1;1.1.2", "29.1.1;4.2.1", "29.1.1;5.1"]
+    (tmp_path / "tree.csv").write_text("child,parent\n29.1.1,29.1\n29.1,29\n")
+    assert_refused(["line 2: codes has '1.1.2' is not in"], run, *words, "--tree", tmp_path / "tree.csv")
+    assert_refused(["--codes"], run, "attach", tmp_path / "m.csv", "--column", "codes", "--out", tmp_path / "new.csv")

@@ -155,17 +155,29 @@ def attach(
     ] = "fault",
     fill: Annotated[bool, typer.Option("--fill", help="Fill empty ranks of a taxonomy: <parent> (no <rank>).")] = False,
     codes: Annotated[bool, typer.Option("--codes", help="The labels themselves are dotted codes: 26.1.15.")] = False,
+    column: Annotated[
+        str | None, typer.Option(help="With --codes: a column of several codes an image; a rare shared one is its label.")
+    ] = None,
     unplaced: Annotated[str, typer.Option(help="Labels that are not in the tree: drop, or alone.")] = "drop",
 ) -> None:
     """Give a manifest the levels of a tree that you have; list all faults of the tree at once."""
     from sightline.data.manifest import read_manifest
-    from sightline.hierarchy.apply import attach_tree, class_sizes, report_text, write_manifest
+    from sightline.hierarchy.apply import attach_codes, attach_tree, class_sizes, report_text, write_manifest
+    from sightline.labels.code_column import read_code_tree
     from sightline.labels.tree import read_tree
 
-    if (tree is None) != codes:
-        raise InputError("give either --tree or --codes")
+    if column is not None and not codes:
+        raise InputError("--column is of codes; add --codes")
+    if column is None and (tree is None) != codes:
+        raise InputError("give either --tree or --codes; both are for --column")
     if codes and (kind != "auto" or several_parents != "fault" or fill):
         raise InputError("--kind, --several-parents and --fill need --tree")
+    if column is not None:
+        known = None if tree is None else read_code_tree(tree)
+        found = attach_codes(read_manifest(manifest, labelled=False), column, known)
+        echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")
+        echo(report_text(class_sizes(found)))
+        return
     found_tree = None if tree is None else read_tree(tree, kind, several_parents, fill)
     found, missing = attach_tree(read_manifest(manifest), found_tree, unplaced)
     echo(f"{write_manifest(found, out)}: {len(found)} images, {found.n_levels} label levels")

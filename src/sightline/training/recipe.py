@@ -76,9 +76,8 @@ class CodesSection(RecipeSection):
     code_weights: Literal["idf"] | dict[str, float] | None = None
     symmetry: Literal["query", "mean", "harmonic"] = "query"  # query: extra codes of an image are free
     auxiliary: dict[str, str] = {}  # the main code of each auxiliary one
-    auxiliary_weight: float | None = Field(
-        default=None, ge=0, le=1
-    )  # worth of meeting one for the other; none: as siblings
+    # worth of meeting an auxiliary code for its main one; none: as two codes of one division
+    auxiliary_weight: float | None = Field(default=None, ge=0, le=1)
     threshold: float = Field(default=0.0, ge=0, le=1)  # what is worth less is worth nothing
 
 
