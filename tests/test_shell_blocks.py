@@ -38,7 +38,12 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
         "export.md": ["pip install"],
     },
     "fetches packages": {
-        "collections.md": ["sightline data prepare emoji"],
+        "collections.md": [
+            "sightline data prepare emoji",
+            "sightline data prepare trademarks",  # tests/data/readers/test_trademarks.py does the next two
+            "sightline embed bundled data/trademarks/manifest.csv",
+            "sightline evaluate marks.parquet --protocol",
+        ],
         "tutorials/own-folder.md": ["sightline data prepare emoji"],
         "search.md": ["sightline data prepare emoji"],
     },

@@ -71,7 +71,7 @@ def test_list_has_every_set_on_one_line(sightline):
     status, out, _ = sightline("data", "list")
     names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
     assert (status, sorted(names)) == (0, READERS.names())
-    assert len(names) == 28
+    assert len(names) == 29
 
 
 def test_stats_by_split_and_level(sightline, tmp_path):

@@ -83,12 +83,15 @@ def prepare(
     ] = False,
     size: Annotated[
         str | None,
-        typer.Option(help="glyphs, icons: small (4,000 and 15,000 images) or full (40,000 and 64,000); default: small."),
+        typer.Option(
+            help="glyphs, icons, trademarks: small (4,000, 15,000, 6,000 images; default) or full (40,000, 64,000, 60,000)."
+        ),
     ] = None,
     side: Annotated[
-        int | None, typer.Option(min=8, help="icons, logos: side of the images in pixels (default: 64, 128).")
+        int | None,
+        typer.Option(min=8, help="icons, logos, trademarks: side of the images in pixels (default: 64, 128, 96)."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="glyphs: random seed (default: 0).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="glyphs, trademarks: random seed (default: 0).")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import and run the module of a data set named package.module:Name.")
     ] = False,

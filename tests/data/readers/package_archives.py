@@ -3,10 +3,12 @@
 import base64
 import hashlib
 import io
+import json
 import subprocess
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -25,6 +27,26 @@ def write_npm(folder: Path, name: str, files: dict[str, bytes], version: str = "
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return NpmPackage(name, version, base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode(), "CC0-1.0")
+
+
+def write_iconify(folder: Path, collections: dict[str, tuple[str, str, dict[str, str]]]) -> NpmPackage:
+    """Iconify's package below a folder, of collections by prefix: licence, group, and the SVG body of each icon."""
+    infos = {
+        prefix: {"name": prefix.upper(), "author": {"name": "Ann"}, "license": {"spdx": licence}, "category": group}
+        for prefix, (licence, group, _) in collections.items()
+    }
+    files = {"collections.json": json.dumps(infos).encode()}
+    for prefix, (_, _, icons) in collections.items():
+        drawn = {name: {"body": body} for name, body in icons.items()}
+        listed = {"prefix": prefix, "icons": drawn, "width": 24, "height": 24, "categories": {"Buildings": ["home"]}}
+        files[f"json/{prefix}.json"] = json.dumps(listed).encode()
+    return write_npm(folder / "npm", "@iconify/json", files)
+
+
+def random_blocks(rng: np.random.Generator) -> str:
+    """The SVG body of a drawing unlike any other."""
+    cells = zip(*np.nonzero(rng.random((6, 6)) < 0.5), strict=True)
+    return "".join(f'<path d="M{4 * x} {4 * y}h4v4h-4z"/>' for x, y in cells)
 
 
 def write_deb(folder: Path, package: DebianPackage, files: dict[str, bytes], links=(), packed: str = "none") -> Path:

@@ -1,12 +1,11 @@
 """Icons and logos out of one small package in the layout of Iconify's, made here."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
-from package_archives import contents, write_npm
+from package_archives import contents, random_blocks, write_iconify, write_npm
 
 from refusals import assert_refused
 from sightline.data.images import check_images, load_image
@@ -40,20 +39,7 @@ COLLECTIONS = {  # prefix: licence, group, icons
 
 @pytest.fixture
 def package(tmp_path):
-    return write_package(tmp_path, COLLECTIONS)
-
-
-def write_package(tmp_path, collections):
-    infos = {
-        prefix: {"name": prefix.upper(), "author": {"name": "Ann"}, "license": {"spdx": licence}, "category": group}
-        for prefix, (licence, group, _) in collections.items()
-    }
-    files = {"collections.json": json.dumps(infos).encode()}
-    for prefix, (_, _, icons) in collections.items():
-        drawn = {name: {"body": body} for name, body in icons.items()}
-        listed = {"prefix": prefix, "icons": drawn, "width": 24, "height": 24, "categories": {"Buildings": ["home"]}}
-        files[f"json/{prefix}.json"] = json.dumps(listed).encode()
-    return write_npm(tmp_path / "npm", "@iconify/json", files)
+    return write_iconify(tmp_path, COLLECTIONS)
 
 
 def table_of(write, tmp_path, package, **options):
@@ -95,13 +81,8 @@ def test_logos_are_the_collections_of_logos(tmp_path, package):
 def test_categories_splits_and_a_small_part(tmp_path, monkeypatch):
     names = [f"thing-{number:c}{number:c}" for number in range(97, 97 + 22)]
     rng = np.random.default_rng(0)
-
-    def random_blocks():  # unlike any other
-        cells = zip(*np.nonzero(rng.random((6, 6)) < 0.5), strict=True)
-        return "".join(f'<path d="M{4 * x} {4 * y}h4v4h-4z"/>' for x, y in cells)
-
-    package = write_package(
-        tmp_path, {prefix * 2: ("MIT", "UI", {name: random_blocks() for name in [*names, "home"]}) for prefix in "pqrs"}
+    package = write_iconify(
+        tmp_path, {prefix * 2: ("MIT", "UI", {name: random_blocks(rng) for name in [*names, "home"]}) for prefix in "pqrs"}
     )
     monkeypatch.setattr(module, "ICONS", replace(module.ICONS, least_sorted=1))
     table = table_of(write_icons, tmp_path, package, size="full")

@@ -39,6 +39,7 @@ READERS: Registry[Path] = Registry(
         "emoji": f"{_HERE}.package_sets:write_emoji",
         "icons": f"{_HERE}.icons:write_icons",
         "logos": f"{_HERE}.icons:write_logos",
+        "trademarks": f"{_HERE}.trademarks.reader:write_trademarks",
         "fashion-mnist": f"{_HERE}.package_sets:write_fashion_mnist",
         "openclipart": f"{_HERE}.package_sets:write_openclipart",
     },

@@ -107,7 +107,8 @@ def glyph_labels(character: str) -> tuple[str, str]:
 
 
 @functools.cache
-def _font_file(typeface: str) -> str:
+def font_file(typeface: str) -> str:
+    """The path of a typeface that matplotlib ships, by its name in ``TYPEFACES``."""
     with needs_extra("drawing glyphs", "report"):
         import matplotlib
     return str(Path(matplotlib.get_data_path(), "fonts", "ttf", f"{choose(TYPEFACES, typeface, 'typeface')}.ttf"))
@@ -116,7 +117,7 @@ def _font_file(typeface: str) -> str:
 @functools.cache
 def _characters_of(typeface: str) -> frozenset[str]:
     """What a typeface draws, without spaces, combining marks, controls and private characters."""
-    file = _font_file(typeface)
+    file = font_file(typeface)
     from matplotlib.ft2font import FT2Font
 
     charmap = FT2Font(file).get_charmap()
@@ -128,7 +129,7 @@ def _characters_of(typeface: str) -> frozenset[str]:
 
 def _ink(character: str, typeface: str, type_size: int) -> Image.Image:
     """A glyph in white on black, cut to its ink; 0 pixels wide if it has none."""
-    font = ImageFont.truetype(_font_file(typeface), type_size, layout_engine=ImageFont.Layout.BASIC)
+    font = ImageFont.truetype(font_file(typeface), type_size, layout_engine=ImageFont.Layout.BASIC)
     left, top, right, bottom = font.getbbox(character)
     canvas = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2))
     ImageDraw.Draw(canvas).text((1 - left, 1 - top), character, fill=255, font=font)

@@ -185,11 +185,11 @@ def _write(
 
     def fill(draft: Path) -> tuple[pl.DataFrame, str]:
         with npm_archives([package], root, show_progress) as (archive,):
-            infos = _collections(archive, rule)
+            infos = icon_collections(archive, rule)
             counts = Counter({"collections": len(infos)})
-            drawings = _of_several(_drawings(archive, infos, rule), rule.least, share, counts)
-            svgs = _svgs(archive, drawings)
-        kept = _distinct(drawings, svgs, rule.least, side, counts, show_progress)
+            drawings = _of_several(icon_drawings(archive, infos, rule), rule.least, share, counts)
+            svgs = icon_svgs(archive, drawings)
+        kept = distinct_drawings(drawings, svgs, rule.least, side, counts, show_progress)
         if not kept:
             raise InputError(f"{package.name}: no class has {rule.least} drawings that differ")
         category_of = _categories([drawing for drawing, _ in kept], rule.least_sorted)
@@ -201,23 +201,22 @@ def _write(
             labels = (drawing.key, category_of.get(drawing.key, UNSORTED))
             rows.append((path, split_of(name, drawing.key), *labels, drawing.collection, drawing.name))
         manifest = pl.DataFrame(rows, COLUMNS, orient="row").sort("path")
-        n_of = Counter(manifest["collection"])
-        listed = [
-            (
-                f"{info['name']} ({prefix}), by {info['author']['name']}",
-                package.version,
-                info["license"]["spdx"],
-                n_of[prefix],
-            )
-            for prefix, info in infos.items()
-            if prefix in n_of
-        ]
+        listed = attributions(infos, package, Counter(manifest["collection"]))
         return manifest, sources_page(rule.title, rule.levels, manifest, rule.about, listed, counts)
 
     return write_collection(out, record | {"side": side, "share": share}, fill)
 
 
-def _collections(archive: Path, rule: IconRule) -> dict[str, dict[str, Any]]:
+def attributions(infos: Mapping[str, Any], package: NpmPackage, n_of: Mapping[str, int]) -> list[tuple[str, str, str, int]]:
+    """For ``SOURCES.md``: name and author, version, licence and number of images of each collection that has some."""
+    return [
+        (f"{info['name']} ({prefix}), by {info['author']['name']}", package.version, info["license"]["spdx"], n_of[prefix])
+        for prefix, info in infos.items()
+        if prefix in n_of
+    ]
+
+
+def icon_collections(archive: Path, rule: IconRule) -> dict[str, dict[str, Any]]:
     """What the package says of the collections of a set, by prefix."""
     infos: dict[str, dict[str, Any]] = read_member(
         archive, dict(islice(archive_files(archive, "collections.json"), 1)), "collections.json"
@@ -236,7 +235,7 @@ def _read_collections(archive: Path, prefixes: Container[str]) -> Iterator[tuple
             yield prefix, read_member(archive, {path: content}, path)
 
 
-def _drawings(archive: Path, infos: Mapping[str, Any], rule: IconRule) -> list[Drawing]:
+def icon_drawings(archive: Path, infos: Mapping[str, Any], rule: IconRule) -> list[Drawing]:
     """Of each class at most two drawings from each collection (often an outline and a filled one): the plainest names."""
     found: dict[tuple[str, str], list[Drawing]] = defaultdict(list)
     for prefix, listed in _read_collections(archive, infos):
@@ -265,7 +264,7 @@ def _of_several(drawings: list[Drawing], least: int, share: int, counts: Counter
     return sorted(chosen, key=lambda drawing: (drawing.key, drawing.collection))
 
 
-def _svgs(archive: Path, drawings: list[Drawing]) -> list[str]:
+def icon_svgs(archive: Path, drawings: list[Drawing]) -> list[str]:
     places = [(drawing.collection, drawing.name) for drawing in drawings]
     wanted = {*places}
     svgs = {
@@ -277,7 +276,7 @@ def _svgs(archive: Path, drawings: list[Drawing]) -> list[str]:
     return [svgs[place] for place in places]
 
 
-def _distinct(
+def distinct_drawings(
     drawings: list[Drawing], svgs: list[str], least: int, side: int, counts: Counter[str], show_progress: bool
 ) -> list[tuple[Drawing, bytes]]:
     """The drawings that can be used, with their images; why each other cannot goes into the counts."""

@@ -416,7 +416,17 @@ def sources_page(
     splits = manifest.group_by("split").agg(pl.len(), pl.col("label_0").n_unique()).sort("split")
     each = ", ".join(f"{split} {n_images} images of {n_classes} classes" for split, n_images, n_classes in splits.rows())
     counted = f"{len(manifest)} images, classes {sizes} ({levels})."
-    lines = [f"# {title}", "", counted, f"Splits share no class: {each}.", *sentences]
+    return packages_page(title, [counted, f"Splits share no class: {each}.", *sentences], packages, counts)
+
+
+def packages_page(
+    title: str,
+    sentences: Sequence[str],
+    packages: Sequence[tuple[str, str, str, int]],
+    counts: Mapping[str, int] | None = None,
+) -> str:
+    """The text of ``SOURCES.md`` of a collection without label levels; the arguments are those of :func:`sources_page`."""
+    lines = [f"# {title}", "", *sentences]
     lines += ["", *(f"- {what}: {number}" for what, number in counts.items())] if counts else []
     lines += ["", "| package | version | licence | images |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(map(str, package))} |" for package in packages]
