@@ -42,7 +42,8 @@ def main() -> None:
             typer.echo(" | ".join(rows[-1]))
     section = (
         "`python benchmarks/exports.py --write`: random weights, images of the model's own size, 64 dimensions. "
-        f"timm {timm.__version__}, torch {torch.__version__}. `test_*` are timm's own small models, one or more a family. "
+        f"timm {timm.__version__}, torch {torch.__version__}. "
+        "One of each large family, then timm's own small models (`test_*`). "
         "What cannot be exported, or differs by more than 1e-4, is run by torch with `auto`, which says so.\n\n"
         + table(["model", "run by", "largest difference", "export, s of processor time"], rows)
     )
