@@ -34,6 +34,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, complains, imag
     complains([*words, "loss.name=roadmop", "--dry-run"], "'roadmap'")
 
 
+def test_a_stopped_run_names_no_encoder_and_resumes(sightline, image_tree, tiny_recipe, tmp_path):
+    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", tmp_path / "run"]
+    status, out, err = sightline(*words, "--max-minutes", 0)
+    assert (status, out) == (0, "")
+    assert "--resume" in err
+    status, out, err = sightline(*words, "--resume")
+    assert (status, out) == (0, f"{tmp_path / 'run/encoder'}\n")
+    assert "environment changed" not in err
+
+
 @pytest.mark.parametrize(("module", "option"), [("run", []), ("tune", ["--tune", "1m"])])
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_ctrl_c_prints_what_to_type_next(sightline, tmp_path, monkeypatch, module, option, has_begun):
