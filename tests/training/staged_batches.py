@@ -9,7 +9,7 @@ from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.transforms import Preprocessing, train_transform
 from sightline.labels.codes import CodeRelevance
 from sightline.losses import create_loss, list_losses, loss_options
-from sightline.losses.codes import CodesLoss, ItemCodes
+from sightline.losses.several_codes import CodesLoss, ItemCodes
 from sightline.losses.sums import takes_references
 from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
 from sightline.training.large_batch import Examples, back_propagate

@@ -14,6 +14,7 @@ from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.evaluation.result import Result
     from sightline.evaluation.tables import Steps
     from sightline.labels.codes import CodeRelevance
 
@@ -98,23 +99,15 @@ def evaluate(
     whitening = None if options.whiten is None else Whitening.load(options.whiten)
     steps = Steps(whitening, options.augment, refine.refinement())
     if published.protocol is not None:
-        other_options = {
-            "--gallery": gallery,
-            "--metric": metric,
-            "--exclude": exclude,
-            "--trec": trec,
-            "--each-step": options.each_step,
-            "--codes": several.codes,
-        }
+        other_options: dict[str, object] = {"--gallery": gallery, "--metric": metric, "--exclude": exclude, "--trec": trec}
+        other_options |= {"--each-step": options.each_step, "--codes": several.codes}
         if wrong := [name for name, value in other_options.items() if value]:
             raise InputError(f"--protocol takes no {' or '.join(wrong)}")
         _by_protocol(published, embedded, steps, k or (), interval, json)
         return
     if published.judgements or published.distractors:
         raise InputError("--judgements and --distractors need a --protocol")
-    relevance = _code_relevance(several, embedded, other)
-    if several.codes is not None and trec is not None:
-        raise InputError("--trec writes label levels, not codes; leave out one of the two")
+    relevance = _code_relevance(several, embedded, other, trec)
     with join_processes() as is_first:
         for name, some in steps.one_by_one().items() if options.each_step else [("", steps)]:
             result = evaluate_table(
@@ -122,16 +115,22 @@ def evaluate(
             )
             if is_first:
                 echo((f"{name}\n" if name else "") + result.as_text(interval, unit))
-        if json is not None and is_first:
-            result.write_json(json)
-        if several.code_table is not None and is_first:
-            result.write_codes(several.code_table)
-        if trec is not None and is_first:
-            echo(write_trec(trec, embedded, other))
+        if is_first:
+            _write(result, json, several.code_table)
+            if trec is not None:
+                echo(write_trec(trec, embedded, other))
+
+
+def _write(result: "Result", json: Path | None, code_table: Path | None) -> None:
+    """Write the files that were asked for."""
+    if json is not None:
+        result.write_json(json)
+    if code_table is not None:
+        result.write_codes(code_table)
 
 
 def _code_relevance(
-    options: CodeOptions, table: "EmbeddingTable", gallery: "EmbeddingTable | None"
+    options: CodeOptions, table: "EmbeddingTable", gallery: "EmbeddingTable | None", trec: Path | None
 ) -> "CodeRelevance | None":
     """What sharing codes is worth, in the levels of the tree or of the deepest code; refuses codes outside the tree."""
     from sightline.labels.code_column import code_lists, deepest, read_code_tree, read_codes
@@ -141,6 +140,8 @@ def _code_relevance(
         if options.code_tree or options.code_table or options.code_alpha != 1:
             raise InputError("--code-tree, --code-alpha and --code-table need --codes; add it")
         return None
+    if trec is not None:
+        raise InputError("--trec writes label levels, not codes; leave out one of the two")
     column = options.codes
     known = None if options.code_tree is None else read_code_tree(options.code_tree)
     both = [read_codes(one.manifest, column, known) for one in (table, gallery) if one is not None]

@@ -1,6 +1,6 @@
 """Who queries whom, which pairs are left out, and the metrics of the resulting rankings."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -113,14 +113,8 @@ def evaluate(
         >>> result["recall@1"], result.n_skipped
         (1.0, 1)
     """
-    for name, side, other in (
-        ("labels", labels, gallery_labels),
-        ("codes", codes, gallery_codes),
-        ("ids", ids, gallery_ids),
-        ("exclude", exclude, gallery_exclude),
-    ):
-        if (other is None) != (side is None or gallery is None):
-            raise InputError(f"gallery_{name} must be given with {name} and a gallery, and only then")
+    of_both = {"labels": (labels, gallery_labels), "codes": (codes, gallery_codes), "ids": (ids, gallery_ids)}
+    _check_sides(of_both | {"exclude": (exclude, gallery_exclude)}, gallery is not None)
     if sum(given is not None for given in (labels, judgements, codes)) != 1:
         raise InputError("give one of labels, judgements and codes")
     queries, items = vector_tables(vectors, gallery)
@@ -149,6 +143,13 @@ def evaluate(
     if is_zero:
         columns = {name: np.nan_to_num(column) if is_total(name) else column for name, column in columns.items()}
     return replace(found, per_query=columns, ids=None if ids is None else list(map(str, ids)))
+
+
+def _check_sides(sides: Mapping[str, tuple[object, object]], has_gallery: bool) -> None:
+    """Refuse what is given of the queries alone, or of the gallery alone."""
+    for name, (side, other) in sides.items():
+        if (other is None) != (side is None or not has_gallery):
+            raise InputError(f"gallery_{name} must be given with {name} and a gallery, and only then")
 
 
 def classes_of(labels: Counts) -> Counts:
@@ -451,14 +452,12 @@ def evaluate_each_label(
     sets = item_sets = _read_sets(label_sets, len(queries), "label_sets")
     if gallery_sets is not None:
         item_sets = _read_sets(gallery_sets, len(items), "gallery_sets", sets.shape[1])
-    total, n_labels = np.zeros(len(queries)), np.zeros(len(queries))
     own = np.arange(len(queries)) if gallery is None else np.full(len(queries), -1)
-    for _, rows, _, ap in _ap_of_labels(queries, items, sparse.csr_array(sets), sparse.csr_array(item_sets), own, ties):
-        total[rows] += np.nan_to_num(ap)
-        n_labels[rows] += ~np.isnan(ap)
-    if not n_labels.any():
+    parts = _ap_of_labels(queries, items, sparse.csr_array(sets), sparse.csr_array(item_sets), own, ties)
+    means, _ = _of_each_code(parts, [*map(str, range(sets.shape[1]))], len(queries))
+    if np.isnan(means).all():
         raise InputError(f"none of the {len(queries)} queries has a relevant item: no two share a label")
-    return Result({"map": np.divide(total, n_labels, out=np.full(len(queries), np.nan), where=n_labels > 0)})
+    return Result({"map": means})
 
 
 # Several codes an item. -------------------------------------------------------------------------------------------------
@@ -511,11 +510,7 @@ def measure_codes(
     _check_code_sets(codes, len(queries), "codes")
     _check_code_sets(codes if item_codes is None else item_codes, len(items), "gallery_codes")
     everyone = [*codes, *(item_codes or ())]
-    relevance = wanted.relevance
-    if relevance == MeasureOptions.relevance:
-        relevance = CodeRelevance(max(text.count(".") + 1 for one in everyone for text in one))
-    if not isinstance(relevance, CodeRelevance):
-        raise InputError(f"relevance must be a CodeRelevance beside codes, got {relevance!r}")
+    relevance = _relevance_of_codes(wanted.relevance, everyone)
     n_levels = relevance.n_levels
     names = code_metric_names(wanted.ks, n_levels) if wanted.metrics is None else list(wanted.metrics)
     tables = code_tables(everyone, n_levels)
@@ -534,17 +529,35 @@ def measure_codes(
     if by_worth := [name for name in names if name.partition("@")[0] in BY_WORTH]:
         pairs = relevance.between(codes, item_codes)
         columns |= _by_worth(queries, items, pairs, own, groups, replace(wanted, metrics=by_worth), rescored)
-    each: list[CodeAP] = []
+    each: tuple[CodeAP, ...] = ()
     if EACH_CODE in names:
-        total, n_codes = np.zeros(len(queries)), np.zeros(len(queries))
-        for number, rows, n_carriers, ap in _ap_of_labels(queries, items, *sides[0], own, wanted.ties, groups, rescored):
-            is_defined = ~np.isnan(ap)
-            total[rows] += np.nan_to_num(ap)
-            n_codes[rows] += is_defined
-            mean = float(ap[is_defined].mean()) if is_defined.any() else float("nan")
-            each.append(CodeAP(tables[0].names[number], len(rows), n_carriers, mean))
-        columns[EACH_CODE] = np.divide(total, n_codes, out=np.full(len(queries), np.nan), where=n_codes > 0)
-    return Result({name: columns[name] for name in names}, codes=tuple(each))
+        parts = _ap_of_labels(queries, items, *sides[0], own, wanted.ties, groups, rescored)
+        columns[EACH_CODE], each = _of_each_code(parts, tables[0].names, len(queries))
+    return Result({name: columns[name] for name in names}, codes=each)
+
+
+def _relevance_of_codes(given: str | Relevance | CodeRelevance, sets: CodeSets) -> CodeRelevance:
+    """The relevance that was given; where none was, that of the deepest code."""
+    if given == MeasureOptions.relevance:
+        return CodeRelevance(max(code.count(".") + 1 for codes in sets for code in [*codes, ""]))
+    if not isinstance(given, CodeRelevance):
+        raise InputError(f"relevance must be a CodeRelevance beside codes, got {given!r}")
+    return given
+
+
+def _of_each_code(
+    parts: Iterable[tuple[int, Counts, int, Floats]], called: Sequence[str], n_queries: int
+) -> tuple[Floats, tuple[CodeAP, ...]]:
+    """(Q,) the mean over each query's codes of their average precision, and the mean of each code over its queries."""
+    total, n_codes = np.zeros(n_queries), np.zeros(n_queries)
+    each = []
+    for number, rows, n_carriers, ap in parts:
+        is_defined = ~np.isnan(ap)
+        total[rows] += np.nan_to_num(ap)
+        n_codes[rows] += is_defined
+        mean = float(ap[is_defined].mean()) if is_defined.any() else float("nan")
+        each.append(CodeAP(called[number], len(rows), n_carriers, mean))
+    return np.divide(total, n_codes, out=np.full(n_queries, np.nan), where=n_codes > 0), tuple(each)
 
 
 def _check_code_sets(codes: CodeSets, n_items: int, name: str) -> None:

@@ -348,7 +348,7 @@ def _beginnings(code: str) -> list[str]:
 
 
 def _padded(code: str, n_levels: int) -> list[str]:
-    """A node of each depth, coarsest first: the code's beginnings, then the code itself, with dots at its end."""
+    """A node of each depth, coarsest first: the code's beginnings, then the code itself with a dot more at each."""
     return _beginnings(code + "." * (n_levels - 1 - code.count(".")))
 
 

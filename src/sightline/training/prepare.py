@@ -31,7 +31,7 @@ from sightline.files import read_json_object
 from sightline.labels.code_column import code_lists, deepest, hold_out_codes, read_code_tree, read_codes
 from sightline.labels.codes import CodeRelevance, code_tables, sampling_paths
 from sightline.losses import create_loss, loss_options
-from sightline.losses.codes import CodesLoss, ItemCodes
+from sightline.losses.several_codes import CodesLoss, ItemCodes
 from sightline.models.card import DataFacts
 from sightline.models.encoder import SETTINGS_FILE, Encoder, EncoderSettings
 from sightline.models.stages import UpperEncoder

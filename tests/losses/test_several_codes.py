@@ -12,7 +12,7 @@ from refusals import assert_refused
 from sightline import losses
 from sightline.labels.codes import CodeRelevance
 from sightline.losses import create_loss, list_losses
-from sightline.losses.codes import CodesLoss, ItemCodes
+from sightline.losses.several_codes import CodesLoss, ItemCodes
 from sightline.ranking.similarity import cosine_scores
 
 SETS = [
