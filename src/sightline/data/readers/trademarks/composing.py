@@ -15,6 +15,7 @@ from sightline.data.readers.trademarks.marks import (
     Mark,
     Paint,
     Picture,
+    codes_of,
     is_initials,
     lettering,
     paint_of,
@@ -23,6 +24,7 @@ from sightline.data.readers.trademarks.marks import (
 CONSONANTS = "bcdfghjklmnpqrstvwxz"
 SOUNDS_LIKE = ("aeo", "iey", "ou", "ckq", "szx", "vwf", "bp", "dt", "gj", "mn", "lr")
 MOST_TRIES = 20
+PLAIN_SHARE, BLACK_WEIGHT, TWO_PAINTS_SHARE = 0.6, 10.0, 0.35
 NEW = "new"
 
 
@@ -115,7 +117,13 @@ def word_of(text: str) -> str:
 
 
 def compose(pool: Pool, rng: np.random.Generator) -> Mark:
-    """A mark of a layout chosen at random, and of parts that the layout has."""
+    """A mark with a code, of a layout chosen at random and of parts that the layout has."""
+    while not codes_of(mark := _any_mark(pool, rng)):
+        pass
+    return mark
+
+
+def _any_mark(pool: Pool, rng: np.random.Generator) -> Mark:
     weights = np.array([rule.weight for rule in RULES.values()])
     layout = str(rng.choice(list(RULES), p=weights / weights.sum()))
     rule = RULES[layout]
@@ -132,7 +140,7 @@ def compose(pool: Pool, rng: np.random.Generator) -> Mark:
         shape,
         filled=bool(rng.random() < 0.5),
         word=word,
-        typeface=str(rng.choice(pool.typefaces)) if word else "",
+        typeface=_choose_typeface(pool, rng) if word else "",
         outlined=bool(word) and bool(rng.random() < 0.1),
         arrangement=arrangement,
         n_lines=int(rng.integers(0, rule.most_lines + 1)) if arrangement == STRAIGHT else 0,
@@ -153,6 +161,12 @@ def _cased(pool: Pool, layout: str, arrangement: str, rng: np.random.Generator) 
     return (word.upper, word.capitalize, word.lower)[rng.choice(3, p=(0.45, 0.35, 0.2))]()
 
 
+def _choose_typeface(pool: Pool, rng: np.random.Generator) -> str:
+    """A plain one more often than not, as on marks."""
+    is_plain = rng.random() < PLAIN_SHARE
+    return str(rng.choice([typeface for typeface in pool.typefaces if (not lettering(typeface)) == is_plain]))
+
+
 def _choose_picture(pool: Pool, rng: np.random.Generator, code: str = "", without: Picture | None = None) -> Picture:
     """A picture of a code, or of one chosen at random, those with many drawings more often; each icon alike."""
     if not code:
@@ -170,8 +184,8 @@ def _choose_picture(pool: Pool, rng: np.random.Generator, code: str = "", withou
 def _choose_paints(n_tones: int, rng: np.random.Generator, without: Sequence[str] = ()) -> tuple[Paint, ...]:
     """One or two colours; black is the most frequent, as in registers."""
     free = [name for name in (BLACK, *HUES) if name not in without]
-    weights = np.array([5.0 if name == BLACK else 1.0 for name in free])
-    n_paints = 2 if n_tones > 1 and rng.random() < 0.6 else 1
+    weights = np.array([BLACK_WEIGHT if name == BLACK else 1.0 for name in free])
+    n_paints = 2 if n_tones > 1 and rng.random() < TWO_PAINTS_SHARE else 1
     names = rng.choice(free, n_paints, replace=False, p=weights / weights.sum()).tolist()
     return tuple(paint_of(name, rng) for name in names)
 
@@ -251,7 +265,7 @@ COPIES: Mapping[str, Callable[[Mark, Pool, np.random.Generator], Mark | None]] =
 
 
 def copies_of(marks: Sequence[Mark], pool: Pool, number: int, rng: np.random.Generator) -> list[Query]:
-    """So many queries, as many of each kind, each of another mark, and as many new marks."""
+    """So many queries, each with a code: as many of each kind of copy, no two of one mark, and as many new marks."""
     left = rng.permutation(len(marks)).tolist()
     queries: list[Query] = []
     for kind, _ in zip(cycle([*COPIES, NEW]), range(number), strict=False):
@@ -259,7 +273,8 @@ def copies_of(marks: Sequence[Mark], pool: Pool, number: int, rng: np.random.Gen
             queries.append(Query(compose(pool, rng), NEW, None))
             continue
         for place in left:
-            if (copy := COPIES[kind](marks[place], pool, rng)) is not None:
+            copy = COPIES[kind](marks[place], pool, rng)
+            if copy is not None and codes_of(copy):
                 left.remove(place)
                 queries.append(Query(copy, kind, place))
                 break

@@ -123,11 +123,11 @@ class Mark:
 
 
 def codes_of(mark: Mark) -> list[str]:
-    """The codes of a mark, in order; each follows from one of its parts.
+    """The codes of a mark, in order; each follows from one of its parts. A plain word in black has none.
 
     Example:
         >>> codes_of(Mark("word", (Paint("red", (200, 20, 20)),), word="Velora", typeface="stix-italic"))
-        ['27.5.4', '29.1.1']
+        ['27.5.1', '29.1.1']
     """
     found = {picture.code for picture in mark.pictures}
     found |= {HUES[paint.name][0] for paint in mark.paints if paint.name != BLACK}
@@ -140,7 +140,8 @@ def codes_of(mark: Mark) -> list[str]:
     if mark.n_lines:
         found.add("26.11.1" if mark.n_lines == 1 else "26.11.2")
     if mark.word:
-        found.add(lettering(mark.typeface, mark.outlined))
+        if style := lettering(mark.typeface, mark.outlined):
+            found.add(style)
         if mark.arrangement != STRAIGHT:
             found.add(ARRANGED[mark.arrangement])
         if mark.layout == "letter":
@@ -167,20 +168,19 @@ def is_initials(word: str) -> bool:
 
 
 def lettering(typeface: str, outlined: bool = False) -> str:
-    """The code of a style of letters: of several that hold, the one seen first.
+    """The code of a style of letters, of several that hold the one seen first; plain upright letters have none.
 
     Example:
-        >>> [lettering(typeface) for typeface in ("dejavu-mono", "dejavu-mono-bold", "stix", "computer-modern-sans")]
-        ['27.5.3', '27.5.5', '27.5.1', '27.5.2']
+        >>> [lettering(typeface) for typeface in ("dejavu-mono", "dejavu-mono-bold", "stix-italic", "stix")]
+        ['27.5.3', '27.5.2', '27.5.1', '']
     """
     rules = {
-        "27.5.6": outlined,
-        "27.5.4": typeface.endswith("italic"),
-        "27.5.5": typeface.endswith("bold"),
+        "27.5.4": outlined,
+        "27.5.1": typeface.endswith("italic"),
+        "27.5.2": typeface.endswith("bold"),
         "27.5.3": "mono" in typeface or "typewriter" in typeface,
-        "27.5.2": "sans" in typeface,
     }
-    return next((code for code, holds in rules.items() if holds), "27.5.1")
+    return next((code for code, holds in rules.items() if holds), "")
 
 
 def paint_of(name: str, rng: np.random.Generator) -> Paint:

@@ -50,7 +50,7 @@ MOST_DRAWINGS = 8  # of an icon
 PICTURE_SIDE = 192
 MARKS_OF_A_WORD = 1.6  # on average: registers hold several marks of one owner
 TREE = "codes.csv"
-LEAST_SIDE = 32  # pixels, of marks that can be told apart
+LEAST_SIDE = 32  # pixels, to distinguish marks
 ONSETS = ("b", "br", "c", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pr", "qu", "r", "s", "st",
           "t", "tr", "v")  # fmt: skip
 NUCLEI = ("a", "e", "i", "o", "u", "ia", "eo", "ai")
