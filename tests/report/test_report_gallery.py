@@ -1,15 +1,18 @@
 import base64
 import io
+from itertools import product, takewhile
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
+from sightline.errors import InputError
 from sightline.evaluation.tables import evaluate_table
 from sightline.report.galleries import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure
 from sightline.report.numbers import first_results
-from sightline.report.style import PURPLE, as_svg, level_colours
+from sightline.report.page import Material, ReportOptions, galleries_section
+from sightline.report.style import PURPLE, as_svg, level_colours, template
 
 
 def opened(uri):
@@ -54,6 +57,31 @@ def test_which_queries_are_left_out_and_which_come_first(circle):
     assert list(shown([circle((0, 1, 80, 81), "aabb")])[2]) == ["hardest", "random"]
     _, _, by_name = shown([circle((0, 10, 20, 30), "aabc")])
     assert {row for gallery in by_name.values() for row in rows_of(gallery)} <= {0, 1}  # the others have none relevant
+
+
+def test_results_are_coloured_by_the_deepest_code_they_share(circle):
+    codes = [["26.1.15", "5.3"], ["7", "26.1.2"], ["26.1.15"], ["5.3.1", "26.10"], ["8.8.8"], ["26", "5.3"]]
+    subject = circle((0, 10, 20, 30, 40, 50), "aabbcc", codes=codes)
+    text = circle((0, 10, 20, 30, 40, 50), "aabbcc", codes=[";".join(own) for own in codes])
+    for own, column in ((subject, None), (text, "codes")):
+        values = galleries_section(Material([own], ReportOptions(codes=column))).values
+        pictures = [
+            (asked.query, picture) for one in values["galleries"] for asked in one.rows for picture in asked.found["model"]
+        ]
+        assert len(pictures) >= 20
+        for query, picture in pictures:
+            best = []  # by definition: every pair of codes, level by level
+            for pair in product(codes[query.row], codes[picture.row]):
+                levels = zip(*(code.split(".") for code in pair), strict=False)
+                best = max(best, [part for part, _ in takewhile(lambda two: two[0] == two[1], levels)], key=len)
+            assert (picture.height, picture.shared) == (3 - len(best), ".".join(best))
+        names = [*(f"shares a code of depth {depth}" for depth in (3, 2, 1)), "no code shared"]
+        assert values["levels"] == list(zip(names, level_colours(3), strict=True))
+        page = template("galleries.html").render(**values)
+        assert all(f"<br>{shared}</figcaption>" in page for shared in ("26", "26.1", "26.1.15"))
+    assert galleries_section(Material([text], ReportOptions())).values["levels"][0][0] == "same class"
+    with pytest.raises(InputError, match=r"no column 'vienna' .* it has 'codes'"):
+        galleries_section(Material([subject], ReportOptions(codes="vienna")))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -54,10 +54,23 @@ def draw_shapes(root: Path) -> Path:
     return root / "shapes.parquet"
 
 
+def codes_of(number: int) -> list[str] | None:
+    """The codes of a shape, by its number: of the shape, of the colour, and of some a third; two have none."""
+    codes = [
+        f"26.{number % 4 + 1}.{number // 20 + 1}",
+        f"29.1.{number // 4 % 5 + 1}",
+        "26.10",
+        "5.3.13",
+        "a longer code 7.1.1",
+    ]
+    return None if number in (9, 29) else codes[: 2 + number % 4]
+
+
 def make_galleries(folder: Path) -> dict[str, Path]:
-    """``plain``; ``other``, of another encoder and without 4 items; ``strict`` and ``picky``, which judge what is asked."""
+    """``plain``; ``other``, of another encoder, with codes and without 4 items; ``strict`` and ``picky``, which judge."""
     manifest = read_manifest(draw_shapes(folder / "drawn"))
-    part = dataclasses.replace(manifest, table=manifest.table[4:])
+    coded = manifest.table.with_columns(codes=pl.Series(map(codes_of, range(40))))
+    part = dataclasses.replace(manifest, table=coded[4:], places=None)
     made = {}
     for name, seed, held in (("plain", 0, manifest), ("other", 1, part), ("strict", 0, manifest), ("picky", 0, manifest)):
         encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=seed)

@@ -30,7 +30,7 @@ class State:
         file: an image that a person chooses.
         hold: addresses whose requests are never answered.
         cut: addresses whose requests fail, as they do offline.
-        click: what a person clicks at the end.
+        click: what a person clicks at the end, one after the other with "then" between them.
         relabel: the class that a person then gives the item.
     """
 
@@ -52,8 +52,8 @@ class State:
         if self.file:
             page.locator("#holds", has_text="images in").wait_for(state="attached")
             page.set_input_files("#file", self.file)
-        if self.click:
-            page.locator(self.click).first.click()
+        for selector in self.click.split(" then ") if self.click else []:
+            page.locator(selector).first.click()
         if self.relabel:
             page.fill(".relabel input", self.relabel)
             page.click(".relabel button")
@@ -74,6 +74,9 @@ STATES = {
     "rejected-shown": State("?gallery=strict&policy=flag", ".banner.outside", NEGATIVE, click=".banner button"),
     "no-match": State("?gallery=picky", ".banner.far", chosen(landscape(shape("circle", "red", 2)))),
     "browse": State("?browse", ".class-head"),
+    "codes": State(
+        "?id=no%2F6&of=other&gallery=other", ".code", click="#filters > summary then [data-field=codes] > summary"
+    ),
     "filtered": State('?only={"year":{"max":2005}}', ".card[data-id]"),
     "filtered-to-nothing": State("?where=year<0", ".banner.none button"),
     "error": State("", ".banner.fault", chosen(b"no image")),

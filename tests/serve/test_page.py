@@ -2,6 +2,7 @@
 
 import base64
 import re
+from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from playwright.sync_api import expect
 from served_galleries import encoded
 
+from sightline.gallery.filters import beginnings
 from sightline.gallery.gallery import Gallery, labels_of
 from sightline.gallery.query import refined_search
 from sightline.ranking.refine import Refinement
@@ -246,6 +248,58 @@ def test_filters_by_label_number_truth_and_text_are_applied_together(opened, gal
     page.get_by_role("button", name="Clear all filters").click()
     expect(page.get_by_role("heading", name="Start with an image")).to_be_visible()
     assert "only=" not in page.url
+
+
+def is_below(code, top):
+    return code.split(".")[: top.count(".") + 1] == top.split(".")
+
+
+def assert_counts(page, rows, picked):
+    """Shown are the items with all picked codes, and at each depth how many of them have each code."""
+    kept = {key: codes for key, codes in rows.items() if all(any(is_below(one, top) for one in codes) for top in picked)}
+    expect(page.locator(".card[data-id]")).to_have_count(len(kept))
+    assert set(ids(page)) == kept.keys()
+    open_codes = {"", *(code for top in picked for code in beginnings(top))}
+    nodes = {(above, code) for codes in kept.values() for one in codes for above, code in pairwise(["", *beginnings(one)])}
+    shown = {code for above, code in nodes if above in open_codes}
+    expected = {code: str(sum(any(is_below(one, code) for one in codes) for codes in kept.values())) for code in shown}
+    expect(page.locator(".code")).to_have_count(len(expected))
+    for code, n_items in expected.items():
+        expect(page.locator(f'.code[data-code="{code}"]')).to_have_text(f"{code}{n_items}")
+
+
+def test_codes_are_chips_that_filter_and_are_counted_at_each_depth(opened, galleries):
+    with Gallery.open(galleries["other"], read_only=True) as gallery:
+        rows = {
+            key: row.get("codes") or [] for key, row in zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True)
+        }
+    page = opened("?browse&gallery=other")
+    card = page.locator('.card[data-id="no/6"]')
+    expect(card.locator(".chip")).to_have_text(rows["no/6"])
+    expect(page.locator('.card[data-id="no/7"] .chip')).to_have_text(["26.4.1", "29.1.2", "26.10", "+2"])
+    card.get_by_role("button", name="29.1.2").click()
+    expect(page.locator("#chosen")).to_have_text("29.1.2: remove this filter on codes")
+    page.locator("#filters > summary").click()
+    page.locator("#facets summary", has_text="Codes").click()
+    assert_counts(page, rows, ["29.1.2"])
+    for click, picked in (("29", ["29"]), ("26", ["29", "26"]), ("26.1", ["29", "26.1"]), ("26.1.2", ["29", "26.1.2"])):
+        page.locator(f'.code[data-code="{click}"]').click()
+        assert_counts(page, rows, picked)
+        expect(page.locator(f'.code[data-code="{click}"]')).to_be_focused()
+    page.locator('.code[data-code="26.1.2"]').press("Enter")  # a chosen one: up again
+    assert_counts(page, rows, ["29", "26.1"])
+    page.reload()
+    page.locator("#chosen button").first.click()
+    expect(page.locator(".card[data-id]")).to_have_count(
+        sum(any(is_below(one, "26.1") for one in codes) for codes in rows.values())
+    )
+    page.locator("#chosen button").click()
+    page.goto("?id=no%2F7&of=other&gallery=other")
+    card = page.locator('.card[data-id="no/11"]')
+    expect(card.locator(".chip:has(.tie) > span:first-child")).to_have_text(["26.4.1", "26.10", "5.3.13"])
+    card.get_by_role("button", name="All 5 codes").click()
+    page.get_by_role("dialog").get_by_role("button", name="a longer code 7.1.1").click()
+    expect(page.locator(".card[data-id]")).to_have_count(sum("a longer code 7.1.1" in codes for codes in rows.values()) - 1)
 
 
 def test_browsing_pages_through_classes_the_least_typical_first(opened, galleries):

@@ -88,6 +88,31 @@ def test_the_service_browses_by_class_and_follows_writes(serving, own_gallery, m
         assert query(gallery, gallery.vectors(gallery.ids()[:1]), QueryOptions())[0].candidates == len(gallery)
 
 
+def test_codes_are_counted_at_each_depth_among_what_passes_the_filter(serving, own_gallery, monkeypatch):
+    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
+    client = serving(own_gallery)
+
+    def counts(*within, **params):
+        answer = client.get("/v1/codes", params={"field": "codes", "within": within, **params}).json()
+        return {above: {one["code"]: one["count"] for one in found} for above, found in answer["levels"].items()}, answer
+
+    with Gallery.open(own_gallery) as gallery:
+        marks = [["26.1.15", "26.1.2", "5.3"], ["26.1"], ["26.10", ".a", "5"], ["x y"]]
+        gallery.add(["a", "b", "c", "d"], np.eye(16)[:4], [{"codes": codes, "year": n} for n, codes in enumerate(marks)])
+        levels, answer = counts("26", "26.1", "7")
+        assert levels == {"": {"26": 3, "5": 2, ".a": 1, "x y": 1}, "26": {"26.1": 2, "26.10": 1}} | {
+            "26.1": {"26.1.15": 1, "26.1.2": 1},
+            "7": {},
+        }
+        assert [one["code"] for one in answer["levels"][""] if one["has_more"]] == ["26", "5"]
+        assert counts("26", where="year > 0 and label_0 == None")[0]["26"] == {"26.1": 1, "26.10": 1}
+        gallery.remove(["b"])
+        assert counts("26")[0]["26"] == {"26.1": 1, "26.10": 1}
+    for status, params in ((404, {"field": "year"}), (404, {"field": "path"}), (422, {}), (422, {"where": "path == 'x'"})):
+        answer = client.get("/v1/codes", params={"field": "codes"} | params if "where" in params else params)
+        assert answer.status_code == status, params
+
+
 def test_what_cannot_be_browsed_is_refused_by_name(client):
     wrong = {
         "path": {"where": "path == 'x'"},

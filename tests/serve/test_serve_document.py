@@ -16,8 +16,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 REPEATABLE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 PATHS = {
-    "GET": "/metrics /v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries /v1/stats"
-    " /v1/health /v1/ready",
+    "GET": "/metrics /v1/codes /v1/items /v1/items/{id} /v1/items/{id}/image /v1/items/{id}/thumbnail /v1/galleries"
+    " /v1/stats /v1/health /v1/ready",
     "POST": "/v1/search /v1/search/id /v1/search/vector /v1/items /v1/items/{id}/label /v1/session",
     "PUT": "/v1/items/{id}",
     "DELETE": "/v1/items/{id} /v1/session",

@@ -51,7 +51,11 @@ def test_an_upload_finds_what_the_gallery_finds(client, shared_gallery, options)
     assert (found == plain) == (not options)  # otherwise the options were ignored
     np.testing.assert_allclose(found_scores, scores[0], atol=1e-5)
     assert [hit["labels"] for hit in answer["results"]] == [[row["label_0"], row["label_1"]] for row in known]
-    assert (answer["query"], answer["verdict"], answer["candidates"]) == ({"id": None, "labels": None}, None, n_candidates)
+    assert (answer["query"], answer["verdict"], answer["candidates"]) == (
+        {"id": None, "labels": None, "lists": None},
+        None,
+        n_candidates,
+    )
     assert {hit["relation"] for hit in answer["results"]} == {None}
     assert not any("path" in hit["metadata"] or "file_hash" in hit["metadata"] for hit in answer["results"])
     assert str(shared_gallery.parent) not in json.dumps(answer)
@@ -67,7 +71,7 @@ def test_an_item_finds_its_neighbours_and_how_they_are_related(client, shared_ga
     found, found_scores = ids_and_scores(answer)
     assert found == ids[0][1:].tolist()
     np.testing.assert_allclose(found_scores, scores[0][1:], atol=1e-5)
-    assert answer["query"] == {"id": id_, "labels": [own["label_0"], own["label_1"]]}
+    assert answer["query"] == {"id": id_, "labels": [own["label_0"], own["label_1"]], "lists": None}
     for hit in answer["results"]:
         fine, coarse = hit["labels"]
         assert hit["relation"] == (2 if fine == own["label_0"] else 1 if coarse == own["label_1"] else 0)

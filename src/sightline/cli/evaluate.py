@@ -210,6 +210,10 @@ class PageOptions:
     against_name: Annotated[str | None, typer.Option(help="Name of the other one.")] = None
     k: Annotated[int, typer.Option("-k", min=1, help="Results shown for each query.")] = 10
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+    codes: Annotated[
+        str | None,
+        typer.Option(help="Column of codes that colours results by the deepest shared one; default: the first of lists."),
+    ] = None
 
 
 @expand_settings
@@ -255,7 +259,7 @@ def report(
     elif against is not None:
         other = read_subject(Path(against), split=split, name=page.against_name, like=shown.table, **read)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
-    options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed)
+    options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed, codes=page.codes)
     written = write_report(out, shown, other, options)
     missing = f"; {written.n_missing} images shown cannot be read" if written.n_missing else ""
     drawn = f"; {len(written.figures)} figures in {figures}" if figures else ""

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sightline.data.images import load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
 from sightline.files import write_text
+from sightline.gallery.filters import beginnings
 from sightline.gallery.query import Answer
 from sightline.report.numbers import FirstResults
 from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines, template
@@ -41,7 +42,9 @@ class ShownImage:
         name: shown on hover and to screen readers.
         label: its finest label.
         score: similarity to the query; None for the query itself.
-        height: of the common ancestor with the query: 0 for the same finest label, L for nothing shared.
+        height: of the common ancestor with the query: 0 for the same finest label, L for nothing shared. With codes, how
+            far the deepest shared one is above the deepest of the table.
+        shared: the deepest code that it shares with the query; empty without.
     """
 
     row: int
@@ -49,6 +52,7 @@ class ShownImage:
     label: str
     score: float | None = None
     height: int = 0
+    shared: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ def galleries(
     precision: dict[str, Floats],
     n_queries: int = N_QUERIES,
     seed: int = 0,
+    codes: Sequence[Sequence[str]] | None = None,
 ) -> list[QueryGallery]:
     """The hardest, most severe, most changed and random queries, one per class in each gallery.
 
@@ -141,6 +146,7 @@ def galleries(
         precision: by model, the average precision of each query.
         n_queries: per gallery.
         seed: random seed of the random gallery.
+        codes: of each image, whose deepest shared one then sets the height of a result; None for labels.
     """
     name = next(iter(found))
     own, mine = found[name], precision[name]
@@ -163,7 +169,7 @@ def galleries(
     chosen["random", "Random", "Drawn at random, one per class."] = np.where(counted, drawn, np.nan)
     places = {why: choose_queries(values, classes, n_queries).tolist() for why, values in chosen.items()}
     return [
-        QueryGallery(*why, [_asked(table, found, precision, place) for place in own_places])
+        QueryGallery(*why, [_asked(table, found, precision, place, codes) for place in own_places])
         for why, own_places in places.items()
         if own_places
     ]
@@ -176,7 +182,29 @@ def _severity_order(found: FirstResults) -> Floats:
     return np.argsort(order).astype(np.float64)
 
 
-def _asked(table: EmbeddingTable, found: dict[str, FirstResults], precision: dict[str, Floats], place: int) -> ShownQuery:
+def deepest_shared(codes: Sequence[str], others: Sequence[str]) -> str:
+    """The deepest code that both lists have, or have codes below; empty if there is none.
+
+    Example:
+        >>> deepest_shared(["26.1.15", "5.3.1"], ["26.10", "5.3.13"])
+        '5.3'
+    """
+    there = {one for code in others for one in beginnings(code)}
+    return max((one for code in codes for one in beginnings(code) if one in there), key=depth_of, default="")
+
+
+def depth_of(code: str) -> int:
+    """The number of levels of a code; 0 for none."""
+    return len(beginnings(code))
+
+
+def _asked(
+    table: EmbeddingTable,
+    found: dict[str, FirstResults],
+    precision: dict[str, Floats],
+    place: int,
+    codes: Sequence[Sequence[str]] | None,
+) -> ShownQuery:
     rows = {
         name: [
             picture_of(table, row, score, height)
@@ -188,7 +216,20 @@ def _asked(table: EmbeddingTable, found: dict[str, FirstResults], precision: dic
         for name, one in found.items()
     }
     query = int(next(iter(found.values())).queries[place])
+    if codes is not None:
+        deepest = deepest_code(codes)
+        for name, pictures in rows.items():
+            shared = [deepest_shared(codes[query], codes[picture.row]) for picture in pictures]
+            rows[name] = [
+                replace(picture, height=deepest - depth_of(code), shared=code)
+                for picture, code in zip(pictures, shared, strict=True)
+            ]
     return ShownQuery(picture_of(table, query), rows, {name: float(values[place]) for name, values in precision.items()})
+
+
+def deepest_code(codes: Sequence[Sequence[str]]) -> int:
+    """The number of levels of the deepest code, at least 1."""
+    return max((depth_of(code) for own in codes for code in own), default=1)
 
 
 def picture_of(table: EmbeddingTable, row: int, score: float | None = None, height: int = 0) -> ShownImage:
@@ -198,7 +239,13 @@ def picture_of(table: EmbeddingTable, row: int, score: float | None = None, heig
 
 
 def gallery_figure(gallery: QueryGallery, thumbnails: Thumbnails, n_levels: int) -> Figure:
-    """The gallery as in papers: the query, then its framed results, one line per model."""
+    """The gallery as in papers: the query, then its framed results, one line per model.
+
+    Args:
+        gallery: to draw.
+        thumbnails: its images.
+        n_levels: of the labels, or of the codes, that set the heights.
+    """
     colours, lines = level_colours(n_levels), level_lines(n_levels)
     n_columns = 1 + max(len(pictures) for asked in gallery.rows for pictures in asked.found.values())
     n_lines = sum(len(asked.found) for asked in gallery.rows)

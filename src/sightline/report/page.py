@@ -31,7 +31,7 @@ from sightline.report.figures import (
     severity_panel,
     training_panels,
 )
-from sightline.report.galleries import N_QUERIES, QueryGallery, Thumbnails, galleries, gallery_figure
+from sightline.report.galleries import N_QUERIES, QueryGallery, Thumbnails, deepest_code, galleries, gallery_figure
 from sightline.report.numbers import (
     MOST_ROWS,
     Curves,
@@ -48,8 +48,8 @@ from sightline.report.numbers import (
     sampled_curves,
     table_metrics,
 )
-from sightline.report.style import ON_DARK, as_svg, level_colours, level_names, template, write_figure
-from sightline.report.subject import Outliers, Subject, matched
+from sightline.report.style import ON_DARK, as_svg, code_level_names, level_colours, level_names, template, write_figure
+from sightline.report.subject import Outliers, Subject, matched, read_codes
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ class ReportOptions:
         k: results per query in the galleries.
         n_queries: queries per gallery.
         seed: random seed of samples and of t-SNE.
+        codes: column of the codes by which results are coloured; None for the first column of lists, if there is one.
     """
 
     title: str | None = None
@@ -75,6 +76,7 @@ class ReportOptions:
     k: int = 10
     n_queries: int = N_QUERIES
     seed: int = 0
+    codes: str | None = None
 
 
 DEFAULTS = ReportOptions()
@@ -135,7 +137,13 @@ class Material:
     def galleries(self) -> list[QueryGallery]:
         """The queries shown."""
         precision = {name: one.per_query["map"] for name, one in self.results.items()}
-        return galleries(self.subject.table, self.found, precision, self.options.n_queries, self.options.seed)
+        options = self.options
+        return galleries(self.subject.table, self.found, precision, options.n_queries, options.seed, self.codes)
+
+    @cached_property
+    def codes(self) -> list[list[str]] | None:
+        """The codes of each image, if the table has any."""
+        return read_codes(self.subject.table.manifest, self.options.codes)
 
     @cached_property
     def thumbnails(self) -> Thumbnails:
@@ -187,9 +195,11 @@ def curves_section(material: Material) -> ReportSection:
 
 def galleries_section(material: Material) -> ReportSection:
     """Queries with their results."""
-    n_levels, thumbnails, shown = material.n_levels, material.thumbnails, material.galleries
-    levels = list(zip(level_names(n_levels), level_colours(n_levels), strict=True))
-    values = {"galleries": shown, "thumbnails": thumbnails, "levels": levels}
+    thumbnails, shown, codes = material.thumbnails, material.galleries, material.codes
+    n_levels = material.n_levels if codes is None else deepest_code(codes)
+    names = level_names(n_levels) if codes is None else code_level_names(n_levels)
+    levels = list(zip(names, level_colours(n_levels), strict=True))
+    values = {"galleries": shown, "thumbnails": thumbnails, "levels": levels, "has_codes": codes is not None}
     files = (Panel(f"gallery-{one.name}", one.title, gallery_figure(one, thumbnails, n_levels)) for one in shown)
     return ReportSection(values, files=files)
 

@@ -104,6 +104,16 @@ def level_names(n_levels: int) -> list[str]:
     return ["same label_0", *(f"shares label_{height}" for height in range(1, n_levels)), "nothing shared"]
 
 
+def code_level_names(depth: int) -> list[str]:
+    """What each height means where results are coloured by the deepest code they share with their query.
+
+    Example:
+        >>> code_level_names(2)
+        ['shares a code of depth 2', 'shares a code of depth 1', 'no code shared']
+    """
+    return [*(f"shares a code of depth {level}" for level in range(depth, 0, -1)), "no code shared"]
+
+
 def as_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as one SVG element of a page: no two have an id in common, and colours follow the page's mode."""
     text = io.StringIO()

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, label_columns
+from sightline.data.manifest import Manifest, check_lists, label_columns, split_lists
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
@@ -162,6 +163,21 @@ def matched(subject: Subject, other: Subject) -> Subject:
         )
     table = EmbeddingTable(subject.table.manifest, other.table.vectors[order], other.table.fingerprint)
     return replace(other, table=table)
+
+
+def read_codes(manifest: Manifest, column: str | None = None) -> list[list[str]] | None:
+    """The codes of each image; None if the table has none.
+
+    Args:
+        manifest: the images.
+        column: of lists, or of text that is split at ``;``; None for the first column of lists, if any.
+    """
+    if column is not None:
+        manifest = split_lists(manifest, column)
+        check_lists(manifest)
+    else:
+        column = next((name for name, kind in manifest.table.schema.items() if kind == pl.List(pl.String)), None)
+    return None if column is None else [codes or [] for codes in manifest.table[column].to_list()]
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:

@@ -10,12 +10,13 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 
 from sightline import __version__
 from sightline.data.images import open_image
+from sightline.data.manifest import LONGEST_LISTED, MOST_LISTED
 from sightline.errors import InputError
-from sightline.gallery.gallery import Item, Value, labels_of
+from sightline.gallery.gallery import Item, Value, labels_of, lists_of
 from sightline.gallery.query import QueryOptions
 from sightline.ood.rejector import POLICIES
 from sightline.ranking.refine import Refinement
@@ -25,6 +26,7 @@ from sightline.serve.guard import COOKIE, LOG, OPEN, check_scope, guarded_app
 from sightline.serve.pictures import LARGEST, read_form
 from sightline.serve.schemas import (
     ID_SCHEMA,
+    LONGEST_KEY,
     MEDIA_TYPE,
     OF_THE_IMAGE,
     RETRY,
@@ -32,6 +34,7 @@ from sightline.serve.schemas import (
     BrowseBody,
     BrowsedItem,
     ChangedItem,
+    CodesBody,
     GalleryBody,
     Health,
     IdSearch,
@@ -169,7 +172,7 @@ async def _search(
     """Search by a vector; ``own`` is the item it belongs to, if any."""
     refinement = Refinement(expand=options.expand, alpha=options.alpha, rerank=options.rerank)
     wanted = QueryOptions(options.k, options.where, refinement, options.policy)
-    id_, labels = (own.id, labels_of(own.metadata)) if own else (None, [])
+    id_, labels, lists = (own.id, labels_of(own.metadata), lists_of(own.metadata)) if own else (None, [], {})
     since = time.perf_counter()
     answer = await service.search(collection, SearchJob(vector, wanted, id_))
     took = Took(encode_ms=encode_ms, search_ms=_milliseconds(since))
@@ -180,7 +183,7 @@ async def _search(
     shared = {name: value for name, value in vars(answer).items() if name in AnswerBody.model_fields}
     own_fields = {
         "gallery": collection.name,
-        "query": QueryBody(id=id_, labels=labels or None),
+        "query": QueryBody(id=id_, labels=labels or None, lists=lists or None),
         "verdict": verdict,
         "results": [
             ResultBody(**item.model_dump(), score=score, relation=shared_levels(labels, item.labels))
@@ -360,6 +363,23 @@ def gallery_body(collection: Collection, may_write: bool) -> GalleryBody:
             rejector=collection.rejector() is not None,
             writable=collection.writable and may_write,
         )
+
+
+@router.get("/v1/codes", tags=["galleries"])
+async def codes(
+    service: ServiceOf,
+    collection: CollectionOf,
+    field: Annotated[str, Query(max_length=LONGEST_KEY, description="A field of kind `list`, such as `codes`.")],
+    within: Annotated[
+        list[Annotated[str, Field(max_length=LONGEST_LISTED)]],
+        Query(max_length=MOST_LISTED, description="Codes to count the next level of, besides the first level."),
+    ] = [],  # noqa: B006 -- FastAPI copies it
+    where: Condition = None,
+) -> CodesBody:
+    """How many items have each code of a level, of those that pass the filter."""
+    async with service.accept():
+        levels = await service.run(lambda: collection.codes(field, within, where or None))
+    return CodesBody(gallery=collection.name, field=field, levels=levels)
 
 
 @router.get("/v1/stats", tags=["galleries"])

@@ -1,6 +1,7 @@
-"""Browse a gallery without a query: its items by class, the least typical of each class first."""
+"""Browse a gallery without a query: its items by class, the least typical of each class first; counts of their codes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.gallery.gallery import Gallery, Item, labels_of
+from sightline.gallery.filters import beginnings
+from sightline.gallery.gallery import Gallery, Item, labels_of, lists_of
 
 AT_ONCE = 5000  # items read at a time: others read in between
 SHORTEST = 1e-12  # length of a vector below which it has no direction
@@ -105,6 +107,38 @@ def read_listing(gallery: Gallery, level: int = 0) -> Listing:
             classes.append(name)
             typicality.append(float(vector @ others) / length if has_others else np.nan)
     return Listing(np.array(ids, object), np.array(classes, object), np.array(typicality, np.float64))
+
+
+def read_lists(gallery: Gallery) -> dict[str, dict[str, list[str]]]:
+    """The lists in the metadata of all items, such as their codes: by field and id."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for items in read_all(gallery, lambda ids: list(zip(ids, gallery.metadata(ids), strict=True))):
+        for id_, metadata in items:
+            for field, values in lists_of(metadata).items():
+                found.setdefault(field, {})[id_] = values
+    return found
+
+
+def count_codes(lists: Iterable[Sequence[str]], within: str = "") -> tuple[Counter[str], set[str]]:
+    """How many items have each code one level below a code, or a code below that; and the codes that have further ones.
+
+    Args:
+        lists: the codes of each item.
+        within: the code; empty for the first level.
+
+    Example:
+        >>> lists = [["26.1.15", "5.3"], ["26.1"], ["26.10", "26.1.2"]]
+        >>> count_codes(lists), count_codes(lists, "26")[0]
+        ((Counter({'26': 3, '5': 1}), {'26', '5'}), Counter({'26.1': 3, '26.10': 1}))
+    """
+    counts: Counter[str] = Counter()
+    with_more: set[str] = set()
+    for codes in lists:
+        paths = [["", *beginnings(code)] for code in codes]
+        below = [path[path.index(within) + 1 :] for path in paths if within in path]
+        counts.update({path[0] for path in below if path})
+        with_more |= {path[0] for path in below if len(path) > 1}
+    return counts, with_more
 
 
 def _unit_vectors(items: Sequence[Item]) -> NDArray[np.float64]:

@@ -38,8 +38,8 @@ from sightline.gallery.query import Answer, QueryOptions, query
 from sightline.gallery.relabel import relabel
 from sightline.gallery.store import DATABASE, DamagedError
 from sightline.ood.rejector import SETTINGS_FILE, Rejector
-from sightline.serve.browse import Listing, Sort, read_all, read_existing, read_listing
-from sightline.serve.schemas import OF_THE_IMAGE, RETRY, FieldBody, Problem, ValueCount
+from sightline.serve.browse import Listing, Sort, count_codes, read_all, read_existing, read_listing, read_lists
+from sightline.serve.schemas import OF_THE_IMAGE, RETRY, CodeCount, FieldBody, Problem, ValueCount
 from sightline.serve.settings import file_stamp
 
 MOST_VALUES = 200
@@ -145,6 +145,7 @@ class Collection:
         self._rejector: Rejector | None = None
         self._rejector_stamp: tuple[int, int] | None = None
         self._fields = Cached(lambda gallery: summarise_fields(chain(*read_all(gallery, gallery.metadata))))
+        self._lists = Cached(read_lists)
         self._listings: dict[int, Cached[Listing]] = {}  # by label level
         with self.gallery() as gallery:
             self.writable = not read_only and gallery.capabilities.keeps_uploads
@@ -211,6 +212,22 @@ class Collection:
             typicality = dict(zip(listing.ids[places].tolist(), listing.typicality[places].tolist(), strict=True))
             items = read_existing(gallery, list(typicality), gallery.get)
             return n_items, [(item, typicality[item.id]) for item in items]
+
+    def codes(self, field: str, within: Sequence[str], where: str | None) -> dict[str, list[CodeCount]]:
+        """The codes of the items that meet a condition: of the first level, and one level below each of these codes."""
+        check_where(where)
+        with self._named_failures(), self.gallery() as gallery:
+            known = self._lists.of(gallery).get(field)
+            if known is None:
+                raise Problem(404, f"gallery {self.name!r} has no field {field!r} with lists")
+            ids = known.keys() if where is None else gallery.filter(where)
+        lists = [known[id_] for id_ in ids if id_ in known]
+        levels = {}
+        for code in dict.fromkeys(["", *within]):
+            counts, with_more = count_codes(lists, code)
+            frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_VALUES]
+            levels[code] = [CodeCount(code=one, count=count, has_more=one in with_more) for one, count in frequent]
+        return levels
 
     def rejector(self) -> Rejector | None:
         """The rejector in the gallery's folder, if any; read again when it changes."""

@@ -232,10 +232,11 @@ class VectorSearch(JsonOptions):
 
 
 class QueryBody(BaseModel):
-    """The query: id and labels if it is an item."""
+    """The query: if it is an item, its id, its labels, and its lists such as codes by field."""
 
     id: str | None
     labels: list[str] | None
+    lists: dict[str, list[str]] | None
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,22 @@ class FieldBody(BaseModel):
     values: list[ValueCount] | None
     min: float | None
     max: float | None
+
+
+class CodeCount(BaseModel):
+    """A code, the number of items that have it or one below it, and whether there are codes below it."""
+
+    code: str
+    count: int
+    has_more: bool
+
+
+class CodesBody(BaseModel):
+    """The codes one level below each code that was asked for, most frequent first; the first level under an empty code."""
+
+    gallery: str
+    field: str
+    levels: dict[str, list[CodeCount]]
 
 
 class GalleryBody(BaseModel):

@@ -128,6 +128,13 @@ export async function browseItems(gallery, where, { sort, level, page }, limit, 
   return (await request(`v1/items?${new URLSearchParams(asked)}`, { signal })).json();
 }
 
+/** How many items that pass a filter have each code: {levels: {"": [{code, count, has_more}], "26": ...}}. */
+export async function countCodes(gallery, field, within, where) {
+  const asked = new URLSearchParams({ gallery, field, ...(where ? { where } : {}) });
+  for (const code of within) asked.append("within", code);
+  return (await request(`v1/codes?${asked}`)).json();
+}
+
 /** Set the finest label of an item; null takes a correction back. Resolves to {item, is_new_label}. */
 export const relabel = (id, gallery, label) =>
   request(`v1/items/${encodeURIComponent(id)}/label?gallery=${encodeURIComponent(gallery)}`, {

@@ -2,10 +2,11 @@
 
 import { forgetToken, galleries as readGalleries, hasToken, imageAddress, onTokenNeeded, samples } from "./api.js";
 import { drawWaiting, titleOf } from "./cards.js";
+import { chosenChips, chosenCodes, toggled } from "./codes.js";
 import { cropper, queryImage } from "./crop.js";
 import { closeDetail } from "./detail.js";
 import { $, announce, count, h, plural, settled } from "./dom.js";
-import { drawFacets } from "./facets.js";
+import { countCodesAgain, drawFacets } from "./facets.js";
 import { banner, Lane } from "./lane.js";
 import { imageOf, keep, watchInputs } from "./query.js";
 import { fromAddress, isBrowsing, plainBrowse, plainLane, toAddress } from "./state.js";
@@ -62,6 +63,15 @@ const only = (field, value) => {
   filter({ facets: { ...state.facets, [field]: { values: [value] } } });
 };
 
+const pick = (field, code) => {
+  closeDetail();
+  const has = toggled(chosenCodes(state.facets, field), code);
+  const { [field]: _, ...others } = state.facets;
+  filter({ facets: has.length ? { ...others, [field]: { has } } : others });
+};
+
+const picks = { chosen: (field) => chosenCodes(state.facets, field), toggle: pick };
+
 // ---- drawing ----
 
 async function draw() {
@@ -84,6 +94,7 @@ async function draw() {
     browse: (changes) => go({ browse: { ...state.browse, ...changes } }, { step: true }),
     alike,
     only,
+    picks,
     anyway: () => go({ policy: "flag" }),
     clear: clearFilters,
     retry: draw,
@@ -260,13 +271,22 @@ function drawFilters(gallery) {
     drawFacets(gallery, state.facets, (facets) => {
       facetsOf = JSON.stringify([gallery.name, facets]); // drawn already: the focus stays on what was ticked
       filter({ facets });
-    });
+    }, countAgain);
   }
+  countAgain();
+  const chosen = chosenChips(state.facets, pick);
+  $("#chosen").hidden = !chosen.length;
+  $("#chosen").replaceChildren(...chosen);
   if (document.activeElement !== $("#where")) $("#where").value = state.where;
   const n_on = Object.keys(state.facets).length + Number(state.where !== "");
   $("#filters-on").hidden = !n_on;
   $("#filters-on").textContent = n_on;
   $("#clear").hidden = !n_on;
+}
+
+function countAgain() {
+  const gallery = galleries.find(({ name }) => name === state.lanes[0].gallery);
+  countCodesAgain(gallery, composed(state.facets, state.where), state.facets);
 }
 
 const filter = (changes) => go({ ...changes, browse: { ...state.browse, page: 0 } });
@@ -350,6 +370,7 @@ function watch() {
     applyWhere();
   });
   $("#clear").addEventListener("click", clearFilters);
+  $("#filters").addEventListener("toggle", countAgain);
   $("#compare").addEventListener("click", toggleCompare);
   $("#browse").addEventListener("click", () => browseAll(!isBrowsing(state)));
   $("#forget").addEventListener("click", () => {

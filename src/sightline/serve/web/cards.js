@@ -1,9 +1,11 @@
 // Results as a grid of cards, drawn in steps: the first ones at once, the rest between frames.
 
+import { chip, listed } from "./codes.js";
 import { $, h, icon } from "./dom.js";
 import { relationOf } from "./relation.js";
 
 const AT_ONCE = 12;
+const MOST_CHIPS = 4; // on a card, in two rows; the details show all
 
 export const titleOf = (item) => item.labels?.[0] ?? item.id;
 
@@ -20,7 +22,7 @@ const coarser = (item) => (item.labels ?? []).slice(1).join(" · ");
 export const alternative = (item) => (item.labels?.length ? `${item.labels.join(", ")}` : `Item ${item.id}`);
 
 /**
- * Fill a list; actions: {open(place), alike(item)}; drawing ends when stillWanted() is false. headed(item) gives the head
+ * Fill a list; actions: {open(place), alike(item), picks}, picks for chips of codes; drawing ends when stillWanted() is false. headed(item) gives the head
  * {key, text, note} that stands above the first of several items with the same key; null for no heads.
  */
 export function drawCards(list, results, n_levels, actions, stillWanted, headed = null) {
@@ -46,7 +48,19 @@ export function drawCards(list, results, n_levels, actions, stillWanted, headed 
 const classHead = ({ text, note }) =>
   h("li", { className: "class-head" }, h("h3", {}, text), h("span", { className: "soft small" }, note));
 
-function card(item, place, n_levels, { open, alike }) {
+function chips(item, place, { open, picks }) {
+  const all = listed(item);
+  if (!all.length) return null;
+  const n_shown = all.length > MOST_CHIPS ? MOST_CHIPS - 1 : all.length;
+  all.sort((a, b) => picks.isShared(...b) - picks.isShared(...a));
+  const shown = all.slice(0, n_shown).map(([field, code]) => h("li", {}, chip(field, code, picks)));
+  const more = { type: "button", className: "chip", "aria-label": `All ${all.length} codes`, onclick: () => open(place) };
+  if (n_shown < all.length) shown.push(h("li", {}, h("button", more, `+${all.length - n_shown}`)));
+  return h("ul", { className: "chips", "aria-label": "Filter by" }, shown);
+}
+
+function card(item, place, n_levels, actions) {
+  const { open, alike } = actions;
   const kind = relationOf(item.relation, n_levels);
   const lost = () => h("span", { className: "lost soft small" }, alternative(item), h("br"), "No picture");
   const image =
@@ -73,6 +87,7 @@ function card(item, place, n_levels, { open, alike }) {
       h("span", { className: "score", title: measureOf(item).title }, measureOf(item).text),
     ),
     h("p", { className: "levels soft small", title: alternative(item) }, coarser(item)),
+    chips(item, place, actions),
     h("p", { className: "beside soft small", hidden: true }),
     h(
       "button",

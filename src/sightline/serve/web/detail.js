@@ -2,6 +2,7 @@
 
 import { relabel } from "./api.js";
 import { alternative, measureOf, redrawLabels, titleOf } from "./cards.js";
+import { chip } from "./codes.js";
 import { $, announce, h, icon } from "./dom.js";
 import { fieldName, isShown } from "./facets.js";
 import { relationOf } from "./relation.js";
@@ -9,7 +10,7 @@ import { relationOf } from "./relation.js";
 const dialog = $("#detail");
 let shown = null; // {results, place, gallery, alike, only}
 
-/** Open at a place of a list of results; alike(item), only(field, value) are what a person can go on with. */
+/** Open at a place of a list of results; alike(item), only(field, value), picks are what a person can go on with. */
 export function openDetail(results, place, gallery, actions) {
   shown = { results, place, gallery, ...actions };
   draw();
@@ -30,13 +31,14 @@ function go(step) {
 }
 
 function draw() {
-  const { results, place, gallery, alike, only } = shown;
+  const { results, place, gallery, alike, only, picks } = shown;
   const item = results[place];
   const kind = relationOf(item.relation, gallery.levels.length);
   const known = new Set(gallery.levels);
   const rest = Object.entries(item.metadata ?? {}).filter(
     ([name, value]) => isShown(name) && !known.has(name) && value !== null,
   );
+  rest.sort(([, a], [, b]) => Array.isArray(b) - Array.isArray(a)); // codes first
   const step = (by, name, word) =>
     h(
       "button",
@@ -105,16 +107,21 @@ function draw() {
           "dl",
           {},
           ...labels,
-          measureOf(item).text && pair(measureOf(item).name, measureOf(item).text),
           ...rest.map(([name, value]) =>
-            pair(fieldName(name, gallery.levels), typeof value === "boolean" ? (value ? "yes" : "no") : String(value)),
+            pair(fieldName(name, gallery.levels), ...worded(name, value, picks)),
           ),
+          measureOf(item).text && pair(measureOf(item).name, measureOf(item).text),
           pair("Id", h("code", {}, item.id)),
         ),
       ),
     ),
   );
 }
+
+const worded = (name, value, picks) =>
+  Array.isArray(value)
+    ? [h("ul", { className: "chips" }, value.map((code) => h("li", {}, chip(name, code, picks))))]
+    : [typeof value === "boolean" ? (value ? "yes" : "no") : String(value)];
 
 /** Where a person says which class the item really belongs to. */
 function labelForm(item, gallery) {

@@ -1,5 +1,6 @@
-// Filters from the values in a gallery: values to tick, ranges for numbers.
+// Filters from the values in a gallery: values to tick, ranges for numbers, counts of codes.
 
+import { CodeTree, chosenCodes } from "./codes.js";
 import { $, count, h } from "./dom.js";
 import { isName } from "./where.js";
 
@@ -17,8 +18,27 @@ export function fieldName(name, levels) {
   return ["Label", "Parent label", "Grandparent label"][level] ?? `Label, level ${level}`;
 }
 
-/** Fill #facets; changed(facets) is called with the new choice. */
-export function drawFacets(gallery, facets, changed) {
+const trees = new Map(); // gallery and field -> CodeTree: drawn once, so that counts stay until there are new ones
+
+function treeOf(gallery, field, title, choose) {
+  const key = JSON.stringify([gallery.name, field.name]);
+  if (!trees.has(key)) trees.set(key, new CodeTree(gallery.name, field.name, title));
+  const tree = trees.get(key);
+  tree.choose = (codes) => choose(codes.length ? { has: codes } : null);
+  return tree;
+}
+
+/** Count the codes of what passes the filters, in the facets that are open. */
+export function countCodesAgain(gallery, where, facets) {
+  if (!$("#filters").open) return;
+  for (const part of $("#facets").children) {
+    const tree = trees.get(JSON.stringify([gallery.name, part.dataset.field]));
+    if (part.open && tree) tree.refresh(where, chosenCodes(facets, part.dataset.field));
+  }
+}
+
+/** Fill #facets; changed(facets) is called with the new choice, opened() when a person opens a field. */
+export function drawFacets(gallery, facets, changed, opened) {
   const open = new Set([...$("#facets").children].filter((part) => part.open).map((part) => part.dataset.field));
   const parts = gallery.fields
     .filter((field) => isShown(field.name) && isName(field.name))
@@ -35,21 +55,24 @@ export function drawFacets(gallery, facets, changed) {
       const note = () => {
         const chosen = facets[field.name];
         badge.hidden = !chosen;
-        badge.textContent = chosen?.values ? count(chosen.values.length) : "set";
+        const several = chosen?.values ?? chosen?.has;
+        badge.textContent = several ? count(several.length) : "set";
       };
       const title = fieldName(field.name, gallery.levels);
       const body =
         field.kind === "number"
           ? range(field, title, facets, choose)
-          : field.values?.length
-            ? ticks(field, title, facets, choose)
-            : null;
+          : field.kind === "list"
+            ? treeOf(gallery, field, title, choose).element
+            : field.values?.length
+              ? ticks(field, title, facets, choose)
+              : null;
       if (!body) return null;
       note();
       const isOpen = open.has(field.name);
       return h(
         "details",
-        { className: "fold inner", "data-field": field.name, open: isOpen },
+        { className: "fold inner", "data-field": field.name, open: isOpen, ontoggle: opened },
         h("summary", {}, title, badge),
         body,
       );

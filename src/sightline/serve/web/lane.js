@@ -12,8 +12,8 @@ const MARKS = ["A", "B"];
 const PAGE = 60; // items on a page while browsing
 
 /**
- * actions: {settings(place, changes), browse(changes), alike(item, gallery), only(field, value), anyway, clear, retry,
- * refused(problem)}
+ * actions: {settings(place, changes), browse(changes), alike(item, gallery), only(field, value), picks, anyway, clear,
+ * retry, refused(problem)}; picks, of codes: {chosen(field), toggle(field, code)}
  */
 export class Lane {
   constructor(place, galleries, actions) {
@@ -217,8 +217,10 @@ export class Lane {
   drawItems(items, answer, headed = null) {
     const alike = (item) => this.actions.alike(item, this.gallery.name);
     const { only } = this.actions;
-    const open = (place) => openDetail(items, place, this.gallery, { from: this.list, alike, only });
-    drawCards(this.list, items, this.gallery.levels.length, { open, alike }, () => this.answer === answer, headed);
+    const isShared = (field, code) => answer.query?.lists?.[field]?.includes(code) ?? false;
+    const picks = { ...this.actions.picks, isShared };
+    const open = (place) => openDetail(items, place, this.gallery, { from: this.list, alike, only, picks });
+    drawCards(this.list, items, this.gallery.levels.length, { open, alike, picks }, () => this.answer === answer, headed);
   }
 
   showPage(answer, browse, where) {

@@ -13,12 +13,14 @@ export function literal(value) {
   return JSON.stringify(value);
 }
 
-/** facets: {field: {values: [...]}} or {field: {min, max}}; free: what a person wrote. Both must hold. */
+/** facets: {field: {values: [...]}}, {field: {has: [...]}} or {field: {min, max}}; free: what a person wrote. All must hold. */
 export function composed(facets, free = "") {
   const conditions = Object.entries(facets)
     .filter(([field]) => isName(field))
     .flatMap(([field, chosen]) => {
       if (Array.isArray(chosen?.values) && chosen.values.length) return [anyOf(field, chosen.values)];
+      const codes = Array.isArray(chosen?.has) ? chosen.has.filter((code) => typeof code === "string" && code !== "") : [];
+      if (codes.length) return codes.map((code) => `has(${named(field)}, ${literal(code)})`);
       const sides = [];
       if (Number.isFinite(chosen?.min)) sides.push(`${named(field)} >= ${chosen.min}`);
       if (Number.isFinite(chosen?.max)) sides.push(`${named(field)} <= ${chosen.max}`);
