@@ -36,7 +36,7 @@ FLAT = (
     "smooth_recall",
     "softbin_ap",
 )
-FLAT += ("sup_ap", "sup_recall", "triplet", "xbm_contrastive")
+FLAT += ("sup_ap", "sup_con", "sup_recall", "triplet", "xbm_contrastive")
 ON_PROXIES = ("happier", "happier_f", "norm_softmax", "proxy_nca_pp", "sum_norm_softmax", "sum_proxy_nca_pp")
 OTHERS = ("each_label_ap", "roadmap", "rod_ndcg", "rod_recall", "sum_triplet", "weighted_sum")
 REFUSED = ("arcface", "csl")
