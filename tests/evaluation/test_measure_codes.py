@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from refusals import assert_refused
 from sightline import EmbeddingTable, Manifest, evaluate, evaluate_table
 from sightline.evaluation import protocol
 from sightline.evaluation.result import Result
+from sightline.evaluation.tables import Steps
 from sightline.labels.codes import CodeRelevance
+from sightline.ranking.refine import Refinement
 
 N = 40
 
@@ -149,3 +152,19 @@ def test_codes_that_do_not_fit_the_vectors_are_refused():
     assert_refused(["one of labels"], evaluate, vectors, [0, 0, 1], codes=[["1.1"]] * 3)
     assert_refused(["CodeRelevance"], evaluate, vectors, codes=[["1.1"]] * 3, relevance="weight")
     assert_refused(["codes"], evaluate, vectors, [0, 0, 1], relevance=CodeRelevance(2))
+
+
+def test_one_code_an_image_is_one_label_also_after_re_ranking_and_between_tables(table, monkeypatch):
+    monkeypatch.setattr(protocol, "CODE_QUERIES", 7)
+    classes = [str(1 + n % 4) for n in range(N)]
+    rows = table.manifest.table.with_columns(
+        codes=pl.Series(classes), label_0=pl.Series(classes), camera=pl.Series(range(N)) // 3
+    )
+    whole = EmbeddingTable(replace(table.manifest, table=rows, n_levels=1), table.vectors, "one")
+    parts = whole.where(pl.int_range(pl.len()) < 15), whole.where(pl.int_range(pl.len()) >= 10)
+    steps = Steps(refinement=Refinement(expand=2, rerank="kreciprocal", depth=12))
+    for one, given in ((whole, {"steps": steps, "exclude": "camera"}), (parts[0], {"gallery": parts[1], "steps": steps})):
+        of_codes, of_labels = evaluate_table(one, codes="codes", **given), evaluate_table(one, **given)
+        for name, same in {"map": "map", "recall@1": "recall@1", "h_ap": "map", "map_each_code": "map"}.items():
+            np.testing.assert_allclose(of_codes.per_query[name], of_labels.per_query[same], atol=1e-12)
+        assert of_codes.ids == of_labels.ids

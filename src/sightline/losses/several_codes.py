@@ -57,7 +57,7 @@ class ItemCodes:
         return GradedSets(worth, sets, sets if ref_items is None else self._sets(others, device), self.level)
 
     def _sets(self, rows: NDArray[np.int64], device: torch.device) -> list[Tensor]:
-        return [torch.from_numpy(table.has[rows].toarray() > 0).to(device) for table in self.tables]
+        return [torch.from_numpy(table.has[rows].astype(bool).toarray()).to(device) for table in self.tables]
 
 
 class CodesLoss(nn.Module):
