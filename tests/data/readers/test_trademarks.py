@@ -127,7 +127,7 @@ def colour_codes(file):
 
 
 def test_codes_are_those_of_the_parts_and_of_the_pixels(folder, table):
-    n_coloured = 0
+    equal = {1: [], 2: []}
     for row in table.rows(named=True):
         codes = split_text(row["codes"])
         assert 1 <= len(codes) <= 6
@@ -138,9 +138,10 @@ def test_codes_are_those_of_the_parts_and_of_the_pixels(folder, table):
             seen = colour_codes(folder / "set" / row["path"])
             # Thin letters are all edge: nothing is seen that is not listed, and most of what is listed is seen.
             assert seen <= colours, row
-            n_coloured += seen == colours
-    of_colours = table.filter(~pl.col("colours").str.contains("grey|black"))
-    assert n_coloured > 0.8 * len(of_colours) > 80
+            equal[len(colours)].append(seen == colours)
+    assert min(map(len, equal.values())) >= 5
+    assert np.mean(equal[1]) > 0.8
+    assert np.mean(equal[2]) > 0.5
     assert set(table["layout"]) == RULES.keys() == LAYOUTS.keys()
 
 
@@ -177,7 +178,8 @@ def test_copies_keep_what_their_kind_keeps(folder, table):
         if row["copy"] != "several":
             assert changed <= allowed.get(row["copy"], {row["copy"]} & {"shape", "word"}), row["copy"]
         pixels = [Image.open(folder / "set" / one["path"]) for one in (row, original)]
-        assert pixels[0].tobytes() != pixels[1].tobytes()
+        is_same = pixels[0].tobytes() == pixels[1].tobytes()
+        assert not is_same, row["path"]
         if (row["copy"], row["layout"]) == ("mirrored", "picture"):
             images = (pixels[0], ImageOps.mirror(pixels[1]), pixels[1])
             there, back, plain = (np.asarray(image, np.float64) for image in images)
@@ -228,7 +230,9 @@ def test_the_classification_is_a_tree_of_three_depths_with_names(folder, table):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_other_marks_of_the_same_icons(folder, table):
-    assert contents(folder / "again") == contents(folder / "few")
+    few, again = contents(folder / "few"), contents(folder / "again")
+    assert few.keys() == again.keys()
+    assert not [name for name in few if few[name] != again[name]]
     other = pl.read_csv(folder / "other" / "manifest.csv")
     assert other["codes"].to_list() != pl.read_csv(folder / "few" / "manifest.csv")["codes"].to_list()
     for split in ("train", "test"):
