@@ -92,8 +92,8 @@ READER_HAS = {  # by page: what its reader has, by its words or from a line that
     "plan-your-run.md": "logos=emoji",
     "reports.md": "runs/emoji=run new.parquet=table.parquet old.parquet=table.parquet",
     "scale.md": "encoder=run/encoder images.parquet=images.parquet",
-    "search.md": "run=run images.csv=images.csv photo.jpg=photo.jpg emoji=emoji",
-    "serve.md": "run=run images=catalogue shoe.jpg=photo.jpg street.jpg=photo.jpg",
+    "search.md": "run=run images.csv=images.csv photo.jpg=photo.jpg emoji=emoji marks.csv=marks.csv",
+    "serve.md": "run=run images=catalogue shoe.jpg=photo.jpg street.jpg=photo.jpg marks.csv=marks.csv mark.jpg=photo.jpg",
     "training.md": "sop.parquet=images.parquet",
     "tutorials/hierarchy.md": "manifest.csv=flat.csv tree.csv=tree.csv",
     "tutorials/large-batches.md": "photos.csv=images.csv",
@@ -142,6 +142,8 @@ def kept(tmp_path_factory):
     images = pl.DataFrame(rows, ["path", "split", "label_0", "label_1", "vendor", "name"], orient="row")
     images.write_csv(folder / "images.csv")
     images.write_parquet(folder / "images.parquet")
+    coded = {"codes": pl.lit("26.1.15;5.3.13"), "year": pl.lit(2024)}
+    images.with_columns(**coded).write_csv(folder / "marks.csv")
     images.drop("label_1").rename({"label_0": "label"}).write_csv(folder / "flat.csv")
     (folder / "tree.csv").write_text("child,parent\n" + "".join(f"{t},{k}\n" for k, ts in NAMES.items() for t in ts))
     own = (pl.col("label_1").rank("dense"), pl.col("label_0").rank("dense"), pl.col("vendor").rank("dense"))
