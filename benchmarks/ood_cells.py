@@ -78,7 +78,7 @@ class Inputs:
             is_tested = np.isin(finest, classes[: round(TESTED * len(classes))])
             fitted, tested = (rng.permutation(np.flatnonzero(rows)) for rows in (~is_tested, is_tested))
         fitted, tested = fitted[:MOST_FITTED], tested[:MOST_TESTED]
-        self.labels = pool["labels"][fitted, 1]
+        self.finest, self.labels = pool["labels"][fitted].T
         self.fitted, self.tested = _rows(pool, fitted), _rows(inside, tested)
         self.outside = {name: _rows(dict(np.load(folder / f"{name}.npz"))) for name in setting.outside}
         if self.fitted["vectors"].shape[1] > MOST_DIMENSIONS:
@@ -89,8 +89,9 @@ class Inputs:
     def table(self) -> EmbeddingTable:
         """The images fitted, for `recommend`."""
         rows = [str(row) for row in range(len(self.labels))]
-        images = pl.DataFrame({"id": rows, "path": rows, "split": "train", "label_0": self.labels.astype(str)})
-        return EmbeddingTable(Manifest(Path("receipts"), Path(), images, 1), self.fitted["vectors"], "receipts")
+        levels = {"label_0": self.finest.astype(str), "label_1": self.labels.astype(str)}
+        images = pl.DataFrame({"id": rows, "path": rows, "split": "train", **levels})
+        return EmbeddingTable(Manifest(Path("receipts"), Path(), images, 2), self.fitted["vectors"], "receipts")
 
 
 def _rows(arrays: dict[str, np.ndarray], rows: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
@@ -157,7 +158,7 @@ class Cells:
     def recommend(self, inputs: Inputs, seed: int) -> None:
         if str(seed) not in self.read("recommend"):
             since = time.process_time()
-            advice = ood.recommend(inputs.table(), seed)
+            advice = ood.recommend(inputs.table(), seed, level=1)
             found = {"name": advice.name, "options": advice.options, "auroc": advice.auroc}
             self.add("recommend", seed, {**found, "seconds": round(time.process_time() - since, 2)})
             print(self.key, "recommend", seed, advice.reason, flush=True)  # noqa: T201

@@ -88,7 +88,7 @@ READER_HAS = {  # by page: what its reader has, by its words or from a line that
     "hierarchy.md": "emoji=emoji",
     "ood.md": "encoder=run/encoder collection.csv=images.csv test.csv=images.csv cats=outliers noise=outliers "
     "photo.jpg=photo.jpg emoji.parquet=table.parquet logos.parquet=table.parquet openclipart.parquet=table.parquet "
-    "glyphs.parquet=table.parquet fashion-mnist.parquet=table.parquet",
+    "glyphs.parquet=table.parquet",
     "plan-your-run.md": "logos=emoji",
     "reports.md": "runs/emoji=run new.parquet=table.parquet old.parquet=table.parquet",
     "scale.md": "encoder=run/encoder images.parquet=images.parquet",

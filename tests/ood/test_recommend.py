@@ -52,6 +52,19 @@ def test_neighbours_where_classes_are_no_clouds_and_gaussians_where_they_are():
     assert "clusters" in recommend(table(clouds()[0], None)).reason
 
 
+def test_images_to_accept_are_of_new_classes_where_categories_are_held_out(monkeypatch):
+    module, seen = import_module("sightline.ood.recommend"), []
+    monkeypatch.setattr(module, "_auroc", lambda *given: seen.append(given) or 50.0)
+    plain = table(*clouds(n_classes=90))
+    kinds = plain.manifest.table.with_columns(label_1=pl.col("label_0").str.slice(0, 2))  # c0 to c9
+    recommend(EmbeddingTable(Manifest(Path("i.csv"), Path("."), kinds, 2), plain.vectors, "a" * 32), level=1)
+    _, _, _, labels, outside, tested, *_ = seen[0]
+    assert len(np.unique(labels)) == 9 + 1
+    names = kinds["label_0"].to_numpy()
+    assert not set(names[tested]) & set(names[~tested])
+    assert 0.1 < tested[~outside].mean() < 0.3
+
+
 def test_auroc_is_scikit_learns():
     module = import_module("sightline.ood.recommend")
     (vectors, labels), rng = clouds(300), np.random.default_rng(0)

@@ -104,7 +104,7 @@ class GMM(Scorer):
 
     @cached_property
     def colouring(self) -> Tensor:
-        """(D, D) inverse of the whitening, cached: solving again for each batch takes three times as long."""
+        """(D, D) inverse of the whitening, cached: solving for each batch takes three times as long."""
         identity = torch.eye(len(self.centre), dtype=self.whitening.dtype, device=self.whitening.device)
         inverse: Tensor = torch.linalg.solve_triangular(self.whitening, identity, upper=False)
         return inverse

@@ -351,9 +351,9 @@ class _Judge:
             chosen, judged = (
                 density_gain(strength * data[:, half::2], strength * samples[:, half::2]).double() for half in (0, 1)
             )
-            surely = float(chosen.mean() - _margin(chosen))  # not the mean: a few samples can make up most of a gain
-            if surely > self.best:
-                self.best, self.found = surely, judged
+            low = float(chosen.mean() - _error(chosen))  # not the mean: a few samples can make up most of a gain
+            if low > self.best:
+                self.best, self.found = low, judged
                 member.strength, member.steps_taken = torch.tensor(strength), torch.tensor(steps)
                 self.weights = copy.deepcopy(member.networks.state_dict())
 
@@ -361,14 +361,15 @@ class _Judge:
         """Keep the best networks if the gain exceeds its error; else drop them."""
         member = self.member
         member.networks.load_state_dict(self.weights)
-        member.gain, member.gain_error = self.found.mean(), self.found.std() / len(self.found) ** 0.5
-        if member.settings.keep == "auto" and not member.gain > _margin(self.found):
+        member.gain, member.gain_error = self.found.mean(), _error(self.found)
+        least = student.ppf(CERTAINTY, len(self.found) - 1) * member.gain_error
+        if member.settings.keep == "auto" and not member.gain > least:
             member.strength = torch.tensor(0.0)
 
 
-def _margin(gains: Tensor) -> float:
-    """How far above 0 the mean of the networks' gains must be, by a one-sided t test."""
-    return float(student.ppf(CERTAINTY, len(gains) - 1) * gains.std() / len(gains) ** 0.5)
+def _error(gains: Tensor) -> Tensor:
+    """() one standard error of the mean over the networks."""
+    return gains.std() / len(gains) ** 0.5
 
 
 def contrastive_loss(real: Tensor, samples: Tensor) -> Tensor:

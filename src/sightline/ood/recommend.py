@@ -17,6 +17,7 @@ FOLDS = 3  # each holds out a third of the groups
 MOST_ITEMS = 5000
 FEWEST_GROUPS, CLUSTERS = 6, 12
 FEWEST_ITEMS = 60
+TESTED = 0.2
 # From the cheapest to score with to the dearest: of equals the first is taken.
 CANDIDATES: tuple[tuple[str, dict[str, object]], ...] = (
     ("gmm", {}),
@@ -47,11 +48,12 @@ class Recommendation:
     auroc: dict[str, float]
 
 
-def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False) -> Recommendation:
+def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False, level: int = 0) -> Recommendation:
     """The scorer that best tells held-out classes of a collection from its other images; no outliers are used.
 
     In each of three folds a third of the classes is left out, of the coarsest level that has six; each candidate is fitted
-    on four fifths of the other images, and the remaining fifth is to be accepted, the left-out classes rejected. k-means
+    on four fifths of the other images, and the remaining fifth is to be accepted, the left-out classes rejected. If what is
+    left out is coarser than the finest classes, that fifth is one of finest classes, as queries are of new ones. k-means
     clusters replace the classes of a table without labels. Of candidates whose AUROC is within one standard error of the
     best, over the folds, the one that is cheapest to score with is taken.
 
@@ -59,6 +61,7 @@ def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False)
         table: in-distribution images; at most 5,000 are used.
         seed: random seed of the folds and of the scorers.
         show_progress: draw the progress bars of HEAT.
+        level: label level to fit on; 0 is the finest.
     """
     table.check_finite()
     if len(table) < FEWEST_ITEMS:
@@ -70,7 +73,8 @@ def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False)
     labels = table.manifest.labels()[rows] if table.manifest.n_levels else None
     groups, what = _groups(vectors, labels, seed)
     folds = rng.permutation(int(groups.max()) + 1)[groups] % FOLDS
-    is_test = rng.random(len(rows)) < 0.2
+    is_test = (rng.random(len(rows)) < TESTED)[_finest(labels, groups)]
+    labels = None if labels is None else labels[:, level]
     found: dict[str, list[float]] = {}
     made: dict[str, tuple[str, dict[str, object]]] = {}
     for name, options in CANDIDATES:
@@ -103,6 +107,15 @@ def _groups(vectors: NDArray[np.float32], labels: ArrayLike | None, seed: int) -
         if codes.max() + 1 >= FEWEST_GROUPS:
             return codes.astype(np.int64), "classes"
     return cluster_means(torch.from_numpy(vectors), CLUSTERS, seed)[1].numpy(), "clusters"
+
+
+def _finest(labels: NDArray[np.int64] | None, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,) what is tested together: finest classes, if they are finer than the groups; else each image alone."""
+    if labels is not None:
+        finest = np.unique(labels[:, 0], return_inverse=True)[1].astype(np.int64)
+        if groups.max() < finest.max() < len(finest) - 1:
+            return finest
+    return np.arange(len(groups))
 
 
 def _auroc(

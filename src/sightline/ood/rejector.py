@@ -234,7 +234,7 @@ def fit_rejector(
         table, held_out = _hold_out(table, seed, hold_out)
     labels = table.manifest.labels()[:, level] if n_levels else None
     limit = None if gallery is None else match_threshold(held_out, gallery, tpr)
-    advice = recommend(table, seed, show_progress) if scorer == AUTO else None
+    advice = recommend(table, seed, show_progress, level) if scorer == AUTO else None
     if advice is not None:
         made = create_named(advice.name, advice.options, seed=seed)
     made.fit(table.vectors, labels, show_progress=show_progress)
