@@ -1,5 +1,6 @@
 """What tests share: small image sets, the console command, a recipe that trains in a second."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,9 +37,13 @@ def write_tree(root: Path, n_classes: int = 12, per_class: int = 6, n_supers: in
 
 @pytest.fixture(scope="session", autouse=True)
 def feature_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep cached features out of the user's own folder, also in commands that tests start."""
+    """Keep cached features out of the user's own folder, also in commands that tests start.
+
+    No run records the git repository around the tests either: a commit meanwhile would be a change of its environment.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("GIT_DIR", os.devnull)
         yield
 
 

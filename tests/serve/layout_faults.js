@@ -15,8 +15,10 @@
     for (const one of all) {
         const box = one.getBoundingClientRect();
         if (box.width && (box.left < -1 || box.right > innerWidth + 1)) say(`from ${box.left} to ${box.right}`, one);
-        const isTarget = one.matches("button:not(.link), select, .pick, .inside input"); // for a finger
-        if (innerWidth < 400 && isTarget && box.height < (one.matches(".alike") ? 30 : 44)) say(`${box.height} high`, one);
+    }
+    for (const one of document.querySelectorAll("button:not(.link), select, .pick, input[type=text], input[type=number]")) {
+        const { height } = one.getBoundingClientRect(); // for a finger
+        if (innerWidth < 400 && one.checkVisibility() && height < (one.matches(".alike") ? 30 : 44)) say(`${height} high`, one);
     }
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {

@@ -131,6 +131,7 @@ def test_versions_device_command_and_git(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("GIT_DIR")
     monkeypatch.setattr(sys, "argv", ["sightline", "train", "a b.toml"])
     found = environment(CPU)
     assert (found["python"], found["sightline"]) == (platform.python_version(), __version__)
