@@ -22,6 +22,7 @@ from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.gallery.gallery import Gallery
+    from sightline.gallery.query import Hit
     from sightline.ood.rejector import Rejector
 
 
@@ -94,9 +95,13 @@ def search(
         for answer in found:
             echo("\n".join([answer.query, *(f"      {remark}" for remark in answer.remarks())]))
             for place, hit in enumerate(answer.results, start=1):
-                lists = [f"{name} {'; '.join(values)}" for name, values in hit.lists.items()]
-                columns = [f"{place:>4}  {hit.score:.4f}  {hit.path or hit.id}", " < ".join(hit.labels), *lists]
-                echo("  ".join(column for column in columns if column))
+                echo(f"{place:>4}  {_hit_line(hit)}")
+
+
+def _hit_line(hit: "Hit") -> str:
+    """Similarity, path, labels and lists of a result."""
+    lists = [f"{name} {'; '.join(values)}" for name, values in hit.lists.items()]
+    return "  ".join(filter(None, [f"{hit.score:.4f}", str(hit.path or hit.id), " < ".join(hit.labels), *lists]))
 
 
 def _rejector(gallery: "Gallery", folder: Path | None, policy: str | None) -> "Rejector":

@@ -203,9 +203,7 @@ def index_images(
     The root of the images is stored with each item. If another source has the same id, InputError is raised before
     anything is written.
     """
-    manifest = images.manifest if isinstance(images, EmbeddingTable) else images
-    manifest = manifest if codes is None else split_lists(manifest, codes)
-    check_lists(manifest)
+    manifest = _with_lists(images, codes)
     if prune and manifest.source == LIST:
         raise InputError("prune compares the gallery with a folder or manifest; images is a list of files")
     source, done = Source(gallery.folder, manifest.root, moved_from), IngestSummary()
@@ -238,6 +236,14 @@ def index_images(
         state = f"{len(gallery)} items are in, {done.added + done.changed} of them written just now"
         raise InputError(f"{error}: {state}; the same call continues from there") from error.__cause__
     return done
+
+
+def _with_lists(images: Images, codes: str | None) -> Manifest:
+    """The manifest of the images, the text of the column ``codes`` split into lists, and all lists checked."""
+    manifest = images.manifest if isinstance(images, EmbeddingTable) else images
+    manifest = manifest if codes is None else split_lists(manifest, codes)
+    check_lists(manifest)
+    return manifest
 
 
 def _prefix_of(gallery: Gallery, source: Source) -> str:
