@@ -369,7 +369,8 @@ class _Judge:
 
 def _error(gains: Tensor) -> Tensor:
     """() one standard error of the mean over the networks."""
-    return gains.std() / len(gains) ** 0.5
+    error: Tensor = gains.std() / len(gains) ** 0.5
+    return error
 
 
 def contrastive_loss(real: Tensor, samples: Tensor) -> Tensor:
