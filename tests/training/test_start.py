@@ -55,6 +55,13 @@ def test_unreadable_images_are_left_out_and_named(image_tree, recipe_with, tmp_p
         assert train(recipe, tmp_path / "run", resume=True) == tmp_path / "run/encoder"
 
 
+def test_a_backbone_with_a_pooling_of_its_own_is_not_averaged_unnoticed(recipe_with):
+    backbone = ["model.backbone=test_vit", "model.weights=none", "data.image_size=32", "data.resize=32"]
+    with pytest.warns(UserWarning, match=r"test_vit.*model\.pooling=native"):
+        plan_run(recipe_with(*backbone))
+    assert "test_vit" in plan_run(recipe_with(*backbone, "model.pooling=native"))
+
+
 def test_a_run_starts_from_the_encoder_named_and_takes_its_shape(recipe_with, start, tmp_path):
     asked = recipe_with(*SHORT, f"model.start={start}", "optimizer.lr=1e-12")
     encoder, before = Encoder.from_pretrained(train(asked, tmp_path / "run")), Encoder.from_pretrained(start)

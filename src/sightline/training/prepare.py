@@ -32,6 +32,7 @@ from sightline.labels.code_column import code_lists, deepest, hold_out_codes, re
 from sightline.labels.codes import CodeRelevance, code_tables, sampling_paths
 from sightline.losses import create_loss, loss_options
 from sightline.losses.several_codes import CodesLoss, ItemCodes
+from sightline.models.backbones import has_own_pooling
 from sightline.models.card import DataFacts
 from sightline.models.encoder import SETTINGS_FILE, Encoder, EncoderSettings
 from sightline.models.stages import UpperEncoder
@@ -204,6 +205,12 @@ def _create_encoder(recipe: Recipe, trust: bool) -> Encoder:
         data.stretch,
         trust,
     )
+    if model.pooling == "gem" and has_own_pooling(encoder.backbone):
+        warnings.warn(
+            f"model.pooling=gem averages over positions, and {model.backbone} was trained with a pooling of its own: "
+            "model.pooling=native takes it",
+            stacklevel=2,
+        )
     if model.adaptation == "lora":
         encoder.add_lora(model.lora_rank, recipe.seed)
     return encoder

@@ -89,7 +89,7 @@ class ModelSection(RecipeSection):
     start: Path | None = None
     backbone: str = "tf_efficientnet_lite0"  # a timm model name
     weights: str | None = "bundled"  # bundled, icons (for drawings), hub, distilled or a safetensors file; none: random
-    pooling: str = "gem"  # avg, cls, gem, gem_frozen, max, mean+max, native or none
+    pooling: str = "gem"  # avg, cls, gem, gem_frozen, max, mean+max, none, or native: as the backbone was trained
     feature_norm: Literal["layer", "l2", "none"] = "layer"  # normalisation of the pooled vector before the projection
     embedding_dim: int | None = Field(default=512, ge=1)  # dimensions of the projection; none: no projection
     projection: Literal["random", "pca"] = "random"  # initial projection; pca: principal components of training images
