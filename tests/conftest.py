@@ -71,7 +71,7 @@ def sightline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 @pytest.fixture
-def complains(sightline):
+def check_refused(sightline):
     """Run a command that is wrong: nothing is printed but one message that names all facts; the status is 2."""
 
     def run(words, *facts):

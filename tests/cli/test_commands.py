@@ -19,7 +19,7 @@ def test_version(sightline):
     assert sightline("--version") == (0, f"sightline {__version__}\n", "")
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, complains, image_tree, tiny_recipe, tmp_path):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, check_refused, image_tree, tiny_recipe, tmp_path):
     words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "memory.size=all", "chunk_size=auto"]
     status, out, _ = sightline(*words, "loss.tau=0.02", "--out", tmp_path / "run", "--dry-run")
     assert status == 0
@@ -31,7 +31,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, complains, imag
     assert plan["steps"].split()[0] == str(3 * n_batches)
     assert {"decides", "chunk size", "devices", "memory estimate"} <= plan.keys()
     assert not (tmp_path / "run").exists()
-    complains([*words, "loss.name=roadmop", "--dry-run"], "'roadmap'")
+    check_refused([*words, "loss.name=roadmop", "--dry-run"], "'roadmap'")
 
 
 def test_a_stopped_run_names_no_encoder_and_resumes(sightline, image_tree, tiny_recipe, tmp_path):
@@ -60,7 +60,7 @@ def test_ctrl_c_prints_what_to_type_next(sightline, tmp_path, monkeypatch, modul
     assert command == ([*words, "--resume"] if has_begun else words)
 
 
-def test_from_a_folder_to_a_search_result(sightline, complains, image_tree, tiny_recipe, tmp_path):
+def test_from_a_folder_to_a_search_result(sightline, check_refused, image_tree, tiny_recipe, tmp_path):
     status, out, _ = sightline("data", "check", image_tree, *tiny_recipe)
     assert (status, "72 images, 2 label levels, no fault" in out, "12 < 3 classes" in out) == (0, True, True)
 
@@ -87,9 +87,9 @@ def test_from_a_folder_to_a_search_result(sightline, complains, image_tree, tiny
     assert (place, float(score), path, labels) == ("1", 1.0, str(query), ["class00", "<", "super0"])
 
     other = Encoder.create("tiny", 16, image_size=32, seed=1).save_pretrained(tmp_path / "other")
-    complains(["evaluate", table, "--metric", "mpa"], "'mpa'", "'map'")
-    complains(["evaluate", table, "--split", "tset"], "'tset'", "'train'")
-    complains(["search", query, "--table", table, "--encoder", other], "another encoder")
+    check_refused(["evaluate", table, "--metric", "mpa"], "'mpa'", "'map'")
+    check_refused(["evaluate", table, "--split", "tset"], "'tset'", "'train'")
+    check_refused(["search", query, "--table", table, "--encoder", other], "another encoder")
 
 
 def test_embed_finds_out_that_it_may_not_write_before_it_reads_an_image(sightline, encoder, image_tree, monkeypatch):
@@ -98,20 +98,20 @@ def test_embed_finds_out_that_it_may_not_write_before_it_reads_an_image(sightlin
     assert (status, err) == (2, "sightline: /proc/table.parquet: No such file or directory\n")
 
 
-def test_embed_takes_images_without_labels(sightline, complains, encoder, image_tree, tmp_path):
+def test_embed_takes_images_without_labels(sightline, check_refused, encoder, image_tree, tmp_path):
     flat = image_tree / "super0/class00"
     status, out, _ = sightline("embed", encoder, flat, "--out", tmp_path / "flat.parquet", "--workers", 0)
     assert (status, "6 vectors of 8" in out) == (0, True)
-    complains(["evaluate", tmp_path / "flat.parquet"], "flat.parquet", "labels")
+    check_refused(["evaluate", tmp_path / "flat.parquet"], "flat.parquet", "labels")
 
 
 @pytest.fixture
-def refused(complains, tmp_path):
-    """As `complains`; and nothing is written."""
+def check_nothing_written(check_refused, tmp_path):
+    """As `check_refused`; and nothing is written."""
 
     def run(words, *facts):
         before = sorted(tmp_path.rglob("*"))
-        complains(words, *facts)
+        check_refused(words, *facts)
         assert sorted(tmp_path.rglob("*")) == before
 
     return run
@@ -129,41 +129,47 @@ def manifest(image_tree, tmp_path):
     return write
 
 
-def test_manifests_and_images_with_faults(refused, encoder, manifest, tiny_recipe, tmp_path):
-    refused(["data", "check", manifest(header="path,split,name")], "m.csv", "'label'", "'path'")
-    refused(["data", "check", manifest("x.png,trian,b", "y.png,test,")], "2 faults", "line 4", "'trian'", "line 5", "label")
+def test_manifests_and_images_with_faults(check_nothing_written, encoder, manifest, tiny_recipe, tmp_path):
+    check_nothing_written(["data", "check", manifest(header="path,split,name")], "m.csv", "'label'", "'path'")
+    check_nothing_written(
+        ["data", "check", manifest("x.png,trian,b", "y.png,test,")], "2 faults", "line 4", "'trian'", "line 5", "label"
+    )
     file = manifest("gone.png,train,a", "lost.png,train,a")
     words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "data.val_fraction=0", "sampler.batch_size=4"]
-    refused([*words, "--out", tmp_path / "run"], "gone.png", "lost.png")
+    check_nothing_written([*words, "--out", tmp_path / "run"], "gone.png", "lost.png")
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     file = manifest("bad.png,train,a")
-    refused(["data", "check", file], "bad.png")
+    check_nothing_written(["data", "check", file], "bad.png")
     for workers in (0, 1):
-        refused(["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers], "bad.png")
+        check_nothing_written(["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers], "bad.png")
 
 
-def test_a_recipe_with_faults(refused, manifest, image_tree, tiny_recipe, tmp_path):
+def test_a_recipe_with_faults(check_nothing_written, manifest, image_tree, tiny_recipe, tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
-    refused(["train", recipe], "'optimizer.learning_rat'", "'los'", "'loss'")
-    refused(["train", "imagse"], "'images'")
-    refused(["train", "images", "data.manifest=x", "--tune", "soon"], "--tune", "'soon'", "30m")
+    check_nothing_written(["train", recipe], "'optimizer.learning_rat'", "'los'", "'loss'")
+    check_nothing_written(["train", "imagse"], "'images'")
+    check_nothing_written(["train", "images", "data.manifest=x", "--tune", "soon"], "--tune", "'soon'", "30m")
     file = manifest(f"{image_tree}/super1/class01/0.png,train,lonely")
     words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "sampler.per_class=2", "data.val_fraction=0"]
-    refused([*words, "--out", tmp_path / "run"], "1 of 2", "'lonely'")
+    check_nothing_written([*words, "--out", tmp_path / "run"], "1 of 2", "'lonely'")
 
 
-def test_files_that_are_not_what_they_should_be_and_options_that_contradict(refused, encoder, image_tree, tmp_path):
+def test_files_that_are_not_what_they_should_be_and_options_that_contradict(
+    check_nothing_written, encoder, image_tree, tmp_path
+):
     (tmp_path / "t.parquet").write_text("no table")
-    refused(["evaluate", tmp_path / "t.parquet"], "t.parquet", "embedding table")
-    refused(["evaluate", tmp_path / "none.parquet"], "none.parquet")
-    refused(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "none", "encoder")
+    check_nothing_written(["evaluate", tmp_path / "t.parquet"], "t.parquet", "embedding table")
+    check_nothing_written(["evaluate", tmp_path / "none.parquet"], "none.parquet")
+    check_nothing_written(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "none", "encoder")
     words = ["embed", encoder, image_tree, "--workers", 0, "--out"]
-    refused([*words, tmp_path / "t.parquet/t.parquet"], f"sightline: {tmp_path}/t.parquet: ")
+    check_nothing_written([*words, tmp_path / "t.parquet/t.parquet"], f"sightline: {tmp_path}/t.parquet: ")
     settings = json.loads((encoder / "encoder.json").read_text())
     (encoder / "encoder.json").write_text(json.dumps(settings | {"format": 99}))
-    refused([*words, tmp_path / "x.parquet"], "99")
-    refused(["benchmark", "s.toml", "--out", tmp_path / "out", "--tables", "--repeat"], "--tables", "--repeat")
+    check_nothing_written([*words, tmp_path / "x.parquet"], "99")
+    check_nothing_written(
+        ["benchmark", "s.toml", "--out", tmp_path / "out", "--tables", "--repeat"], "--tables", "--repeat"
+    )
 
 
 def test_a_warning_is_one_line_and_those_of_libraries_are_not_shown(sightline, monkeypatch):

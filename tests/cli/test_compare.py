@@ -28,14 +28,14 @@ def test_prints_which_differences_are_real(sightline, files, by):
     assert all(fact in how for fact in ("200 queries", "paired by position", by))
 
 
-def test_mistakes_are_one_message(sightline, complains, files, tmp_path):
+def test_mistakes_are_one_message(sightline, check_refused, files, tmp_path):
     (tmp_path / "no.json").write_text("no JSON")
     for file in (tmp_path / "no.json", tmp_path / "none.json"):
-        complains(["compare", files[0], file], f"{file.name}: not a result of sightline evaluate")
+        check_refused(["compare", files[0], file], f"{file.name}: not a result of sightline evaluate")
     assert "test (1)" in sightline("compare", files[0], files[0])[1]
-    complains(["compare", *files, "--by", "class"], "unknown unit 'class': did you mean 'classes'?")
-    complains(["compare", *files, "--level", 95], "95.0")
+    check_refused(["compare", *files, "--by", "class"], "unknown unit 'class': did you mean 'classes'?")
+    check_refused(["compare", *files, "--level", 95], "95.0")
     short = Result({"map": np.array([1.0])}).write_json(tmp_path / "short.json")
-    complains(["compare", files[0], short], "200 and 1 queries")
+    check_refused(["compare", files[0], short], "200 and 1 queries")
     plain = Result(Result.read_json(files[0]).per_query).write_json(tmp_path / "plain.json")
-    complains(["compare", plain, plain, "--by", "classes"], "class")
+    check_refused(["compare", plain, plain, "--by", "classes"], "class")

@@ -28,7 +28,7 @@ def test_prepare_from_files_on_disk(sightline, pictures, tmp_path, monkeypatch):
     assert len(read_manifest(tmp_path / "data/folder.parquet")) == 3
 
 
-def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, complains, tmp_path):
+def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, check_refused, tmp_path):
     header = "image_id class_id super_class_id path\n"
     (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.JPG\n")
     (tmp_path / "Ebay_test.txt").write_text(header + "2 2 1 chair_final/2_0.JPG\n")
@@ -36,7 +36,7 @@ def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, co
     Image.new("RGB", (4, 4)).save(tmp_path / "chair_final" / "1_0.JPG")
     words = ["data", "prepare", "sop", "--root", tmp_path, "--out", tmp_path / "sop.parquet"]
     missing = "1 of 2 images are missing: 'chair_final/2_0.JPG'"
-    complains(words, "Ebay_train.txt (train): 1 images, 59551 are published", missing)
+    check_refused(words, "Ebay_train.txt (train): 1 images, 59551 are published", missing)
     assert not list(tmp_path.glob("*sop*"))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -45,12 +45,12 @@ def test_prepare_asks_for_the_published_counts_unless_for_a_subset(sightline, co
     assert pl.read_parquet(tmp_path / "sop.parquet")["path"].to_list() == ["chair_final/1_0.JPG"]
 
 
-def test_prepare_names_what_is_missing_or_not_read(complains, tmp_path):
+def test_prepare_names_what_is_missing_or_not_read(check_refused, tmp_path):
     out = ["--out", tmp_path / "x.csv"]
-    complains(["data", "prepare", "sop", *out], "sop: --root is missing", "needs 'Stanford_Online_Products.zip'")
-    complains(["data", "prepare", "sop", "--root", tmp_path, *out, "--seed", 1], "'sop' has no option 'seed'")
-    complains(["data", "prepare", "glyphs", "--root", tmp_path, *out], "'glyphs' has no option 'root'")
-    complains(["data", "prepare", "roxfrd5k", *out], "unknown data set 'roxfrd5k': did you mean 'roxford5k'?")
+    check_refused(["data", "prepare", "sop", *out], "sop: --root is missing", "needs 'Stanford_Online_Products.zip'")
+    check_refused(["data", "prepare", "sop", "--root", tmp_path, *out, "--seed", 1], "'sop' has no option 'seed'")
+    check_refused(["data", "prepare", "glyphs", "--root", tmp_path, *out], "'glyphs' has no option 'root'")
+    check_refused(["data", "prepare", "roxfrd5k", *out], "unknown data set 'roxfrd5k': did you mean 'roxford5k'?")
 
 
 def test_prepare_hands_a_collection_its_folder(sightline, tmp_path, monkeypatch):

@@ -56,12 +56,12 @@ def test_intervals_over_classes(sightline, table, tmp_path):
     assert f"[{100 * low:.1f}, {100 * high:.1f}]" in out
 
 
-def test_mistakes_are_one_message(complains, table, tmp_path):
+def test_mistakes_are_one_message(check_refused, table, tmp_path):
     words = ["evaluate", table.write(tmp_path / "t.parquet")]
     columns = "'id', 'path', 'split', 'label_0', 'camera'"
-    complains([*words, "--exclude", "kamera"], f"no column 'kamera'; it has {columns}")
-    complains([*words, "--by", "class"], "unknown unit 'class': did you mean 'classes'?")
-    complains([*words, "--interval", 95], "95.0")
+    check_refused([*words, "--exclude", "kamera"], f"no column 'kamera'; it has {columns}")
+    check_refused([*words, "--by", "class"], "unknown unit 'class': did you mean 'classes'?")
+    check_refused([*words, "--interval", 95], "95.0")
 
 
 def test_two_processes_print_and_write_what_one_does(sightline, table, tmp_path):

@@ -127,11 +127,11 @@ def test_options_of_add_reach_the_gallery(sightline, built, images, tmp_path):
     assert "71 added" in sightline("index", "add", built, moved, "--prefix", "b", "--workers", 0)[1]
 
 
-def test_remove_verify_stats_compact(sightline, complains, built):
+def test_remove_verify_stats_compact(sightline, check_refused, built):
     remove = ["index", "remove", built]
     assert sightline(*remove, "super0/class00/0.png", "super0/class00/1.png")[1] == f"{built}: 2 removed, 70 left\n"
     assert sightline(*remove, "--where", 'label_1 == "super1"')[1] == f"{built}: 24 removed, 46 left\n"
-    complains(remove)
+    check_refused(remove)
     assert sightline("index", "verify", built)[:2] == (0, f"{built}: 46 items, no fault\n")
     stats = json.loads(sightline("index", "stats", built, "--json")[1])
     assert (stats["items"], stats["removed"], stats["dim"], stats["encoder"]) == (46, 26, 8, "tiny")
@@ -140,10 +140,12 @@ def test_remove_verify_stats_compact(sightline, complains, built):
     file, (weights,) = built / "gallery.db", (built / "encoder").glob("*.safetensors")
     flip(file, file.read_bytes().index(b'"label_0": "class05"') + 14)
     flip(weights, -5)
-    complains(["index", "verify", built], "2 faults", "/class05/", built / "encoder")
+    check_refused(["index", "verify", built], "2 faults", "/class05/", built / "encoder")
 
 
-def test_an_index_is_measured_and_a_damaged_one_is_reported_and_rebuilt(sightline, complains, encoder, images, tmp_path):
+def test_an_index_is_measured_and_a_damaged_one_is_reported_and_rebuilt(
+    sightline, check_refused, encoder, images, tmp_path
+):
     words = ["index", "build", encoder, images, "--out", tmp_path / "g", "--workers", 0]
     out = sightline(*words, "--index", "IVF4,Flat", "--recall", 1)[1]
     assert re.search(r"^index: IVF4,Flat, recall@10 1\.0000 against exact, nprobe \d$", out, flags=re.M)
@@ -155,7 +157,7 @@ def test_an_index_is_measured_and_a_damaged_one_is_reported_and_rebuilt(sightlin
     flip(file, file.stat().st_size // 2)
     status, out, err = sightline(*query)
     assert (status, out, file.name in err, "brute force" in err) == (*expected[:2], True, True)
-    complains(["index", "verify", tmp_path / "g"], file.name, "--repair")
+    check_refused(["index", "verify", tmp_path / "g"], file.name, "--repair")
     status, out, _ = sightline("index", "verify", tmp_path / "g", "--repair")
     assert (status, file.name in out, "rebuilt" in out) == (0, True, True)
     assert sightline(*query) == expected
@@ -170,7 +172,7 @@ def test_a_filter_that_nothing_passes_names_what_no_item_has(sightline, built, t
     assert "no item has &#39;labl&#39;" in (tmp_path / "sheet.html").read_text()
 
 
-def test_mistakes_are_one_message_and_status_2(sightline, complains, encoder, images, built, tmp_path):
+def test_mistakes_are_one_message_and_status_2(sightline, check_refused, encoder, images, built, tmp_path):
     other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
     search = ["search", images / "super0/class00/0.png", "--gallery"]
     build = ["index", "build", encoder, images, "--workers", 0, "--out"]
@@ -193,7 +195,7 @@ def test_mistakes_are_one_message_and_status_2(sightline, complains, encoder, im
         (["index", "stats", images], "gallery.db"),
     ]
     for words, message in mistakes:
-        complains(words, message)
+        check_refused(words, message)
     assert not (tmp_path / "new").exists()
     with Gallery.open(built) as gallery:
         assert (len(gallery), gallery.verify()) == (72, [])

@@ -113,7 +113,7 @@ def test_a_query_that_belongs_and_has_no_match_gets_its_results(sightline, judge
 
 
 def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(
-    sightline, complains, encoder, judged, images, tmp_path
+    sightline, check_refused, encoder, judged, images, tmp_path
 ):
     assert sightline("index", "verify", judged)[:2] == (0, f"{judged}: 72 items and a rejector, no fault\n")
     rejector = Rejector.load(judged)
@@ -131,10 +131,10 @@ def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(
         assert Rejector.load(out).policy == policy
     rejector.fingerprint = "b" * 32
     rejector.save(own / "rejector")
-    complains(["index", "build", own, images, "--out", tmp_path / "other", "--workers", 0], "b" * 32)
+    check_refused(["index", "build", own, images, "--out", tmp_path / "other", "--workers", 0], "b" * 32)
     assert not (tmp_path / "other").exists()
     (judged / "rejector" / "rejector.json").write_text("{}")
-    complains(["index", "verify", judged], "1 fault", "rejector")
+    check_refused(["index", "verify", judged], "1 fault", "rejector")
 
 
 def test_a_gallery_without_labels_has_no_match_threshold(sightline, encoder, image_tree, tmp_path):
@@ -148,7 +148,7 @@ def test_a_gallery_without_labels_has_no_match_threshold(sightline, encoder, ima
     assert {answer["verdict"]["matched"] for answer in json.loads(out)} == {None}
 
 
-def test_mistakes_are_one_message_and_status_2(complains, judged, images, tmp_path):
+def test_mistakes_are_one_message_and_status_2(check_refused, judged, images, tmp_path):
     plain = shutil.copytree(judged, tmp_path / "plain", ignore=shutil.ignore_patterns("rejector"))
     foreign = Rejector.load(judged)
     foreign.fingerprint = "b" * 32
@@ -171,7 +171,7 @@ def test_mistakes_are_one_message_and_status_2(complains, judged, images, tmp_pa
         (["index", "augment", judged, "--out", plain], "exists and is not empty"),
     ]
     for words, message in mistakes:
-        complains(words, message)
+        check_refused(words, message)
 
 
 def test_depth_and_reciprocal_reach_the_re_ranking(sightline, gallery):
@@ -225,20 +225,20 @@ def test_a_gallery_and_its_images_move_together(sightline, gallery, images, tmp_
 
 @pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="needs pymilvus[milvus_lite]")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of protobuf and pymilvus
-def test_a_gallery_in_milvus_by_the_same_commands(sightline, complains, encoder, gallery, images, tmp_path):
+def test_a_gallery_in_milvus_by_the_same_commands(sightline, check_refused, encoder, gallery, images, tmp_path):
     address = f"milvus+file:{tmp_path}/lite.db/patches"
     build = ["index", "build", encoder, images, "--out", address, "--workers", 0]
-    complains([*build, "--recall", 0.9])
+    check_refused([*build, "--recall", 0.9])
     assert not (tmp_path / "lite.db").exists()
     assert sightline(*build, "--index", "exact")[:2] == (0, f"{address}: 72 items: 72 added\nindex: FLAT\n")
-    complains([*build, "--index", "HNSW32"], "FLAT", "HNSW32")
+    check_refused([*build, "--index", "HNSW32"], "FLAT", "HNSW32")
 
     query = images / "super0/class00/0.png"
     words = ["search", query, "-k", 5, "--where", 'label_1 == "super0"', "--expand", 2, "--encoder", encoder]
     from_milvus, from_folder = (sightline(*words, "--gallery", where)[1] for where in (address, gallery))
     assert (from_milvus, len(from_milvus.splitlines())) == (from_folder, 6)
     for words in (["search", query, "--gallery", address], ["index", "add", address, images, "--workers", 0]):
-        complains(words, "no encoder is saved")
+        check_refused(words, "no encoder is saved")
     assert "72 unchanged" in sightline("index", "add", address, images, "--workers", 0, "--encoder", encoder)[1]
     assert "72 unchanged" in sightline(*build)[1]
     _, out, err = sightline("index", "remove", address, "--where", 'label_1 == "super1"')
@@ -249,10 +249,10 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, complains, encoder,
     assert sightline("index", "compact", address)[0] == 0
 
     fit = ["ood", "fit", "--gallery", address, "--scorer", "knn", "--option", "k=3"]
-    complains(fit, "--out")
+    check_refused(fit, "--out")
     assert sightline(*fit, "--out", tmp_path / "rejector")[0] == 0
     words = ["search", query, "--gallery", address, "--encoder", encoder, "-k", 1, "--reject"]
-    complains(words, "no rejector is saved in this gallery")
+    check_refused(words, "no rejector is saved in this gallery")
     (answer,) = json.loads(sightline(*words, "--rejector", tmp_path / "rejector", "--json")[1])
     assert (answer["verdict"]["matched"], answer["policy"]) == (True, "reject")
 

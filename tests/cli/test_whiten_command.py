@@ -44,10 +44,10 @@ def test_the_values_of_every_query_are_those_of_all_steps(sightline, table, tmp_
     assert results.read_text() == together
 
 
-def test_what_does_not_fit_is_one_message(complains, encoder, table, tmp_path):
-    complains(["evaluate", table, "--whiten", "none.safetensors"], "none.safetensors: no such file")
-    complains(["evaluate", table, "--rerank", "kreciprocl"], "'kreciprocl': did you mean 'kreciprocal'?")
+def test_what_does_not_fit_is_one_message(check_refused, encoder, table, tmp_path):
+    check_refused(["evaluate", table, "--whiten", "none.safetensors"], "none.safetensors: no such file")
+    check_refused(["evaluate", table, "--rerank", "kreciprocl"], "'kreciprocl': did you mean 'kreciprocal'?")
     other = Encoder.create("tiny", 8, image_size=32, seed=1).save_pretrained(tmp_path / "other")
-    complains(["whiten", other, table, "--out", tmp_path / "out"], "must be of this encoder")
-    complains(["whiten", encoder, table, "--out", tmp_path / "out", "--split", "val"], "val")
+    check_refused(["whiten", other, table, "--out", tmp_path / "out"], "must be of this encoder")
+    check_refused(["whiten", encoder, table, "--out", tmp_path / "out", "--split", "val"], "val")
     assert not (tmp_path / "out").exists()

@@ -114,7 +114,7 @@ def table():
     return EmbeddingTable(Manifest(Path("set.csv"), Path(), pl.DataFrame(rows), 0), vectors, "one")
 
 
-def test_the_command_measures_tables_and_writes_every_code(table, sightline, complains, tmp_path):
+def test_the_command_measures_tables_and_writes_every_code(table, sightline, check_refused, tmp_path):
     file, tree = table.write(tmp_path / "t.parquet"), tmp_path / "tree.csv"
     words = ["evaluate", file, "--codes", "codes", "--json", tmp_path / "r.json", "--code-table", tmp_path / "codes.csv"]
     status, out, err = sightline(*words, "--code-alpha", "2")
@@ -132,11 +132,11 @@ def test_the_command_measures_tables_and_writes_every_code(table, sightline, com
     assert f"\n{most.code} " in out
     assert evaluate_table(table, codes="codes")["h_ap"] > expected["h_ap"]
     tree.write_text("child,parent\n1.1.1,1.1\n1.1,1\n")
-    complains([*words, "--code-tree", tree], "t.parquet", "is not in", "tree.csv")
-    complains([*words, "--trec", tmp_path / "trec"], "--trec", "codes")
-    complains(["evaluate", file, "--code-alpha", "2"], "--codes")
-    complains(["evaluate", file, "--codes", "tags"], "t.parquet", "'tags'", "'codes'")
-    complains(["evaluate", file], "no labels")
+    check_refused([*words, "--code-tree", tree], "t.parquet", "is not in", "tree.csv")
+    check_refused([*words, "--trec", tmp_path / "trec"], "--trec", "codes")
+    check_refused(["evaluate", file, "--code-alpha", "2"], "--codes")
+    check_refused(["evaluate", file, "--codes", "tags"], "t.parquet", "'tags'", "'codes'")
+    check_refused(["evaluate", file], "no labels")
 
 
 def test_codes_that_do_not_fit_the_vectors_are_refused():

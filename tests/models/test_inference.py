@@ -120,11 +120,12 @@ def test_threads_of_onnx_runtime_do_not_spin(monkeypatch):
     assert found[0].get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_several_at_once_make_one_export(capsys):
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: open_backend(tiny(), "onnx").run(GREY), range(3)))
-    assert capsys.readouterr().err.count("exporting") == 1
-    assert len({vectors.tobytes() for vectors in found}) == 1
+def test_several_at_once_make_one_export_of_each_encoder(capsys):
+    encoders = [tiny(seed=seed) for seed in (0, 0, 1, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda encoder: open_backend(encoder, "onnx").run(GREY).tobytes(), encoders))
+    assert capsys.readouterr().err.count("exporting") == 2
+    assert [found.index(vectors) for vectors in found] == [0, 0, 2, 2]
 
 
 def test_where_nothing_can_be_kept_the_export_is_for_one_process(tmp_path, monkeypatch, capsys):

@@ -120,10 +120,10 @@ def test_a_converted_checkpoint_is_its_network(tmp_path, stored_config, sightlin
     assert f"{size} dimensions" in out
 
 
-def test_a_deit_needs_the_norm_that_its_file_does_not_tell(tmp_path, sightline, complains):
+def test_a_deit_needs_the_norm_that_its_file_does_not_tell(tmp_path, sightline, check_refused):
     images, expected = deit(tmp_path / "published.ckpt")
     words = ["convert", tmp_path / "published.ckpt", "--out", tmp_path / "encoder"]
-    complains(words, tmp_path / "published.ckpt", "--feature-norm")
+    check_refused(words, tmp_path / "published.ckpt", "--feature-norm")
     assert sightline(*words, "--feature-norm", "none")[0] == 0
     with torch.inference_mode():
         found = Encoder.from_pretrained(tmp_path / "encoder").eval()(images).numpy()
@@ -135,7 +135,7 @@ class Harmful:
         return os.system, ("touch harmed",)
 
 
-def test_checkpoints_that_do_not_fit_are_refused_and_none_is_run(tmp_path, monkeypatch, complains):
+def test_checkpoints_that_do_not_fit_are_refused_and_none_is_run(tmp_path, monkeypatch, check_refused):
     monkeypatch.chdir(tmp_path)
     surplus = {"module.layer9.0.conv1.weight": torch.zeros(1)}
     naver(tmp_path / "surplus.pt", **surplus)
@@ -157,6 +157,6 @@ def test_checkpoints_that_do_not_fit_are_refused_and_none_is_run(tmp_path, monke
         ("pickle.pt", "checkpoint"),
         ("none.pt", "no such file"),
     ):
-        complains(["convert", tmp_path / name, "--out", tmp_path / "encoder"], tmp_path / name, *facts)
+        check_refused(["convert", tmp_path / name, "--out", tmp_path / "encoder"], tmp_path / name, *facts)
     assert not (tmp_path / "encoder").exists()
     assert not (tmp_path / "harmed").exists()

@@ -15,7 +15,7 @@ from sightline import InputError, ood
 FAST_HEAT = {"hidden": 16, "train_steps": 20, "batch_size": 64, "keep": "always"}
 
 
-def refuses(message, call):
+def check_refused(message, call):
     """Assert that the call raises an InputError whose message matches."""
     assert_refused(message, call)
 
@@ -78,7 +78,7 @@ def test_saved_and_loaded_scores_the_same(name, data, tmp_path):
     assert scorer.save(folder) == folder  # an existing one is replaced
     assert list(tmp_path.iterdir()) == [folder]
     if scorer.needs == ("vectors",):
-        refuses("8 dimensions .* got 7", lambda: loaded.score(inputs[:, :7]))
+        check_refused("8 dimensions .* got 7", lambda: loaded.score(inputs[:, :7]))
 
 
 def test_calibration_takes_the_conformal_quantile(data):
@@ -127,13 +127,13 @@ def test_several_needs_are_given_by_name(data, tmp_path):
     assert scorer.fit(both, labels).score(both).shape == (1200,)
     pooled = both | {"feature maps": ood.std_pooled(torch.from_numpy(both["feature maps"]))}  # as an encoder gives them
     np.testing.assert_allclose(scorer.score(pooled), scorer.score(both), rtol=1e-9)
-    refuses("'heat' requires feature maps", lambda: scorer.score({"vectors": vectors}))
-    refuses("3 vectors, 1200 feature maps", lambda: scorer.score(both | {"vectors": vectors[:3]}))
+    check_refused("'heat' requires feature maps", lambda: scorer.score({"vectors": vectors}))
+    check_refused("3 vectors, 1200 feature maps", lambda: scorer.score(both | {"vectors": vectors[:3]}))
     for one in (scorer, ood.load(scorer.save(tmp_path / "scorer"))):
         np.testing.assert_array_equal(one.score(both), scorer.score(both))
-        refuses("vectors .* 8 dimensions .* got 7", lambda one=one: one.score(both | {"vectors": vectors[:, :7]}))
+        check_refused("vectors .* 8 dimensions .* got 7", lambda one=one: one.score(both | {"vectors": vectors[:, :7]}))
         wide = both | {"feature maps": vectors[:, :, None, None]}
-        refuses("feature maps .* 2 dimensions .* got 8", lambda one=one, wide=wide: one.score(wide))
+        check_refused("feature maps .* 2 dimensions .* got 8", lambda one=one, wide=wide: one.score(wide))
 
 
 WRONG = {
@@ -157,12 +157,12 @@ def test_options_that_do_not_fit():
                 ood.create(name, **{option: value})
             assert all(fact in str(refused.value) for fact in (repr(name), option, repr(value)))
     for prior, message in ((5, "priors .*5"), ({"k": 3}, "unknown scorer ''"), ("heat", "'heat'")):
-        refuses(message, lambda prior=prior: ood.create("heat", priors=[prior]))
-    refuses("'vim' is not", lambda: ood.create("heat", priors=["vim"]))
-    refuses("unknown scorer 'gnm': did you mean 'gmm'", lambda: ood.create("gnm"))
-    refuses("scorer 'knn' has no option 'j'", lambda: ood.create("knn", j=3))
+        check_refused(message, lambda prior=prior: ood.create("heat", priors=[prior]))
+    check_refused("'vim' is not", lambda: ood.create("heat", priors=["vim"]))
+    check_refused("unknown scorer 'gnm': did you mean 'gmm'", lambda: ood.create("gnm"))
+    check_refused("scorer 'knn' has no option 'j'", lambda: ood.create("knn", j=3))
     hidden = {"name": "antigravity:fly", "trust": True}  # a scorer inside another cannot vouch for itself
-    refuses("would import .*'antigravity'", lambda: ood.create("composition", scorers=[hidden]))
+    check_refused("would import .*'antigravity'", lambda: ood.create("composition", scorers=[hidden]))
 
 
 def test_inputs_that_do_not_fit():
@@ -179,23 +179,23 @@ def test_inputs_that_do_not_fit():
         ("gmm", [["a", "b"]], r"'gmm': vectors .*\(N, D\)"),
         ("gmm", [[1.0, 2.0], [3.0]], r"'gmm': vectors .*\(N, D\)"),
     ):
-        refuses(message, lambda name=name, inputs=inputs: ood.create(name).fit(inputs))
+        check_refused(message, lambda name=name, inputs=inputs: ood.create(name).fit(inputs))
 
 
 def test_classifiers_and_labels_that_do_not_fit(data):
     vectors, labels = data
     narrow = ood.Classifier(torch.zeros(3, 7), torch.zeros(3))
-    refuses("7 dimensions, got 8", lambda: ood.create("energy").fit(vectors, classifier=narrow))
-    refuses(r"weight \(C, D\) and a bias \(C,\)", lambda: ood.Classifier(torch.zeros(3, 7), torch.zeros(4)))
-    refuses("logits .* classifier", lambda: ood.create("energy", inputs="logits").fit(vectors, classifier=narrow))
-    refuses("Classifier, got Linear", lambda: ood.create("energy").fit(vectors, classifier=torch.nn.Linear(8, 4)))
+    check_refused("7 dimensions, got 8", lambda: ood.create("energy").fit(vectors, classifier=narrow))
+    check_refused(r"weight \(C, D\) and a bias \(C,\)", lambda: ood.Classifier(torch.zeros(3, 7), torch.zeros(4)))
+    check_refused("logits .* classifier", lambda: ood.create("energy", inputs="logits").fit(vectors, classifier=narrow))
+    check_refused("Classifier, got Linear", lambda: ood.create("energy").fit(vectors, classifier=torch.nn.Linear(8, 4)))
     assert np.isfinite(ood.create("energy").fit(vectors, np.zeros(1200)).score(vectors)).all()
-    refuses("labels", lambda: ood.create("energy", stand_in="prototypes").fit(vectors))
-    refuses("labels", lambda: ood.create("gmm", components="classes").fit(vectors))
-    refuses(r"1200 items, got shape \(3,\)", lambda: ood.create("gmm").fit(vectors, labels[:3]))
-    refuses("item 7", lambda: ood.create("gmm").fit(vectors, np.where(np.arange(1200) == 7, np.nan, labels)))
-    refuses("labels", lambda: ood.create("gmm").fit(vectors, [None, *["a"] * 1199]))
-    refuses("labels", lambda: ood.create("gmm").fit(vectors, [[1], [1, 2], *[[1]] * 1198]))
+    check_refused("labels", lambda: ood.create("energy", stand_in="prototypes").fit(vectors))
+    check_refused("labels", lambda: ood.create("gmm", components="classes").fit(vectors))
+    check_refused(r"1200 items, got shape \(3,\)", lambda: ood.create("gmm").fit(vectors, labels[:3]))
+    check_refused("item 7", lambda: ood.create("gmm").fit(vectors, np.where(np.arange(1200) == 7, np.nan, labels)))
+    check_refused("labels", lambda: ood.create("gmm").fit(vectors, [None, *["a"] * 1199]))
+    check_refused("labels", lambda: ood.create("gmm").fit(vectors, [[1], [1, 2], *[[1]] * 1198]))
     by_arrays, by_tensors = (
         ood.create("energy").fit(vectors, classifier=ood.Classifier(weight, bias)).score(vectors)
         for weight, bias in ((np.eye(4, 8), np.ones(4)), (torch.eye(4, 8).double(), torch.ones(4).double()))
@@ -205,12 +205,14 @@ def test_classifiers_and_labels_that_do_not_fit(data):
 
 def test_what_is_not_finite_is_refused_and_never_belongs(data):
     vectors, labels = data
-    refuses("finite", lambda: ood.Classifier(torch.full((3, 8), torch.nan), torch.zeros(3)))
+    check_refused("finite", lambda: ood.Classifier(torch.full((3, 8), torch.nan), torch.zeros(3)))
     huge = ood.Classifier(torch.full((3, 8), 1e308, dtype=torch.float64), torch.zeros(3).double())
     positive = np.abs(vectors) + 1
-    refuses("'energy'.* 1200 of 1200", lambda: ood.create("energy").fit(positive, classifier=huge).calibrate(positive))
+    check_refused(
+        "'energy'.* 1200 of 1200", lambda: ood.create("energy").fit(positive, classifier=huge).calibrate(positive)
+    )
     both = ood.create("composition", scorers=["gmm", "energy"])
-    refuses(r"'energy' .*not finite", lambda: both.fit(positive, labels, huge))
+    check_refused(r"'energy' .*not finite", lambda: both.fit(positive, labels, huge))
     scorer = ood.create("gmm", normalise=False).fit(vectors, labels)
     scorer.calibrate(vectors)
     far = np.full((1, 8), 1e200)
@@ -233,12 +235,12 @@ def test_few_items_for_many_dimensions_work_and_warn():
 
 
 def test_what_is_not_there_yet(data):
-    refuses("'gmm' is not fitted", lambda: ood.create("gmm").score(data[0]))
-    refuses("'gmm' is not fitted", lambda: ood.create("gmm").save("nowhere"))
-    refuses("no threshold", lambda: fitted("gmm", data).is_outlier(data[0]))
+    check_refused("'gmm' is not fitted", lambda: ood.create("gmm").score(data[0]))
+    check_refused("'gmm' is not fitted", lambda: ood.create("gmm").save("nowhere"))
+    check_refused("no threshold", lambda: fitted("gmm", data).is_outlier(data[0]))
     for tpr in (1.5, "all"):
-        refuses(f"tpr .* got {tpr!r}", lambda tpr=tpr: fitted("gmm", data).calibrate(data[0], tpr=tpr))
-    refuses("0 of 0", lambda: fitted("gmm", data).calibrate(data[0][:0]))
+        check_refused(f"tpr .* got {tpr!r}", lambda tpr=tpr: fitted("gmm", data).calibrate(data[0], tpr=tpr))
+    check_refused("0 of 0", lambda: fitted("gmm", data).calibrate(data[0][:0]))
 
 
 def test_a_flipped_bit_is_found_or_changes_nothing(data, tmp_path):
@@ -260,9 +262,9 @@ def test_a_flipped_bit_is_found_or_changes_nothing(data, tmp_path):
 
 
 def test_folders_that_are_no_scorer(data, tmp_path):
-    refuses(r"scorer\.safetensors", lambda: ood.load(tmp_path))
+    check_refused(r"scorer\.safetensors", lambda: ood.load(tmp_path))
     (tmp_path / "note.txt").write_text("mine")
-    refuses("exists and is not a scorer", lambda: fitted("gmm", data).save(tmp_path))
+    check_refused("exists and is not a scorer", lambda: fitted("gmm", data).save(tmp_path))
     folder = fitted("gmm", data).save(tmp_path / "scorer")
     stored = json.loads((folder / "scorer.json").read_text())
     del stored["checksum"]  # as in folders that were written before there was one
@@ -272,10 +274,10 @@ def test_folders_that_are_no_scorer(data, tmp_path):
         ("{", r"scorer\.json"),
     ):
         (folder / "scorer.json").write_text(text)
-        refuses(message, lambda: ood.load(folder))
+        check_refused(message, lambda: ood.load(folder))
     (folder / "scorer.json").write_text(json.dumps(stored))
     (folder / "scorer.safetensors").write_bytes(b"no")
-    refuses(r"header", lambda: ood.load(folder))
+    check_refused(r"header", lambda: ood.load(folder))
 
 
 def test_whole_numbers_of_numpy_are_options_that_can_be_saved(tmp_path):

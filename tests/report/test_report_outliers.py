@@ -70,6 +70,6 @@ def test_a_rejector_in_the_runs_encoder_is_shown_without_being_asked_for(fitted,
     assert f"Made by: sightline report {tmp_path / 'run'}" in text
 
 
-def test_options_that_need_another_are_refused_before_the_work(complains):
+def test_options_that_need_another_are_refused_before_the_work(check_refused):
     for option, needed in (("--outliers", "--detector"), ("--against-name", "--against")):
-        complains(["report", "nowhere.parquet", option, "x"], needed)
+        check_refused(["report", "nowhere.parquet", option, "x"], needed)

@@ -18,7 +18,7 @@
     }
     for (const one of document.querySelectorAll("button:not(.link), select, .pick, input[type=text], input[type=number]")) {
         const { height } = one.getBoundingClientRect(); // for a finger
-        if (innerWidth < 400 && one.checkVisibility() && height < (one.matches(".alike") ? 30 : 44)) say(`${height} high`, one);
+        if (innerWidth < 400 && one.checkVisibility() && height < (one.matches(".alike, .chip") ? 30 : 44)) say(`${height} high`, one);
     }
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {

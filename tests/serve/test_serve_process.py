@@ -90,10 +90,10 @@ def test_several_workers_share_the_gallery_and_count_together(own_gallery):
         assert server.wait(60) in (0, -signal.SIGTERM)
 
 
-def test_what_does_not_fit_is_one_message(complains):
+def test_what_does_not_fit_is_one_message(check_refused):
     for options, message in (
         (["nowhere"], "nowhere"),
         (["nowhere", "--host", "0.0.0.0"], "--token-file"),
         ([], "galleries"),
     ):
-        complains(["serve", "--port", 0, *options], message)
+        check_refused(["serve", "--port", 0, *options], message)

@@ -73,7 +73,7 @@ def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_f
         ("optimiser.lr=1", ["'optimiser'", "'optimizer'"]),
         ("epochs=1", ["'epochs'", "'schedule.epochs'"]),
         ("model.image_size=64", ["'model.image_size'", "'data.image_size'"]),
-        ("data.qqq=3", ["'data.qqq'", "'check_images', 'colour_jitter', 'crop_area'"]),
+        ("data.qqq=3", ["'data.qqq'", "'check_images', 'codes', 'colour_jitter'"]),
         ("seed=one", ["'seed'", "'one'", "integer"]),
         ("schedule.name=square", ["'schedule.name'", "'square'", "'cosine'"]),
         ("optimizer.lr=0", ["'optimizer.lr'", "0", "greater than 0"]),

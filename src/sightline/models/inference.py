@@ -7,6 +7,7 @@ the encoder's fingerprint, with a hash by which damage is found out.
 import copy
 import json
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,6 +39,7 @@ WORTH_EXPORTING = 256  # images: torch encodes about as many in the time that an
 OPSET = 18
 MAX_BYTES = 1 << 31  # of a protobuf, which an ONNX file is
 INPUT, OUTPUT = "images", "embeddings"
+EXPORTING = threading.Lock()  # torch.export changes what all threads of a process share
 N_COMPARED = 4  # of each kind; more than an export is traced with, so that one of fixed length is found out
 Copied = TypeVar("Copied")
 AT_ONCE = 4  # images in one pass of a core: what more leave behind between layers no longer fits in its cache
@@ -260,7 +262,7 @@ def write_onnx(network: Any, file: Path, metadata: Mapping[str, str] | None = No
             f"backbone {network.settings.backbone!r}: {size / 1e9:.1f} GB of weights; an ONNX file holds 2.1 GB"
         )
     side = network.settings.preprocessing.crop
-    with warnings.catch_warnings():
+    with EXPORTING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own insides
         program: Any = torch.onnx.export(  # None only without dynamo
             network,

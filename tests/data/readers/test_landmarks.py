@@ -263,7 +263,7 @@ def test_the_revisited_protocol_by_command(tree, tmp_path, sightline, monkeypatc
     assert re.search(rf"^HesAff-rSIFT-ASMK\* \+ SP +{medium} ", out, re.M)
 
 
-def test_what_a_protocol_cannot_measure_is_refused(tree, tmp_path, complains):
+def test_what_a_protocol_cannot_measure_is_refused(tree, tmp_path, check_refused):
     _, table, _, _ = put_city(tree)
     judged = ["--judgements", judgements_file(tree.out)]
     other = EmbeddingTable.read(table)
@@ -280,7 +280,7 @@ def test_what_a_protocol_cannot_measure_is_refused(tree, tmp_path, complains):
         (["--protocol", "dyml", *judged], ["--judgements"]),
         (judged, ["--protocol"]),
     ):
-        complains(["evaluate", table, *words], *facts)
+        check_refused(["evaluate", table, *words], *facts)
 
 
 def test_a_subset_has_judgements_of_what_is_there(tree):

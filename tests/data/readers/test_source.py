@@ -73,7 +73,7 @@ def test_an_old_manifest_stays_if_the_new_one_fails(sop):
 
 def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
     readers = {name: READERS.find(name) for name in READERS}
-    assert len(readers) == 28
+    assert len(readers) == 29
     on_disk = {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
     assert len(on_disk) == 22
     for name in readers:
