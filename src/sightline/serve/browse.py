@@ -128,8 +128,9 @@ def count_codes(lists: Iterable[Sequence[str]], within: str = "") -> tuple[Count
 
     Example:
         >>> lists = [["26.1.15", "5.3"], ["26.1"], ["26.10", "26.1.2"]]
-        >>> count_codes(lists), count_codes(lists, "26")[0]
-        ((Counter({'26': 3, '5': 1}), {'26', '5'}), Counter({'26.1': 3, '26.10': 1}))
+        >>> counts, with_more = count_codes(lists)
+        >>> counts, sorted(with_more), count_codes(lists, "26")[0]
+        (Counter({'26': 3, '5': 1}), ['26', '5'], Counter({'26.1': 3, '26.10': 1}))
     """
     counts: Counter[str] = Counter()
     with_more: set[str] = set()
