@@ -196,10 +196,10 @@ def _is_current(encoder: Embedder, file: Path) -> bool:
 
 def _make_once(encoder: Embedder, file: Path) -> None:
     """Export to the cache; of several processes one does, and the others wait for it."""
-    check_file(file)
     with locked(file.with_suffix(".lock")):
         if _is_current(encoder, file):
             return
+        check_file(file)
         if failure := _record(file).get("failure"):
             raise InputError(str(failure))
         say(f"exporting the encoder to ONNX (once, kept in {file.parent})")
