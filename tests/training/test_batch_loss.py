@@ -3,12 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning_fabric import Fabric
 from torch.testing import assert_close
 
 from refusals import assert_refused
 from sightline import Encoder, train
 from sightline.losses import SupAPLoss, create_loss, sup_ap_loss
-from sightline.training.batch_loss import BatchLoss, CrossBatchMemory
+from sightline.training.batch_loss import BatchLoss, CrossBatchMemory, remember
+from sightline.training.large_batch import Examples
 
 
 def draw(seed, n_items=6):
@@ -72,6 +74,30 @@ def test_what_counts_in_the_batch_and_against_the_memory_is_kept_apart():
             for name, part in parts.items()
         }
         assert_close(together.terms, expected)
+
+
+def test_a_momentum_encoder_fills_the_memory_by_the_running_mean_of_the_weights():
+    """Written out: after each step the mean moves a quarter of the way, and its embeddings of the batch are kept."""
+    fabric, layer = Fabric(accelerator="cpu", devices=1), torch.nn.Linear(4, 3, bias=False)
+    losses = [BatchLoss(SupAPLoss(), CrossBatchMemory(20, 3, 1), joined=True, momentum=0.75) for _ in range(2)]
+    for loss in losses:
+        loss.start_keys(layer)
+    mean, kept = layer.weight.detach().clone(), {}
+    for step in range(3):
+        images, labels = draw(step)
+        ids = torch.arange(6) + 4 * step  # two of each batch come again in the next
+        batch = Examples(images / 2, labels[:, :1], ids)
+        losses[0](layer(images), labels[:, :1], ids).backward()
+        with torch.no_grad():
+            layer.weight += torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(step))
+        for loss, chunk_size in zip(losses, (None, 4), strict=True):
+            remember(fabric, loss, layer, batch, chunk_size, finished=lambda halves: 2 * halves)
+        mean = 0.75 * mean + 0.25 * layer.weight.detach()
+        kept |= dict(zip(ids.tolist(), images @ mean.T, strict=True))
+    for loss in losses:
+        assert loss.memory.ids.sort()[0].tolist() == sorted(kept)
+        assert_close(loss.memory.rows, torch.stack([kept[number] for number in loss.memory.ids.tolist()]))
+        assert not any(weight.requires_grad for weight in loss.keys.parameters())
 
 
 def test_proxies_follow_the_mean_of_their_class():

@@ -102,6 +102,8 @@ def test_validation_classes_are_never_trained_on(recipe_with):
         (["model.embedding_dim=none", "model.pooling=avg", "loss={name='sup_ap'}"], ["schedule.warmup_epochs"]),
         (["loss.reference=train", "memory.size=10"], ["memory.size", "loss.reference"]),
         (["loss={name='norm_softmax', reference='train'}"], ["loss.reference", "'norm_softmax'"]),
+        (["memory.momentum=0.9"], ["memory.momentum", "memory.size", "loss.reference"]),
+        (["loss.reference=train", "strategy=fsdp"], ["loss.reference", "strategy=fsdp", "memory.momentum=0"]),
         (["loss={name='sup_ap', proxies='means'}"], ["loss.proxies", "'sup_ap'"]),
         (["loss={name='sum_norm_softmax', proxies='means'}"], ["loss.proxies", "'sum_norm_softmax'"]),
         (["model.projection=pca", "model.embedding_dim=33"], ["projection", "33"]),

@@ -1,15 +1,19 @@
 """The loss of a training step: on a batch and, with a memory, on earlier embeddings; its state is in buffers."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from sightline.errors import InputError
 from sightline.losses.blocks import check_blocks, loss_in_blocks
 from sightline.losses.state import fit_buffers, identify_batch, keeps_batches
 from sightline.losses.sums import named_terms, takes_references, terms_of
+from sightline.training.distributed import gathered
+from sightline.training.large_batch import Examples, as_they_are, chunk_bounds
 from sightline.training.recipe import Recipe
 
 PROXY_STEP = 0.1  # towards the mean of a batch: a running mean over about ten batches of the class
@@ -63,12 +67,52 @@ class CrossBatchMemory(nn.Module):
         return self.rows[others], self.labels[others]
 
 
+class MomentumEncoder(nn.Module):
+    """A running mean of an encoder's weights, which embeds images for the memory (momentum encoder, MoCo).
+
+    The latest embeddings of an encoder that learns come from as many encoders as there were steps; items that moved apart
+    for no other reason are out of order. The mean of the weights moves slowly, so that its embeddings can be compared.
+
+    Args:
+        encoder: is copied.
+        momentum: share of the mean that a step keeps, in (0, 1).
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> mean = MomentumEncoder(layer, momentum=0.75)
+        >>> _ = nn.init.constant_(mean.encoder.weight, 1.0), nn.init.constant_(layer.weight, 5.0)
+        >>> mean.follow(layer)
+        >>> mean.encoder.weight.item()
+        2.0
+    """
+
+    def __init__(self, encoder: nn.Module, momentum: float) -> None:
+        super().__init__()
+        self.encoder, self.momentum = copy.deepcopy(encoder).requires_grad_(False).eval(), momentum
+
+    @torch.no_grad()
+    def follow(self, encoder: nn.Module) -> None:
+        """Move the mean towards the encoder's weights; buffers, such as statistics of batch norm, are copied."""
+        for mean, weight in zip(self.encoder.parameters(), encoder.parameters(), strict=True):
+            mean.lerp_(weight.to(mean), 1 - self.momentum)
+        for mean, buffer in zip(self.encoder.buffers(), encoder.buffers(), strict=True):
+            mean.copy_(buffer)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        embeddings: Tensor = self.encoder(images)
+        return embeddings
+
+
 class BatchLoss(nn.Module):
     """A loss on (embeddings, labels, ids) of the whole batch, with an optional memory.
 
     From step ``start`` on, the loss with a memory is a weighted sum of the loss on the batch and the loss against the
     memory, which fills from the first step. If ``joined``, each item of the batch ranks the rest of the batch and all other
     images of the memory in one list; items of the batch carry a gradient, as queries and as items.
+
+    The memory holds the embeddings that the loss was called on. With ``momentum``, :func:`remember` fills it instead, by
+    the encoder that :meth:`start_keys` creates.
 
     Args:
         loss: must take a reference set if there is a memory.
@@ -78,8 +122,10 @@ class BatchLoss(nn.Module):
         joined: rank batch and memory as one list.
         followers: proxies that are running means instead of learned weights; one row for each finest class.
         queries_at_once: rows of scores held in memory; None for all. Without a memory only.
+        momentum: of the encoder that fills the memory; 0 for none.
 
     Attributes:
+        keys: the momentum encoder; None without one.
         terms: terms of the last call; with a memory ``batch`` and, once it is used, ``memory``: see
             :mod:`sightline.losses.sums`.
     """
@@ -95,9 +141,11 @@ class BatchLoss(nn.Module):
         joined: bool = False,
         followers: Sequence[nn.Parameter] = (),
         queries_at_once: int | None = None,
+        momentum: float = 0.0,
     ) -> None:
         super().__init__()
-        self.queries_at_once = queries_at_once
+        self.queries_at_once, self.momentum = queries_at_once, momentum
+        self.keys: MomentumEncoder | None = None
         self.loss, self.memory, self.start, self.share, self.joined = loss, memory, start, share, joined
         self.followers = [proxies.requires_grad_(False) for proxies in followers]
         self.register_buffer("n_steps", torch.zeros((), dtype=torch.int64), persistent=memory is not None)
@@ -109,6 +157,11 @@ class BatchLoss(nn.Module):
         if self.training and self.followers:
             self.move_proxies(embeddings, labels)
         return value
+
+    def start_keys(self, encoder: nn.Module) -> None:
+        """Copy the encoder, as it is before training, if the memory has a momentum."""
+        if self.momentum:
+            self.keys = MomentumEncoder(encoder, self.momentum)
 
     @torch.no_grad()
     def move_proxies(self, embeddings: Tensor, labels: Tensor, step: float = PROXY_STEP) -> None:
@@ -137,7 +190,8 @@ class BatchLoss(nn.Module):
         else:
             value = self._weighted(embeddings, labels, references, ref_labels)
         if self.training:
-            self.memory.push(embeddings, labels, ids)
+            if self.keys is None:
+                self.memory.push(embeddings, labels, ids)
             self.n_steps = self.n_steps + 1
         return value
 
@@ -171,14 +225,54 @@ def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int,
         if size is not None:
             raise InputError("loss.queries_at_once excludes memory.size and loss.reference='train'; remove one")
     if size is None:
+        if section.momentum is not None:
+            raise InputError("memory.momentum needs a memory: set memory.size or loss.reference='train', or remove the key")
         return BatchLoss(loss, followers=followers, queries_at_once=recipe.loss.queries_at_once)
     key = "loss.reference" if joined else "memory.size"
     if not takes_references(loss):
         raise InputError(f"{key}: loss {name!r} takes no reference set; choose another loss, or remove the key")
     if keeps_batches(loss):
         raise InputError(f"{key}: loss {name!r} keeps earlier batches itself; remove the key, or set loss.memory=0")
+    momentum = section.momentum
+    if momentum is None:
+        momentum = 1 - 1 / n_batches if joined else 0.0
+    if momentum and recipe.strategy == "fsdp":
+        raise InputError(
+            f"{key}: a momentum encoder needs whole weights, and strategy=fsdp shards them; set memory.momentum=0 or "
+            "strategy=ddp"
+        )
     memory = CrossBatchMemory(n_images if size == "all" else size, *shape)
-    return BatchLoss(loss, memory, section.start_epoch * n_batches, section.share, joined, followers)
+    start = section.start_epoch * n_batches
+    return BatchLoss(loss, memory, start, section.share, joined, followers, momentum=momentum)
+
+
+def remember(
+    fabric: Fabric,
+    loss: BatchLoss,
+    learner: nn.Module,
+    batch: Examples,
+    chunk_size: int | None = None,
+    finished: Callable[[Tensor], Tensor] = as_they_are,
+) -> None:
+    """After a step, move the momentum encoder of a loss and add its embeddings of the batch to the memory.
+
+    Does nothing for a loss without a momentum encoder.
+
+    Args:
+        fabric: devices and precision.
+        loss: with the memory.
+        learner: after the step.
+        batch: this process's part of it; the memory gets the whole.
+        chunk_size: images per forward pass; None for one pass.
+        finished: converts loaded images to what the learner takes.
+    """
+    if loss.keys is None or loss.memory is None:
+        return
+    loss.keys.follow(learner)
+    bounds = chunk_bounds(len(batch.images), chunk_size)
+    with fabric.autocast():
+        rows = torch.cat([loss.keys(finished(batch.images[start:stop])) for start, stop in bounds])
+    loss.memory.push(gathered(rows), gathered(batch.labels), gathered(batch.ids))
 
 
 def _following_proxies(loss: nn.Module, name: str) -> list[nn.Parameter]:

@@ -39,6 +39,7 @@ class Engine:
         clip_norm: largest gradient norm; None for no limit.
         chunk_size: images per forward pass; None for the whole batch.
         finished: converts loaded images to what the learner takes.
+        after_step: called with each batch, after the weights were updated; None for nothing.
     """
 
     fabric: Fabric
@@ -49,6 +50,7 @@ class Engine:
     clip_norm: float | None = None
     chunk_size: int | None = None
     finished: Callable[[Tensor], Tensor] = as_they_are
+    after_step: Callable[[Examples], None] | None = None
 
     def step(self, batch: Examples, number: int) -> dict[str, float]:
         """Update the weights on one batch; returns loss, its terms, gradient norm before clipping, and learning rate.
@@ -64,6 +66,8 @@ class Engine:
             limit = math.inf if self.clip_norm is None else self.clip_norm
             norm = clip_gradients(self.fabric, self.learner, self.optimizer, limit)
             self.optimizer.step()
+            if self.after_step is not None:
+                self.after_step(here)
             terms = {f"{TERM}{name}": term for name, term in terms_of(self.loss).items()}
             tensors = {"loss": value, "grad_norm": norm} | terms
             numbers = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))

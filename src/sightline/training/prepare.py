@@ -453,6 +453,7 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
     n_batches, epochs = len(sampler.batches(0)), recipe.schedule.epochs
     here = sampler.batch_size // n_processes()
     side = encoder.settings.preprocessing.crop
+    loss.start_keys(learner)
     learner.to(device).train()
     image = torch.zeros(3, side, side, device=device)
     example = learner.resting(image[None])[0] if isinstance(learner, UpperEncoder) else image
@@ -462,6 +463,7 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
         chunk = fitting_chunk_size(learner, example, here)
     options = ", ".join(f"{key}={value!r}" for key, value in recipe.loss.options().items()) or "defaults"
     memory_items = 0 if loss.memory is None else loss.memory.size
+    momentum = f", momentum {loss.momentum:.3g}" if loss.momentum else ""
     megabytes = _megabytes(recipe, learner, loss, example, here, min(chunk or here, here), memory_items * encoder.dim)
     lines = {
         "manifest": train_part.source,
@@ -471,7 +473,7 @@ def plan_run(recipe: Recipe, trust: bool = False) -> str:
         "decides": f"{recipe.validation.mode} {recipe.validation.metric}, every {recipe.validation.every} epoch(s)",
         "model": f"{recipe.model.backbone}, {side} px, {encoder.dim} dimensions, {_n_weights(encoder):,} trainable weights",
         "loss": f"{recipe.loss.name} ({options}), {_n_weights(loss):,} weights",
-        "memory": f"{memory_items} items" if memory_items else "none",
+        "memory": f"{memory_items} items{momentum}" if memory_items else "none",
         "batches": f"{sampler.batch_size} images each, {n_batches} per epoch",
         "steps": f"{n_batches * epochs} in {epochs} epochs",
         "chunk size": f"{chunk or 'the whole batch'}{found}",

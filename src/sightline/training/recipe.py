@@ -170,6 +170,9 @@ class MemorySection(RecipeSection):
     size: int | Literal["all"] | None = None  # items; all: all training images; none: no memory
     start_epoch: int = Field(default=0, ge=0)  # first epoch in which the loss uses the memory; it fills from the start
     share: float = Field(default=0.5, ge=0, le=1)  # weight of the loss against the memory; the batch has the rest
+    # of a running mean of the weights, whose embeddings fill the memory; 0: those of the encoder itself;
+    # none: 0, with loss.reference=train a mean over about one epoch
+    momentum: float | None = Field(default=None, ge=0, lt=1)
 
     @field_validator("size")
     @classmethod

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.models.stages import UpperEncoder
 from sightline.training.account import account_of_run
+from sightline.training.batch_loss import remember
 from sightline.training.cached_features import CachedFeatures, cache_features, embed_features
 from sightline.training.distributed import (
     any_process,
@@ -133,6 +135,7 @@ class TrainingRun:
         self.show_progress = show_progress and self.is_writer
         self.encoder, self.loss, self.labels = parts.encoder, parts.loss, torch.from_numpy(parts.labels)
         self.images = ImageDataset.of(parts.train_part, _train_transform(recipe, self.encoder))
+        self.loss.start_keys(parts.learner)
         self.position, state = self._restore()
         # Features of the frozen lower part, if there is one: the upper part learns from them.
         self.features = self._cache_features(parts.train_part, self.images.transform, recipe.model.n_views)
@@ -161,9 +164,10 @@ class TrainingRun:
             chunk_size = fitting_chunk_size(learner.train(), example.to(fabric.device), n_here)
         optimizer = cast(Optimizer, fabric.setup_optimizers(self.optimizer))
         finished = self.images.finished if self.features is None else as_they_are
-        self.engine = Engine(
-            fabric, module, self.loss, optimizer, recipe.seed, recipe.optimizer.clip_norm, chunk_size, finished
-        )
+        clip_norm, after_step = recipe.optimizer.clip_norm, None
+        if self.loss.keys is not None:
+            after_step = partial(remember, fabric, self.loss, learner, chunk_size=chunk_size, finished=finished)
+        self.engine = Engine(fabric, module, self.loss, optimizer, recipe.seed, clip_norm, chunk_size, finished, after_step)
 
     def _restore(self) -> tuple[Position, dict[str, Any]]:
         """Load encoder and loss from the last checkpoint; returns its position and its whole state."""
