@@ -95,8 +95,8 @@ class MomentumEncoder(nn.Module):
         """Move the mean towards the encoder's weights; buffers, such as statistics of batch norm, are copied."""
         for mean, weight in zip(self.encoder.parameters(), encoder.parameters(), strict=True):
             mean.lerp_(weight.to(mean), 1 - self.momentum)
-        for mean, buffer in zip(self.encoder.buffers(), encoder.buffers(), strict=True):
-            mean.copy_(buffer)
+        for copied, buffer in zip(self.encoder.buffers(), encoder.buffers(), strict=True):
+            copied.copy_(buffer)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
