@@ -40,11 +40,12 @@ def test_each_rung_has_the_best_of_the_one_before_and_the_best_of_all_is_written
     rungs = [[row for row in trials_in(folder) if row["rung"] == str(rung)] for rung in range(len(RUNGS))]
     assert [len(rows) for rows in rungs] == list(RUNGS)
     for rows, later in pairwise(rungs):
-        best = sorted((row for row in rows if row["value"]), key=lambda row: -float(row["value"]))
-        wanted = [row["changes"] for row in best[: len(later)]]
+        found = sorted((row for row in rows if row["value"]), key=lambda row: -float(row["value"]))
+        best = [row["changes"] for row in found]
+        helped = {key for changes in best[: best.index("")] for key in changes.split()}
         kept = {row["changes"] for row in later}
         assert "" in kept
-        assert kept - {""} <= {*wanted}
+        assert all(changes in best[: len(later)] or {*changes.split()} <= helped for changes in kept)
     recipe, folder, best, said = searched
     last = [row for row in trials_in(folder) if row["rung"] == str(len(RUNGS) - 1)]
     value = max(float(row["value"]) for row in last)
@@ -56,6 +57,24 @@ def test_each_rung_has_the_best_of_the_one_before_and_the_best_of_all_is_written
     assert Encoder.from_pretrained(best / "encoder").dim == 16
     assert said[-1].startswith("chosen: ")
     assert len(said) == sum(RUNGS) + 1
+
+
+def test_changes_that_helped_by_themselves_are_tried_together(recipe_with, tmp_path, monkeypatch):
+    monkeypatch.setattr("sightline.training.tune.RUNGS", (10, 2, 2))
+    rows = ["rung,changes,epochs,seconds,value,fault", "0,,1,1,0.5,"]
+    values = {"optimizer.lr=0.0003": 0.4, "optimizer.lr=3e-05": 0.6, "sampler.per_class=2": 0.7, "sampler.per_class=8": 0.8}
+    rows += [f"0,{changes},1,1,{value}," for changes, value in (values | {"loss.name=sup_ap": 0.1}).items()]
+    changed = ("model.adaptation=upper", "model.adaptation=frozen")
+    given = [key for key in SHORT if "adaptation" not in key] + ["optimizer.lr=1e-4", "model.adaptation=full"]
+    rows += [f"0,{changes},1,1,0.45," for changes in changed]
+    losses = ("loss.name=roadmap loss.decomposability=calibration",
+              "loss.name=roadmap loss.decomposability=proxy loss.proxies=means loss.reference=train")  # fmt: skip
+    rows += [f"0,{changes},1,1,," for changes in losses]  # these failed
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/trials.csv").write_text("\n".join(rows) + "\n")
+    tune(recipe_with(*given), tmp_path / "out", minutes=60, resume=True)
+    tried = [row["changes"] for row in trials_in(tmp_path / "out") if row["rung"] == "1"]
+    assert tried == ["optimizer.lr=3e-05 sampler.per_class=8", ""]
 
 
 def test_a_search_that_was_stopped_goes_on_with_what_it_has(searched, tmp_path, monkeypatch):

@@ -1,17 +1,16 @@
 """Choose learning rate, images per class, adaptation and loss on validation classes, within a time budget.
 
-Successive halving: many short runs, the best third again with more time, and finally the best one against the given recipe.
-Each trial has a schedule of its own length, so that the learning rate reaches its final value in each.
+Successive halving: the given recipe and single changes of it in short runs; then, with more time, the best of them and all
+that helped together; finally the best one against the given recipe. Each trial has a schedule of its own length, so that
+the learning rate reaches its final value in each.
 """
 
 import csv
 import io
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,15 @@ from sightline.training.recipe import Recipe, as_recipe, override_recipe, recipe
 from sightline.training.run import train
 from sightline.training.run_folder import RunFolder, load_checkpoint
 
-RATES = (1.0, 3.0, 0.3)  # factors of the recipe's learning rate
-PER_CLASS = (4, 2, 8)
-ADAPTATIONS = ("upper", "full", "frozen")
+RATES = (3.0, 0.3)  # factors of the recipe's learning rate
 LOSSES = (  # in addition to the recipe's own
+    ("loss.name=roadmap", "loss.decomposability=proxy", "loss.proxies=means", "loss.reference=train"),
+    ("loss.name=sup_ap",),
     ("loss.name=roadmap", "loss.decomposability=calibration"),
-    ("loss.name=roadmap", "loss.decomposability=proxy"),
-    ("loss.name=roadmap", "loss.decomposability=proxy", "loss.reference=train"),
 )
-RUNGS = (9, 3, 2)  # trials per rung; the remaining time is shared evenly among trials and later rungs
+ADAPTATIONS = ("full", "upper", "frozen")
+PER_CLASS = (2, 8, 4)
+RUNGS = (10, 3, 2)  # trials per rung; the remaining time is shared evenly among trials and later rungs
 LONGEST = 2  # at most this many times the recipe's epochs
 
 
@@ -115,19 +114,21 @@ class _Search:
             self._run(rung, changes, left / shares)
 
     def _candidates(self, rung: int) -> list[tuple[str, ...]]:
-        """The recipe and random changes of it; in later rungs the recipe and the best of the previous rung."""
+        """The recipe with single changes; in later rungs with the best of the previous rung.
+
+        In the second rung, all changes that helped by themselves also stand together.
+        """
         if rung == 0:
-            rate = self.recipe.optimizer.lr
-            axes = (
-                [f"model.adaptation={one}" for one in ADAPTATIONS],
-                [f"optimizer.lr={factor * rate:.2g}" for factor in RATES],
-                [f"sampler.per_class={one}" for one in PER_CLASS],
-                [(), *LOSSES],
-            )
-            everything = [(*rest, *loss) for *rest, loss in product(*axes)]
-            return [(), *random.Random(self.recipe.seed).sample(everything, RUNGS[0] - 1)]
-        best = [trial.changes for trial in self._best(rung - 1)]
+            return [(), *(change for kind in _single_changes(self.recipe) for change in kind)][: RUNGS[0]]
+        best = [*([self._combination()] if rung == 1 else []), *(trial.changes for trial in self._best(rung - 1))]
+        best = [*dict.fromkeys(best)]
         return [*dict.fromkeys([*best[: RUNGS[rung] - (() not in best[: RUNGS[rung]])], ()])]
+
+    def _combination(self) -> tuple[str, ...]:
+        """Of each kind of change the best one that beat the recipe in the first rung."""
+        places = {trial.changes: place for place, trial in enumerate(self._best(0))}
+        found = [min(kind, key=lambda change: places.get(change, len(places))) for kind in _single_changes(self.recipe)]
+        return tuple(key for change in found if places.get(change, len(places)) < places[()] for key in change)
 
     def _best(self, rung: int) -> list[Trial]:
         """The rung's trials that did not fail, best first."""
@@ -136,23 +137,11 @@ class _Search:
         return sorted(finished, key=lambda trial: trial.value or 0.0, reverse=is_descending)
 
     def _run(self, rung: int, changes: tuple[str, ...], seconds: float) -> None:
-        changed = override_recipe(self.recipe, changes)
-        # Failed trials are left out: they took almost no time and do not show the duration of an epoch.
-        ran = [one for one in self.trials if one.value is not None]
-        pace = [one.seconds / one.epochs for one in ran if self._adaptation(one) == changed.model.adaptation]
-        epochs = max(1, min(int(seconds / min(pace)), LONGEST * self.recipe.schedule.epochs)) if pace else 1
-        length = [f"schedule.epochs={epochs}", f"schedule.warmup_epochs={min(changed.schedule.warmup_epochs, epochs - 1)}"]
-        changed = override_recipe(
-            changed, [*length, "data.check_images=false", "validation.interpolate=true", "loggers=[]"]
-        )
-        folder, since, value, fault = self._folder(rung, changes), time.monotonic(), None, ""
+        folder, since, epochs, value, fault = self._folder(rung, changes), time.monotonic(), 1, None, ""
         try:
-            folder.clear_unless(changed)  # left by a stopped search with another number of epochs
-            encoder = train(changed, folder.path, resume=True, trust=self.trust)
-            if not load_checkpoint(folder.last_checkpoint)[0].is_over(changed):
-                raise KeyboardInterrupt  # SIGTERM stopped the trial: the search ends with it, as by Ctrl-C
-            card = read_card(encoder)
-            value = card.evaluation.metrics[changed.validation.metric].mean if card and card.evaluation else None
+            epochs = self._n_epochs(changes, seconds)
+            since = time.monotonic()
+            value = self._value(self._with_epochs(changes, epochs), folder)
         except InputError as error:
             fault = str(error).splitlines()[0]
             if not changes:
@@ -161,8 +150,38 @@ class _Search:
         _write_trials(self.file, self.trials)
         self.say(self._describe(self.trials[-1]))
 
-    def _adaptation(self, trial: Trial) -> str:
-        return override_recipe(self.recipe, trial.changes).model.adaptation
+    def _n_epochs(self, changes: tuple[str, ...], seconds: float) -> int:
+        """As many epochs as fit, by the trials with the same part of the network learning."""
+        # Failed trials are left out: they took almost no time and do not show the duration of an epoch.
+        ran = [one for one in self.trials if one.value is not None]
+        pace = [one.seconds / one.epochs for one in ran if self._adaptation(one.changes) == self._adaptation(changes)]
+        if not pace and self._adaptation(changes) not in ("full", "lora"):
+            one, folder = self._with_epochs(changes, 1), RunFolder(self.out / "trials/pace")
+            for _ in range(2):  # the first one fills the cache of features
+                since = time.monotonic()
+                shutil.rmtree(folder.path, ignore_errors=True)
+                self._value(one, folder)
+                seconds -= time.monotonic() - since
+            pace = [time.monotonic() - since]
+        return max(1, min(int(seconds / min(pace)), LONGEST * self.recipe.schedule.epochs)) if pace else 1
+
+    def _with_epochs(self, changes: tuple[str, ...], epochs: int) -> Recipe:
+        recipe = override_recipe(self.recipe, changes)
+        warmup = min(recipe.schedule.warmup_epochs, epochs - 1)
+        fixed = ["data.check_images=false", "validation.interpolate=true", "loggers=[]"]
+        return override_recipe(recipe, [f"schedule.epochs={epochs}", f"schedule.warmup_epochs={warmup}", *fixed])
+
+    def _value(self, recipe: Recipe, folder: RunFolder) -> float | None:
+        """Train, or go on, and measure."""
+        folder.clear_unless(recipe)  # left by a stopped search with another number of epochs
+        encoder = train(recipe, folder.path, resume=True, trust=self.trust)
+        if not load_checkpoint(folder.last_checkpoint)[0].is_over(recipe):
+            raise KeyboardInterrupt  # SIGTERM stopped the trial: the search ends with it, as by Ctrl-C
+        card = read_card(encoder)
+        return card.evaluation.metrics[recipe.validation.metric].mean if card and card.evaluation else None
+
+    def _adaptation(self, changes: tuple[str, ...]) -> str:
+        return override_recipe(self.recipe, changes).model.adaptation
 
     def _folder(self, rung: int, changes: tuple[str, ...]) -> RunFolder:
         return RunFolder(self.out / "trials" / f"{rung}-{self._candidates(rung).index(changes)}")
@@ -184,6 +203,17 @@ class _Search:
         beside = "" if before is None or not chosen.changes else f"; the given recipe has {100 * before:.1f}"
         self.say(f"chosen: {self._describe(chosen)}{beside}")
         return best.path
+
+
+def _single_changes(recipe: Recipe) -> list[list[tuple[str, ...]]]:
+    """The changes of each kind, the most promising kind first, without what the recipe has already."""
+    adaptation, per_class = recipe.model.adaptation.split(":")[0], recipe.sampler.per_class
+    return [
+        [(f"optimizer.lr={factor * recipe.optimizer.lr:.2g}",) for factor in RATES],
+        [*LOSSES],
+        [(f"model.adaptation={one}",) for one in ADAPTATIONS if one != adaptation],
+        [(f"sampler.per_class={one}",) for one in PER_CLASS if one != per_class],
+    ]
 
 
 def _write_trials(file: Path, trials: Sequence[Trial]) -> None:
