@@ -37,9 +37,11 @@ def test_a_memory_is_part_of_the_checkpoint(whole_and_resumed):
     assert len(load_checkpoint(whole / "last.pt")[1]["loss"]["memory.ids"]) > 0
 
 
-@pytest.mark.parametrize("adaptation", ["frozen", "upper"])
-def test_cached_features_in_chunks_ranked_against_the_training_set(whole_and_resumed, adaptation):
-    whole_and_resumed(f"model.adaptation={adaptation}", "chunk_size=5", "loss.reference=train", "schedule.epochs=2")
+@pytest.mark.parametrize(("adaptation", "reference"), [("frozen", "train"), ("upper", "both")])
+def test_cached_features_in_chunks_ranked_against_the_training_set(whole_and_resumed, adaptation, reference):
+    settings = [f"model.adaptation={adaptation}", f"loss.reference={reference}", "chunk_size=5", "schedule.epochs=2"]
+    state = load_checkpoint(whole_and_resumed(*settings) / "last.pt")[1]["loss"]
+    assert any(name.startswith("keys.") for name in state), "the momentum encoder"
 
 
 def test_half_precision_keeps_its_loss_scale(whole_and_resumed, monkeypatch):

@@ -29,7 +29,7 @@ FSDP = ["optimizer.clip_norm=0.5", "checkpoint_every=2", "strategy=fsdp"]
 RUNS = {  # overrides of runs that start in one pair of processes, one after the other
     "memory": ["memory.size=40", "memory.momentum=0.5"],
     "frozen": ["model.adaptation=frozen", "model.projection=pca", "loss.reference=train", "schedule.epochs=2"],
-    "upper": ["model.adaptation=upper", "model.projection=pca", "loss.reference=train", "schedule.epochs=2"],
+    "upper": ["model.adaptation=upper", "model.projection=pca", "loss.reference=both", "schedule.epochs=2"],
     "sharded": [*FSDP, "chunk_size=4"],
     "sharded resnet": [
         *FSDP, "model.backbone=resnet18", "optimizer.name=sgd", "memory.size=40", "schedule.epochs=2",

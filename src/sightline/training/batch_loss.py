@@ -215,27 +215,30 @@ def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int,
         shape: dimensions of an embedding, and label levels.
         n_batches: batches per epoch.
     """
-    section, name, joined = recipe.memory, recipe.loss.name, recipe.loss.reference == "train"
+    section, name, reference = recipe.memory, recipe.loss.name, recipe.loss.reference
+    is_whole_set = reference != "batch"
     followers = _following_proxies(loss, name) if recipe.loss.proxies == "means" else ()
-    if joined and section.size is not None:
-        raise InputError("memory.size and loss.reference='train' exclude each other; remove one")
-    size = "all" if joined else section.size
+    if is_whole_set and section.size is not None:
+        raise InputError(f"memory.size and loss.reference={reference!r} exclude each other; remove one")
+    size = "all" if is_whole_set else section.size
     if recipe.loss.queries_at_once is not None:
         check_blocks(loss)
         if size is not None:
-            raise InputError("loss.queries_at_once excludes memory.size and loss.reference='train'; remove one")
+            raise InputError(
+                f"loss.queries_at_once excludes {'loss.reference' if is_whole_set else 'memory.size'}; remove one"
+            )
     if size is None:
         if section.momentum is not None:
             raise InputError("memory.momentum needs a memory: set memory.size or loss.reference='train', or remove the key")
         return BatchLoss(loss, followers=followers, queries_at_once=recipe.loss.queries_at_once)
-    key = "loss.reference" if joined else "memory.size"
+    key = "loss.reference" if is_whole_set else "memory.size"
     if not takes_references(loss):
         raise InputError(f"{key}: loss {name!r} takes no reference set; choose another loss, or remove the key")
     if keeps_batches(loss):
         raise InputError(f"{key}: loss {name!r} keeps earlier batches itself; remove the key, or set loss.memory=0")
     momentum = section.momentum
     if momentum is None:
-        momentum = 1 - 1 / n_batches if joined else 0.0
+        momentum = 1 - 1 / n_batches if is_whole_set else 0.0
     if momentum and recipe.strategy == "fsdp":
         raise InputError(
             f"{key}: a momentum encoder needs whole weights, and strategy=fsdp shards them; set memory.momentum=0 or "
@@ -243,7 +246,7 @@ def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int,
         )
     memory = CrossBatchMemory(n_images if size == "all" else size, *shape)
     start = section.start_epoch * n_batches
-    return BatchLoss(loss, memory, start, section.share, joined, followers, momentum=momentum)
+    return BatchLoss(loss, memory, start, section.share, reference == "train", followers, momentum=momentum)
 
 
 def remember(

@@ -107,8 +107,8 @@ class LossSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "roadmap"  # one of sl.list_losses()
-    # what a batch is ranked against: the batch itself, or the latest embeddings of all training images
-    reference: Literal["batch", "train"] = "batch"
+    # what a batch is ranked against: the batch itself; all training images (train); or one loss for each (both)
+    reference: Literal["batch", "train", "both"] = "batch"
     # how proxies move: learned by gradients, or as running means of the embeddings of their class
     proxies: Literal["learned", "means"] = "learned"
     # rows of scores held in memory, for batches of thousands of images; none: all
@@ -171,7 +171,7 @@ class MemorySection(RecipeSection):
     start_epoch: int = Field(default=0, ge=0)  # first epoch in which the loss uses the memory; it fills from the start
     share: float = Field(default=0.5, ge=0, le=1)  # weight of the loss against the memory; the batch has the rest
     # of a running mean of the weights, whose embeddings fill the memory; 0: those of the encoder itself;
-    # none: 0, with loss.reference=train a mean over about one epoch
+    # none: 0, with loss.reference a mean over about one epoch
     momentum: float | None = Field(default=None, ge=0, lt=1)
 
     @field_validator("size")
