@@ -220,18 +220,15 @@ def add_memory(loss: nn.Module, recipe: Recipe, n_images: int, shape: tuple[int,
     followers = _following_proxies(loss, name) if recipe.loss.proxies == "means" else ()
     if is_whole_set and section.size is not None:
         raise InputError(f"memory.size and loss.reference={reference!r} exclude each other; remove one")
-    size = "all" if is_whole_set else section.size
+    size, key = ("all", "loss.reference") if is_whole_set else (section.size, "memory.size")
     if recipe.loss.queries_at_once is not None:
         check_blocks(loss)
         if size is not None:
-            raise InputError(
-                f"loss.queries_at_once excludes {'loss.reference' if is_whole_set else 'memory.size'}; remove one"
-            )
+            raise InputError(f"loss.queries_at_once and {key} exclude each other; remove one")
     if size is None:
         if section.momentum is not None:
             raise InputError("memory.momentum needs a memory: set memory.size or loss.reference='train', or remove the key")
         return BatchLoss(loss, followers=followers, queries_at_once=recipe.loss.queries_at_once)
-    key = "loss.reference" if is_whole_set else "memory.size"
     if not takes_references(loss):
         raise InputError(f"{key}: loss {name!r} takes no reference set; choose another loss, or remove the key")
     if keeps_batches(loss):
