@@ -49,14 +49,17 @@ def items(n, seed=0):
 
 
 @pytest.fixture
-def both(tmp_path):
+def folder(tmp_path):
+    with Gallery.create(tmp_path / "folder", IDENTITY, index="exact") as gallery:
+        gallery.add(*items(40))
+        yield gallery
+
+
+@pytest.fixture
+def both(folder, tmp_path):
     """The same 40 items in Milvus and in a folder."""
-    with (
-        MilvusGallery.make(uri_of(tmp_path), IDENTITY, index="exact") as milvus,
-        Gallery.create(tmp_path / "folder", IDENTITY, index="exact") as folder,
-    ):
-        for gallery in (milvus, folder):
-            gallery.add(*items(40))
+    with MilvusGallery.make(uri_of(tmp_path), IDENTITY, index="exact") as milvus:
+        milvus.add(*items(40))
         yield milvus, folder
 
 
@@ -64,13 +67,6 @@ def assert_same_results(milvus, folder, **options):
     found, expected = (gallery.search(draw(1, 7), **options) for gallery in (milvus, folder))
     assert found[0].dtype == np.float32
     assert_same(found, expected)
-
-
-def test_it_finds_what_the_folder_finds(both):
-    for options in ({"k": 1}, {"k": 100}, {"k": 8, "where": 'label == "a" and year >= 2007'}):
-        assert_same_results(*both, **options)
-    refinement = Refinement(expand=3, rerank="kreciprocal", depth=15, reciprocal=5)
-    assert_same(*(refined_search(one, draw(4, 5), 6, refinement, where="year > 2003") for one in both), atol=1e-4)
 
 
 def test_it_holds_what_the_folder_holds_after_any_writes(both, tmp_path):
@@ -115,12 +111,16 @@ JOINED += ["not not x == 'a'", "not (1 <= x < 3)", "x == 1 or x == 'a' or not id
 JOINED += ["not (x in [1, None] and year != 2001)", "has(codes, '26') and not has(codes, '26.1') or '5.3' in x"]
 
 
-def test_filters_mean_what_they_mean_in_the_folder(both):
+def test_it_finds_what_the_folder_finds_and_filters_mean_the_same(both):
     milvus, folder = both
     for text in [*LEAVES, *JOINED]:
         for condition in (text, f"not ({text})"):
             assert milvus.filter(condition) == folder.filter(condition), condition
             assert milvus.count(condition) == folder.count(condition), condition
+    for options in ({"k": 1}, {"k": 100}, {"k": 8, "where": 'label == "a" and year >= 2007'}):
+        assert_same_results(*both, **options)
+    refinement = Refinement(expand=3, rerank="kreciprocal", depth=15, reciprocal=5)
+    assert_same(*(refined_search(one, draw(4, 5), 6, refinement, where="year > 2003") for one in both), atol=1e-4)
 
 
 def test_what_is_not_in_the_language_is_refused_and_a_string_cannot_leave_its_quotes():
@@ -133,8 +133,7 @@ def test_what_is_not_in_the_language_is_refused_and_a_string_cannot_leave_its_qu
 
 
 @pytest.mark.parametrize("partition", ["label", "x"])
-def test_partitions_change_where_items_are_and_not_what_is_found(both, tmp_path, partition):
-    _, folder = both
+def test_partitions_change_where_items_are_and_not_what_is_found(folder, tmp_path, partition):
     with MilvusGallery.make(uri_of(tmp_path, "parted"), IDENTITY, index="exact", partition=partition) as parted:
         parted.add(*items(40))
         assert parted.stats()["partitions"] > 1

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
-from served_galleries import png
+from page_server import png
 from server_process import accepted, process, until
 
 from sightline.serve.guard import Arrival, Arrivals, Sparse
@@ -76,20 +76,14 @@ def hasty(shared_gallery):
         assert line.rstrip("\n").isprintable()
 
 
-def test_a_body_that_does_not_arrive_in_time_gets_408(hasty):
+def test_a_head_or_a_body_that_does_not_arrive_in_time_ends_its_connection(hasty):
+    bodies = 5 * [JSON_HEAD, FORM_HEAD, CHUNKED_HEAD, PUT_HEAD]
     with ExitStack() as stack:
-        opened = [connected(stack, hasty[0], sent) for sent in 5 * [JSON_HEAD, FORM_HEAD, CHUNKED_HEAD, PUT_HEAD]]
-        for answer in map(heard, opened):
-            assert status(answer) == 408
-            assert b"application/problem+json" in answer
-
-
-def test_a_head_that_does_not_arrive_in_time_ends_its_connection(hasty):
-    with ExitStack() as stack:
-        opened = [connected(stack, hasty[0], sent) for sent in (HALF_HEAD, b"", WHOLE_HEAD + HALF_HEAD)]
-        answers = [heard(one) for one in opened]  # ends when they are closed
-    assert answers[:2] == [b"", b""]
-    assert status(answers[2]) == 200
+        opened = [connected(stack, hasty[0], sent) for sent in (*bodies, WHOLE_HEAD + HALF_HEAD, HALF_HEAD, b"")]
+        *answers, answered, half, nothing = [heard(one) for one in opened]  # ends when they are closed
+    assert {status(answer) for answer in answers} == {408}
+    assert all(b"application/problem+json" in answer for answer in answers)
+    assert (status(answered), half, nothing) == (200, b"", b"")
 
 
 def test_a_client_that_does_not_listen_is_let_go(hasty):
@@ -120,18 +114,14 @@ ODD = [
 ]
 
 
-def test_odd_requests_are_refused_and_logged_as_json(hasty):
+def test_odd_requests_are_refused_and_logged_as_json_and_a_client_that_leaves_is_no_error(hasty):
+    address, log = hasty
     with ExitStack() as stack:
         for sent in ODD:
-            assert status(heard(connected(stack, hasty[0], sent))) in (400, 404, 413, 422), sent[:200]
-
-
-def test_a_client_that_leaves_while_it_sends_is_no_error(hasty):
-    address, log = hasty
-    left = '"route": "/v1/search", "status": 499'
+            assert status(heard(connected(stack, address, sent))) in (400, 404, 413, 422), sent[:200]
     with ExitStack() as stack:
         connected(stack, address, FORM_HEAD)
-    until(lambda: left in "".join(log))
+    until(lambda: '"route": "/v1/search", "status": 499' in "".join(log))
 
 
 def test_uploads_that_are_half_there_do_not_hold_up_the_end(own_gallery):
@@ -196,9 +186,9 @@ def test_for_one_body_more_than_may_arrive_the_oldest_goes():
 
 
 def test_a_message_that_comes_often_is_logged_some_times_and_counted():
-    sparse, record = Sparse(most=2, seconds=60), logging.LogRecord("a", 40, "f", 1, "full %s", ("x",), None)
+    sparse = Sparse(most=2, seconds=60)
+    record, other = (logging.LogRecord("a", 40, "f", 1, text, (), None) for text in ("full", "other"))
     assert [sparse.filter(record) for _ in range(5)] == [True, True, False, False, False]
-    other = logging.LogRecord("a", 40, "f", 1, "other", (), None)
     assert sparse.filter(other)
     record.created += 31
     assert sparse.filter(record)
