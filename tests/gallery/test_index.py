@@ -194,8 +194,8 @@ def test_names_and_shares_that_do_not_fit_are_refused(tmp_path):
 def test_auto_chooses_by_size_recall_and_memory(monkeypatch):
     assert choose_index(10**6, 512, 0.9999, 2**40) == "exact"
     assert choose_index(200_000, 512, 0.95, 2**24) == "IVF2048,PQ64"
-    for n_bytes, kind in ((2**32, "HNSW32"), (2**28, "IVF2048,SQ8"), (2**26, "IVF2048,PQ64")):  # half of the free memory
-        monkeypatch.setattr("psutil.virtual_memory", lambda free=n_bytes: SimpleNamespace(available=free))
+    for n_bytes, kind in ((950e6, "HNSW32"), (940e6, "IVF2048,SQ8"), (200e6, "IVF2048,PQ64")):  # half of the free memory
+        monkeypatch.setattr("psutil.virtual_memory", lambda free=n_bytes: SimpleNamespace(available=int(free)))
         assert choose_index(200_000, 512, 0.95) == kind
 
 

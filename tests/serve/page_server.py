@@ -91,7 +91,7 @@ def make_galleries(folder: Path) -> dict[str, Path]:
     coded = manifest.table.with_columns(codes=pl.Series(map(codes_of, range(40))))
     part = dataclasses.replace(manifest, table=coded[4:], places=None)
     held = {"plain": manifest, "other": part, "strict": manifest, "picky": manifest}
-    made = {name: make_gallery(folder / name, images, seed=name == "other") for name, images in held.items()}
+    made = {name: make_gallery(folder / name, images, seed=int(name == "other")) for name, images in held.items()}
     table = embed_manifest(Encoder.from_pretrained(made["plain"] / "encoder"), manifest)
     rejector = fit_rejector(table, "knn", 0.95, table, k=2)
     for name, limit in (("strict", 0.0), ("picky", 0.9999999)):

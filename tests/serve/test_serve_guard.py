@@ -1,5 +1,6 @@
 """Scopes, tokens and sessions; host and origin checks; limits; headers and logs; settings."""
 
+import asyncio
 import json
 import logging
 import re
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 
 from refusals import assert_refused
 from sightline.cli.main import app as command_line
-from sightline.serve.guard import JsonLines, RateLimit
+from sightline.serve.guard import Arrival, Arrivals, JsonLines, RateLimit, Sparse
+from sightline.serve.schemas import Problem
 from sightline.serve.settings import ServeSettings, Tokens, add_token, read_settings, read_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -232,3 +234,62 @@ def test_settings_and_tokens_that_do_not_fit_are_refused_by_name(tmp_path):
     for text in ("", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["):
         file.write_text(text)
         assert_refused(r"tokens\.toml", read_tokens, file)
+
+
+def body_of(*parts):
+    """A receive that gives these parts, and then nothing for ever."""
+    left = list(parts)
+
+    async def receive():
+        if not left:
+            await asyncio.Event().wait()
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": part != b"end"}
+
+    return receive
+
+
+def test_beyond_the_budget_the_oldest_body_alone_arrives():
+    async def run():
+        arrivals = Arrivals(budget_bytes=10, most=8, seconds=60)
+        old, new = Arrival(), Arrival()
+        of_old, of_new = body_of(b"123456", b"7", b"end"), body_of(b"123456", b"end")
+        await arrivals.message(old, of_old)
+        await arrivals.message(new, of_new)  # 12 bytes are held
+        waits = asyncio.create_task(arrivals.message(new, of_new))
+        await arrivals.message(old, of_old)
+        await arrivals.message(old, of_old)
+        await asyncio.sleep(0)
+        assert not waits.done()  # the old one is whole, and not answered yet
+        arrivals.release(old)
+        assert (await waits)["body"] == b"end"
+        arrivals.release(new)
+        arrivals.release(new)
+        assert arrivals.n_bytes() == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_for_one_body_more_than_may_arrive_the_oldest_goes():
+    async def run():
+        arrivals = Arrivals(budget_bytes=1000, most=2, seconds=60)
+        asked = [asyncio.create_task(arrivals.message(Arrival(), body_of())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert (await arrivals.message(Arrival(), body_of(b"end")))["body"] == b"end"
+        with pytest.raises(Problem) as refused:
+            await asked[0]
+        assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (429, "1")
+        assert not asked[1].done()
+        asked[1].cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_message_that_comes_often_is_logged_some_times_and_counted():
+    sparse = Sparse(most=2, seconds=60)
+    record, other = (logging.LogRecord("a", 40, "f", 1, text, (), None) for text in ("full", "other"))
+    assert [sparse.filter(record) for _ in range(5)] == [True, True, False, False, False]
+    assert sparse.filter(other)
+    record.created += 31
+    assert sparse.filter(record)
+    assert record.fields == {"left_out": 3}
