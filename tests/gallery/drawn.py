@@ -1,7 +1,4 @@
-"""Items whose vectors are drawn from a seed, and a limit on the size of files, as a full disk has one."""
-
-import resource
-from contextlib import contextmanager
+"""Items whose vectors are drawn from a seed."""
 
 import numpy as np
 
@@ -15,11 +12,7 @@ def draw(n_rows, seed=0, dim=DIM):
     return np.random.default_rng(seed).standard_normal((n_rows, dim)).astype(np.float32)
 
 
-@contextmanager
-def files_of_at_most(n_bytes):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def assert_same(found, expected, atol=1e-5):
+    """Rankings, each ``(scores, ids)``, have the same ids, and scores as near as this."""
+    assert np.asarray(found[1]).tolist() == np.asarray(expected[1]).tolist()
+    np.testing.assert_allclose(found[0], expected[0], atol=atol)

@@ -5,13 +5,13 @@ import os
 import shutil
 import sqlite3
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
 from drawn import DIM, IDENTITY, draw
 
 from refusals import assert_refused
-from sightline.errors import InputError
 from sightline.gallery.gallery import EncoderIdentity, Gallery
 from sightline.gallery.local import backup_gallery, restore_gallery
 
@@ -43,8 +43,7 @@ def secret(tmp_path):
 
 def content(folder):
     """Every file's bytes and time."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
 def search(folder, **options):
@@ -76,13 +75,18 @@ def test_who_reads_changes_no_byte(sightline, folder, tmp_path):
 
 
 def test_a_table_that_lacks_rows_is_made_whole_by_the_next_write(folder):
-    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(b"\0" * file.stat().st_size)):
-        damage(folder / "vectors-0.f32")
+    table = folder / "vectors-0.f32"
+    for damage in (table.unlink, lambda: table.write_bytes(b"\0" * table.stat().st_size)):
+        damage()
         with Gallery.open(folder) as writer:
             writer.upsert(["new"], draw(1, seed=3))
         with Gallery.open(folder, read_only=True) as reader:
             reader.search(draw(1))
             assert reader._snapshot.is_mapped
+    expected = search(folder)
+    table.unlink()
+    table.mkdir()  # a folder in its place is searched around
+    assert search(folder) == search(folder, read_only=True) == expected
 
 
 @pytest.mark.parametrize("link", ["symbolic", "hard"])
@@ -107,22 +111,25 @@ def test_no_derived_file_is_followed_to_another(sightline, folder, secret, name,
 
 
 @pytest.mark.parametrize("name", ["gallery.db", "gallery.db-wal", "encoder", "rejector"])
-def test_links_to_a_database_or_a_model_are_refused(sightline, folder, secret, tmp_path, name):
-    before = secret.read_text()
-    (tmp_path / "models").mkdir()
-    target = tmp_path / "models" if name in ("encoder", "rejector") else secret
+def test_links_to_a_database_or_a_model_are_refused(check_refused, folder, secret, tmp_path, name):
+    before, outside = secret.read_text(), tmp_path / "models"
+    outside.mkdir()
+    target = outside if name in ("encoder", "rejector") else secret
     if name == "gallery.db":
         target = (folder / name).rename(tmp_path / "real.db")
     (folder / name).symlink_to(target)
-    search_words = ["search", "item 3", "--gallery", folder, *(["--reject"] if name == "rejector" else [])]
     commands = [["index", "verify", folder], ["index", "backup", folder, tmp_path / "copy"]]
-    for words in commands if name == "encoder" else [search_words, *commands]:
-        status, out, err = sightline(*words)
-        assert (status, out, name in err, "link" in err) == (2, "", True, True)
-    assert (secret.read_text(), (tmp_path / "copy").exists()) == (before, False)
+    if name != "encoder":
+        commands.append(["search", "item 3", "--gallery", folder, *(["--reject"] if name == "rejector" else [])])
+    if name == "rejector":
+        fitting = ["ood", "fit", "--gallery", folder, "--scorer", "knn", "--option", "k=2"]
+        check_refused(fitting, name, "--out")  # it is not written through the link either
+    for words in commands:
+        check_refused(words, name, "link")
+    assert (secret.read_text(), (tmp_path / "copy").exists(), list(outside.iterdir())) == (before, False, [])
     if name == "encoder":
-        with Gallery.open(folder) as gallery, pytest.raises(InputError, match="encoder: is a link"):
-            gallery.encoder()
+        with Gallery.open(folder) as gallery:
+            assert_refused("encoder: is a link", gallery.encoder)
 
 
 @pytest.mark.parametrize("make", [lambda file: file.symlink_to("/dev/zero"), os.mkfifo])
@@ -134,8 +141,7 @@ def test_links_and_pipes_are_neither_backed_up_nor_restored(folder, tmp_path, ma
         make(gallery / where / "one.png")
     assert_refused(r"one\.png", backup_gallery, folder, tmp_path / "second")
     assert_refused(r"one\.png", restore_gallery, tmp_path / "copy", tmp_path / "restored")
-    assert not (tmp_path / "second").exists()
-    assert not (tmp_path / "restored").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"g", "copy"}
 
 
 def test_backups_inside_the_gallery_are_neither_made_nor_lost(folder):
@@ -148,12 +154,9 @@ def test_backups_inside_the_gallery_are_neither_made_nor_lost(folder):
     assert (inside / "gallery.db").is_file()
 
 
-def checksum(key, value):
-    return zlib.crc32(f"{key}\0{value}".encode())
-
-
 def describe(key, value):
-    return f"UPDATE described SET value = '{value}', checksum = {checksum(key, value)} WHERE key = '{key}'"
+    checksum = zlib.crc32(f"{key}\0{value}".encode())
+    return f"UPDATE described SET value = '{value}', checksum = {checksum} WHERE key = '{key}'"
 
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS {} FROM n"
@@ -181,29 +184,26 @@ ODD_METADATA = ["[]", "3", '{"a": [1]}', '{"a": {"b": 1}}', '{"a": NaN}', "[" * 
 
 
 def execute(folder, script):
-    connection = sqlite3.connect(folder / "gallery.db")
-    connection.executescript(script)
-    connection.close()
+    with closing(sqlite3.connect(folder / "gallery.db")) as connection:
+        connection.executescript(script)
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_database_is_one_message(sightline, folder, kind):
+def test_an_odd_database_is_one_message(check_refused, folder, kind):
     execute(folder, ODD[kind])
     for words in (["search", "item 3", "--gallery", folder], ["index", "verify", folder]):
-        status, out, err = sightline(*words)
-        assert (status, out, str(folder) in err, "Traceback" in err) == (2, "", True, False), words
+        check_refused(words, folder)
     (folder / "vectors-0.f32").unlink()
     assert_refused(str(folder), search, folder)
 
 
-def test_odd_metadata_is_one_message(sightline, folder):
+def test_odd_metadata_is_one_message(check_refused, folder):
     for value in [f"'{text}'" for text in ODD_METADATA] + ["x'ff'"]:
         execute(folder, f"UPDATE items SET metadata = {value} WHERE row = 3")
-        status, out, err = sightline("search", "item 3", "--gallery", folder)
-        assert (status, out, "row 3" in err) == (2, "", True), value[:20]
-        assert sightline("index", "verify", folder)[0] == 2
-        with Gallery.open(folder) as gallery, pytest.raises(InputError, match="row 3"):
-            gallery.remove(["item 3"])
+        check_refused(["search", "item 3", "--gallery", folder], "row 3")
+        check_refused(["index", "verify", folder])
+        with Gallery.open(folder) as gallery:
+            assert_refused("row 3", gallery.remove, ["item 3"])
 
 
 HEADERS = [{"n_rows": -1}, {"n_rows": "many"}, {"n_rows": 10**12}, {"epoch": None}, {"file": "../secret.sh"}, {"file": 3}]
@@ -242,23 +242,8 @@ def test_a_database_with_another_name_is_read_and_not_written(folder, tmp_path):
     assert_refused(r"gallery\.db: .*hard links", Gallery.open, folder)
 
 
-def test_a_folder_in_the_place_of_the_table_is_searched_around(folder):
-    expected = search(folder)
-    (folder / "vectors-0.f32").unlink()
-    (folder / "vectors-0.f32").mkdir()
-    assert search(folder) == search(folder, read_only=True) == expected
-
-
 def test_an_item_whose_row_no_block_has_is_replaced(folder):
     execute(folder, f"UPDATE items SET row = {2**62} WHERE id = 'item 3'")
     with Gallery.open(folder) as gallery:
         gallery.upsert(["item 3"], draw(1))
         assert gallery.ids()[-1] == "item 3"
-
-
-def test_a_rejector_is_not_written_through_a_link(sightline, folder, tmp_path):
-    (tmp_path / "outside").mkdir()
-    (folder / "rejector").symlink_to(tmp_path / "outside")
-    status, _, err = sightline("ood", "fit", "--gallery", folder, "--scorer", "knn", "--option", "k=2")
-    assert (status, "rejector" in err, "--out" in err) == (2, True, True)
-    assert list((tmp_path / "outside").iterdir()) == []

@@ -13,29 +13,27 @@ def test_what_is_beside_a_gallery_is_stored_relative_to_it_and_found_again():
         ("/data/gallery", "/data/gallery/images/a.png", "/data/gallery/images/a.png"),  # else removed as if uploaded
         ("/data/gallery", "/database/a.png", "/database/a.png"),
         ("/gallery", "/images/a.png", "/images/a.png"),  # everything is below /
+        (None, "/images/a.png", "/images/a.png"),
     ):
-        assert stored_path(Path(gallery), Path(image)) == stored
-        assert image_path(Path(gallery), {"path": stored}) == Path(image)
+        folder = gallery and Path(gallery)
+        assert stored_path(folder, Path(image)) == stored
+        assert image_path(folder, {"path": stored}) == Path(image)
 
 
-def test_only_what_lay_beside_is_looked_for_in_the_root():
-    folder, root = Path("/data/gallery"), Path("/new")
-    assert image_path(folder, {"path": "../images/a.png"}, root) == Path("/new/images/a.png")
-    assert image_path(folder, {"path": "images/upload.png"}, root) == Path("/data/gallery/images/upload.png")
-    assert image_path(folder, {"path": "/else/a.png"}, root) == Path("/else/a.png")
-    assert [image_path(folder, {"path": path}) for path in (None, "", 3)] == [None] * 3
-    assert image_path(folder, {}) is None
-
-
-def test_paths_of_galleries_without_a_folder_or_behind_links(tmp_path):
-    assert stored_path(None, Path("/images/a.png")) == "/images/a.png"
-    assert image_path(None, {"path": "/images/a.png"}) == Path("/images/a.png")
+def test_only_what_lay_beside_is_looked_for_in_the_root(tmp_path):
+    for stored, found in (
+        ("../images/a.png", "/new/images/a.png"),
+        ("images/upload.png", "/data/gallery/images/upload.png"),
+        ("/else/a.png", "/else/a.png"),
+        *((nothing, None) for nothing in (None, "", 3, "a\0b.png")),  # no file can have such a name
+    ):
+        assert image_path(Path("/data/gallery"), {"path": stored}, Path("/new")) == (found and Path(found))
+    assert image_path(Path("/data/gallery"), {}) is None
     (tmp_path / "real" / "gallery").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "gallery")
     assert image_path(tmp_path / "link", {"path": "../a.png"}) == tmp_path.resolve() / "real/a.png"
     (tmp_path / "circle.png").symlink_to("circle.png")
     assert image_path(tmp_path, {"path": "circle.png"}) is not None
-    assert image_path(tmp_path, {"path": "a\0b.png"}) is None  # no file can have such a name
 
 
 def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):
@@ -44,14 +42,14 @@ def test_served_images_are_found_in_the_roots_and_never_outside_them(tmp_path):
     for file in (gallery / "gallery.db", new, tmp_path / "secret.png", gallery / "images/upload.png"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-
-    def found(path, *roots):
-        return Pictures(roots, 1000, 1000).file_of(gallery, {"path": path})
-
-    assert found("../images/a.png") is None  # without roots, only what lies in the gallery
-    assert found("../images/a.png", tmp_path / "copy") == old  # not there, and said so later
-    assert found("../images/a.png", tmp_path / "other", tmp_path / "new") == new
-    assert found("images/upload.png", tmp_path / "new") == gallery / "images/upload.png"
-    for path in ("../../secret.png", "../../../secret.png", str(tmp_path / "secret.png"), "../images/../../secret.png"):
-        assert found(path, tmp_path / "new") is None
-    assert found("../../secret.png") is None
+    for path, roots, expected in (
+        ("../images/a.png", [], None),  # without roots, only what lies in the gallery
+        ("../images/a.png", ["copy"], old),  # not there, and said so later
+        ("../images/a.png", ["other", "new"], new),
+        ("images/upload.png", ["new"], gallery / "images/upload.png"),
+        *((path, ["new"], None) for path in ("../../secret.png", "../../../secret.png", str(tmp_path / "secret.png"))),
+        ("../images/../../secret.png", ["new"], None),
+        ("../../secret.png", [], None),
+    ):
+        found = Pictures([tmp_path / root for root in roots], 1000, 1000).file_of(gallery, {"path": path})
+        assert found == expected, (path, roots)

@@ -108,7 +108,6 @@ class Case:
         return artefact
 
     def steps(self, base: Path, artefact: Path, out: Path) -> list[tuple[Any, ...]]:
-        """What is run on it."""
         return steps_of(COMMANDS[self.kind], THIS=artefact, BASE=base, OUT=out)
 
 
@@ -127,17 +126,11 @@ PLACES = {
 }
 FOLDERS = dict.fromkeys(("gallery", "backup"), ("encoder", "rejector", "images"))
 MORE = [
-    ("encoder", "model.safetensors", how.ANY_WEIGHTS),
-    ("rejector", "scorer.safetensors", how.ANY_WEIGHTS),
-    ("rejector", "rejector.json", how.ANY_JSON),
-    ("rejector", "scorer.json", how.ANY_JSON),
-    ("run", "recipe.json", how.ANY_JSON),
-    ("run", "images.json", how.ANY_JSON),
-    ("run", "environment.json", how.ANY_JSON),
-    ("gallery", "gallery.db", how.LOGS),
-    ("backup", "gallery.db", how.LOGS),
-    ("encoder", "encoder.json", how.ANY_JSON),
-    ("gallery", "index.json", how.ANY_JSON),
+    *((kind, f"{part}.safetensors", how.ANY_WEIGHTS) for kind, part in (("encoder", "model"), ("rejector", "scorer"))),
+    *(("rejector", f"{name}.json", how.ANY_JSON) for name in ("rejector", "scorer")),
+    *(("run", f"{name}.json", how.ANY_JSON) for name in ("recipe", "images", "environment")),
+    *((kind, "gallery.db", how.LOGS) for kind in ("gallery", "backup")),
+    *((kind, f"{name}.json", how.ANY_JSON) for kind, name in (("encoder", "encoder"), ("gallery", "index"))),
     ("run", "last.pt", how.ANY_CHECKPOINT),
     ("run", "log.csv", how.ANY_LOG),
     ("manifest", "", how.ANY_MANIFEST),

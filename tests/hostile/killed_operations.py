@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,26 +32,19 @@ def gallery_state(folder: Path, scratch: Path):
     for name in ("gallery.db", "gallery.db-wal"):
         if (folder / name).exists():
             shutil.copy(folder / name, scratch / name)
-    connection = sqlite3.connect(scratch / "gallery.db")
-    try:
+    with closing(sqlite3.connect(scratch / "gallery.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        dim = int(connection.execute("SELECT value FROM described WHERE key = 'dim'").fetchone()[0])
+        ((dim,),) = connection.execute("SELECT value FROM described WHERE key = 'dim'")
         items = connection.execute("SELECT row, id, metadata FROM items ORDER BY row").fetchall()
         blocks = connection.execute("SELECT start, n, vectors FROM blocks").fetchall()
-        (next_row, n_items), *_ = connection.execute("SELECT next_row, n_items FROM state").fetchall()
-    finally:
-        connection.close()
+        ((next_row, n_items),) = connection.execute("SELECT next_row, n_items FROM state")
     rows = {}
     for start, n, vectors in blocks:
-        table = np.frombuffer(vectors, "<f4").reshape(n, dim)
+        table = np.frombuffer(vectors, "<f4").reshape(n, int(dim))
         rows.update({start + place: vector.tobytes() for place, vector in enumerate(table)})
     assert len(items) == n_items
     assert all(0 <= row < next_row for row, *_ in items)
     return [(id_, json.loads(text), rows[row]) for row, id_, text in items]
-
-
-def without(state, ids):
-    return [item for item in state if item[0] not in ids]
 
 
 def weights(file: Path):
@@ -98,80 +92,58 @@ def of_gallery(folder: Path, name: str = "gallery"):
 
 @dataclass(frozen=True)
 class Operation:
-    """A command that is killed.
+    """A command that is killed."""
 
-    Attributes:
-        line: the step; IN is the folder of inputs and OUT the one it works in.
-        copies: what of the inputs must be there before, ``from`` or ``from:to``.
-        state: what the folder holds of interest.
-        checked: the gallery that `index verify` must find without fault, if it is there.
-        middle: what may be found besides the state before and after.
-        again: whether the same command, run again, must end in the state after.
-    """
-
-    line: str
-    copies: str = ""
-    state: Callable[[Path], Any] = of_gallery
-    checked: str | None = "gallery"
-    middle: Callable[[Any, Any], list[Any]] = lambda before, after: []
-    again: bool = True
+    line: str  # the step; IN is the folder of inputs and OUT the one it works in
+    copies: str = ""  # what of the inputs must be there before, "from" or "from:to"
+    state: Callable[[Path], Any] = of_gallery  # what the folder holds of interest
+    checked: str | None = "gallery"  # the gallery that `index verify` must find without fault, if it is there
+    middle: Callable[[Any, Any], list[Any]] = lambda before, after: []  # what may be found besides before and after
+    again: bool = True  # whether the same command, run again, must end in the state after
 
     def prepare(self, inputs: Path, folder: Path) -> None:
-        """Copy what must be there."""
         for source, _, target in (name.partition(":") for name in self.copies.split()):
             copy = shutil.copytree if (inputs / source).is_dir() else shutil.copy
             copy(inputs / source, folder / (target or source))
 
     def steps(self, inputs: Path, folder: Path) -> list[tuple[str, ...]]:
-        """What is run."""
         return steps_of(self.line, IN=inputs, OUT=folder)
 
 
 def unpruned(before, after):
     """New items are there, and those that go are not gone."""
-    return [without(before, {item[0] for item in before} - {item[0] for item in after})]
+    gone = {item[0] for item in before} - {item[0] for item in after}
+    return [[item for item in before if item[0] not in gone]]
 
 
+def of_files(line: str, copies: str, state: Callable[[Path], Any], at: str) -> Operation:
+    """An operation that makes a file or folder which is no gallery."""
+    return Operation(line, copies, lambda folder: state(folder / at), checked=None)
+
+
+BUILD = "index build IN/encoder IN/{} --out OUT/gallery {} --workers 0"
 OPERATIONS = {
-    "build": Operation(
-        "index build IN/encoder IN/manifest.csv --out OUT/gallery --index HNSW8 --workers 0", middle=lambda *_: [[]]
-    ),
+    "build": Operation(BUILD.format("manifest.csv", "--index HNSW8"), middle=lambda *_: [[]]),
     "add": Operation("index add OUT/gallery IN/more --prefix more --workers 0", "gallery"),
     "remove": Operation(f"index remove OUT/gallery {' '.join(GONE)}", "gallery", again=False),
     "compact": Operation("index compact OUT/gallery", "thinned:gallery"),
-    "prune": Operation(
-        "index build IN/encoder IN/changed/manifest.csv --out OUT/gallery --prune --workers 0",
-        "galleries/old:gallery",
-        middle=unpruned,
-    ),
+    "prune": Operation(BUILD.format("changed/manifest.csv", "--prune"), "galleries/old:gallery", middle=unpruned),
     "backup": Operation(
         "index backup OUT/gallery OUT/copy", "gallery", lambda folder: of_gallery(folder, "copy"), "copy", again=False
     ),
     "restore": Operation("index restore IN/backup OUT/gallery", "thinned:gallery"),
     "restore_new": Operation("index restore IN/backup OUT/gallery"),
-    "embed": Operation(
-        "embed IN/encoder IN/more --out OUT/table.parquet --workers 0",
-        "table.parquet",
-        lambda folder: table_state(folder / "table.parquet"),
-        None,
+    "embed": of_files(
+        "embed IN/encoder IN/more --out OUT/table.parquet --workers 0", "table.parquet", table_state, "table.parquet"
     ),
-    "encoder": Operation(  # a folder of weights in the place of another
-        "whiten IN/encoder IN/table.parquet --out OUT/encoder",
-        "encoder",
-        lambda folder: weights(folder / "encoder/model.safetensors"),
-        None,
+    "encoder": of_files(  # a folder of weights in the place of another
+        "whiten IN/encoder IN/table.parquet --out OUT/encoder", "encoder", weights, "encoder/model.safetensors"
     ),
-    "prepare": Operation(
-        "data prepare cub --root IN/birds --out OUT/birds.parquet --subset",
-        state=lambda folder: table_state(folder / "birds.parquet"),
-        checked=None,
+    "prepare": of_files(
+        "data prepare cub --root IN/birds --out OUT/birds.parquet --subset", "", table_state, "birds.parquet"
     ),
-    "glyphs": Operation("glyphs OUT/glyphs", state=lambda folder: folder_state(folder / "glyphs"), checked=None),
-    "train": Operation(
-        TRAIN.replace("BASE", "IN").replace("RUN", "OUT/run") + " --resume",
-        state=lambda folder: run_state(folder / "run"),
-        checked=None,
-    ),
+    "glyphs": of_files("glyphs OUT/glyphs", "", folder_state, "glyphs"),
+    "train": of_files(f"{TRAIN.replace('BASE', 'IN').replace('RUN', 'OUT/run')} --resume", "", run_state, "run"),
 }
 
 
@@ -187,7 +159,7 @@ def write_inputs(warm, base: Path, folder: Path) -> Path:
     changed.write_text(header + "".join(rows[:-4]))
     old = folder / "galleries" / "old"  # not beside the images, and so copied without them
     warm.call(
-        [("command", "index", "build", folder / "encoder", changed, "--out", old, "--index", "HNSW8", "--workers", 0)]
+        steps_of("index build IN/encoder CHANGED --out OLD --index HNSW8 --workers 0", IN=folder, CHANGED=changed, OLD=old)
     )
     changed.write_text(header + "".join(rows[4:]))
     shutil.copytree(base / "gallery", folder / "thinned")

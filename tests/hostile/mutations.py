@@ -8,7 +8,10 @@ import shutil
 import struct
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
+
+import torch
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -25,17 +28,11 @@ def whole(name, data):
 
 
 # Any file ------------------------------------------------------------------------------------------------------------
-
-
 def flipped(file, rng, beside, n_bits=1):
     data = bytearray(file.read_bytes())
     for _ in range(n_bits if data else 0):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     file.write_bytes(data)
-
-
-def many_flipped(file, rng, beside):
-    flipped(file, rng, beside, 64)
 
 
 def truncated(file, rng, beside):
@@ -47,20 +44,19 @@ def extended(file, rng, beside):
     file.write_bytes(file.read_bytes() + rng.randbytes(rng.randint(1, 5000)))
 
 
-def instead(name, make):
-    """A mutation that removes the file and makes something else of its name, or nothing."""
+def link_to_copy(file, rng, beside):
+    shutil.move(file, beside / f"copy-{file.name}")
+    file.symlink_to(beside / f"copy-{file.name}")
 
-    def mutate(file, rng, beside):
-        file.unlink()
-        make(file, beside)
+
+def instead(name, make):
+    """A mutation that removes the file or folder and makes something else of its name, or nothing."""
+
+    def mutate(place, rng, beside):
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+        make(place, beside)
 
     return named(name, mutate)
-
-
-def link_to_copy(file, rng, beside):
-    copy = beside / f"copy-{file.name}"
-    shutil.move(file, copy)
-    file.symlink_to(copy)
 
 
 def folder_with_a_file(file, beside):
@@ -78,21 +74,11 @@ INSTEAD = {
     "link_to_parent": lambda file, beside: file.symlink_to(".."),
     "link_to_itself": lambda file, beside: file.symlink_to(file.name),
 }
-ANY_FILE = (flipped, many_flipped, truncated, extended, whole("emptied", b""), link_to_copy)
+MANY_FLIPPED = named("many_flipped", partial(flipped, n_bits=64))
+ANY_FILE = (flipped, MANY_FLIPPED, truncated, extended, whole("emptied", b""), link_to_copy)
 ANY_FILE += tuple(instead(name, make) for name, make in INSTEAD.items())
 
-
 # A folder of an artefact ---------------------------------------------------------------------------------------------
-
-
-def folder_link_to_parent(folder, rng, beside):
-    shutil.rmtree(folder)
-    folder.symlink_to("..")
-
-
-def file_instead(folder, rng, beside):
-    shutil.rmtree(folder)
-    folder.write_text("a")
 
 
 def scratch_link(folder, rng, beside):
@@ -100,8 +86,9 @@ def scratch_link(folder, rng, beside):
     folder.with_name(f".{folder.name}.saving").symlink_to(beside / "folder")
 
 
-ANY_FOLDER = (link_to_copy, folder_link_to_parent, file_instead, scratch_link)
-
+FOLDER_LINK = instead("folder_link_to_parent", INSTEAD["link_to_parent"])
+FILE_INSTEAD = instead("file_instead", lambda folder, beside: folder.write_text("a"))
+ANY_FOLDER = (link_to_copy, FOLDER_LINK, FILE_INSTEAD, scratch_link)
 
 # JSON ----------------------------------------------------------------------------------------------------------------
 
@@ -136,8 +123,6 @@ ANY_JSON = (*map(odd_value, ODD), *(whole(f"is_{name}", data) for name, data in 
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
-
-
 def forged_header(name, change):
     """A mutation of what a safetensors file says of itself."""
 
@@ -173,13 +158,6 @@ ANY_WEIGHTS = (
 
 
 # Beside a gallery's database -------------------------------------------------------------------------------------------
-
-
-def hot_log(file, rng, beside):
-    """A log of another database beside this one."""
-    file.with_name(file.name + "-wal").write_bytes(rng.randbytes(9000))
-
-
 def linked(ending):
     """A mutation: a link to a file outside, where SQLite would write beside the database."""
 
@@ -190,12 +168,13 @@ def linked(ending):
     return named(f"linked_{ending}", mutate)
 
 
-def piped_log(file, rng, beside):
-    os.mkfifo(file.with_name(file.name + "-wal"))
+def log_of(file):
+    return file.with_name(file.name + "-wal")
 
 
-LOGS = (hot_log, linked("wal"), linked("shm"), linked("journal"), piped_log)
-
+HOT_LOG = named("hot_log", lambda file, rng, beside: log_of(file).write_bytes(rng.randbytes(9000)))  # of another database
+PIPED_LOG = named("piped_log", lambda file, rng, beside: os.mkfifo(log_of(file)))
+LOGS = (HOT_LOG, linked("wal"), linked("shm"), linked("journal"), PIPED_LOG)
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
@@ -228,78 +207,72 @@ def stored(name, change):
     """A mutation of what a checkpoint holds."""
 
     def mutate(file, rng, beside):
-        import torch
-
         state = torch.load(file, weights_only=True)
         state.pop("checksum", None)  # who forges a checkpoint writes one of the format that had none
-        torch.save(change(state | {"format": 1}, torch), file)
+        torch.save(change(state | {"format": 1}), file)
 
     return named(f"stored_{name}", mutate)
 
 
-def without(part):
-    return lambda state, torch: {key: value for key, value in state.items() if key != part}
-
-
 def put(**values):
-    return lambda state, torch: state | values
+    return lambda state: state | values
 
 
-def position(**values):
-    return lambda state, torch: state | {"position": state["position"] | values}
+def put_in(part, **values):
+    return lambda state: state | {part: state[part] | values}
+
+
+def without(part):
+    return lambda state: {key: value for key, value in state.items() if key != part}
 
 
 def first_tensor(change):
-    def changed_state(state, torch):
+    def changed_state(state):
         name = next(name for name, value in state["encoder"].items() if value.dim() > 1)
-        return state | {"encoder": state["encoder"] | {name: change(state["encoder"][name], torch)}}
+        return put_in("encoder", **{name: change(state["encoder"][name])})(state)
 
     return changed_state
 
 
 POSITIONS = {"more": (1,), "epoch": (-5, 10**30, "a"), "batch": (10**12,), "step": (None,), "best": (float("nan"),)}
 CHECKPOINTS = {
-    "list": lambda state, torch: [1, 2],
-    "tensor": lambda state, torch: torch.zeros(3),
+    "list": lambda state: [1, 2],
+    "tensor": lambda state: torch.zeros(3),
     "position_list": put(position=[1]),
     "chunk_below_zero": put(chunk_size=-1),
-    "other_shape": first_tensor(lambda value, torch: value[:1]),
-    "huge_view": first_tensor(lambda value, torch: torch.zeros(1).expand(10**12)),
-    "text_for_tensor": first_tensor(lambda value, torch: "a"),
-    "sparse_tensor": first_tensor(lambda value, torch: torch.eye(3).to_sparse()),
-    "half_tensor": first_tensor(lambda value, torch: value.half()),
-    "nan_tensor": first_tensor(lambda value, torch: value * float("nan")),
+    "other_shape": first_tensor(lambda value: value[:1]),
+    "huge_view": first_tensor(lambda value: torch.zeros(1).expand(10**12)),
+    "text_for_tensor": first_tensor(lambda value: "a"),
+    "sparse_tensor": first_tensor(lambda value: torch.eye(3).to_sparse()),
+    "half_tensor": first_tensor(lambda value: value.half()),
+    "nan_tensor": first_tensor(lambda value: value * float("nan")),
     "optimizer_groups": put(optimizer={"state": {}, "param_groups": [{}]}),
 }
 CHECKPOINTS |= {f"no_{part}": without(part) for part in ("position", "encoder", "loss", "optimizer", "chunk_size")}
 CHECKPOINTS |= {f"odd_{part}": put(**{part: ["odd"]}) for part in ("encoder", "loss", "optimizer", "chunk_size")}
-CHECKPOINTS |= {
-    f"position_{name}_{number}": position(**{name: value})
-    for name, values in POSITIONS.items()
-    for number, value in enumerate(values)
-}
+for name, values in POSITIONS.items():
+    CHECKPOINTS |= {f"position_{name}_{n}": put_in("position", **{name: value}) for n, value in enumerate(values)}
 ANY_CHECKPOINT = (plain_pickle, forbidden_global, *(stored(name, change) for name, change in CHECKPOINTS.items()))
 LOG_HEADER = b"step,epoch,name,value\n"
-ANY_LOG = (
-    whole("log_of_text", LOG_HEADER + b"many,none,loss,much\n"),
-    whole("log_of_quotes", LOG_HEADER + b'"1,0,loss,0.5\n'),
-    whole("log_of_huge_steps", LOG_HEADER + f"{10**40},0,loss,1e999\n".encode()),
-    whole("log_of_bytes", LOG_HEADER + b"1,0,\xff\xfe,0.5\n"),
-    whole("log_of_a_long_line", LOG_HEADER + b"1,0," + b"x" * 2_000_000 + b",0.5\n"),
-)
-
+LOG_LINES = {
+    "text": b"many,none,loss,much\n",
+    "quotes": b'"1,0,loss,0.5\n',
+    "huge_steps": f"{10**40},0,loss,1e999\n".encode(),
+    "bytes": b"1,0,\xff\xfe,0.5\n",
+    "a_long_line": b"1,0," + b"x" * 2_000_000 + b",0.5\n",
+}
+ANY_LOG = tuple(whole(f"log_of_{name}", LOG_HEADER + line) for name, line in LOG_LINES.items())
 
 # Manifests and images ------------------------------------------------------------------------------------------------
-
 HEADER = b"path,split,label_0,label_1\n"
 MANIFESTS = {
-    "a_pipe": HEADER + b"images/pipe.png,train,a,b\n",
-    "zeros": HEADER + b"/dev/zero,train,a,b\n",
-    "a_folder": HEADER + b"images,train,a,b\n",
-    "a_long_field": HEADER + b"images/0-0.png,train," + b"x" * 5_000_000 + b",b\n",
-    "long_paths": HEADER + b"x" * 10_000 + b",train,a,b\n",
+    "a_pipe": b"images/pipe.png,train,a,b\n",
+    "zeros": b"/dev/zero,train,a,b\n",
+    "a_folder": b"images,train,a,b\n",
+    "a_long_field": b"images/0-0.png,train," + b"x" * 5_000_000 + b",b\n",
+    "long_paths": b"x" * 10_000 + b",train,a,b\n",
 }
-ANY_MANIFEST = tuple(whole(f"manifest_of_{name}", data) for name, data in MANIFESTS.items())
+ANY_MANIFEST = tuple(whole(f"manifest_of_{name}", HEADER + row) for name, row in MANIFESTS.items())
 
 
 def png_that_claims(width, height):
@@ -327,12 +300,14 @@ def pipe_among_images(folder, rng, beside):
     os.mkfifo(folder / "pipe.png")
 
 
+def image_of_bytes(folder, rng, beside):
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png")).write_bytes(b"x")
+
+
 IN_FOLDER = {
     "link_in_a_circle": lambda folder, rng, beside: (folder / "again").symlink_to(".."),
     "link_to_images_beside": lambda folder, rng, beside: (folder / "other").symlink_to(beside / "folder"),
     "folder_called_as_image": lambda folder, rng, beside: (folder / "folder.png").mkdir(),
-    "name_of_bytes": lambda folder, rng, beside: Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.png")).write_bytes(
-        b"x"
-    ),
+    "name_of_bytes": image_of_bytes,
 }
 ANY_IMAGE_FOLDER = (pipe_among_images, *(named(name, mutate) for name, mutate in IN_FOLDER.items()))

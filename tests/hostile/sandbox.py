@@ -15,8 +15,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("warm_process.py")
 CPU_SECONDS = 10
 OPENED, READ, CHANGED = 0x20, 0x1, 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800
-
-
+CRASHES = ("Traceback (most recent call last)", "panicked at", "Exception ignored")
 OWN_STEPS = ("serve", "upload", "encoder", "glyphs")  # of the warm process; all others are commands
 
 
@@ -45,14 +44,13 @@ class Outcome:
             if "broken" in step:
                 found.append(f"the harness failed: {step['broken']}")
                 continue
-            shown = f"`{' '.join(words)}` ended with {step['status']}"
+            shown, printed = f"`{' '.join(words)}` ended with {step['status']}", step["printed"]
             if step["status"] not in (0, 1, 2):
                 found.append(f"{shown}: not a status of ours")
-            crashes = ("Traceback (most recent call last)", "panicked at", "Exception ignored")
-            if any(word in step["printed"] for word in crashes):
-                found.append(f"{shown} and printed a traceback:\n{step['printed'][-2500:]}")
-            if "File too large" in step["printed"]:
-                found.append(f"{shown}: it tried to write more than a gigabyte: {step['printed'][-500:]}")
+            if any(word in printed for word in CRASHES):
+                found.append(f"{shown} and printed a traceback:\n{printed[-2500:]}")
+            if "File too large" in printed:
+                found.append(f"{shown}: it tried to write more than a gigabyte: {printed[-500:]}")
             if step["cpu"] > CPU_SECONDS:
                 found.append(f"{shown} after {step['cpu']:.1f} s of processor time, more than {CPU_SECONDS}")
         if self.hung or self.signal is not None:
@@ -74,13 +72,8 @@ class Warm:
     def run(self, steps, cwd: Path, kill=None, is_limited=True) -> Outcome:
         """The outcome of some steps in one child, each ``(what, *words)``."""
         steps = [tuple(map(str, step)) for step in steps]
-        request = {
-            "steps": steps,
-            "cwd": cwd,
-            "kill": kill,
-            "is_limited": is_limited,
-            "printed": self.scratch / "printed.txt",
-        }
+        request = {"steps": steps, "cwd": cwd, "kill": kill, "is_limited": is_limited}
+        request["printed"] = self.scratch / "printed.txt"
         self.process.stdin.write(json.dumps(request, default=str) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -138,8 +131,7 @@ def contents(root: Path, leave_out=()):
     for above, folders, files in os.walk(root):
         folders[:] = [name for name in folders if Path(above, name) not in leave_out]
         for path in (Path(above, name) for name in [*folders, *files]):
-            known = path.lstat()
-            text = ""
+            known, text = path.lstat(), ""
             if stat.S_ISLNK(known.st_mode):
                 text = os.readlink(path)
             elif stat.S_ISREG(known.st_mode):

@@ -20,10 +20,8 @@ CASES = [(place, seed) for place, n in FLIPS.items() for seed in range(n)]
 
 def content(folder, scratch):
     files = [weights(folder / "encoder/model.safetensors"), weights(folder / "rejector/scorer.safetensors")]
-    settings = [
-        json.loads(file.read_text()) for part in ("encoder", "rejector") for file in sorted(folder.glob(f"{part}/*.json"))
-    ]
-    return [gallery_state(folder, scratch), files, settings]
+    parts = [file for name in ("encoder", "rejector") for file in sorted(folder.glob(f"{name}/*.json"))]
+    return [gallery_state(folder, scratch), files, [json.loads(file.read_text()) for file in parts]]
 
 
 def answers(warm, base, gallery, folder):

@@ -17,6 +17,20 @@ import threading
 import traceback
 from pathlib import Path
 
+import faiss
+import numpy as np
+import torch
+from PIL import Image
+
+import sightline
+from sightline import Encoder, files
+from sightline.cli.main import run
+from sightline.data.readers import glyphs
+from sightline.errors import InputError
+from sightline.gallery.query import QueryOptions
+from sightline.serve.collection import Collection, SearchJob
+from sightline.serve.schemas import Problem
+
 CPU_SECONDS = 10
 ASLEEP = 15  # seconds that a child may sleep at a stretch; one that the machine gives no time to is not asleep
 IDLE_TICKS = 2  # of processor time a second, which threads of libraries take while nothing happens
@@ -25,25 +39,17 @@ LARGEST_FILE = 1 << 30
 
 
 def import_all():
-    import sightline
-
     for module in pkgutil.walk_packages(sightline.__path__, "sightline."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in ("faiss", "matplotlib.pyplot", "sklearn.manifold", "lightning_fabric", "torch.utils.tensorboard"):
+    for name in ("matplotlib.pyplot", "sklearn.manifold", "lightning_fabric", "torch.utils.tensorboard"):
         importlib.import_module(name)
-    import torch
-
     torch.set_num_threads(1)
-    importlib.import_module("faiss").omp_set_num_threads(1)
+    faiss.omp_set_num_threads(1)
 
 
 def warm_up():
     """Use the model once: libraries load more on first use, and children then have it. No thread may be started by that."""
-    from PIL import Image
-
-    from sightline import Encoder
-
     n_threads = len(os.listdir("/proc/self/task"))  # those of allocators, which survive a fork
     Encoder.create("tiny", 8, image_size=32).encode([Image.new("RGB", (40, 36))])
     assert len(os.listdir("/proc/self/task")) == n_threads
@@ -141,8 +147,6 @@ def limit_memory():
 
 def command(*words):
     """The console command, as the shell would run it; its status."""
-    from sightline.cli.main import run
-
     sys.argv = ["sightline", *words]
     try:
         run()
@@ -156,9 +160,6 @@ def command(*words):
 
 def serve_operations(folder):
     """What a service does with a gallery: search, show, write and remove; the status a service would have."""
-    from sightline.errors import InputError
-    from sightline.serve.collection import Collection
-    from sightline.serve.schemas import Problem
 
     def attempt(call, *words):
         try:
@@ -179,11 +180,6 @@ def serve_operations(folder):
 
 def operate(collection, attempt):
     """One operation after another, each tried whatever became of the others."""
-    import numpy as np
-
-    from sightline.gallery.query import QueryOptions
-    from sightline.serve.collection import SearchJob
-
     attempt(collection.warm)
     vector = np.ones(8, np.float32)
     for answer in attempt(collection.search, [SearchJob(vector, QueryOptions(3))]) or []:
@@ -206,8 +202,6 @@ def raised(answer):
 
 
 def picture():
-    from PIL import Image
-
     held = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(held, "PNG")
     return held.getvalue()
@@ -215,10 +209,6 @@ def picture():
 
 def upload_image(folder):
     """Put one item with an uploaded image into a gallery."""
-    import numpy as np
-
-    from sightline.serve.collection import Collection
-
     collection = Collection(Path(folder))
     vector = np.ones(collection.identity().dim, np.float32)
     collection.write("uploaded", {"label_0": "class0"}, (picture(), ".png", vector), replace=False)
@@ -227,10 +217,6 @@ def upload_image(folder):
 
 
 def new_encoder(folder):
-    import torch
-
-    from sightline import Encoder
-
     torch.manual_seed(0)
     Encoder.create("tiny", 8, image_size=32).save_pretrained(folder)
     return 0
@@ -238,8 +224,6 @@ def new_encoder(folder):
 
 def few_glyphs(folder):
     """``sightline data prepare glyphs``, of 6 characters instead of 500."""
-    from sightline.data.readers import glyphs
-
     glyphs.SIZES["small"] = glyphs.GlyphSize(6, 4)
     return command("data", "prepare", "glyphs", "--out", folder)
 
@@ -273,8 +257,6 @@ def die():
 
 
 def watch_renames(counts, kill):
-    from sightline import files
-
     depth = [0]
 
     def dying(call):
@@ -300,8 +282,6 @@ def watch_renames(counts, kill):
 
 
 def watch_lines(counts, kill):
-    import sightline
-
     root = str(Path(sightline.__file__).parent)
 
     def each_line(frame, event, argument):

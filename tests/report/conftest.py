@@ -12,17 +12,15 @@ from sightline.data.manifest import Manifest
 from sightline.report.subject import Subject
 
 
-def circle_table(folder, angles, *labels, fingerprint="f", **columns):
+def circle_table(folder, angles, *labels, **columns):
     """One image of its own colour for each angle, in degrees; labels finest first, a string or list each."""
-    names = [f"{place}.png" for place in range(len(angles))]
+    names, turned = [f"{place}.png" for place in range(len(angles))], [math.radians(angle) for angle in angles]
     for place, name in enumerate(names):
         Image.new("RGB", (200, 100), (place % 256, 0, 200)).save(folder / name)
     levels = {f"label_{level}": list(column) for level, column in enumerate(labels)}
-    rows = {"id": names, "path": names, "split": ["test"] * len(names), **levels, **columns}
-    vectors = [[math.cos(math.radians(angle)), math.sin(math.radians(angle))] for angle in angles]
-    return EmbeddingTable(
-        Manifest(folder, folder, pl.DataFrame(rows), len(labels)), np.array(vectors, np.float32), fingerprint
-    )
+    rows = pl.DataFrame({"id": names, "path": names, "split": ["test"] * len(names), **levels, **columns})
+    vectors = np.array([[math.cos(angle), math.sin(angle)] for angle in turned], np.float32)
+    return EmbeddingTable(Manifest(folder, folder, rows, len(labels)), vectors, "f")
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ def file(two_subjects, tmp_path_factory):
 
 @pytest.fixture(params=[1280, 360])
 def empty_page(request, chromium):
-    page = chromium.new_page(viewport={"width": request.param, "height": 800})
-    said = []
+    page, said = chromium.new_page(viewport={"width": request.param, "height": 800}), []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.extend([request.url] if request.url.startswith("http") else []))
@@ -38,8 +37,7 @@ def assert_nothing_scrolls(page):
 
 def column(page, number):
     shown = "[...document.querySelectorAll('#classes-table tbody tr')].filter(row => !row.hidden)"
-    script = f"n => {shown}.map(row => row.cells[n].innerText)"
-    return page.evaluate(script, number)
+    return page.evaluate(f"n => {shown}.map(row => row.cells[n].innerText)", number)
 
 
 def test_numbers_and_verdicts_need_no_scrolling(page):

@@ -34,7 +34,7 @@ def test_losses_their_terms_and_metrics_are_drawn_where_they_were_logged():
     assert best.figure.axes[0].get_ylim()[1] == 101
 
 
-def test_bars_show_shares_and_histograms_thresholds():
+def test_bars_show_shares_histograms_thresholds_and_an_svg_follows_the_mode_of_its_page():
     panel = figures.severity_panel({"new": np.array([0.5, 0.25, 0.25]), "old": np.array([0.2, 0.3, 0.5])}, k=1)
     assert_close([bar.get_height() for bar in panel.figure.axes[0].patches], [50.0, 25.0, 25.0, 20.0, 30.0, 50.0])
     histogram = np.zeros((3, 100), np.int64)  # of one kind there are no pairs
@@ -43,48 +43,38 @@ def test_bars_show_shares_and_histograms_thresholds():
     assert [line.get_xdata()[0] for line in axes.lines] == [0.9, 0.6]
     assert {text.get_text() for text in axes.texts} == {"alpha", "beta"}
     assert axes.get_legend() is None, "it would cover the densities"
-
-
-def test_two_figures_of_a_page_share_no_id_and_follow_its_mode():
     svg = as_svg(training_panels({"new": LOSSES}, "map")[0].figure, "a<b", 'say "so"')
     assert all(text in svg for text in ('aria-label="say &quot;so&quot;"', "var(--blue)", "a-b-figure_1"))
     assert not any(text in svg for text in ("#0072b2", "<metadata"))
 
 
-def test_a_map_has_each_class_once_in_the_look_of_its_coarsest_label(random_subject):
+def test_a_map_has_each_class_once_in_the_look_of_its_coarsest_label(random_subject, circle):
     found = class_map([random_subject(0, "new"), random_subject(1, "old")])
     assert sorted(found.names) == [f"c{number}" for number in range(10)]
     assert [kind.name for kind in found.kinds] == ["odd", "even"]  # 6 classes, then 4
-    assert set(found.points) == {"new", "old"}
+    assert found.points.keys() == {"new", "old"}
     for points in found.points.values():
         assert (points.shape, points.min(), points.max()) == ((10, 2), 0, pytest.approx(1))
-    sizes = [len(drawn.get_offsets()) for drawn in map_panel(found, "new").figure.axes[0].collections]
-    assert sizes == [6, 4]
+    assert [len(drawn.get_offsets()) for drawn in map_panel(found, "new").figure.axes[0].collections] == [6, 4]
+    n_labels = len(MARKERS) * (len(CLASSES) - 1) + 5  # more labels than looks share a grey
+    labels = [f"{number:03}" for number in range(n_labels) for _ in range(2)]
+    found = class_map([circle(range(len(labels)), labels, labels)])
+    assert len({(kind.colour, kind.marker) for kind in found.kinds}) == len(found.kinds) == n_labels - 4
+    assert (found.kinds[-1].name, (found.kind_of == n_labels - 5).sum()) == ("5 others", 5)
 
 
 def test_purity_is_the_share_of_near_classes_with_the_same_coarsest_label(random_subject, circle):
     assert class_map([circle(range(8), "aabbccdd")]).purity == {}  # of one level
     subject = random_subject(0, "new")
     labels, means = subject.table.manifest.labels(), unit_class_means(subject)
+    coarse, shares = dict(labels[:, [0, -1]].tolist()), []
     for code in range(10):
         total = sum(subject.table.vectors[place].astype(np.float64) for place in range(40) if labels[place, 0] == code)
         assert_close(means[code], total / np.linalg.norm(total), atol=1e-6, rtol=0)
-    coarse = dict(labels[:, [0, -1]].tolist())
-    shares = []
-    for code in range(10):
         near = sorted((other for other in range(10) if other != code), key=lambda other: -means[code] @ means[other])[:4]
         shares += [coarse[other] == coarse[code] for other in near]
     assert neighbour_purity(means, np.array([coarse[code] for code in range(10)]), 4) == pytest.approx(np.mean(shares))
-    assert set(class_map([subject]).purity) == {"new"}
-
-
-def test_more_labels_than_looks_share_a_grey(circle):
-    n_labels = len(MARKERS) * (len(CLASSES) - 1) + 5
-    labels = [f"{number:03}" for number in range(n_labels) for _ in range(2)]
-    found = class_map([circle(range(len(labels)), labels, labels)])
-    assert len({(kind.colour, kind.marker) for kind in found.kinds}) == len(found.kinds) == n_labels - 4
-    assert found.kinds[-1].name == "5 others"
-    assert (found.kind_of == n_labels - 5).sum() == 5
+    assert class_map([subject]).purity.keys() == {"new"}
 
 
 def test_published_values_are_shown_for_a_known_set_or_by_name():
@@ -97,18 +87,15 @@ def test_published_values_are_shown_for_a_known_set_or_by_name():
         assert_refused(named, published_tables_of, [Path("/photos")], name, ["recall@1"])
 
 
-@pytest.mark.parametrize(
-    ("manifest", "images", "dataset"),
-    [
+def test_a_set_is_known_by_its_manifest_or_by_where_its_images_lie(tmp_path):
+    for manifest, images, dataset in (
         ("work/sop.parquet", "../Downloads/Stanford_Online_Products", "SOP"),
         ("work/table.parquet", "../Downloads/sop", "SOP"),
         ("data/inat-full.parquet", "../Downloads/inat", "iNat-full"),
         ("work/photos.csv", "photos", None),
-    ],
-)
-def test_a_set_is_known_by_its_manifest_or_by_where_its_images_lie(manifest, images, dataset, tmp_path):
-    paths = [f"{images}/cub/1.jpg", f"{images}/wolf/1.jpg"]  # a class called as a data set says nothing
-    rows = pl.DataFrame({"id": paths, "path": paths, "split": "test", "label_0": ["cub", "wolf"]})
-    places = places_of(Manifest(tmp_path / manifest, (tmp_path / manifest).parent, rows, n_levels=1))
-    found = {table["dataset"] for table in published_tables_of(places, None, ["recall@1", "h_ap"])}
-    assert found == ({dataset} if dataset else set())
+    ):
+        paths = [f"{images}/cub/1.jpg", f"{images}/wolf/1.jpg"]  # a class called as a data set says nothing
+        rows = pl.DataFrame({"id": paths, "path": paths, "split": "test", "label_0": ["cub", "wolf"]})
+        places = places_of(Manifest(tmp_path / manifest, (tmp_path / manifest).parent, rows, n_levels=1))
+        found = {table["dataset"] for table in published_tables_of(places, None, ["recall@1", "h_ap"])}
+        assert found == ({dataset} if dataset else set())

@@ -1,3 +1,5 @@
+"""The queries that a report shows, their results and the frames around them."""
+
 import base64
 import io
 from itertools import product, takewhile
@@ -7,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.evaluation.tables import evaluate_table
 from sightline.report.galleries import THUMBNAIL, Thumbnails, choose_queries, galleries, gallery_figure
 from sightline.report.numbers import first_results
@@ -65,13 +67,12 @@ def test_results_are_coloured_by_the_deepest_code_they_share(circle):
     text = circle((0, 10, 20, 30, 40, 50), "aabbcc", codes=[";".join(own) for own in codes])
     for own, column in ((subject, None), (text, "codes")):
         values = galleries_section(Material([own], ReportOptions(codes=column))).values
-        pictures = [
-            (asked.query, picture) for one in values["galleries"] for asked in one.rows for picture in asked.found["model"]
-        ]
+        asked = [row for one in values["galleries"] for row in one.rows]
+        pictures = [(row.query.row, picture) for row in asked for picture in row.found["model"]]
         assert len(pictures) >= 20
         for query, picture in pictures:
             best = []  # by definition: every pair of codes, level by level
-            for pair in product(codes[query.row], codes[picture.row]):
+            for pair in product(codes[query], codes[picture.row]):
                 levels = zip(*(code.split(".") for code in pair), strict=False)
                 best = max(best, [part for part, _ in takewhile(lambda two: two[0] == two[1], levels)], key=len)
             assert (picture.height, picture.shared) == (3 - len(best), ".".join(best))
@@ -80,8 +81,8 @@ def test_results_are_coloured_by_the_deepest_code_they_share(circle):
         page = template("galleries.html").render(**values)
         assert all(f"<br>{shared}</figcaption>" in page for shared in ("26", "26.1", "26.1.15"))
     assert galleries_section(Material([text], ReportOptions())).values["levels"][0][0] == "same class"
-    with pytest.raises(InputError, match=r"no column 'vienna' .* it has 'codes'"):
-        galleries_section(Material([subject], ReportOptions(codes="vienna")))
+    vienna = Material([subject], ReportOptions(codes="vienna"))
+    assert_refused("no column 'vienna' .* it has 'codes'", galleries_section, vienna)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -98,8 +99,8 @@ def test_the_lowest_of_each_class_are_chosen(seed):
 
 
 def test_a_thumbnail_is_small_cut_to_its_box_read_once_and_counted_where_it_cannot_be_read(circle):
-    boxes = {side: [at, None, None, None] for side, at in zip(("x_1", "y_1", "x_2", "y_2"), (10, 20, 40, 30), strict=True)}
-    subject = circle((0, 1, 2, 3), "aabb", **boxes, name_of=["LETTER A", None, None, None])
+    boxes = {side: [at, None, None, None] for side, at in {"x_1": 10, "y_1": 20, "x_2": 40, "y_2": 30}.items()}
+    subject = circle((0, 1, 2, 3), "aabb", **boxes)
     thumbnails = Thumbnails(subject.table)
     assert opened(thumbnails.uri(0)).size == (30, 10)
     image = opened(thumbnails.uri(1))

@@ -1,14 +1,20 @@
 """A small gallery with an encoder, and the service over it."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from served_galleries import BASE, make_gallery
+from page_server import BASE, make_gallery
 from starlette.testclient import TestClient
 
 from sightline.gallery.gallery import Gallery
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
+
+
+def client_of(**given) -> TestClient:
+    app = create_app(read_settings(given=given, environ={}))
+    return TestClient(app, base_url=BASE, raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="session")
@@ -28,24 +34,14 @@ def own_gallery(tmp_path, shared_gallery) -> Path:
 @pytest.fixture
 def serving():
     """A function that starts a service in this process and gives a client of it."""
-    opened = []
-
-    def start(*galleries: Path, **settings) -> TestClient:
+    with ExitStack() as opened:
         # By torch: tests look at its passes. `client` has the default, ONNX Runtime.
-        app = create_app(read_settings(given={"galleries": list(galleries), "backend": "torch", **settings}, environ={}))
-        client = TestClient(app, base_url=BASE, raise_server_exceptions=False)
-        client.__enter__()
-        opened.append(client)
-        return client
-
-    yield start
-    for client in opened:
-        client.__exit__(None, None, None)
+        by_torch = {"backend": "torch"}
+        yield lambda *galleries, **given: opened.enter_context(client_of(galleries=[*galleries], **by_torch | given))
 
 
 @pytest.fixture(scope="module")
 def client(shared_gallery):
     """The service over the shared gallery, which nobody may write to."""
-    settings = read_settings(given={"galleries": [shared_gallery], "read_only": True}, environ={})
-    with TestClient(create_app(settings), base_url=BASE, raise_server_exceptions=False) as opened:
+    with client_of(galleries=[shared_gallery], read_only=True) as opened:
         yield opened

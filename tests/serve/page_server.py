@@ -1,17 +1,19 @@
-"""What the tests of the page share: galleries of drawn shapes, the real service, and a browser that watches."""
+"""What the tests of the service share: galleries, the real service, and a browser that watches."""
 
 import dataclasses
+import io
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import uvicorn
 from PIL import Image, ImageDraw
 
-from sightline.data.manifest import read_manifest
+from sightline.data.manifest import Manifest, read_manifest
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.ingest import index_images
 from sightline.models.embed import embed_manifest
@@ -20,23 +22,46 @@ from sightline.ood.rejector import FOLDER, fit_rejector
 from sightline.serve.app import create_app
 from sightline.serve.settings import read_settings
 
+BASE = "http://127.0.0.1:8000"
 COLOURS = {"red": "#d01818", "green": "#18a030", "blue": "#1848d0", "gold": "#e0b010", "pink": "#f080b0"}
 ODD = 'it\'s a "square" \\ [x]'  # a label that must reach the filter unharmed
 SHAPES = ("circle", ODD, "triangle", "bar")
 
 
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png(seed: int = 0, size: tuple[int, int] = (40, 36)) -> bytes:
+    """An image of noise as a PNG file."""
+    return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)))
+
+
+def chosen(data: bytes, name: str = "photo.png") -> dict:
+    """A file as a person would choose it."""
+    return {"name": name, "mimeType": "image/png", "buffer": data}
+
+
+def make_gallery(folder: Path, images: Path | Manifest, seed: int = 0) -> Path:
+    """The images of a tree or a manifest, embedded by a tiny encoder."""
+    encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=seed)
+    with Gallery.create(folder, encoder) as gallery:
+        index_images(gallery, encoder, read_manifest(images) if isinstance(images, Path) else images)
+    return folder
+
+
 def shape(name: str, colour: str, shift: int = 0, size: int = 64) -> Image.Image:
-    """One shape on white."""
     image = Image.new("RGB", (size, size), "white")
-    pen, left, right = ImageDraw.Draw(image), size // 8 + shift, size - size // 8 - shift
+    pen, left, right, fill = ImageDraw.Draw(image), size // 8 + shift, size - size // 8 - shift, COLOURS[colour]
     if name == "circle":
-        pen.ellipse((left, left, right, right), COLOURS[colour])
-    elif name == ODD:
-        pen.rectangle((left, left, right, right), COLOURS[colour])
+        pen.ellipse((left, left, right, right), fill)
     elif name == "triangle":
-        pen.polygon([(size // 2, left), (left, right), (right, right)], COLOURS[colour])
+        pen.polygon([(size // 2, left), (left, right), (right, right)], fill)
     else:
-        pen.rectangle((left, size // 2 - 7, right, size // 2 + 7), COLOURS[colour])
+        top, bottom = (left, right) if name == ODD else (size // 2 - 7, size // 2 + 7)
+        pen.rectangle((left, top, right, bottom), fill)
     return image
 
 
@@ -56,14 +81,8 @@ def draw_shapes(root: Path) -> Path:
 
 def codes_of(number: int) -> list[str] | None:
     """The codes of a shape, by its number: of the shape, of the colour, and of some a third; two have none."""
-    codes = [
-        f"26.{number % 4 + 1}.{number // 20 + 1}",
-        f"29.1.{number // 4 % 5 + 1}",
-        "26.10",
-        "5.3.13",
-        "a longer code 7.1.1",
-    ]
-    return None if number in (9, 29) else codes[: 2 + number % 4]
+    own = [f"26.{number % 4 + 1}.{number // 20 + 1}", f"29.1.{number // 4 % 5 + 1}"]
+    return None if number in (9, 29) else [*own, "26.10", "5.3.13", "a longer code 7.1.1"][: 2 + number % 4]
 
 
 def make_galleries(folder: Path) -> dict[str, Path]:
@@ -71,22 +90,13 @@ def make_galleries(folder: Path) -> dict[str, Path]:
     manifest = read_manifest(draw_shapes(folder / "drawn"))
     coded = manifest.table.with_columns(codes=pl.Series(map(codes_of, range(40))))
     part = dataclasses.replace(manifest, table=coded[4:], places=None)
-    made = {}
-    for name, seed, held in (("plain", 0, manifest), ("other", 1, part), ("strict", 0, manifest), ("picky", 0, manifest)):
-        encoder = Encoder.create("tiny", embedding_dim=16, image_size=32, seed=seed)
-        made[name] = folder / name
-        with Gallery.create(made[name], encoder) as gallery:
-            index_images(gallery, encoder, held)
-        if name in ("strict", "picky"):
-            rejector = fit_rejector(embed_manifest(encoder, held), "knn", 0.95, embed_manifest(encoder, held), k=2)
-            limit = 0.0 if name == "strict" else 0.9999999
-            dataclasses.replace(rejector, similarity_threshold=limit, similarity_acceptance=0.5).save(made[name] / FOLDER)
+    held = {"plain": manifest, "other": part, "strict": manifest, "picky": manifest}
+    made = {name: make_gallery(folder / name, images, seed=int(name == "other")) for name, images in held.items()}
+    table = embed_manifest(Encoder.from_pretrained(made["plain"] / "encoder"), manifest)
+    rejector = fit_rejector(table, "knn", 0.95, table, k=2)
+    for name, limit in (("strict", 0.0), ("picky", 0.9999999)):
+        dataclasses.replace(rejector, similarity_threshold=limit, similarity_acceptance=0.5).save(made[name] / FOLDER)
     return made
-
-
-def chosen(data: bytes, name: str = "photo.png") -> dict:
-    """A file as a person would choose it."""
-    return {"name": name, "mimeType": "image/png", "buffer": data}
 
 
 @contextmanager

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from page_server import chosen, make_galleries, served, shape
+from page_server import chosen, encoded, make_galleries, served, shape
 from PIL import Image, ImageOps
-from served_galleries import encoded
 
 from sightline.gallery.gallery import Gallery
 
@@ -22,28 +21,17 @@ def landscape(image: Image.Image) -> bytes:
 
 @dataclass(frozen=True)
 class State:
-    """A state of the page.
+    """A state of the page."""
 
-    Attributes:
-        path: where to start.
-        shows: a selector of what is there once the page has reached it.
-        file: an image that a person chooses.
-        hold: addresses whose requests are never answered.
-        cut: addresses whose requests fail, as they do offline.
-        click: what a person clicks at the end, one after the other with "then" between them.
-        relabel: the class that a person then gives the item.
-    """
-
-    path: str
-    shows: str
-    file: dict | None = None
-    hold: str | None = None
-    cut: str | None = None
-    click: str | None = None
-    relabel: str | None = None
+    path: str  # where to start
+    shows: str  # a selector of what is there once the page has reached it
+    file: dict | None = None  # an image that a person chooses
+    hold: str | None = None  # addresses whose requests are never answered
+    cut: str | None = None  # addresses whose requests fail, as they do offline
+    click: str | None = None  # what a person clicks at the end, one after the other with "then" between them
+    relabel: str | None = None  # the class that a person then gives the item
 
     def reach(self, page) -> None:
-        """Bring a page of a browser to this state."""
         if self.hold:
             page.route(self.hold, lambda route: None)
         if self.cut:
@@ -61,6 +49,7 @@ class State:
         page.wait_for_function(DRAWN)
 
 
+CODES = "#filters > summary then [data-field=codes] > summary"
 BY_ID = "?id=no%2F1&of=plain"
 NEGATIVE = chosen(landscape(ImageOps.invert(shape("circle", "red"))))
 STATES = {
@@ -74,9 +63,7 @@ STATES = {
     "rejected-shown": State("?gallery=strict&policy=flag", ".banner.outside", NEGATIVE, click=".banner button"),
     "no-match": State("?gallery=picky", ".banner.far", chosen(landscape(shape("circle", "red", 2)))),
     "browse": State("?browse", ".class-head"),
-    "codes": State(
-        "?id=no%2F6&of=other&gallery=other", ".code", click="#filters > summary then [data-field=codes] > summary"
-    ),
+    "codes": State("?id=no%2F6&of=other&gallery=other", ".code", click=CODES),
     "filtered": State('?only={"year":{"max":2005}}', ".card[data-id]"),
     "filtered-to-nothing": State("?where=year<0", ".banner.none button"),
     "error": State("", ".banner.fault", chosen(b"no image")),

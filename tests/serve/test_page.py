@@ -7,11 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from page_server import ODD, Watched, chosen, make_galleries, served, shape
+from page_server import ODD, Watched, chosen, encoded, make_galleries, served, shape
 from page_states import NEGATIVE
 from PIL import Image
 from playwright.sync_api import expect
-from served_galleries import encoded
 
 from sightline.gallery.filters import beginnings
 from sightline.gallery.gallery import Gallery, labels_of
@@ -20,7 +19,10 @@ from sightline.ranking.refine import Refinement
 from sightline.serve.browse import read_listing
 from sightline.serve.settings import add_token
 
-RED_CIRCLE = chosen(encoded(shape("circle", "red", 2)), "red circle.png")
+CIRCLE = shape("circle", "red", 2)
+RED_CIRCLE = chosen(encoded(CIRCLE), "red circle.png")
+CARD = ".card[data-id]"
+LIGHT, DARK = "rgb(247, 248, 250)", "rgb(15, 22, 32)"
 
 
 @pytest.fixture(scope="module")
@@ -50,51 +52,56 @@ def opened(chromium, address):
         one.context.close()
 
 
-def asked_by_image(page, file=RED_CIRCLE):
-    """Pick a file and give the answer that the page got."""
-    with page.expect_response(re.compile("/v1/search$")) as response:
-        page.set_input_files("#file", file)
-    return settled(page, response.value.json())
-
-
-def settled(page, answer):
-    expect(page.locator(".lane").first.locator(".card[data-id]")).to_have_count(len(answer["results"]))
+def answered(page, act, *words, of="/v1/search$"):
+    """The answer to the search that this act of a person begins, once it is shown."""
+    with page.expect_response(re.compile(of)) as response:
+        act(*words)
+    answer = response.value.json()
+    expect(page.locator(".lane").first.locator(CARD)).to_have_count(len(answer["results"]))
     return answer
 
 
+def asked_by_image(page, file=RED_CIRCLE):
+    return answered(page, page.set_input_files, "#file", file)
+
+
 def ids(page, lane=0):
-    return page.locator(".lane").nth(lane).locator(".card[data-id]").evaluate_all("all => all.map(one => one.dataset.id)")
+    return page.locator(".lane").nth(lane).locator(CARD).evaluate_all("all => all.map(one => one.dataset.id)")
 
 
 def assert_shown(page, expected):
-    expect(page.locator(".lane").first.locator(".card[data-id]")).to_have_count(len(expected))
+    expect(page.locator(".lane").first.locator(CARD)).to_have_count(len(expected))
     assert ids(page) == expected
 
 
-def searched(gallery, image, k=30, where=None, **steps):
+def searched(gallery, image=CIRCLE, k=30, **steps):
     with Gallery.open(gallery, read_only=True) as read:
-        vector = read.encoder().encode([image])
-        return refined_search(read, vector, k, Refinement(**steps), where=where)[1][0].tolist()
+        return refined_search(read, read.encoder().encode([image]), k, Refinement(**steps))[1][0].tolist()
+
+
+def known(gallery):
+    """The metadata of each item by its id."""
+    with Gallery.open(gallery, read_only=True) as read:
+        return dict(zip(read.ids(), read.metadata(read.ids()), strict=True))
 
 
 def transfer(page, data=RED_CIRCLE["buffer"], kind="image/png", name="dropped.png"):
     return page.evaluate_handle(
         """([data, type, name]) => {
-            const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
             const held = new DataTransfer();
-            held.items.add(new File([bytes], name, { type }));
+            held.items.add(new File([Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0))], name, { type }));
             return held;
         }""",
         [base64.b64encode(data).decode(), kind, name],
     )
 
 
-def test_a_picked_image_shows_what_the_gallery_finds_with_scores_labels_and_pictures(opened, galleries):
-    page = opened()
+def test_an_image_is_picked_dropped_or_pasted_and_shows_what_the_gallery_finds(opened, galleries):
+    page, expected = opened(), searched(galleries["plain"])
     expect(page.locator("#holds")).to_have_text("40 images in plain")
     expect(page.locator(".card img")).to_have_count(18)  # items to begin with
     answer = asked_by_image(page)
-    assert_shown(page, searched(galleries["plain"], shape("circle", "red", 2)))
+    assert_shown(page, expected)
     first = page.locator(".card").first
     expect(first.locator(".score")).to_have_text(f"{answer['results'][0]['score']:.3f}")
     expect(first.locator(".title .words")).to_have_text("red circle")
@@ -102,11 +109,7 @@ def test_a_picked_image_shows_what_the_gallery_finds_with_scores_labels_and_pict
     expect(first.locator("img")).to_have_attribute("alt", "red circle, circle")
     page.wait_for_function("() => document.querySelector('.card img').naturalWidth > 0")
     assert page.locator(".card[data-relation]").count() == 0  # the label of an upload is not known
-
-
-def test_an_image_is_dropped_or_pasted_anywhere_and_other_files_are_refused(opened, galleries):
-    page = opened()
-    expected = searched(galleries["plain"], shape("circle", "red", 2))
+    page.goto("/")
     page.dispatch_event("main", "dragenter", {"dataTransfer": transfer(page)})
     expect(page.locator("#dropping")).to_be_visible()
     page.dispatch_event("main", "drop", {"dataTransfer": transfer(page)})
@@ -123,36 +126,27 @@ def test_an_image_is_dropped_or_pasted_anywhere_and_other_files_are_refused(open
     assert_shown(page, expected)
 
 
-def test_a_part_is_drawn_with_the_mouse_and_searched(opened, galleries):
+def test_a_part_is_drawn_with_the_mouse_or_moved_resized_and_left_by_keys(opened):
     both = Image.new("RGB", (320, 160), "white")
     both.paste(shape("circle", "red", 0, 160), (0, 0))
     both.paste(shape("bar", "blue", 0, 160), (160, 0))
     page = opened()
     asked_by_image(page, chosen(encoded(both)))
-    box = page.locator(".stage").bounding_box()
+    part, box = page.locator(".part"), page.locator(".stage").bounding_box()
     assert box["width"] / box["height"] == pytest.approx(2, rel=0.02)  # not squeezed
-    with page.expect_response(re.compile("/v1/search$")) as response:
-        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 2)
-        page.mouse.down()
-        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.5 * box["height"])
-        page.mouse.move(box["x"] + box["width"] + 50, box["y"] + box["height"] + 50)  # ends at the edge
-        page.mouse.up()
-    settled(page, response.value.json())
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.5 * box["height"])
+    page.mouse.move(box["x"] + box["width"] + 50, box["y"] + box["height"] + 50)  # ends at the edge
+    answered(page, page.mouse.up)
     left, top, right, bottom = (float(side) for side in parse_qs(urlsplit(page.url).query)["crop"][0].split(","))
     assert left == pytest.approx(0.5, abs=0.01)
-    assert top < 0.03
-    assert (right, bottom) == (1, 1)
+    assert (top < 0.03, right, bottom) == (True, 1, 1)
     assert page.locator(".card .levels").first.inner_text() == "bar"
     page.get_by_role("button", name="Whole image").click()
-    expect(page.locator(".part")).to_be_hidden()
+    expect(part).to_be_hidden()
     assert "crop" not in page.url
-
-
-def test_a_part_is_moved_resized_and_left_by_keys(opened):
-    page = opened()
-    asked_by_image(page)
     page.get_by_role("button", name="Crop").press("Enter")
-    part = page.locator(".part")
     expect(part).to_be_focused()
     for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowLeft", "Shift+ArrowDown"):
         page.keyboard.press(key)
@@ -172,9 +166,7 @@ def test_more_like_this_frames_results_by_relation_and_the_back_button_returns(o
     before = ids(page)
     button = page.locator(".card").first.get_by_role("button", name="More like this")
     expect(button).to_have_css("opacity", "1")  # seen without pointing at it
-    with page.expect_response(re.compile("/v1/search/id")) as response:
-        button.click()
-    answer = settled(page, response.value.json())
+    answer = answered(page, button.click, of="/v1/search/id")
     assert before[0] not in ids(page)
     marks = "all => all.map(one => [one.dataset.relation, one.querySelector('.mark').innerText])"
     steps = page.locator(".card").evaluate_all(marks)
@@ -213,7 +205,7 @@ def test_the_detail_shows_labels_and_metadata_and_walks_through_results(opened):
     page.keyboard.press("Enter")
     dialog.get_by_role("button", name="Show only these").nth(1).click()
     shown = answer["results"][2]["labels"][1]
-    expect(page.locator(".card[data-id]")).to_have_count(10)
+    expect(page.locator(CARD)).to_have_count(10)
     assert set(page.locator(".card .levels").all_inner_texts()) == {shown}
 
 
@@ -232,12 +224,10 @@ def test_filters_by_label_number_truth_and_text_are_applied_together(opened, gal
     page.locator("summary", has_text="Write a filter").click()
     page.locator("#where").fill("year >= 2014 or year == 2012")
     page.keyboard.press("Enter")
-    expect(page.locator(".card[data-id]")).to_have_count(9)
-    with Gallery.open(galleries["plain"], read_only=True) as gallery:
-        rows = dict(zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True))
-    years = {2012, *range(2014, 2031)}
-    fits = {key for key, row in rows.items() if row["label_1"] in ("circle", ODD) and row["year"] in years}
-    fits -= {key for key, row in rows.items() if row["sold"]}
+    expect(page.locator(CARD)).to_have_count(9)
+    rows, years = known(galleries["plain"]), {2012, *range(2014, 2031)}
+    kept = {key: row for key, row in rows.items() if row["label_1"] in ("circle", ODD) and not row["sold"]}
+    fits = {key for key, row in kept.items() if row["year"] in years}
     assert set(ids(page)) == fits
     expect(page.locator("#filters-on")).to_have_text("4")
     expect(page.locator(".summary")).to_contain_text("9 results of 9 items that pass the filters")
@@ -257,7 +247,7 @@ def is_below(code, top):
 def assert_counts(page, rows, picked):
     """Shown are the items with all picked codes, and at each depth how many of them have each code."""
     kept = {key: codes for key, codes in rows.items() if all(any(is_below(one, top) for one in codes) for top in picked)}
-    expect(page.locator(".card[data-id]")).to_have_count(len(kept))
+    expect(page.locator(CARD)).to_have_count(len(kept))
     assert set(ids(page)) == kept.keys()
     open_codes = {"", *(code for top in picked for code in beginnings(top))}
     nodes = {(above, code) for codes in kept.values() for one in codes for above, code in pairwise(["", *beginnings(one)])}
@@ -269,10 +259,7 @@ def assert_counts(page, rows, picked):
 
 
 def test_codes_are_chips_that_filter_and_are_counted_at_each_depth(opened, galleries):
-    with Gallery.open(galleries["other"], read_only=True) as gallery:
-        rows = {
-            key: row.get("codes") or [] for key, row in zip(gallery.ids(), gallery.metadata(gallery.ids()), strict=True)
-        }
+    rows = {key: row.get("codes") or [] for key, row in known(galleries["other"]).items()}
     page = opened("?browse&gallery=other")
     card = page.locator('.card[data-id="no/6"]')
     expect(card.locator(".chip")).to_have_text(rows["no/6"])
@@ -290,16 +277,15 @@ def test_codes_are_chips_that_filter_and_are_counted_at_each_depth(opened, galle
     assert_counts(page, rows, ["29", "26.1"])
     page.reload()
     page.locator("#chosen button").first.click()
-    expect(page.locator(".card[data-id]")).to_have_count(
-        sum(any(is_below(one, "26.1") for one in codes) for codes in rows.values())
-    )
+    n_below = sum(any(is_below(one, "26.1") for one in codes) for codes in rows.values())
+    expect(page.locator(CARD)).to_have_count(n_below)
     page.locator("#chosen button").click()
     page.goto("?id=no%2F7&of=other&gallery=other")
     card = page.locator('.card[data-id="no/11"]')
     expect(card.locator(".chip:has(.tie) > span:first-child")).to_have_text(["26.4.1", "26.10", "5.3.13"])
     card.get_by_role("button", name="All 5 codes").click()
     page.get_by_role("dialog").get_by_role("button", name="a longer code 7.1.1").click()
-    expect(page.locator(".card[data-id]")).to_have_count(sum("a longer code 7.1.1" in codes for codes in rows.values()) - 1)
+    expect(page.locator(CARD)).to_have_count(sum("a longer code 7.1.1" in codes for codes in rows.values()) - 1)
 
 
 def test_browsing_pages_through_classes_the_least_typical_first(opened, galleries):
@@ -320,7 +306,7 @@ def test_browsing_pages_through_classes_the_least_typical_first(opened, gallerie
     page.get_by_role("dialog").get_by_role("button", name="More like this").click()
     expect(page.locator(".card[data-relation]")).to_have_count(30)
     page.go_back()
-    expect(page.locator(".card[data-id]")).to_have_count(40)
+    expect(page.locator(CARD)).to_have_count(40)
     page.route("**/v1/items?*", lambda route: route.fulfill(json=page_of(route)))
     page.reload()
     expect(page.locator(".pager")).to_contain_text("1–60 of 130")
@@ -345,8 +331,8 @@ def test_a_person_corrects_a_label_and_takes_it_back(opened, galleries):
     expect(dialog.get_by_role("heading")).to_have_text("red bar")
     expect(dialog).to_contain_text("Was green bar")
     expect(card.locator(".words")).to_have_text("red bar")
-    with Gallery.open(galleries["other"], read_only=True) as gallery:
-        assert gallery.filter('original_label_0 == "green bar"') == ["no/7"]
+    rows = known(galleries["other"])
+    assert [key for key, row in rows.items() if row.get("original_label_0") == "green bar"] == ["no/7"]
     field.fill("purple <b>bar</b>")
     dialog.get_by_role("button", name="Relabel").click()
     expect(dialog).to_contain_text("No other item has this label. Was green bar.")
@@ -354,9 +340,9 @@ def test_a_person_corrects_a_label_and_takes_it_back(opened, galleries):
     dialog.get_by_role("button", name="Undo").click()
     expect(dialog.get_by_role("heading")).to_have_text("green bar")
     expect(card).not_to_contain_text("Was")
-    with Gallery.open(galleries["other"], read_only=True) as gallery:
-        assert labels_of(gallery.metadata(["no/7"])[0]) == ["green bar", "bar"]
-        assert gallery.filter("original_label_0 != None") == []
+    rows = known(galleries["other"])
+    assert labels_of(rows["no/7"]) == ["green bar", "bar"]
+    assert not any("original_label_0" in row for row in rows.values())
     field.fill("x")
     page.route("**/label?*", lambda route: route.fulfill(status=503, json={"detail": "the disk is full"}))
     field.press("Enter")
@@ -374,7 +360,7 @@ def page_of(route):
 
 def test_a_filter_that_cannot_be_read_is_answered_in_the_servers_words_and_one_that_nothing_passes_says_so(opened):
     page = opened("?id=no%2F5&of=plain")
-    expect(page.locator(".card[data-id]")).to_have_count(30)
+    expect(page.locator(CARD)).to_have_count(30)
     page.locator("#filters > summary").click()
     page.locator("summary", has_text="Write a filter").click()
     page.locator("#where").fill("year >")
@@ -387,35 +373,31 @@ def test_a_filter_that_cannot_be_read_is_answered_in_the_servers_words_and_one_t
     expect(page.locator(".banner")).to_contain_text("No item passes the filters")
     expect(page.locator("#where-error")).to_be_hidden()
     page.locator(".banner button").click()
-    expect(page.locator(".card[data-id]")).to_have_count(30)
+    expect(page.locator(CARD)).to_have_count(30)
 
 
 def test_options_expand_and_rerank_as_the_gallery_does(opened, galleries):
     page = opened()
     asked_by_image(page)
-    image = shape("circle", "red", 2)
     page.locator(".options summary").click()
     page.get_by_label("Query expansion").fill("8")
-    with page.expect_response(re.compile("/v1/search$")) as response:
-        page.keyboard.press("Tab")
-    settled(page, response.value.json())
-    expect(page.locator(".score").first).to_have_text(f"{response.value.json()['results'][0]['score']:.3f}")
-    assert_shown(page, searched(galleries["plain"], image, expand=8))
+    answer = answered(page, page.keyboard.press, "Tab")
+    expect(page.locator(".score").first).to_have_text(f"{answer['results'][0]['score']:.3f}")
+    assert_shown(page, searched(galleries["plain"], expand=8))
     expect(page.get_by_label("Weight of the nearest")).to_be_visible()
-    with page.expect_response(re.compile("/v1/search$")):
-        page.get_by_label("Re-rank").check()
+    answered(page, page.get_by_label("Re-rank").check)
     expect(page.locator(".summary")).to_contain_text("Re-ranked")
-    assert_shown(page, searched(galleries["plain"], image, expand=8, rerank="kreciprocal"))
+    assert_shown(page, searched(galleries["plain"], expand=8, rerank="kreciprocal"))
     page.keyboard.press("Escape")
     expect(page.locator(".options summary")).to_be_focused()
 
 
 def test_two_galleries_are_compared_on_one_query_even_where_one_lacks_the_item(opened, galleries):
     page = opened("?id=no%2F1&of=plain")  # not in the other gallery, which is asked by the image
-    expect(page.locator(".card[data-id]")).to_have_count(30)
+    expect(page.locator(CARD)).to_have_count(30)
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#both")).to_be_visible()
-    expect(page.locator(".card[data-id]")).to_have_count(60)  # cards appear by and by
+    expect(page.locator(CARD)).to_have_count(60)  # cards appear by and by
     lists = [ids(page, 0), ids(page, 1)]
     drawn = Image.open(galleries["plain"].parent / "drawn" / "1.png")
     assert lists[1] == searched(galleries["other"], drawn)
@@ -438,7 +420,7 @@ def test_what_does_not_belong_gets_a_banner_and_the_nearest_only_when_asked_for(
     said = f"less typical than {100 * quantile:.1f} %" if quantile < 1 else "less typical than every image"
     expect(page.locator(".banner.outside")).to_contain_text(said)
     page.get_by_role("button", name="Show the nearest anyway").click()
-    expect(page.locator(".card[data-id]")).to_have_count(30)
+    expect(page.locator(CARD)).to_have_count(30)
     expect(page.locator(".banner.outside")).to_be_visible()
     page.set_input_files("#file", chosen(b"no image"))
     expect(page.locator(".banner.fault")).to_contain_text("JPEG, PNG")
@@ -495,12 +477,6 @@ def test_everything_is_done_by_keyboard_alone_in_the_order_of_the_page(opened):
 
 def test_dark_follows_the_system_and_the_switch_overrides_it(opened):
     page = opened(color_scheme="dark")
-
-    def is_ground(colour):
-        expect(page.locator("body")).to_have_css("background-color", colour)
-
-    is_ground("rgb(15, 22, 32)")
-    page.locator("#theme").click()
-    is_ground("rgb(247, 248, 250)")
-    page.reload()
-    is_ground("rgb(247, 248, 250)")
+    for act, ground in ((page.locator("html").wait_for, DARK), (page.locator("#theme").click, LIGHT), (page.reload, LIGHT)):
+        act()
+        expect(page.locator("body")).to_have_css("background-color", ground)

@@ -1,13 +1,11 @@
 """The review page in a real browser, and its server without one."""
 
-import http.client
-import json
 import signal
 import subprocess
 import sys
 from importlib import import_module
-from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import polars as pl
 import pytest
@@ -15,7 +13,7 @@ from page_server import running
 from PIL import Image
 from safetensors.numpy import save_file
 
-from sightline.errors import InputError
+from refusals import assert_refused
 from sightline.hierarchy.collect import digest, write_step
 from sightline.hierarchy.journal import Review
 from sightline.serve.review import create_review_app, serve_review
@@ -47,13 +45,18 @@ def folder(tmp_path):
 def server(folder):
     settings = ServeSettings(rate=None)
     with running(uvicorn_config(settings, create_review_app(Review(folder), settings))) as address:
-        yield urlsplit(address).port
+        yield address
+
+
+@pytest.fixture
+def visitor(server):
+    with httpx.Client(base_url=server, timeout=60) as opened:
+        yield opened
 
 
 def groups_on_disk(folder):
     """What somebody who opens the folder again finds."""
-    state = Review(folder).state
-    found = {}
+    state, found = Review(folder).state, {}
     for text in state.home:
         found.setdefault("/".join(reversed(state.path(text))), set()).add(text)
     return found
@@ -71,7 +74,7 @@ def tab(server, chromium):
     tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
     tab.on("console", lambda message: message.type == "error" and tab.troubles.append(message.text))
     tab.on("request", lambda request: "127.0.0.1" in request.url or tab.troubles.append(request.url))
-    tab.goto(f"http://127.0.0.1:{server}/")
+    tab.goto(server)
     tab.wait_for_selector(".member")
     yield tab
     tab.close()
@@ -91,12 +94,16 @@ def says(tab, text):
     tab.locator("#toast", has_text=text).wait_for()
 
 
+def fill(tab, selector, text):
+    tab.locator(selector).fill(text)
+    tab.locator(selector).press("Enter")
+
+
 def test_a_review_by_hand(tab, folder):
     open_group(tab, "pets")
     assert shown(tab) == {"cat", "dog", "car", "bus"}
     tab.wait_for_function("() => [...document.querySelectorAll('.member img')].some(image => image.naturalWidth > 0)")
-    tab.locator("#name").fill("house pets")
-    tab.locator("#name").press("Enter")
+    fill(tab, "#name", "house pets")
     says(tab, "Renamed to house pets")
     tab.keyboard.press("s")
     says(tab, "Split in two")
@@ -105,16 +112,14 @@ def test_a_review_by_hand(tab, folder):
     tab.locator("#undo").click()
     says(tab, "Undone")
     assert groups_on_disk(folder)["animals/house pets"] == {"cat", "dog", "car", "bus"}
-    tab.locator(".member", has_text="car").click()
-    tab.locator(".member", has_text="bus").click()
+    for member in ("car", "bus"):
+        tab.locator(".member", has_text=member).click()
     tab.locator("#new").click()
-    tab.locator("#answer").fill("vehicles")
-    tab.locator("#answer").press("Enter")
+    fill(tab, "#answer", "vehicles")
     says(tab, "vehicles made")
     tab.locator(".member", has_text="dog").click()
     tab.keyboard.press("m")
-    tab.locator("#picker-find").fill("wild")
-    tab.locator("#picker-find").press("Enter")
+    fill(tab, "#picker-find", "wild")
     says(tab, "Moved to wild")
     open_group(tab, "vehicles")
     tab.locator("#move").click()
@@ -143,8 +148,7 @@ def test_a_mistake_is_shown_and_a_phone_shows_one_thing_at_a_time(tab, folder):
     tab.set_viewport_size({"width": 390, "height": 800})
     open_group(tab, "wild")
     assert not tab.locator("#tree").is_visible()
-    tab.locator("#name").fill("trees")
-    tab.locator("#name").press("Enter")
+    fill(tab, "#name", "trees")
     says(tab, "'trees'")
     tab.wait_for_function("() => document.getElementById('name').value === 'wild'")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -172,37 +176,27 @@ def test_a_key_pressed_twice_makes_one_change_which_can_be_undone_at_once(tab, f
     assert groups_on_disk(folder) == FIRST
 
 
-def asked(server, path, body=None, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server, timeout=10)
-    usual = {"Content-Type": "application/json"} if body is not None else {}
-    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), usual | headers)
-    answer = connection.getresponse()
-    found = answer.status, answer.getheader("Content-Type"), answer.read()
-    connection.close()
-    return found
-
-
-def test_a_stale_page_and_wrong_requests_change_nothing(server, folder):
+def test_a_stale_page_and_wrong_requests_change_nothing(visitor, folder):
     change = {"action": "drop", "texts": ["cat"]}
     whole = {"version": 0, "change": change}
-    assert asked(server, "/api/act", {"version": 3, "change": change})[0] == 409
-    assert asked(server, "/api/act", {"change": change})[0] == 422
-    assert asked(server, "/api/act", whole, Host="evil.example:80")[0] == 421
-    assert asked(server, "/api/act", whole, Origin="http://evil.example")[0] == 403
-    assert asked(server, "/api/members?group=99")[0] == 409
+    for body, headers, status in (
+        ({"version": 3, "change": change}, {}, 409),
+        ({"change": change}, {}, 422),
+        (whole, {"Host": "evil.example:80"}, 421),
+        (whole, {"Origin": "http://evil.example"}, 403),
+    ):
+        assert visitor.post("/api/act", json=body, headers=headers).status_code == status
+    assert visitor.get("/api/members?group=99").status_code == 409
     assert groups_on_disk(folder) == FIRST
-    assert asked(server, "/api/act", whole)[0] == 200
+    assert visitor.post("/api/act", json=whole).status_code == 200
     assert "cat" in groups_on_disk(folder)[""]
 
 
-def test_the_command_serves_until_it_is_interrupted(folder):
+def test_the_command_serves_this_machine_alone_until_it_is_interrupted(folder):
+    assert_refused(r"--host .*0\.0\.0\.0", serve_review, Review(folder), "0.0.0.0", 0, False, print)
     command = [sys.executable, "-m", "sightline", "hierarchy", "review", str(folder), "--port", "0", "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        address = urlsplit(process.stdout.readline().split()[0])
-        connection = http.client.HTTPConnection(address.netloc, timeout=30)
-        connection.request("GET", "/")
-        page = connection.getresponse().read().decode()
-        connection.close()
+        page = httpx.get(process.stdout.readline().split()[0], timeout=30).text
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert "<title>Review of a label tree</title>" in page
@@ -210,27 +204,21 @@ def test_the_command_serves_until_it_is_interrupted(folder):
     assert len(pl.read_csv(folder / "review.csv")) == len(PLACES)
 
 
-def test_pictures_are_small_and_only_those_of_the_texts(server):
-    status, kind, body = asked(server, "/picture?text=cat&n=0")
-    assert (status, kind) == (200, "image/png")
-    assert len(body) < 5000
-    assert asked(server, "/picture?text=cat&n=1")[0] == 409
-    assert asked(server, "/picture?text=..%2Fclusters.csv&n=0")[0] == 409
+def test_pictures_are_small_and_only_those_of_the_texts(visitor):
+    texts = ("cat&n=0", "cat&n=1", "..%2Fclusters.csv&n=0")
+    small, *others = (visitor.get(f"/picture?text={text}") for text in texts)
+    assert (small.status_code, small.headers["content-type"], len(small.content) < 5000) == (200, "image/png", True)
+    assert [one.status_code for one in others] == [409, 409]
 
 
-def test_the_page_serves_this_machine_alone(folder):
-    with pytest.raises(InputError, match=r"--host .*0\.0\.0\.0"):
-        serve_review(Review(folder), "0.0.0.0", 0, False, print)
+def test_the_nearest_groups_come_first_and_texts_are_found(visitor):
+    def asked(path):
+        return visitor.get(f"/api/{path}").json()
 
-
-def test_the_nearest_groups_come_first_and_texts_are_found(server):
-    overview = json.loads(asked(server, "/api/overview")[2])
-    number = {group["name"]: group["id"] for group in overview["groups"]}
-    near = json.loads(asked(server, f"/api/near?group={number['wild']}&level=1")[2])
+    groups = asked("overview")["groups"]
+    number = {group["name"]: group["id"] for group in groups}
     centre = {name: np.mean([np.exp(1j * PLACES[text]) for text in texts]) for name, texts in GROUPS.items()}
     gaps = {name: abs(centre[name] - centre["wild"]) for name in ("pets", "trees")}
-    assert near == [number[name] for name in sorted(gaps, key=gaps.get)]
-    found = json.loads(asked(server, "/api/find?words=lio")[2])
-    assert found == [{"text": "lion", "group": number["wild"]}]
-    counts = {group["name"]: group["counts"] for group in overview["groups"]}
-    assert counts["animals"] == [5, 5, 10]
+    assert asked(f"near?group={number['wild']}&level=1") == [number[name] for name in sorted(gaps, key=gaps.get)]
+    assert asked("find?words=lio") == [{"text": "lion", "group": number["wild"]}]
+    assert next(group["counts"] for group in groups if group["name"] == "animals") == [5, 5, 10]

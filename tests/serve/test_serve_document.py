@@ -55,10 +55,10 @@ def test_whatever_the_document_allows_gets_an_answer_it_describes(served, path, 
     check_answer()
 
 
-@pytest.mark.parametrize(("path", "methods"), [("/v1/items/a", "DELETE, GET, PUT"), ("/", "GET, HEAD")])
-def test_another_method_gets_405_and_all_that_the_path_has(client, path, methods):
-    answer = client.patch(path)
-    assert (answer.status_code, answer.headers["allow"], answer.json()["status"]) == (405, methods, 405)
+def test_another_method_gets_405_and_all_that_the_path_has(client):
+    for path, methods in (("/v1/items/a", "DELETE, GET, PUT"), ("/", "GET, HEAD")):
+        answer = client.patch(path)
+        assert (answer.status_code, answer.headers["allow"], answer.json()["status"]) == (405, methods, 405)
     assert client.get("/v1/galleries/", follow_redirects=False).status_code == 404
 
 

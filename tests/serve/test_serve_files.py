@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
-from served_galleries import png
+from page_server import png
 
 from sightline.gallery.gallery import Gallery
 from sightline.serve.pictures import hidden_folders
@@ -37,18 +36,18 @@ def outside_of(folder: Path) -> dict[str, str]:
 
 
 def test_an_item_removes_no_file_outside_of_the_gallerys_images(own_gallery, serving):
-    paths = outside_of(own_gallery)
+    paths, keep = outside_of(own_gallery), own_gallery.parent / "keep"
     (own_gallery / "images" / "own.png").write_bytes(png())
     more = {"own": "own.png", "none": "", "database": "../gallery.db", "dots": "..", "zero": "\0"}
     noted(own_gallery, **paths, **{id_: f"images/{name}" for id_, name in more.items()})
-    kept = {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")}
+    kept = {file: file.stat().st_ino for file in keep.rglob("*")}
     client = serving(own_gallery)
     for id_ in (*paths, *more):
         assert client.delete(f"/v1/items/{id_}").status_code == 204, id_
     assert client.post("/v1/search/id", json={"id": "super0/class00/0.png"}).status_code == 200
-    assert {file: file.stat().st_ino for file in (own_gallery.parent / "keep").rglob("*")} == kept
-    assert not (own_gallery / "images" / "own.png").exists()
-    assert (own_gallery / "images" / "link.png").is_symlink()
+    assert {file: file.stat().st_ino for file in keep.rglob("*")} == kept
+    images = [own_gallery / "images" / name for name in ("own.png", "link.png")]
+    assert [os.path.lexists(image) for image in images] == [False, True]
 
 
 def test_images_that_are_a_link_are_neither_written_nor_removed_through(own_gallery, tmp_path, serving):
@@ -102,8 +101,8 @@ STATIC = ["../settings.py", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00", "a" * 
 PATHS = [f"/v1/items/{name}" for name in (*OF_ITEMS, "%00", "%ff")] + [f"/static/{name}" for name in STATIC]
 
 
-@pytest.mark.parametrize("path", [*PATHS, "//v1/../../etc/passwd"])
-def test_no_spelling_of_a_path_reaches_a_file(client, path):
-    answer = client.get(path)
-    assert answer.status_code in (404, 422)
-    assert answer.headers["content-type"] == "application/problem+json"
+def test_no_spelling_of_a_path_reaches_a_file(client):
+    for path in (*PATHS, "//v1/../../etc/passwd"):
+        answer = client.get(path)
+        assert answer.status_code in (404, 422), path
+        assert answer.headers["content-type"] == "application/problem+json"

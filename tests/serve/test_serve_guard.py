@@ -1,5 +1,6 @@
 """Scopes, tokens and sessions; host and origin checks; limits; headers and logs; settings."""
 
+import asyncio
 import json
 import logging
 import re
@@ -8,12 +9,13 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from served_galleries import png
+from page_server import png
 from typer.testing import CliRunner
 
 from refusals import assert_refused
 from sightline.cli.main import app as command_line
-from sightline.serve.guard import JsonLines, RateLimit
+from sightline.serve.guard import Arrival, Arrivals, JsonLines, RateLimit, Sparse
+from sightline.serve.schemas import Problem
 from sightline.serve.settings import ServeSettings, Tokens, add_token, read_settings, read_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +40,14 @@ def tokens(tmp_path):
     return {"file": file, **{scope: add_token(file, f"{scope}er", scope) for scope in ("read", "write")}}
 
 
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
 def ask(client, name, token=None, **headers):
     method, path, _ = REQUESTS[name]
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    return client.request(method, path, json={"id": "super0/class00/0.png"} if name == "search" else None, headers=headers)
+    given = headers | ({} if token is None else bearer(token))
+    return client.request(method, path, json={"id": "super0/class00/0.png"} if name == "search" else None, headers=given)
 
 
 @pytest.mark.parametrize("public_read", [False, True])
@@ -59,75 +64,61 @@ def test_every_request_needs_its_scope(serving, shared_gallery, tokens, public_r
                 assert answer.headers["www-authenticate"].startswith("Bearer ")
 
 
-def test_other_spellings_of_tokens_open_nothing(serving, shared_gallery, tokens):
-    client, token = serving(shared_gallery, token_file=tokens["file"]), tokens["write"]
-    digest = read_tokens(tokens["file"])[1].sha256
-    wrong = [f"Bearer {one}" for one in ("", digest, f"{token}x", token[:-1])]
+def test_other_spellings_of_tokens_open_nothing_and_the_file_holds_none_and_is_read_again(serving, shared_gallery, tokens):
+    client, token, file = serving(shared_gallery, token_file=tokens["file"]), tokens["write"], tokens["file"]
+    wrong = [f"Bearer {one}" for one in ("", read_tokens(file)[1].sha256, f"{token}x", token[:-1])]
     for given in ("", "Bearer", f"Basic {token}", token, *wrong):
         assert client.get("/v1/galleries", headers={"Authorization": given}).status_code == 401, given
     assert client.get(f"/v1/galleries?token={token}").status_code == 401
     assert client.get("/v1/galleries", headers={"Authorization": f"bearer  {token}"}).status_code == 200
-
-
-def test_the_file_holds_no_token_is_private_and_is_read_again(serving, shared_gallery, tokens):
-    file = tokens["file"]
-    assert tokens["read"] not in file.read_text()
-    assert file.stat().st_mode & 0o077 == 0
-    client = serving(shared_gallery, token_file=file)
+    assert (tokens["read"] in file.read_text(), file.stat().st_mode & 0o077) == (False, 0)
     file.chmod(0o640)
     later = add_token(file, "later", "read")
     assert file.stat().st_mode & 0o777 == 0o640  # the mode is kept
     assert ask(client, "galleries", later).status_code == 200
     text = file.read_text()
-    file.write_text(text[: text.rindex("[[token]]")])  # revoked
-    assert ask(client, "galleries", later).status_code == 401
-    file.write_text("broken [")
-    assert ask(client, "galleries", tokens["read"]).status_code == 401
+    for changed, known in ((text[: text.rindex("[[token]]")], later), ("broken [", tokens["read"])):  # revoked, lost
+        file.write_text(changed)
+        assert ask(client, "galleries", known).status_code == 401
 
 
 def test_a_session_reads_images_and_nothing_else(serving, shared_gallery, image_tree, tokens):
-    client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
+    client, file = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree]), tokens["file"]
     assert client.post("/v1/session").status_code == 401
-    begun = client.post("/v1/session", headers={"Authorization": f"Bearer {tokens['write']}"})
-    header = begun.headers["set-cookie"]
+    header = client.post("/v1/session", headers=bearer(tokens["write"])).headers["set-cookie"]
     assert all(word in header for word in ("HttpOnly", "SameSite=strict", "Path=/v1/items", "Max-Age=900"))
     assert tokens["write"] not in header
-    assert ask(client, "image").status_code == 200  # the client keeps cookies
-    assert ask(client, "add").status_code == 401
+    assert [ask(client, name).status_code for name in ("image", "add")] == [200, 401]  # the client keeps cookies
     cookie = re.search("sightline_session=([^;]*)", header)[1]
     for forged in (cookie[:-1], cookie.replace(cookie[:3], "999", 1), "", "9999999999.x.y"):
         client.cookies.clear()
         assert ask(client, "image", Cookie=f"sightline_session={forged}").status_code == 401
     client.delete("/v1/session")
-    (token, _), file = read_tokens(tokens["file"]), tokens["file"]
-    value = Tokens(file, "k" * 32, 1000).session(token)
-    keys = ("k" * 32, "other" * 8)
-    assert [Tokens(file, key, 1000).find_session(value) is None for key in keys] == [False, True]
-    assert Tokens(file, keys[0], 1000).find_session(Tokens(file, keys[0], -5).session(token)) is None  # expired
+    (token, _), key = read_tokens(file), "k" * 32
+    for signing, seconds, is_valid in ((key, 1000, True), ("other" * 8, 1000, False), (key, -5, False)):  # and expired
+        session = Tokens(file, signing, seconds).session(token)
+        assert (Tokens(file, key, 1000).find_session(session) is not None) is is_valid
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example:8000"}, 421),
-        ({"Host": "[::1]:8000"}, 200),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://127.0.0.1:9000"}, 403),
-        ({"Origin": "http://127.0.0.1:8000"}, 200),
-        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
-        ({"X-Forwarded-For": "10.0.0.1"}, 401),
-    ],
-)
-def test_pages_of_others_and_unknown_names_are_refused(client, headers, status):
-    assert ask(client, "search", **headers).status_code == status
+FROM_ELSEWHERE = [
+    ({"Host": "evil.example:8000"}, 421),
+    ({"Host": "[::1]:8000"}, 200),
+    ({"Origin": "null"}, 403),
+    ({"Origin": "http://127.0.0.1:9000"}, 403),
+    ({"Origin": "http://127.0.0.1:8000"}, 200),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+    ({"X-Forwarded-For": "10.0.0.1"}, 401),
+]
+
+
+def test_pages_of_others_and_unknown_names_are_refused_and_every_answer_has_the_headers(client):
+    for headers, status in FROM_ELSEWHERE:
+        assert ask(client, "search", **headers).status_code == status, headers
     assert ask(client, "health", Host="10.0.0.7:8000").status_code == 200  # probes use an address
-
-
-def test_every_answer_has_the_headers(client):
-    for path in ("/v1/health", "/nothing", "/v1/items/super0%2Fclass00%2F0.png/image"):
+    for path in ("/v1/health", "/nothing", f"{ITEM}/image"):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
-        found = ["default-src 'none'" in policy, "frame-ancestors 'none'" in policy, "unsafe" in policy]
+        found = [word in policy for word in ("default-src 'none'", "frame-ancestors 'none'", "unsafe")]
         assert found == [True, True, False]
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert headers["x-request-id"]
@@ -155,11 +146,10 @@ def test_the_bucket_fills_at_its_rate():
 def test_beyond_the_queue_requests_get_429_and_those_in_it_their_answer(serving, shared_gallery):
     client = serving(shared_gallery, waiting=4, rate=None)
     encoding = next(iter(client.app.state.service._encodings.values()))
-    go, forward = threading.Event(), encoding.encoder.forward
+    go, forward, refused = threading.Event(), encoding.encoder.forward, []
     encoding.encoder.forward = lambda images: (go.wait(), forward(images))[1]
     with ThreadPoolExecutor(12) as pool:
         running = {pool.submit(client.post, "/v1/search", files={"image": ("x", png(n))}) for n in range(12)}
-        refused = []
         while len(refused) < 8:  # all but those that hold a place
             done, running = wait(running, timeout=600, return_when=FIRST_COMPLETED)
             assert done
@@ -170,26 +160,25 @@ def test_beyond_the_queue_requests_get_429_and_those_in_it_their_answer(serving,
     assert [(one.status_code, one.headers["retry-after"]) for one in refused] == [(429, "1")] * 8
 
 
-@pytest.mark.parametrize("says_length", [True, False])
-def test_a_request_that_is_too_long_is_ended_while_it_comes(serving, shared_gallery, says_length):
+def test_a_request_that_is_too_long_is_ended_while_it_comes(serving, shared_gallery):
     client = serving(shared_gallery, upload_bytes=100_000)
 
     def body():
         yield b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
         yield from 1000 * [b"x" * 10_000]
 
-    headers = {"Content-Type": "multipart/form-data; boundary=b"} | ({"Content-Length": "10000067"} if says_length else {})
-    assert client.post("/v1/search", content=body(), headers=headers).status_code == 413
+    for length in ({}, {"Content-Length": "10000067"}):
+        headers = {"Content-Type": "multipart/form-data; boundary=b"} | length
+        assert client.post("/v1/search", content=body(), headers=headers).status_code == 413
     answer = client.post("/v1/search/vector", content=b" " * 1_000_001, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
 
 
 def test_logs_are_json_and_know_neither_ids_nor_tokens_nor_images(serving, shared_gallery, image_tree, tokens, caplog):
     client = serving(shared_gallery, token_file=tokens["file"], image_roots=[image_tree])
-    bearer = {"Authorization": f"Bearer {tokens['read']}"}
     with caplog.at_level(logging.INFO, "sightline.serve"):
         ask(client, "image", tokens["read"])
-        client.post("/v1/search", files={"image": ("secret.png", png())}, headers=bearer)
+        client.post("/v1/search", files={"image": ("secret.png", png())}, headers=bearer(tokens["read"]))
     lines = [JsonLines().format(record) for record in caplog.records if record.name == "sightline.serve"]
     found = [(line["route"], line["caller"], line["status"]) for line in map(json.loads, lines)]
     assert found == [("/v1/items/{id}/image", "token:reader", 200), ("/v1/search", "token:reader", 200)]
@@ -201,8 +190,7 @@ def test_an_error_of_the_service_is_a_problem_without_its_cause(serving, shared_
     monkeypatch.setattr(client.app.state.service.galleries["shapes"], "item", lambda _: 1 / 0)
     answer = ask(client, "image")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
-    assert "division" not in answer.text
-    assert answer.headers["x-request-id"] in answer.json()["detail"]
+    assert ("division" in answer.text, answer.headers["x-request-id"] in answer.json()["detail"]) == (False, True)
 
 
 def test_settings_come_from_file_environment_and_command_line_in_this_order(tmp_path):
@@ -226,8 +214,8 @@ def test_the_page_on_settings_names_all_with_their_defaults():
             assert float(value.replace(",", "")) == default
 
 
-def test_settings_that_do_not_fit_are_refused_by_name():
-    one = {"galleries": ["a"]}
+def test_settings_and_tokens_that_do_not_fit_are_refused_by_name(tmp_path):
+    one, file = {"galleries": ["a"]}, tmp_path / "tokens.toml"
     for given, named in (
         ({}, "galleries"),
         (one | {"port": 70000}, "port"),
@@ -238,18 +226,70 @@ def test_settings_that_do_not_fit_are_refused_by_name():
         (one | {"image_roots": ["/nowhere/phtos"]}, "/nowhere/phtos"),
     ):
         assert_refused(named, read_settings, given=given, environ={})
-
-
-def test_the_command_makes_tokens_and_refuses_what_does_not_fit(tmp_path):
-    file = tmp_path / "tokens.toml"
     run = CliRunner().invoke(command_line, ["token", "ann", "--file", str(file), "--scope", "write"])
     found = Tokens(file, "k" * 32, 1).find(run.output.strip())
     assert (run.exit_code, found.name, found.scope) == (0, "ann", "write")
     for name, scope, named in (("ann", "read", "'ann'"), ("bob", "wrote", "'write'"), ('"', "read", "name")):
         assert_refused(named, add_token, file, name, scope)
-
-
-def test_files_that_hold_no_tokens_are_named(tmp_path):
     for text in ("", "token = []", "[[token]]\nname = 'a'\nscope = 'all'\nsha256 = 'zz'", "broken ["):
-        (tmp_path / "tokens.toml").write_text(text)
-        assert_refused(r"tokens\.toml", read_tokens, tmp_path / "tokens.toml")
+        file.write_text(text)
+        assert_refused(r"tokens\.toml", read_tokens, file)
+
+
+def body_of(*parts):
+    """A receive that gives these parts, and then nothing for ever."""
+    left = list(parts)
+
+    async def receive():
+        if not left:
+            await asyncio.Event().wait()
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": part != b"end"}
+
+    return receive
+
+
+def test_beyond_the_budget_the_oldest_body_alone_arrives():
+    async def run():
+        arrivals = Arrivals(budget_bytes=10, most=8, seconds=60)
+        old, new = Arrival(), Arrival()
+        of_old, of_new = body_of(b"123456", b"7", b"end"), body_of(b"123456", b"end")
+        await arrivals.message(old, of_old)
+        await arrivals.message(new, of_new)  # 12 bytes are held
+        waits = asyncio.create_task(arrivals.message(new, of_new))
+        await arrivals.message(old, of_old)
+        await arrivals.message(old, of_old)
+        await asyncio.sleep(0)
+        assert not waits.done()  # the old one is whole, and not answered yet
+        arrivals.release(old)
+        assert (await waits)["body"] == b"end"
+        arrivals.release(new)
+        arrivals.release(new)
+        assert arrivals.n_bytes() == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_for_one_body_more_than_may_arrive_the_oldest_goes():
+    async def run():
+        arrivals = Arrivals(budget_bytes=1000, most=2, seconds=60)
+        asked = [asyncio.create_task(arrivals.message(Arrival(), body_of())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert (await arrivals.message(Arrival(), body_of(b"end")))["body"] == b"end"
+        with pytest.raises(Problem) as refused:
+            await asked[0]
+        assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (429, "1")
+        assert not asked[1].done()
+        asked[1].cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_message_that_comes_often_is_logged_some_times_and_counted():
+    sparse = Sparse(most=2, seconds=60)
+    record, other = (logging.LogRecord("a", 40, "f", 1, text, (), None) for text in ("full", "other"))
+    assert [sparse.filter(record) for _ in range(5)] == [True, True, False, False, False]
+    assert sparse.filter(other)
+    record.created += 31
+    assert sparse.filter(record)
+    assert record.fields == {"left_out": 3}

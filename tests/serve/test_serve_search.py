@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from page_server import encoded, png
 from PIL import Image
-from served_galleries import encoded, png
 
 from sightline.data.images import load_image
 from sightline.data.manifest import read_manifest
@@ -28,8 +28,14 @@ def ask(client, data, **fields):
     return answer.json()
 
 
-def ids_and_scores(answer):
+def ranked(answer):
+    """Ids and scores of the results."""
     return [hit["id"] for hit in answer["results"]], [hit["score"] for hit in answer["results"]]
+
+
+def assert_same(found, expected):
+    assert found[0] == expected[0]
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
 
 
 RERANKED = {"rerank": "kreciprocal", "where": 'label_1 != "super0"'}
@@ -37,25 +43,19 @@ RERANKED = {"rerank": "kreciprocal", "where": 'label_1 != "super0"'}
 
 @pytest.mark.parametrize("options", [{}, {"expand": 3, "alpha": 1.0}, RERANKED])
 def test_an_upload_finds_what_the_gallery_finds(client, shared_gallery, options):
-    data = png(3)
+    data, where = png(3), options.get("where")
     with Gallery.open(shared_gallery, read_only=True) as gallery:
         vector = gallery.encoder().encode([Image.open(io.BytesIO(data))])
-        steps = {key: value for key, value in options.items() if key != "where"}
-        scores, ids = refined_search(gallery, vector, 7, Refinement(**steps), where=options.get("where"))
-        known = gallery.metadata(ids[0].tolist())
-        plain = gallery.search(vector, 7)[1][0].tolist()
-        n_candidates = gallery.count(options.get("where"))
+        steps = Refinement(**{key: value for key, value in options.items() if key != "where"})
+        (scores,), (ids,) = refined_search(gallery, vector, 7, steps, where=where)
+        labels = [[row["label_0"], row["label_1"]] for row in gallery.metadata(ids.tolist())]
+        plain, n_candidates = gallery.search(vector, 7)[1][0].tolist(), gallery.count(where)
     answer = ask(client, data, k=7, **options)
-    found, found_scores = ids_and_scores(answer)
-    assert found == ids[0].tolist()
-    assert (found == plain) == (not options)  # otherwise the options were ignored
-    np.testing.assert_allclose(found_scores, scores[0], atol=1e-5)
-    assert [hit["labels"] for hit in answer["results"]] == [[row["label_0"], row["label_1"]] for row in known]
-    assert (answer["query"], answer["verdict"], answer["candidates"]) == (
-        {"id": None, "labels": None, "lists": None},
-        None,
-        n_candidates,
-    )
+    assert_same(ranked(answer), (ids.tolist(), scores))
+    assert (ids.tolist() == plain) == (not options)  # otherwise the options were ignored
+    assert [hit["labels"] for hit in answer["results"]] == labels
+    assert answer["query"] == {"id": None, "labels": None, "lists": None}
+    assert (answer["verdict"], answer["candidates"]) == (None, n_candidates)
     assert {hit["relation"] for hit in answer["results"]} == {None}
     assert not any("path" in hit["metadata"] or "file_hash" in hit["metadata"] for hit in answer["results"])
     assert str(shared_gallery.parent) not in json.dumps(answer)
@@ -64,17 +64,14 @@ def test_an_upload_finds_what_the_gallery_finds(client, shared_gallery, options)
 def test_an_item_finds_its_neighbours_and_how_they_are_related(client, shared_gallery):
     with Gallery.open(shared_gallery, read_only=True) as gallery:
         id_ = gallery.ids()[20]
-        scores, ids = gallery.search(gallery.vectors([id_]), 31)
-        own = gallery.metadata([id_])[0]
-    assert ids[0][0] == id_
+        (scores,), (ids,) = gallery.search(gallery.vectors([id_]), 31)
+        own = [gallery.metadata([id_])[0][level] for level in ("label_0", "label_1")]
+    assert ids[0] == id_
     answer = client.post("/v1/search/id", json={"id": id_, "k": 30}).json()
-    found, found_scores = ids_and_scores(answer)
-    assert found == ids[0][1:].tolist()
-    np.testing.assert_allclose(found_scores, scores[0][1:], atol=1e-5)
-    assert answer["query"] == {"id": id_, "labels": [own["label_0"], own["label_1"]], "lists": None}
+    assert_same(ranked(answer), (ids[1:].tolist(), scores[1:]))
+    assert answer["query"] == {"id": id_, "labels": own, "lists": None}
     for hit in answer["results"]:
-        fine, coarse = hit["labels"]
-        assert hit["relation"] == (2 if fine == own["label_0"] else 1 if coarse == own["label_1"] else 0)
+        assert hit["relation"] == (2 if hit["labels"][0] == own[0] else 1 if hit["labels"][1] == own[1] else 0)
     assert {hit["relation"] for hit in answer["results"]} == {0, 1, 2}
 
 
@@ -84,7 +81,7 @@ def test_a_vector_of_any_length_finds_what_the_gallery_finds_unless_of_another_e
         ids, own = gallery.search(vector[None], 5)[1][0].tolist(), gallery.identity.fingerprint
     for scale in (1e-200, 250):
         body = {"vector": (scale * vector).tolist(), "k": 5, "fingerprint": own}
-        assert ids_and_scores(client.post("/v1/search/vector", json=body).json())[0] == ids
+        assert ranked(client.post("/v1/search/vector", json=body).json())[0] == ids
     answer = client.post("/v1/search/vector", json=body | {"fingerprint": "another"})
     assert answer.status_code == 409
     assert all(word in answer.json()["detail"] for word in ("another", own))
@@ -94,19 +91,17 @@ def test_a_vector_of_any_length_finds_what_the_gallery_finds_unless_of_another_e
 def test_a_crop_equals_cropping_beforehand(client, kind, orientation):
     image, options = Image.open(io.BytesIO(png(5, (120, 90)))), {}
     if orientation:
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        options = {"exif": exif, "quality": 95}
+        options = {"exif": Image.Exif(), "quality": 95}
+        options["exif"][0x0112] = orientation
     data = encoded(image, kind, **options)
     upright = load_image(Image.open(io.BytesIO(data)))
     assert upright.size == ((90, 120) if orientation else (120, 90))
     box = (upright.width // 5, upright.height // 10, upright.width // 2, upright.height // 2)
-    crop = ",".join(str(side / (upright.height if axis % 2 else upright.width)) for axis, side in enumerate(box))
+    crop = ",".join(str(side / upright.size[axis % 2]) for axis, side in enumerate(box))
     cut, whole = ask(client, encoded(upright.crop(box)), k=9), ask(client, data, k=9)
     cropped = ask(client, data, k=9, crop=crop)
-    assert ids_and_scores(cropped)[0] == ids_and_scores(cut)[0]
-    np.testing.assert_allclose(ids_and_scores(cropped)[1], ids_and_scores(cut)[1], atol=1e-5)
-    assert ids_and_scores(cropped) != ids_and_scores(whole)
+    assert_same(ranked(cropped), ranked(cut))
+    assert ranked(cropped) != ranked(whole)
 
 
 WRONG = [  # the kind of search, what is sent, the status and what the answer names
@@ -146,16 +141,15 @@ def test_concurrent_queries_share_passes_and_get_their_own_answers(serving, shar
         return forward(images)
 
     encoding.encoder.forward = forward_late
-    alone = [ids_and_scores(ask(client, png(seed), k=3)) for seed in range(8)]
+    alone = [ranked(ask(client, png(seed), k=3)) for seed in range(8)]
     assert sizes == [1] * 8
     sizes.clear()
     gathers.set()
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda seed: ids_and_scores(ask(client, png(seed), k=3)), range(8)))
+        together = list(pool.map(lambda seed: ranked(ask(client, png(seed), k=3)), range(8)))
     assert (sum(sizes), len(sizes)) == (8, 2)
-    for (ids, scores), (others, other_scores) in zip(alone, together, strict=True):
-        assert ids == others
-        np.testing.assert_allclose(scores, other_scores, atol=1e-5)
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
 
 
 def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery, image_tree):
@@ -172,25 +166,28 @@ def test_a_rejector_in_the_gallery_gives_verdicts_by_policy(serving, own_gallery
     for data, belongs in ((inside, True), (OUTSIDE, False)):
         vector = encoder.encode([Image.open(io.BytesIO(data))])
         best = float((table.vectors @ vector[0]).max())
-        expected = rejector.judge(vector, [best])[0]
-        assert expected.belongs is belongs
-        flagged, rejected = ask(client, data, k=2, policy="flag"), ask(client, data, k=2)
-        for answer, policy in ((flagged, "flag"), (rejected, "reject")):
+        (expected,) = rejector.judge(vector, [best])
+        for fields, policy, n_results in (({"policy": "flag"}, "flag", 2), ({}, "reject", 2 if belongs else 0)):
+            answer = ask(client, data, k=2, **fields)
             verdict = answer["verdict"]
-            assert (verdict["policy"], verdict["belongs"], verdict["matched"]) == (policy, belongs, expected.matched)
+            found = [verdict[name] for name in ("policy", "belongs", "matched")]
+            assert found == [policy, expected.belongs, expected.matched] == [policy, belongs, expected.matched]
             assert verdict["energy"] == pytest.approx(expected.energy, abs=1e-4)
             assert verdict["similarity"] == pytest.approx(best, abs=1e-4)
             assert verdict["quantile"] == pytest.approx(expected.quantile, abs=0.1)
-        assert (len(flagged["results"]), len(rejected["results"])) == (2, 2 if belongs else 0)
+            assert len(answer["results"]) == n_results
         assert ask(client, data, k=2, policy="ignore")["verdict"] is None
     assert client.post("/v1/items", files={"image": ("x", OUTSIDE)}, data={"id": "new"}).status_code == 201
     answer = ask(client, OUTSIDE, k=1)  # an item belongs, even if it was added after the rejector was fitted
-    assert (answer["verdict"]["belongs"], ids_and_scores(answer)[0]) == (True, ["new"])
-    counted = client.get("/metrics").text  # two images, each flagged and rejected, and one that has become an item
-    assert f'sightline_verdicts_total{{gallery="{own_gallery.name}",verdict="refused"}} 2.0' in counted
-    assert f'sightline_verdicts_total{{gallery="{own_gallery.name}",verdict="accepted"}} 3.0' in counted
-    assert f'sightline_energy_quantile_count{{gallery="{own_gallery.name}"}} 5.0' in counted
-    assert f'sightline_refused_share_alarm{{gallery="{own_gallery.name}"}} 0.0' in counted
+    assert (answer["verdict"]["belongs"], ranked(answer)[0]) == (True, ["new"])
+    counted, of = client.get("/metrics").text, f'gallery="{own_gallery.name}"'
+    for line in (  # two images, each flagged and rejected, and one that has become an item
+        f'sightline_verdicts_total{{{of},verdict="refused"}} 2.0',
+        f'sightline_verdicts_total{{{of},verdict="accepted"}} 3.0',
+        f"sightline_energy_quantile_count{{{of}}} 5.0",
+        f"sightline_refused_share_alarm{{{of}}} 0.0",
+    ):
+        assert line in counted
     (own_gallery / FOLDER / "rejector.json").write_text("{}")
     broken = client.post("/v1/search", files={"image": ("a", inside)})
     assert (broken.status_code, broken.headers["retry-after"]) == (503, "1")
