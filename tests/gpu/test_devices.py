@@ -40,6 +40,7 @@ MOST_WAITS = dict.fromkeys(list_losses(), 2) | {
     "happier": 4,  # the sum of a rank loss and a proxy loss
     "happier_f": 4,
     "rod_ndcg": 4,
+    "sum_binary_cross_entropy": 10,
     "sum_norm_softmax": 10,  # numbers the paths of each of two levels as they occur
     "sum_proxy_nca_pp": 10,
     "weighted_sum": 5,  # the sum of its terms
