@@ -13,9 +13,9 @@ from PIL import Image
 from playwright.sync_api import expect
 from served_galleries import encoded
 
-from sightline.gallery.filters import beginnings
 from sightline.gallery.gallery import Gallery, labels_of
 from sightline.gallery.query import refined_search
+from sightline.labels.codes import beginnings
 from sightline.ranking.refine import Refinement
 from sightline.serve.browse import read_listing
 from sightline.serve.settings import add_token
