@@ -77,6 +77,7 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
             "python benchmarks/scoreboard.py",
             *(line for line in LINES["benchmarks.md"] if line.endswith(".toml --out benchmarks/evidence")),  # of each suite
         ],
+        "codes.md": [line for line in LINES["codes.md"] if line.endswith(".toml --out benchmarks/evidence")],
         "tutorials/reproduce-a-paper.md": [
             "sightline benchmark benchmarks/suites/icons-losses.toml --out benchmarks/evidence &"
         ],

@@ -63,9 +63,7 @@ def cells(marks, tmp_path):
     return read
 
 
-def test_cells_keep_the_means_of_queries_with_one_rarest_code_and_the_page_answers_its_question(
-    cells, marks, tmp_path
-):
+def test_cells_keep_the_means_of_queries_with_one_rarest_code_and_the_page_answers_its_question(cells, marks, tmp_path):
     every = cells()
     assert len(every) == 5
     for cell in every:

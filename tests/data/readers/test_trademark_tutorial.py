@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from package_archives import random_blocks, write_iconify
-from test_shell_blocks import LINES, Terminal, small
 from test_trademarks import LEAVES, leaf_icons
 
 from sightline.data.readers.trademarks import reader
+from test_shell_blocks import LINES, Terminal, small
 
 PAGE = "tutorials/trademarks.md"
 FEW = ["sampler.per_class=2", "sampler.skip_small_classes=true"]  # 96 training marks in place of 3,000
