@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from conftest import circle_table
 from refusals import assert_refused
 from sightline.evaluation.tables import evaluate_table
 from sightline.report.page import write_report
@@ -12,10 +11,12 @@ from sightline.report.subject import read_subject
 CODES = [["1.1", "9.1"], ["1.1"], ["1.2", "9.1"], ["1.2"], ["2.1", "9.1"], ["2.1"], ["3.1", "9.1"], ["3.1", "1.1"]]
 
 
+ANGLES = [0, 5, 20, 30, 80, 82, 120, 11]
+
+
 @pytest.fixture
-def coded(tmp_path):
-    (tmp_path / "images").mkdir()
-    return circle_table(tmp_path / "images", [0, 5, 20, 30, 80, 82, 120, 10], codes=CODES)
+def coded(circle):
+    return circle(ANGLES, codes=CODES).table
 
 
 def test_metrics_and_frames_are_by_codes_and_classes_by_a_rare_one(coded, tmp_path, sightline):
@@ -44,9 +45,8 @@ def _shared(codes, others):
     return max(2 if one == other else int(one[0] == other[0]) for one, other in both)
 
 
-def test_text_is_split_and_what_has_neither_labels_nor_codes_is_refused(tmp_path, coded):
-    folder = tmp_path / "images"
-    text = circle_table(folder, [0, 5, 20, 30, 80, 82, 120, 10], codes=[";".join(codes) for codes in CODES])
+def test_text_is_split_and_what_has_neither_labels_nor_codes_is_refused(tmp_path, circle):
+    text = circle(ANGLES, codes=[";".join(codes) for codes in CODES]).table
     text.write(tmp_path / "text.parquet")
     assert_refused(["labels", "--codes"], read_subject, tmp_path / "text.parquet")
     subject = read_subject(tmp_path / "text.parquet", codes="codes")
