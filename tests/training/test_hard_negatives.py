@@ -1,4 +1,4 @@
-"""Hard negatives of the whole training set: found as by brute force, put into batches, the same in a run that was stopped."""
+"""Hard negatives of the whole training set: found as by brute force, put into batches, kept by a run that was stopped."""
 
 import numpy as np
 import pytest

@@ -412,9 +412,8 @@ def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDAr
         >>> unusable_classes(SamplerSection(per_class=2), labels), unusable_classes(SamplerSection(name="random"), labels)
         (array([1]), array([], dtype=int64))
     """
-    per_class = (
-        section.per_class if section.name in ("class_balanced", "graded", "hard_negatives") else 0
-    )  # others repeat images
+    repeats = section.name in ("hierarchical", "random")  # these take small classes too
+    per_class = 0 if repeats else section.per_class
     return np.flatnonzero(np.bincount(column_of(labels, section.level)) < per_class)
 
 

@@ -88,7 +88,7 @@ def hard_negatives(queries: Tensor, query_classes: Tensor, items: Tensor, classe
         n: negatives of a query, at least 1.
 
     Returns:
-        (Q, n) int64 rows of the items, nearest first; -1 where there are fewer other classes. Of equal scores the first row.
+        (Q, n) int64 rows of the items, nearest first, of equal scores the first; -1 where there are fewer other classes.
 
     Example:
         >>> items = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]])
