@@ -50,7 +50,8 @@ Labels may be tensors, numpy arrays or lists; embeddings are tensors. In a recip
 | classes | integers `(B,)` | `roadmap`; `sup_recall`, `rod_recall` if you report recall; any other to compare |
 | classes, few images of each | integers `(B,)` | `norm_softmax`, `arcface`; `roadmap` with `decomposability="proxy"` |
 | levels of a tree | integers `(B, L)`, finest first | `happier`, `sup_h_ap`, `sup_ndcg`, `rod_ndcg`; to compare `csl` |
-| sets of labels | bool `(B, C)` | `each_label_ap`; `sup_h_ap`, `sup_ndcg` by the share of labels; `sup_ap` by any; `binary_cross_entropy` |
+| sets of labels | bool `(B, C)` | `each_label_ap`; `sup_h_ap`, `sup_ndcg` by the share of labels; `sup_ap` by any shared |
+| sets of labels, to compare | bool `(B, C)` | `binary_cross_entropy` |
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 

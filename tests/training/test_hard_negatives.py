@@ -16,7 +16,7 @@ def by_brute_force(vectors, classes, query, n):
     """One item at a time: best first, the first of each class."""
     scores = torch.nn.functional.normalize(vectors, dim=1) @ torch.nn.functional.normalize(vectors[query], dim=0)
     rows, met = [], {int(classes[query])}
-    for row in sorted(range(len(vectors)), key=lambda row: (-round(scores[row].item(), 9), row)):
+    for row in sorted(range(len(vectors)), key=lambda row: (-round(scores[row].item(), 9), int(classes[row]), row)):
         if int(classes[row]) not in met:
             met.add(int(classes[row]))
             rows.append(row)

@@ -88,7 +88,7 @@ def hard_negatives(queries: Tensor, query_classes: Tensor, items: Tensor, classe
         n: negatives of a query, at least 1.
 
     Returns:
-        (Q, n) int64 rows of the items, nearest first, of equal scores the first; -1 where there are fewer other classes.
+        (Q, n) int64 rows of the items, nearest first, of equal scores that of the first class; -1 where these are fewer.
 
     Example:
         >>> items = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]])
@@ -104,7 +104,7 @@ def hard_negatives(queries: Tensor, query_classes: Tensor, items: Tensor, classe
         scores = scores.masked_fill(own[:, None] == classes, -torch.inf)
         best = scores.new_full((len(scores), n_classes), -torch.inf)
         best.scatter_reduce_(1, classes.expand(len(scores), -1), scores, "amax")
-        values, nearest = best.topk(min(n, n_classes), dim=1)
+        values, nearest = (part[:, :n] for part in best.sort(dim=1, descending=True, stable=True))
         for place, (value, of_class) in enumerate(zip(values.T, nearest.T, strict=True)):
             rows = scores.masked_fill(classes != of_class[:, None], -torch.inf).argmax(1)
             found[block, place] = rows.where(value.isfinite(), -1).cpu()
