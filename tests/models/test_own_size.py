@@ -76,6 +76,9 @@ def test_the_command_embeds_whole_images_and_refuses_what_does_not_fit(
     words = ["embed", tmp_path / "encoder", landmarks.root / "landmarks.csv", "--out", tmp_path / "a.parquet"]
     assert sightline(*words, "--longest", 160, "--scale", 1, "--scale", 0.7071, "--scale", 0.5)[0] == 0
     assert sightline("evaluate", tmp_path / "a.parquet")[0] == 2  # no labels
+    whiten = ["whiten", tmp_path / "encoder", tmp_path / "a.parquet", "--out"]
+    assert sightline(*whiten, tmp_path / "own-size.safetensors")[0] == 0
+    check_refused([*whiten, tmp_path / "whitened"], "must be of this encoder")  # which sees squares
     check_refused([*words, "--scale", 0.5], "--longest")
     check_refused([*words, "--longest", 8], "longest", "8")
     check_refused([*words, "--longest", 160, "--scale", 0], "scales", "0")

@@ -73,16 +73,18 @@ def whiten(
     from sightline.data.manifest import Manifest
     from sightline.models.embed import embed_manifest
     from sightline.models.heads import Whitening
+    from sightline.models.own_size import is_of_encoder
 
     plain = read_encoder(encoder, trust, backend)
     table = read_images(source, split)
     if isinstance(table, Manifest):
         table = embed_manifest(plain, table, n_workers=workers, show_progress=True)
-    if table.fingerprint != plain.fingerprint():
+    is_alone = out.suffix == ".safetensors"
+    if table.fingerprint != plain.fingerprint() and not (is_alone and is_of_encoder(table.fingerprint, plain)):
         raise InputError(f"{source}: vectors must be of this encoder, {plain.fingerprint()}, got {table.fingerprint}")
     whitening = Whitening.fit(torch.from_numpy(table.vectors), dim, power)
     whitened = plain.whitened(whitening)
-    written = whitening.save(out) if out.suffix == ".safetensors" else whitened.save_pretrained(out)
+    written = whitening.save(out) if is_alone else whitened.save_pretrained(out)
     n_kept, n_given = whitening.weight.shape
     echo(f"{written}: fitted on {len(table)} vectors, {n_given} dimensions to {n_kept}, power {power:g}")
 

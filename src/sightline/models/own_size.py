@@ -23,6 +23,7 @@ from sightline.progress import tracked
 
 LEAST_SIDE = 32  # pixels at the smallest scale: what a network halves five times
 WINDOW = 64  # images read at once, of which those of one shape are a batch
+HALF = 16  # hexadecimal digits of a fingerprint: the first are those of the encoder
 SCALES = (1.0, 1 / math.sqrt(2), 0.5)  # of the papers on landmarks
 
 
@@ -55,8 +56,14 @@ class OwnSize:
 
     def fingerprint(self, encoder: Encoder) -> str:
         """A name for vectors made this way: they are not to be compared with those of squares."""
-        about = json.dumps([encoder.fingerprint(), self.longest, self.scales])
-        return hashlib.sha256(about.encode()).hexdigest()[:32]
+        of_encoder = encoder.fingerprint()
+        about = json.dumps([of_encoder, self.longest, self.scales])
+        return of_encoder[:HALF] + hashlib.sha256(about.encode()).hexdigest()[:HALF]
+
+
+def is_of_encoder(fingerprint: str | None, encoder: Encoder) -> bool:
+    """Whether vectors are of this encoder, of squares or of images at their own size."""
+    return (fingerprint or "").startswith(encoder.fingerprint()[:HALF])
 
 
 @torch.inference_mode()
