@@ -13,7 +13,7 @@ from sightline.data.manifest import Manifest, check_lists, label_columns, split_
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
-from sightline.hierarchy.apply import attach_codes
+from sightline.labels.code_column import attach_codes
 from sightline.losses import LOSSES
 from sightline.models.card import Account
 from sightline.models.embed import embed_manifest, own_device
