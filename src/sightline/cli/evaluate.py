@@ -259,8 +259,8 @@ def report(
     if against == UNTRAINED:
         other = read_untrained(shown, name=page.against_name, **read)
     elif against is not None:
-        named = {"split": split, "name": page.against_name, "codes": shown.codes}
-        other = read_subject(Path(against), like=shown.table, **named, **read)
+        read |= {"split": split, "name": page.against_name, "codes": shown.codes, "like": shown.table}
+        other = read_subject(Path(against), **read)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
     options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed, codes=page.codes)
     written = write_report(out, shown, other, options)

@@ -190,7 +190,7 @@ class Suite(SuitePart):
     def all_metrics(self) -> list[str]:
         """The metrics of tables, figures, questions and published tables."""
         published = (metric for table in self.published for metric in table.metrics)
-        drawn = (one.metric for one in (*self.sweeps, *self.questions))
+        drawn = [*(sweep.metric for sweep in self.sweeps), *(question.metric for question in self.questions)]
         return list(dict.fromkeys([*self.metrics, *drawn, *published]))
 
 
