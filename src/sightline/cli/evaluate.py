@@ -175,7 +175,7 @@ def _by_protocol(
         ours |= {column: 100 * sum(result[metric] for result in results) / len(results)} if results else {}
     methods = {"this encoder": ours, **paper.rows("+R1M" if published.distractors else "")}
     rows = [[method, *(f"{row[c]:.1f}" if c in row else "-" for c in paper.columns)] for method, row in methods.items()]
-    # The set cannot be told by its file: a part of it, or another set in its layout, is measured by the same protocol.
+    # The file does not say which set it is: a part of it, or another set in its layout, is measured by the same protocol.
     echo(f"published on {paper.dataset.rstrip('-')} ({paper.table}); compare if {table.manifest.source} is of that set")
     echo(text_table([["", *paper.columns], *rows], "<" + ">" * len(paper.columns)))
 

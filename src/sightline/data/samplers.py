@@ -155,7 +155,7 @@ class HardNegativeSampler(ClassBalancedSampler):
 
     The first class of each batch is drawn as ``class_balanced`` draws it. The others are those of the nearest negatives of
     its images, nearest first; each gives that negative and other images of its class at random, ``per_class`` together.
-    Training finds negatives anew at the start of each epoch, with :meth:`mined`; without it batches are class-balanced.
+    Training finds new negatives at the start of each epoch, with :meth:`mined`; without it batches are class-balanced.
 
     Example:
         >>> sampler = HardNegativeSampler(np.array([0, 0, 1, 1, 2, 2]), SamplerSection(batch_size=4, per_class=2))

@@ -26,7 +26,7 @@ def binary_cross_entropy_loss(embeddings: Tensor, labels: Tensor, weight: Tensor
         The baseline of images with several codes or labels: what classification alone gives a search.
 
     Cost:
-        A product with C vectors, and C numbers an item.
+        As norm_softmax.
 
     Defaults:
         The weights start uniform in ±1 / sqrt(D), each bias where its label is expected of one item in C.

@@ -173,7 +173,7 @@ def as_markdown(
         tables=tables,
         pictures=pictures,
         published=[one for one in published if one[2]],
-        by_codes=any(cell.recipe.data.codes is not None for cell in done),
+        by_codes=any(one.about.get("recipe", {}).get("data", {}).get("codes") for one in done.values()),
         answers=[answer for table in tables for one in suite.questions if (answer := _answer(one, table.data, done))],
     )
 
