@@ -20,6 +20,7 @@ FAMILIES = {
     "blackbox": "Blackbox ranks",
     "contrastive": "Pairs and triplets",
     "proxies": "Proxies",
+    "classification": "Classification",
 }  # by module
 BESIDE = ("class_map", "all_classes_ap")  # no names of create_loss: they take class scores, not embeddings
 
@@ -50,6 +51,7 @@ Labels may be tensors, numpy arrays or lists; embeddings are tensors. In a recip
 | classes, few images of each | integers `(B,)` | `norm_softmax`, `arcface`; `roadmap` with `decomposability="proxy"` |
 | levels of a tree | integers `(B, L)`, finest first | `happier`, `sup_h_ap`, `sup_ndcg`, `rod_ndcg`; to compare `csl` |
 | sets of labels | bool `(B, C)` | `each_label_ap`; `sup_h_ap`, `sup_ndcg` by the share of labels; `sup_ap` by any shared |
+| sets of labels, to compare | bool `(B, C)` | `binary_cross_entropy` |
 | relevance of every pair | floating point `(B, G)` | `sup_h_ap`, `sup_ndcg`; `sup_ap` takes all above 0 for relevant |
 | classes as queries: logits `(N, C)` | bool `(N, C)` | `sl.losses.DetectionAPLoss`: [detector.md](detector.md) |
 

@@ -47,6 +47,9 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
         "tutorials/own-folder.md": ["sightline data prepare emoji"],
         "search.md": ["sightline data prepare emoji"],
     },
+    "tests/data/readers/test_trademark_tutorial.py runs all of them": {
+        "tutorials/trademarks.md": LINES["tutorials/trademarks.md"]
+    },
     "needs a Milvus server": {
         "search.md": [
             "sightline index build run/encoder images/ --out milvus+http:",
@@ -74,6 +77,7 @@ NOT_RUN = {  # why: the beginnings of the lines, by page
             "python benchmarks/scoreboard.py",
             *(line for line in LINES["benchmarks.md"] if line.endswith(".toml --out benchmarks/evidence")),  # of each suite
         ],
+        "codes.md": [line for line in LINES["codes.md"] if line.endswith(".toml --out benchmarks/evidence")],
         "tutorials/reproduce-a-paper.md": [
             "sightline benchmark benchmarks/suites/icons-losses.toml --out benchmarks/evidence &"
         ],

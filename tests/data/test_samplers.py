@@ -266,7 +266,7 @@ def test_random_batches_have_each_image_at_most_once(n_images, batch_size, epoch
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_follows_from_seed_and_epoch_alone(name):
-    assert len(SAMPLERS) == 4
+    assert len(SAMPLERS) == 5
     labels, section = in_tree(*[6] * 16), SamplerSection(name=name, batch_size=32)
     batches = {
         (seed, epoch): create_sampler(section, labels, seed).batches(epoch) for seed in range(2) for epoch in range(2)

@@ -37,6 +37,7 @@ RANKED = [
 COMBINED = ["happier", "happier_f", "roadmap", "rod_ndcg", "rod_recall"]
 ON_PAIRS = [*RANKED, *COMBINED, "calibration", "contrastive", "sup_con", "triplet", "xbm_contrastive"]
 GRADED = [name for name in ON_PAIRS if name.endswith(("_h_ap", "_ndcg")) or name.startswith("happier")]
+OVER_LEVELS = ["sum_binary_cross_entropy", "sum_norm_softmax", "sum_proxy_nca_pp", "sum_triplet"]
 exactly = {"rtol": 0, "atol": 0}
 NEAR = {torch.float64: {"rtol": 1e-7, "atol": 1e-7}, torch.float32: {"rtol": 1e-3, "atol": 1e-4}}
 KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
@@ -69,9 +70,9 @@ def create_with_what_it_asks_for(name, **options):
 
 def test_every_loss_is_seen():
     assert list_losses() == sorted(LOSSES.table)
-    assert [len(names) for names in (list_losses(), RANKED, ON_PAIRS, GRADED)] == [31, 12, 22, 7]
+    assert [len(names) for names in (list_losses(), RANKED, ON_PAIRS, GRADED)] == [33, 12, 22, 7]
     without_function = [name for name in list_losses() if not callable(getattr(losses, f"{name}_loss", None))]
-    assert without_function == sorted([*COMBINED, "sum_norm_softmax", "sum_proxy_nca_pp", "sum_triplet", "weighted_sum"])
+    assert without_function == sorted([*COMBINED, *OVER_LEVELS, "weighted_sum"])
 
 
 @both
@@ -422,7 +423,7 @@ NUMBERS = {
 @every_loss
 def test_numbers_that_are_not_finite_are_refused_when_a_loss_is_made(name):
     assert sum(map(len, NUMBERS.values())) == 72
-    assert bool(NUMBERS[name]) == (name not in ("fast_ap", "weighted_sum"))
+    assert bool(NUMBERS[name]) == (name not in ("fast_ap", "weighted_sum") and not name.endswith("cross_entropy"))
     for option in NUMBERS[name]:
         for value in (math.nan, math.inf, -math.inf):
             assert_refused(rf"\b{option}\b.*{value}", create_with_what_it_asks_for, name, **{option: value})
@@ -434,6 +435,7 @@ BAD = {  # of another type, unknown, or out of range
     "smooth_recall": {"mixup": 1, "ks": [], "normalise": "cap", "rank_width": 0.0},
     "sup_recall": {"ks": "5"},
     "rod_recall": {"ks": [0]},
+    "binary_cross_entropy": {"n_classes": 0, "seed": "one"},
     "blackbox_ap": {"margin": -0.1, "strength": 0, "memory": -1, "seed": -1},
     "blackbox_recall": {"reduction": "mean", "weights": [math.nan]},
     "arcface": {"margin": 4},

@@ -38,6 +38,7 @@ FLAT = (
 )
 FLAT += ("sup_ap", "sup_con", "sup_recall", "triplet", "xbm_contrastive")
 ON_PROXIES = ("happier", "happier_f", "norm_softmax", "proxy_nca_pp", "sum_norm_softmax", "sum_proxy_nca_pp")
+ON_PROXIES += ("binary_cross_entropy", "sum_binary_cross_entropy")  # see test_classification.py
 OTHERS = ("each_label_ap", "roadmap", "rod_ndcg", "rod_recall", "sum_triplet", "weighted_sum")
 REFUSED = ("arcface", "csl")
 OPTIONS = {"triplet": {"mining": "all"}}

@@ -12,9 +12,9 @@ from page_states import NEGATIVE
 from PIL import Image
 from playwright.sync_api import expect
 
-from sightline.gallery.filters import beginnings
 from sightline.gallery.gallery import Gallery, labels_of
 from sightline.gallery.query import refined_search
+from sightline.labels.codes import beginnings
 from sightline.ranking.refine import Refinement
 from sightline.serve.browse import read_listing
 from sightline.serve.settings import add_token

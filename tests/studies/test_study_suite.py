@@ -62,9 +62,20 @@ def other_manifest(noise, tmp_path):
     return write
 
 
+@pytest.fixture
+def coded(noise):
+    """The same images with codes of three levels in place of labels."""
+    number = pl.col("label_0").rank("dense")
+    table = pl.read_csv(noise).with_columns(codes=pl.format("{}.1.{};99.9.9", number, number))
+    table.drop("label_0", "label_1", "label_2").write_csv(noise.parent / "coded.csv")
+    return noise.parent / "coded.csv"
+
+
 @pytest.mark.parametrize("file", sorted(SUITES.glob("*.toml")), ids=lambda file: file.stem)
-def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, other_manifest, tmp_path):
+def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, coded, other_manifest, tmp_path):
     shipped = read_suite(file)
+    if "data.codes=codes" in shipped.set:
+        noise = coded
     without_val = other_manifest(lambda table: table.with_columns(pl.col("split").replace("val", "train")))
     given = {data.name: noise if data.val_fraction is None else without_val for data in shipped.data}
     cells = cells_of(shipped, given, tmp_path, check=False)
@@ -74,7 +85,7 @@ def test_shipped_suites_are_read_and_their_recipes_are_valid(file, noise, other_
 
 
 def test_the_page_has_a_place_for_every_suite():
-    page = (SUITES.parents[1] / "docs/benchmarks.md").read_text()
+    page = "".join((SUITES.parents[1] / "docs" / name).read_text() for name in ("benchmarks.md", "codes.md"))
     begun = re.findall(r"<!-- suite (\S+) -->", page)
     assert begun == re.findall(r"<!-- end of suite (\S+) -->", page)
     assert sorted(begun) == sorted(file.stem for file in SUITES.glob("*.toml") if file.stem != "glyphs-smoke")

@@ -70,7 +70,7 @@ def steps(fabric, name, part=slice(None)):
 ALL = list_losses()
 REMEMBERING = [f"{name} with memory" for name in ALL if takes_references(new_loss(name).loss)]
 ON_CODES = [
-    *(f"{name} on codes" for name in ("happier", "roadmap", "each_label_ap", "sum_norm_softmax")),
+    *(f"{name} on codes" for name in ("happier", "roadmap", "each_label_ap", "sum_norm_softmax", "binary_cross_entropy")),
     *("happier on codes with memory", "sup_ndcg on codes with memory"),
 ]
 IN_PROCESSES = [*ALL, "triplet:distance-weighted", *REMEMBERING, *ON_CODES]

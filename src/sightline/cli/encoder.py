@@ -20,6 +20,13 @@ def embed(
     codes: Annotated[
         str | None, typer.Option(help="Column of several codes an image, to check and store as lists.")
     ] = None,
+    longest: Annotated[
+        int | None,
+        typer.Option(help="Embed whole images, at their aspect: their longer side in pixels at most; default: a square."),
+    ] = None,
+    scale: Annotated[
+        list[float] | None, typer.Option(help="With --longest: a scale; repeatable, vectors are averaged; default: 1.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
     backend: Backend = "auto",
@@ -30,13 +37,22 @@ def embed(
     from sightline.files import check_file
     from sightline.labels.code_column import read_codes
     from sightline.models.embed import embed_manifest, own_part
+    from sightline.models.own_size import OwnSize, embed_at_own_size
 
     manifest = read_manifest(source, labelled=False)
     manifest = manifest if codes is None else read_codes(manifest, codes)
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
     check_file(out)
+    if longest is None and scale is not None:
+        raise InputError("--scale is for images at their own size; add --longest")
+    size = None if longest is None else OwnSize(longest, tuple(scale or (1.0,)))
+    if size is not None and backend not in ("auto", "torch"):
+        raise InputError(f"--longest computes with torch; leave out --backend {backend}")
     model = read_encoder(encoder, trust, backend)
-    table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
+    if size is None:
+        table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
+    else:
+        table = embed_at_own_size(model, manifest, size, batch_size, show_progress=True)
     echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
 
 
@@ -57,16 +73,18 @@ def whiten(
     from sightline.data.manifest import Manifest
     from sightline.models.embed import embed_manifest
     from sightline.models.heads import Whitening
+    from sightline.models.own_size import is_of_encoder
 
     plain = read_encoder(encoder, trust, backend)
     table = read_images(source, split)
     if isinstance(table, Manifest):
         table = embed_manifest(plain, table, n_workers=workers, show_progress=True)
-    if table.fingerprint != plain.fingerprint():
+    is_alone = out.suffix == ".safetensors"
+    if table.fingerprint != plain.fingerprint() and not (is_alone and is_of_encoder(table.fingerprint, plain)):
         raise InputError(f"{source}: vectors must be of this encoder, {plain.fingerprint()}, got {table.fingerprint}")
     whitening = Whitening.fit(torch.from_numpy(table.vectors), dim, power)
     whitened = plain.whitened(whitening)
-    written = whitening.save(out) if out.suffix == ".safetensors" else whitened.save_pretrained(out)
+    written = whitening.save(out) if is_alone else whitened.save_pretrained(out)
     n_kept, n_given = whitening.weight.shape
     echo(f"{written}: fitted on {len(table)} vectors, {n_given} dimensions to {n_kept}, power {power:g}")
 

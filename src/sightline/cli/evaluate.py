@@ -175,7 +175,9 @@ def _by_protocol(
         ours |= {column: 100 * sum(result[metric] for result in results) / len(results)} if results else {}
     methods = {"this encoder": ours, **paper.rows("+R1M" if published.distractors else "")}
     rows = [[method, *(f"{row[c]:.1f}" if c in row else "-" for c in paper.columns)] for method, row in methods.items()]
-    echo(f"published table {paper.table}\n{text_table([['', *paper.columns], *rows], '<' + '>' * len(paper.columns))}")
+    # The file does not say which set it is: a part of it, or another set in its layout, is measured by the same protocol.
+    echo(f"published on {paper.dataset.rstrip('-')} ({paper.table}); compare if {table.manifest.source} is of that set")
+    echo(text_table([["", *paper.columns], *rows], "<" + ">" * len(paper.columns)))
 
 
 def compare(
@@ -252,12 +254,13 @@ def report(
         raise InputError("--against-name needs --against")
     summary = [f"Made by: {shlex.join(['sightline', *sys.argv[1:]])}"]
     read: dict[str, Any] = {"show_progress": True, "trust": trust, "backend": backend}
-    shown = read_subject(Path(subject), split=split, name=page.name, **read)
+    shown = read_subject(Path(subject), split=split, name=page.name, codes=page.codes, **read)
     other = None
     if against == UNTRAINED:
         other = read_untrained(shown, name=page.against_name, **read)
     elif against is not None:
-        other = read_subject(Path(against), split=split, name=page.against_name, like=shown.table, **read)
+        read |= {"split": split, "name": page.against_name, "codes": shown.codes, "like": shown.table}
+        other = read_subject(Path(against), **read)
     found = None if detector is None else read_outliers(detector, shown.table, outliers)
     options = ReportOptions(None, summary, figures, published, found, page.k, seed=page.seed, codes=page.codes)
     written = write_report(out, shown, other, options)

@@ -162,8 +162,8 @@ def attach(
 ) -> None:
     """Give a manifest the levels of a tree that you have; list all faults of the tree at once."""
     from sightline.data.manifest import read_manifest
-    from sightline.hierarchy.apply import attach_codes, attach_tree, class_sizes, report_text, write_manifest
-    from sightline.labels.code_column import read_code_tree
+    from sightline.hierarchy.apply import attach_tree, class_sizes, report_text, write_manifest
+    from sightline.labels.code_column import attach_codes, read_code_tree
     from sightline.labels.tree import read_tree
 
     if column is not None and not codes:

@@ -31,7 +31,8 @@ class SamplerSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: Literal["class_balanced", "hierarchical", "graded", "random"] = "class_balanced"  # which images share a batch
+    # which images share a batch
+    name: Literal["class_balanced", "hierarchical", "graded", "hard_negatives", "random"] = "class_balanced"
     batch_size: int = Field(default=128, ge=2)  # images in a list, of all processes together
     per_class: int = Field(default=4, ge=2)  # images of each class in a batch
     skip_small_classes: bool = False  # leave out classes with fewer than per_class images; otherwise they are refused
@@ -147,6 +148,53 @@ class ClassBalancedSampler(GroupSampler):
             return draw_until_used_up(self._n_groups, self._n_classes, rng)
         n_batches = self.section.n_batches or int(self._n_groups.sum()) // self._n_classes
         return draw_from_all(weights_of(self._n_groups, self.section.class_weights), self._n_classes, n_batches, rng)
+
+
+class HardNegativeSampler(ClassBalancedSampler):
+    """Batches around one class each: its images, and their nearest images of other classes in the whole training set.
+
+    The first class of each batch is drawn as ``class_balanced`` draws it. The others are those of the nearest negatives of
+    its images, nearest first; each gives that negative and other images of its class at random, ``per_class`` together.
+    Training finds new negatives at the start of each epoch, with :meth:`mined`; without it batches are class-balanced.
+
+    Example:
+        >>> sampler = HardNegativeSampler(np.array([0, 0, 1, 1, 2, 2]), SamplerSection(batch_size=4, per_class=2))
+        >>> sampler.mined(0, lambda anchors: np.full((len(anchors), 1), 5))  # class 0 was drawn first, and 5 is of class 2
+        [[1, 0, 5, 4]]
+    """
+
+    def mined(self, epoch: int, find: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> list[list[int]]:
+        """The batches of an epoch; as many as :meth:`batches` has.
+
+        Args:
+            epoch: from 0.
+            find: for (A,) images, the (A, n) nearest images of n other classes, nearest first; -1 for none.
+        """
+        drawn, rng = np.array(self.batches(epoch)), np.random.default_rng([self.seed, epoch, 1])
+        per_class = self.section.per_class
+        negatives = find(drawn[:, :per_class].ravel()).reshape(len(drawn), per_class, -1)
+        return [self._around(batch, rows, rng) for batch, rows in zip(drawn.tolist(), negatives, strict=True)]
+
+    def _around(self, batch: list[int], negatives: NDArray[np.int64], rng: np.random.Generator) -> list[int]:
+        """The batch with negatives, (per_class, n), in place of the images after the first class."""
+        per_class = self.section.per_class
+        chosen = batch[:per_class]
+        met = {int(self.classes[chosen[0]])}
+        # The nearest of each image, then the second nearest; where these are too few, the classes drawn.
+        for row in [*negatives.T.ravel().tolist(), *batch[per_class:]]:
+            of_class = int(self.classes[row])
+            if row >= 0 and of_class not in met and len(chosen) < len(batch):
+                met.add(of_class)
+                others = self._members[of_class]
+                more = rng.choice(others[others != row], per_class - 1, replace=False)
+                chosen += [row, *more.tolist()]
+        return chosen
+
+    @cached_property
+    def _members(self) -> list[NDArray[np.int64]]:
+        """The images of each class."""
+        order = np.argsort(self.classes, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.classes))[:-1])
 
 
 class HierarchicalSampler(Sampler):
@@ -321,6 +369,7 @@ SAMPLERS: Mapping[str, type[Sampler]] = {
     "class_balanced": ClassBalancedSampler,
     "hierarchical": HierarchicalSampler,
     "graded": GradedSampler,
+    "hard_negatives": HardNegativeSampler,
     "random": RandomSampler,
 }
 
@@ -363,7 +412,8 @@ def unusable_classes(section: SamplerSection, labels: NDArray[np.int64]) -> NDAr
         >>> unusable_classes(SamplerSection(per_class=2), labels), unusable_classes(SamplerSection(name="random"), labels)
         (array([1]), array([], dtype=int64))
     """
-    per_class = section.per_class if section.name in ("class_balanced", "graded") else 0  # others repeat images
+    repeats = section.name in ("hierarchical", "random")  # these take small classes too
+    per_class = 0 if repeats else section.per_class
     return np.flatnonzero(np.bincount(column_of(labels, section.level)) < per_class)
 
 

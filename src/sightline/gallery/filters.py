@@ -94,17 +94,6 @@ def filter_names(text: str) -> list[str]:
     return sorted({term.key for term in _terms(parse_filter(text))})
 
 
-def beginnings(value: str) -> list[str]:
-    """The prefixes that ``has`` finds a value by: its beginnings along the dots, and the value itself.
-
-    Example:
-        >>> beginnings("26.1.15")
-        ['26', '26.1', '26.1.15']
-    """
-    parts = value.split(".")
-    return [one for depth in range(1, len(parts) + 1) if (one := ".".join(parts[:depth]))]
-
-
 def parse_filter(text: str) -> FilterTerm | Junction:
     """The parsed condition of a filter; raises InputError for anything outside the language."""
     if not isinstance(text, str):

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError, needs_extra
-from sightline.gallery.filters import HAS, LISTS, FilterTerm, Junction, beginnings, parse_filter
+from sightline.gallery.filters import HAS, LISTS, FilterTerm, Junction, parse_filter
 from sightline.gallery.gallery import (
     AnyEncoder,
     EncoderIdentity,
@@ -39,6 +39,7 @@ from sightline.gallery.gallery import (
     listed_ids,
     some,
 )
+from sightline.labels.codes import beginnings
 
 FORMAT = 1
 ABOUT = "sightline"  # the property of a collection that describes its encoder and metric

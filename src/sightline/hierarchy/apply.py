@@ -11,8 +11,7 @@ from sightline.data.manifest import Manifest, label_columns, write_table
 from sightline.errors import InputError, choose, needs_extra, raise_faults
 from sightline.hierarchy.collect import CLEAN, PLOT, REPORT, UNPLACED, read_step, write_step
 from sightline.hierarchy.journal import GroupState
-from sightline.labels.code_column import CodeTree, code_lists, deepest, read_codes
-from sightline.labels.codes import normal_codes, sampling_paths, tree_of_codes
+from sightline.labels.codes import normal_codes, tree_of_codes
 from sightline.labels.tree import Tree
 
 RULES = {"alone": True, "drop": False}
@@ -49,27 +48,6 @@ def attach_tree(manifest: Manifest, tree: Tree | None, unplaced: str = "drop") -
     paths = (tree.path(node) for node in range(len(tree)))
     rows = [[*[path[-1]] * (tree.n_levels - len(path)), *reversed(path)] for path in paths]
     return with_groups(manifest, _group_table(rows, tree.n_levels - 1), unplaced)
-
-
-def attach_codes(manifest: Manifest, column: str, known: CodeTree | None = None) -> Manifest:
-    """The manifest with the label levels of one code of each image: its rarest that other images have too.
-
-    For what needs one label an image; training and evaluation read the codes themselves, which stay, as lists.
-
-    Args:
-        manifest: its label levels, if it has some, are replaced.
-        column: of several codes an image.
-        known: the codes that there are; None for any.
-    """
-    read = read_codes(manifest, column, known)
-    sets = code_lists(read, column)
-    n_levels = deepest(sets) if known is None else known.tree.n_levels
-    paths = [[node.rstrip(".") for node in reversed(path)] for path in sampling_paths(sets, n_levels)]
-    columns = label_columns(n_levels)
-    labels = pl.DataFrame(paths, dict.fromkeys(columns, pl.String), orient="row")
-    table = read.table.drop(label_columns(manifest.n_levels)).hstack(labels)
-    first = ["id", "path", "split", *columns]
-    return replace(read, table=table.select(*first, pl.exclude(first)), n_levels=n_levels)
 
 
 def with_groups(manifest: Manifest, groups: pl.DataFrame, unplaced: str = "drop") -> tuple[Manifest, list[str]]:

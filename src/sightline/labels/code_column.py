@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from sightline.data.manifest import Manifest, split_lists
+from sightline.data.manifest import Manifest, label_columns, split_lists
 from sightline.errors import InputError, counted, raise_faults
-from sightline.labels.codes import is_code, normal_codes, tree_of_codes
+from sightline.labels.codes import is_code, normal_codes, sampling_paths, tree_of_codes
 from sightline.labels.tree import NOTHING, Tree, read_tree
 
 
@@ -113,6 +113,27 @@ def _row_faults(row: Sequence[str | None], spelled: dict[str, str], unfit: dict[
 def code_lists(manifest: Manifest, column: str) -> list[list[str]]:
     """The codes of each image, of a column that :func:`read_codes` has read."""
     return manifest.table[column].to_list()
+
+
+def attach_codes(manifest: Manifest, column: str, known: CodeTree | None = None) -> Manifest:
+    """The manifest with the label levels of one code of each image: its rarest that other images have too.
+
+    For what needs one label an image; training and evaluation read the codes themselves, which stay, as lists.
+
+    Args:
+        manifest: its label levels, if it has some, are replaced.
+        column: of several codes an image.
+        known: the codes that there are; None for any.
+    """
+    read = read_codes(manifest, column, known)
+    sets = code_lists(read, column)
+    n_levels = deepest(sets) if known is None else known.tree.n_levels
+    paths = [[node.rstrip(".") for node in reversed(path)] for path in sampling_paths(sets, n_levels)]
+    columns = label_columns(n_levels)
+    labels = pl.DataFrame(paths, dict.fromkeys(columns, pl.String), orient="row")
+    table = read.table.drop(label_columns(manifest.n_levels)).hstack(labels)
+    first = ["id", "path", "split", *columns]
+    return replace(read, table=table.select(*first, pl.exclude(first)), n_levels=n_levels)
 
 
 def deepest(*sets: Sequence[Sequence[str]]) -> int:

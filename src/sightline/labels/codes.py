@@ -149,7 +149,7 @@ class CodeRelevance:
 
     def _path(self, code: str) -> dict[str, float]:
         """The code's ancestors and itself, each with the worth of sharing it."""
-        nodes = _beginnings(code)
+        nodes = beginnings(code)
         path = dict(zip(nodes, self.worth, strict=False))
         if self.auxiliary and len(nodes) == self.n_levels:
             # A family between a section and its division: the main section and those auxiliary to it.
@@ -171,7 +171,7 @@ class CodeRelevance:
         if self.code_weights == "idf":
             return float(np.log((1 + n_items) / (1 + n_carriers)) + 1)
         weights = self._given_weights
-        return next((weights[one] for one in reversed(_beginnings(code)) if one in weights), 1.0)
+        return next((weights[one] for one in reversed(beginnings(code)) if one in weights), 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,14 +342,20 @@ def _normal(sets: Iterable[Sequence[str]], n_levels: int, source: object) -> lis
     return [[spelled[code] for code in codes] for codes in given]
 
 
-def _beginnings(code: str) -> list[str]:
+def beginnings(code: str) -> list[str]:
+    """The beginnings of a code along its dots, coarsest first, and the code itself.
+
+    Example:
+        >>> beginnings("26.1.15")
+        ['26', '26.1', '26.1.15']
+    """
     parts = code.split(".")
-    return [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return [one for depth in range(1, len(parts) + 1) if (one := ".".join(parts[:depth]))]
 
 
 def _padded(code: str, n_levels: int) -> list[str]:
     """A node of each depth, coarsest first: the code's beginnings, then the code itself with a dot more at each."""
-    return _beginnings(code + "." * (n_levels - 1 - code.count(".")))
+    return beginnings(code + "." * (n_levels - 1 - code.count(".")))
 
 
 def _incidence(
@@ -398,5 +404,5 @@ def tree_of_codes(codes: Iterable[str], source: object = "codes") -> Tree:
         >>> tree_of_codes(["26.1.15", "26.01.03", "3.9"]).level_sizes()
         [2, 2, 2]
     """
-    nodes = (node for code in normal_codes(codes, source) for node in reversed(_beginnings(code)))
+    nodes = (node for code in normal_codes(codes, source) for node in reversed(beginnings(code)))
     return Tree.from_edges(((node, node.rpartition(".")[0]) for node in dict.fromkeys(nodes)), source)

@@ -33,6 +33,7 @@ from sightline.losses.blackbox import (
     blackbox_recall_loss,
     class_map_loss,
 )
+from sightline.losses.classification import BinaryCrossEntropyLoss, binary_cross_entropy_loss
 from sightline.losses.contrastive import (
     CalibrationLoss,
     ContrastiveLoss,
@@ -75,6 +76,7 @@ from sightline.losses.sums import (
     RODRecallLoss,
     SumOverLevels,
     WeightedSum,
+    binary_cross_entropy_over_levels,
     norm_softmax_over_levels,
     proxy_nca_pp_over_levels,
     sum_over_levels,
@@ -158,6 +160,7 @@ LOSSES: Registry[nn.Module] = Registry(
     "loss",
     {
         "arcface": ArcFaceLoss,
+        "binary_cross_entropy": BinaryCrossEntropyLoss,
         "blackbox_ap": BlackBoxAPLoss,
         "blackbox_recall": BlackBoxRecallLoss,
         "calibration": CalibrationLoss,
@@ -177,6 +180,7 @@ LOSSES: Registry[nn.Module] = Registry(
         "smooth_ndcg": SmoothNDCGLoss,
         "smooth_recall": SmoothRecallLoss,
         "softbin_ap": SoftBinAPLoss,
+        "sum_binary_cross_entropy": binary_cross_entropy_over_levels,
         "sum_norm_softmax": norm_softmax_over_levels,
         "sum_proxy_nca_pp": proxy_nca_pp_over_levels,
         "sum_triplet": triplet_over_levels,
@@ -238,6 +242,7 @@ def create_loss(name: str, trust: bool = False, **options: object) -> nn.Module:
 __all__ = [
     "LOSSES",
     "ArcFaceLoss",
+    "BinaryCrossEntropyLoss",
     "BlackBoxAPLoss",
     "BlackBoxRecallLoss",
     "CSLLoss",
@@ -271,6 +276,8 @@ __all__ = [
     "XBMContrastiveLoss",
     "all_classes_ap_loss",
     "arcface_loss",
+    "binary_cross_entropy_loss",
+    "binary_cross_entropy_over_levels",
     "blackbox_ap_loss",
     "blackbox_ranks",
     "blackbox_recall_loss",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sightline.errors import InputError, choose
 from sightline.losses.average_precision import SupAPLoss
 from sightline.losses.base import PRESETS, LossBatch, PairLoss, on_batches
+from sightline.losses.classification import BinaryCrossEntropyLoss
 from sightline.losses.contrastive import CalibrationLoss, TripletLoss
 from sightline.losses.graded import SupHAPLoss, SupNDCGLoss
 from sightline.losses.proxies import NormSoftmaxLoss, ProxyNCAPPLoss, check_alone
@@ -711,6 +712,44 @@ def proxy_nca_pp_over_levels(
     """
     return SumOverLevels(
         lambda level: ProxyNCAPPLoss(class_counts[level], embedding_dim, temperature, seed + level),
+        len(class_counts),
+        class_counts,
+        paths,
+    )
+
+
+def binary_cross_entropy_over_levels(
+    class_counts: Sequence[int], embedding_dim: int, seed: int = 0, paths: Tensor | None = None
+) -> SumOverLevels:
+    """:class:`~sightline.losses.BinaryCrossEntropyLoss` on every level, one linear layer each.
+
+    Formula:
+        The mean over levels of binary_cross_entropy.
+
+    Use:
+        Codes or labels in a tree, classified at every depth.
+
+    Cost:
+        binary_cross_entropy's, once a level.
+
+    Defaults:
+        As binary_cross_entropy; equal weights.
+
+    Limit:
+        binary_cross_entropy where labels have one level.
+
+    Args:
+        class_counts: classes of each level, finest first.
+        embedding_dim: D.
+        seed: random seed of the finest level's initial weights; each coarser level takes the next number.
+        paths: as in :class:`SumOverLevels`.
+
+    Example:
+        >>> [tuple(table.shape) for table in binary_cross_entropy_over_levels([3, 2], 4).parameters()]
+        [(3, 4), (3,), (2, 4), (2,)]
+    """
+    return SumOverLevels(
+        lambda level: BinaryCrossEntropyLoss(class_counts[level], embedding_dim, seed + level),
         len(class_counts),
         class_counts,
         paths,

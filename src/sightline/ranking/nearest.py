@@ -77,6 +77,40 @@ def neighbours(queries: Tensor, gallery: Tensor, k: int, own: Tensor | None = No
     return scores.masked_fill(itself, -torch.inf).gather(1, order), places.masked_fill(itself, -1).gather(1, order)
 
 
+def hard_negatives(queries: Tensor, query_classes: Tensor, items: Tensor, classes: Tensor, n: int) -> Tensor:
+    """The nearest items of other classes, over a whole set: for each query one item of each of the n nearest classes.
+
+    Args:
+        queries: (Q, D).
+        query_classes: (Q,) their classes.
+        items: (G, D).
+        classes: (G,) their classes, from 0 on.
+        n: negatives of a query, at least 1.
+
+    Returns:
+        (Q, n) int64 rows of the items, nearest first, of equal scores that of the first class; -1 where these are fewer.
+
+    Example:
+        >>> items = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]])
+        >>> hard_negatives(items[:1], torch.tensor([0]), items, torch.tensor([0, 1, 1, 2]), n=2)
+        tensor([[1, 3]])
+    """
+    check_vectors(queries=queries, items=items)
+    check_range("[1, inf)", n=n)
+    n_classes = int(classes.max()) + 1 if len(classes) else 0
+    found = torch.full((len(queries), n), -1)
+    for block, scores in score_blocks(queries, items, BLOCK_ELEMENTS):
+        own = query_classes[block]
+        scores = scores.masked_fill(own[:, None] == classes, -torch.inf)
+        best = scores.new_full((len(scores), n_classes), -torch.inf)
+        best.scatter_reduce_(1, classes.expand(len(scores), -1), scores, "amax")
+        values, nearest = (part[:, :n] for part in best.sort(dim=1, descending=True, stable=True))
+        for place, (value, of_class) in enumerate(zip(values.T, nearest.T, strict=True)):
+            rows = scores.masked_fill(classes != of_class[:, None], -torch.inf).argmax(1)
+            found[block, place] = rows.where(value.isfinite(), -1).cpu()
+    return found
+
+
 def top_k_products(
     queries: Tensor, table: Tensor, n_rows: int, k: int, shown: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

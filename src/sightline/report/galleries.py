@@ -20,8 +20,8 @@ from sightline.data.images import load_image
 from sightline.data.manifest import BOX
 from sightline.errors import InputError
 from sightline.files import write_text
-from sightline.gallery.filters import beginnings
 from sightline.gallery.query import Answer
+from sightline.labels.codes import beginnings
 from sightline.report.numbers import FirstResults
 from sightline.report.style import INK, PURPLE, drawing, level_colours, level_lines, template
 

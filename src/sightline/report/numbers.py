@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from sightline.data.manifest import Manifest, label_columns
 from sightline.errors import InputError, names
 from sightline.evaluation.decomposability import Gap, decomposability_gap
 from sightline.evaluation.metrics import METRICS, Metric, h_curves, metric_names, metric_of
-from sightline.evaluation.protocol import DEFAULT_KS, evaluate
+from sightline.evaluation.protocol import DEFAULT_KS, EACH_CODE, evaluate
 from sightline.evaluation.result import Comparison, Result, Unit, bootstrap_interval, compare, shown
 from sightline.evaluation.statistics import ranked_levels
 from sightline.evaluation.tables import evaluate_table
@@ -32,6 +32,7 @@ MOST_SAMPLED = 500  # queries
 SAMPLED_SCORES = 20_000_000  # of queries whose whole list is sorted for curves and histograms
 GRID = (np.arange(100) + 0.5) / 100  # recalls at which precision is taken; their mean is the area
 EDGES = np.linspace(-1, 1, 101)
+MEANINGS = {EACH_CODE: "mean over the codes of the query of the AP with the images of that code"}  # of what is in no table
 MOST_ROWS = 5000  # the classes of the lowest average precision, where there are more
 
 Counts = NDArray[np.int64]
@@ -239,7 +240,17 @@ def measure(subject: Subject, k: int) -> Result:
     n_levels = subject.table.manifest.n_levels
     ks = recall_places(len(subject.items))
     curves = [f"recall@{place}" + (f"_label_{label}" if label else "") for label in range(n_levels) for place in ks]
-    return evaluate_table(subject.table, metrics=[*table_metrics(n_levels, k), f"distance@{k}", *curves])
+    metrics = [*subject_metrics(subject, k), f"distance@{k}", *curves]
+    if subject.codes is None:
+        return evaluate_table(subject.table, metrics=metrics)
+    classes = subject.table.manifest.labels()[subject.queries, 0]
+    return replace(evaluate_table(subject.table, metrics=metrics, codes=subject.codes), labels=classes)
+
+
+def subject_metrics(subject: Subject, k: int) -> list[str]:
+    """The metrics of the table: :func:`table_metrics`, and of images with several codes the AP of each code."""
+    named = table_metrics(subject.table.manifest.n_levels, k)
+    return named if subject.codes is None else [*dict.fromkeys([*named, "h_ap", "ndcg", EACH_CODE])]
 
 
 def table_metrics(n_levels: int, k: int) -> list[str]:
@@ -273,7 +284,7 @@ def metric_rows(results: dict[str, Result], wanted: list[str]) -> tuple[list[dic
             for one, end_pair in zip(short, ends, strict=True)
         ]
         metric, (_, _, label) = metric_of(name), name.partition("_label_")
-        meaning = ("" if metric is None else metric.meaning) + (f", by label_{label}" if label else "")
+        meaning = (MEANINGS.get(name, "") if metric is None else metric.meaning) + (f", by label_{label}" if label else "")
         rows.append({"name": name, "meaning": meaning, "cells": cells, **_difference(name, compared)})
     return rows, by
 

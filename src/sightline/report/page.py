@@ -46,7 +46,7 @@ from sightline.report.numbers import (
     published_tables_of,
     recall_places,
     sampled_curves,
-    table_metrics,
+    subject_metrics,
 )
 from sightline.report.style import ON_DARK, as_svg, code_level_names, level_colours, level_names, template, write_figure
 from sightline.report.subject import Outliers, Subject, matched, read_codes
@@ -143,7 +143,7 @@ class Material:
     @cached_property
     def codes(self) -> list[list[str]] | None:
         """The codes of each image, if the table has any."""
-        return read_codes(self.subject.table.manifest, self.options.codes)
+        return read_codes(self.subject.table.manifest, self.options.codes or self.subject.codes)
 
     @cached_property
     def thumbnails(self) -> Thumbnails:
@@ -168,7 +168,7 @@ class ReportSection:
 
 def metrics_section(material: Material) -> ReportSection:
     """Every metric with its interval, and published results if the data set is known."""
-    names = table_metrics(material.n_levels, material.options.k)
+    names = subject_metrics(material.subject, material.options.k)
     rows, by = metric_rows(material.results, names)
     ks = recall_places(len(material.subject.items))
     comparable = list(dict.fromkeys([*names, *(f"recall@{place}" for place in ks)]))
@@ -317,7 +317,7 @@ def _rendered(material: Material, sections: Sequence[tuple[str, str, ReportSecti
         summary=material.options.summary,
         n_images=len(table),
         n_gallery=int(has_role(table.manifest, "is_gallery").sum()),
-        selections=[one.selection for one in material.subjects if one.selection is not None],
+        selections=[said for one in material.subjects for said in (one.selection, one.by_codes) if said is not None],
         fingerprints={one.name: one.table.fingerprint for one in material.subjects},
         version=__version__,
     )

@@ -13,6 +13,7 @@ from sightline.data.manifest import Manifest, check_lists, label_columns, split_
 from sightline.errors import InputError
 from sightline.evaluation.detection import detection_metrics
 from sightline.evaluation.tables import has_role
+from sightline.labels.code_column import attach_codes
 from sightline.losses import LOSSES
 from sightline.models.card import Account
 from sightline.models.embed import embed_manifest, own_device
@@ -39,6 +40,8 @@ class Subject:
         recipe: of the run, if known.
         card: of the run's encoder, if known.
         shows_validation: whether images of the table chose the epoch.
+        codes: column of several codes an image, where these are all it has: metrics are then by codes, and the labels of
+            the table are the levels of one code of each image, its rarest that another image has too.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Subject:
     recipe: Recipe | None = None
     card: Account | None = None
     shows_validation: bool = False
+    codes: str | None = None
 
     @property
     def selection(self) -> str | None:
@@ -60,6 +64,16 @@ class Subject:
         chosen = f"epoch {card.training.epoch} of {card.training.epochs}{mixed} was chosen{by} on {card.evaluation.on}"
         optimistic = "; this page shows those images, so its numbers are optimistic" if self.shows_validation else ""
         return f"{self.name}: {chosen}{optimistic}."
+
+    @property
+    def by_codes(self) -> str | None:
+        """A sentence on what stands for labels; None where images have labels."""
+        if self.codes is None:
+            return None
+        return (
+            f"{self.name}: images have several codes (column {self.codes}). Metrics and frames are by all of them; curves, "
+            "map, severity and classes by one code of each image, its rarest that another image has too."
+        )
 
     @property
     def queries(self) -> NDArray[np.int64]:
@@ -91,6 +105,7 @@ def read_subject(
     like: EmbeddingTable | None = None,
     trust: bool = False,
     backend: str | None = None,
+    codes: str | None = None,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run was not trained on.
 
@@ -104,11 +119,14 @@ def read_subject(
         like: embed the images of this table instead.
         trust: import the module of a wrapped encoder.
         backend: what computes vectors; see :meth:`Encoder.encode`.
+        codes: column of several codes an image, for images without labels; None for that of the run's recipe, or the first
+            column of lists.
     """
     source = Path(source)
     if not source.is_dir():
         table = EmbeddingTable.read(source)
-        return Subject(name or source.stem, _labelled(table if split is None else table.split(split)))
+        labelled, column = _labelled(table if split is None else table.split(split), codes)
+        return Subject(name or source.stem, labelled, codes=column)
     run = RunFolder(source)
     recipe = run.read_recipe()
     encoder = Encoder.from_pretrained(run.encoder, trust=trust).to(own_device())
@@ -119,13 +137,15 @@ def read_subject(
     if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
         vectors = embed_manifest(encoder, manifest, show_progress=show_progress, backend=backend)
         vectors.write(kept)
+    labelled, column = _labelled(vectors, codes or recipe.data.codes)
     return Subject(
         name or source.resolve().name,
-        _labelled(vectors),
+        labelled,
         tuple(read_log(run.log_file)),
         recipe,
         encoder.card,
         shows_validation=chose is not None and not set(chose.table["id"]).isdisjoint(vectors.ids),
+        codes=column,
     )
 
 
@@ -141,7 +161,7 @@ def read_untrained(
         raise InputError(f"--against {UNTRAINED} requires a run folder; {run.name!r} is a table without a recipe")
     encoder = untrained_encoder(run.recipe, trust).to(own_device())
     table = embed_manifest(encoder, run.table.manifest, show_progress=show_progress, backend=backend)
-    return Subject(name or UNTRAINED, table)
+    return Subject(name or UNTRAINED, table, codes=run.codes)
 
 
 def matched(subject: Subject, other: Subject) -> Subject:
@@ -176,8 +196,13 @@ def read_codes(manifest: Manifest, column: str | None = None) -> list[list[str]]
         manifest = split_lists(manifest, column)
         check_lists(manifest)
     else:
-        column = next((name for name, kind in manifest.table.schema.items() if kind == pl.List(pl.String)), None)
+        column = first_lists(manifest)
     return None if column is None else [codes or [] for codes in manifest.table[column].to_list()]
+
+
+def first_lists(manifest: Manifest) -> str | None:
+    """The first column of lists of text, if any."""
+    return next((name for name, kind in manifest.table.schema.items() if kind == pl.List(pl.String)), None)
 
 
 def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
@@ -193,10 +218,17 @@ def _unseen(recipe: Recipe, wanted: str | None) -> Manifest:
     return held_out
 
 
-def _labelled(table: EmbeddingTable) -> EmbeddingTable:
-    if not table.manifest.n_levels:
-        raise InputError(f"{table.manifest.source}: a report requires labels; these images have none")
-    return table
+def _labelled(table: EmbeddingTable, codes: str | None) -> tuple[EmbeddingTable, str | None]:
+    """The table with labels; where these were made of codes, the column of them."""
+    if table.manifest.n_levels:
+        return table, None
+    column = codes or first_lists(table.manifest)
+    if column is None:
+        raise InputError(
+            f"{table.manifest.source}: a report needs labels or several codes an image, and these have neither; name a "
+            "column of codes with --codes"
+        )
+    return EmbeddingTable(attach_codes(table.manifest, column), table.vectors, table.fingerprint), column
 
 
 @dataclass(frozen=True, eq=False)

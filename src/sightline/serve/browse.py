@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.gallery.filters import beginnings
 from sightline.gallery.gallery import Gallery, Item, labels_of, lists_of
+from sightline.labels.codes import beginnings
 
 AT_ONCE = 5000  # items read at a time: others read in between
 SHORTEST = 1e-12  # length of a vector below which it has no direction

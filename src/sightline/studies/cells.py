@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,22 @@ from numpy.typing import NDArray
 
 from sightline import __version__
 from sightline.data.embedding_table import EmbeddingTable
-from sightline.data.manifest import Manifest, read_manifest
+from sightline.data.manifest import Manifest
 from sightline.errors import InputError, raise_faults
 from sightline.evaluation.decomposability import decomposability_gap
 from sightline.evaluation.metrics import metric_names
+from sightline.evaluation.protocol import code_metric_names
 from sightline.evaluation.result import Result, shown
-from sightline.evaluation.tables import evaluate_table
+from sightline.evaluation.tables import evaluate_table, read_sides
 from sightline.files import locked, read_json_object, write_text
+from sightline.labels.codes import CodeRelevance, sampling_paths
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.models.stages import UpperEncoder
-from sightline.studies.suite import Cell, slug
+from sightline.studies.suite import Cell, slug, suite_manifest
 from sightline.training.cached_features import cache_features, embed_features
 from sightline.training.large_batch import keep_freed_memory
-from sightline.training.prepare import untrained_encoder
+from sightline.training.prepare import code_relevance, untrained_encoder
 from sightline.training.recipe import Recipe
 from sightline.training.run import train
 from sightline.training.run_folder import RunFolder, load_checkpoint
@@ -54,7 +56,8 @@ class Outcome:
 
     Attributes:
         means: mean over the queries of every metric; NaN if it is undefined for all queries.
-        class_means: for each metric of the cell, (C,) float32 means over the queries of each class, in order of class name.
+        class_means: for each metric of the cell, (C,) float32 means over the queries of each class, in order of class name;
+            of images with several codes, over the queries whose rarest code, among those that another query has too, it is.
         about: :meth:`~sightline.studies.suite.Cell.describe`, the encoder's fingerprint, processor time and machine.
     """
 
@@ -227,13 +230,12 @@ def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path)
     RunFolder(run).clear_unless(recipe)  # started with another manifest path, or by a version with other options
     was_resumed = RunFolder(run).last_checkpoint.is_file()
     encoder = _trained(recipe, run) if about["trained"] else untrained_encoder(recipe)
-    manifest = read_manifest(recipe.data.manifest)
+    manifest = suite_manifest(recipe.data.manifest, recipe)
     measured = manifest.split(about["split"])
     if about["trained"] and recipe.model.adaptation not in ("full", "lora"):
         table = _embed_by_features(encoder, recipe.model.adaptation, measured, recipe.data.n_workers)
     else:
         table = embed_manifest(encoder, measured, n_workers=recipe.data.n_workers, backend="torch")
-    everything = dict.fromkeys([*metric_names(KS, manifest.n_levels), *metrics])
     ran = {
         "cpu_seconds": round(_cpu_seconds(), 1),
         "was_resumed": was_resumed,
@@ -242,8 +244,19 @@ def _train_and_measure(about: dict[str, Any], metrics: Sequence[str], run: Path)
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     about["recipe"]["data"]["manifest"] = recipe.data.manifest.name  # without the path on this machine
-    result = evaluate_table(table, metrics=[*everything])
+    codes, relevance = recipe.data.codes, code_relevance(recipe, manifest)
+    if codes is not None and relevance is not None:
+        return Outcome.of(_measured_codes(table, metrics, codes, relevance), metrics, about | ran)
+    result = evaluate_table(table, metrics=[*dict.fromkeys([*metric_names(KS, manifest.n_levels), *metrics])])
     return Outcome.of(result, metrics, about | ran | {"decomposability_gap": _gaps(table, result)})
+
+
+def _measured_codes(table: EmbeddingTable, metrics: Sequence[str], codes: str, relevance: CodeRelevance) -> Result:
+    """The result by codes; the class of a query is its rarest code, of those that another query has too."""
+    everything = dict.fromkeys([*code_metric_names(KS, relevance.n_levels), *metrics])
+    result = evaluate_table(table, metrics=[*everything], codes=codes, relevance=relevance)
+    queries, _ = read_sides(table, None, codes)
+    return replace(result, labels=np.array([path[-1] for path in sampling_paths(queries.codes, relevance.n_levels)]))
 
 
 def _gaps(table: EmbeddingTable, result: Result) -> dict[str, float]:

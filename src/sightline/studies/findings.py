@@ -44,7 +44,11 @@ class Effect:
     @property
     def detectable(self) -> float:
         """The smallest difference that such runs show at the 5 % level with a power of 80 %."""
-        return float((stats.t.ppf(1 - LEVEL / 2, self.freedom) + stats.t.ppf(POWER, self.freedom)) * self.error)
+        return self.detectable_at(LEVEL)
+
+    def detectable_at(self, level: float) -> float:
+        """The smallest difference that such runs show at a level with a power of 80 %."""
+        return float((stats.t.ppf(1 - level / 2, self.freedom) + stats.t.ppf(POWER, self.freedom)) * self.error)
 
 
 def paired_effect(differences: NDArray[np.float64]) -> Effect:

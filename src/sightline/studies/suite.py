@@ -20,12 +20,16 @@ from sightline.data.manifest import Manifest, hold_out_classes, read_manifest
 from sightline.data.readers.glyphs import write_glyphs
 from sightline.data.readers.icons import write_icons
 from sightline.data.readers.package_sets import write_emoji
-from sightline.errors import InputError, choose, nearest, raise_faults
+from sightline.data.readers.trademarks.reader import write_trademarks
+from sightline.errors import InputError, choose, names, nearest, raise_faults
 from sightline.evaluation.metrics import read_metric_name
+from sightline.evaluation.protocol import EACH_CODE
 from sightline.files import read_toml, replaced
+from sightline.labels.code_column import code_lists, deepest, hold_out_codes
 from sightline.losses import loss_options
 from sightline.studies.papers import published_value
 from sightline.training.account import loss_settings
+from sightline.training.prepare import with_recipe_codes
 from sightline.training.recipe import LossSection, Recipe, describe_faults, read_recipe
 
 MOST_LEVELS = 127  # of labels; the actual number is checked with the manifest
@@ -36,7 +40,12 @@ WITHOUT_EFFECT: Any = {
     "keep_every": True,
 }
 SOURCES = Path("data")  # where data sets are found, or created, if no manifest is given
-MAKERS: dict[str, Callable[[Path], Path]] = {"emoji": write_emoji, "glyphs": write_glyphs, "icons": write_icons}
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "emoji": write_emoji,
+    "glyphs": write_glyphs,
+    "icons": write_icons,
+    "trademarks": write_trademarks,
+}
 
 
 class SuitePart(BaseModel):
@@ -50,7 +59,8 @@ class DataSet(SuitePart):
 
     Attributes:
         name: used in tables, file names and ``--data``.
-        val_fraction: share of training classes to hold out as split ``val``, the same in all runs; None: use the manifest.
+        val_fraction: share of training classes, or codes, to hold out as split ``val``, the same in all runs; None: use the
+            manifest.
     """
 
     name: str
@@ -120,6 +130,22 @@ class PaperTable(SuitePart):
     rows: dict[str, str] = Field(min_length=1)
 
 
+class Question(SuitePart):
+    """Is one row better than the best of others? The page answers by runs paired by seed, over seeds and classes.
+
+    Attributes:
+        better: the row.
+        than: the others; the best of them by its mean counts.
+        metric: one of the suite's.
+        level: p-value below which the answer is yes.
+    """
+
+    better: str
+    than: tuple[str, ...] = Field(min_length=1)
+    metric: str
+    level: float = Field(default=0.05, gt=0, lt=1)
+
+
 class Suite(SuitePart):
     """A grid of runs on one budget.
 
@@ -137,6 +163,7 @@ class Suite(SuitePart):
         rows: recipes to compare.
         sweeps: more rows, drawn as curves.
         published: tables of papers to compare with.
+        questions: what the page answers.
     """
 
     title: str
@@ -152,6 +179,7 @@ class Suite(SuitePart):
     rows: tuple[Row, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     published: tuple[PaperTable, ...] = ()
+    questions: tuple[Question, ...] = ()
 
     @cached_property
     def all_rows(self) -> list[Row]:
@@ -160,9 +188,10 @@ class Suite(SuitePart):
 
     @property
     def all_metrics(self) -> list[str]:
-        """The metrics of tables, figures and published tables."""
+        """The metrics of tables, figures, questions and published tables."""
         published = (metric for table in self.published for metric in table.metrics)
-        return list(dict.fromkeys([*self.metrics, *(sweep.metric for sweep in self.sweeps), *published]))
+        drawn = [*(sweep.metric for sweep in self.sweeps), *(question.metric for question in self.questions)]
+        return list(dict.fromkeys([*self.metrics, *drawn, *published]))
 
 
 def read_suite(file: Path) -> Suite:
@@ -190,7 +219,9 @@ def _faults(suite: Suite) -> list[str]:
     ]
     known = dict.fromkeys(rows)
     checks: list[Callable[[], object]] = [partial(choose, known, suite.baseline, "row as baseline")]
-    checks += [partial(read_metric_name, metric, MOST_LEVELS) for metric in suite.all_metrics]
+    checks += [partial(_check_metric, metric, MOST_LEVELS, True) for metric in suite.all_metrics]
+    asked = {row for question in suite.questions for row in (question.better, *question.than)}
+    checks += [partial(choose, known, row, "row of a question") for row in sorted(asked)]
     for table in suite.published:
         checks += [partial(choose, known, row, f"row of published {table.table}") for row in table.rows]
         cells = product(table.datasets, table.rows.values(), table.metrics.values())
@@ -201,6 +232,11 @@ def _faults(suite: Suite) -> list[str]:
         except InputError as error:
             faults.append(str(error))
     return list(dict.fromkeys(faults))
+
+
+def _check_metric(name: str, n_levels: int, is_coded: bool) -> None:
+    if name != EACH_CODE or not is_coded:
+        read_metric_name(name, n_levels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,23 +332,33 @@ def cells_of(
         for name in wanted:
             choose(table, name, what)
     rows = [row for row in suite.all_rows if not only or row.name in only]
-    for row in rows:
-        recipe_of(suite, row, Path("manifest.csv"), suite.seeds[0])  # checked before images are created and decoded
+    # Recipes are checked before images are created and decoded.
+    recipes = [recipe_of(suite, row, Path("manifest.csv"), suite.seeds[0]) for row in rows]
+    if len(columns := {recipe.data.codes for recipe in recipes}) > 1:
+        raise InputError(f"data.codes must be the same in all rows of a suite, found {names(map(str, columns))}")
     runs = [(seed, row) for seed in suite.seeds for row in rows if not seeds or seed in seeds]
     cells = []
     for data in suite.data:
-        manifest = read_manifest(find_manifest(data, given, make=check))
+        manifest = suite_manifest(find_manifest(data, given, make=check), recipes[0])
         if check:
             check_images(manifest, show_progress)
-        cells += _cells_on(suite, data, manifest, folder, runs)
+        cells += _cells_on(suite, data, manifest, folder, runs, recipes[0].data.codes)
     return cells
 
 
-def _cells_on(suite: Suite, data: DataSet, manifest: Manifest, folder: Path, runs: Sequence[tuple[int, Row]]) -> list[Cell]:
+def suite_manifest(file: Path, recipe: Recipe) -> Manifest:
+    """The images of a suite, with codes as its recipe asks for them, or with labels."""
+    return with_recipe_codes(read_manifest(file, labelled=recipe.data.codes is None), recipe)
+
+
+def _cells_on(
+    suite: Suite, data: DataSet, manifest: Manifest, folder: Path, runs: Sequence[tuple[int, Row]], codes: str | None
+) -> list[Cell]:
     """The cells of one data set; rows without training have one cell."""
+    n_levels = manifest.n_levels if codes is None else deepest(code_lists(manifest, codes))
     for metric in suite.all_metrics:
-        read_metric_name(metric, manifest.n_levels)
-    images = read_images(data, manifest, folder)
+        _check_metric(metric, n_levels, codes is not None)
+    images = read_images(data, manifest, folder, codes)
     images.split(suite.split)  # raises here, not after hours of training
     fingerprint = _fingerprint(images)
     return [
@@ -374,15 +420,20 @@ def find_manifest(data: DataSet, given: Mapping[str, Path], make: bool = True) -
     raise InputError(f"data set {data.name!r}: {file} does not exist and {makers}; give --data {data.name}=<manifest>")
 
 
-def read_images(data: DataSet, manifest: Manifest, folder: Path) -> Manifest:
-    """The manifest; with ``val_fraction`` a copy in the folder that has some training classes as split ``val``."""
+def read_images(data: DataSet, manifest: Manifest, folder: Path, codes: str | None = None) -> Manifest:
+    """The manifest; with ``val_fraction`` a copy in the folder with some training classes, or codes, as split ``val``."""
     if data.val_fraction is None:
         return manifest
     if "val" in manifest.table["split"]:
         raise InputError(
             f"{manifest.source}: data set {data.name!r} has val_fraction, but the manifest has a split val; remove one"
         )
-    held_out = hold_out_classes(manifest.split("train"), data.val_fraction, seed=0)[1].table["path"]
+    train_part = manifest.split("train")
+    if codes is None:
+        cut_off = hold_out_classes(train_part, data.val_fraction, seed=0)[1]
+    else:
+        cut_off = hold_out_codes(train_part, codes, data.val_fraction, seed=0)[1]
+    held_out = cut_off.table["path"]
     table = manifest.table.with_columns(
         split=pl.when(pl.col("path").is_in(held_out.implode())).then(pl.lit("val")).otherwise("split"),
         path=pl.Series([str(manifest.root.resolve() / path) for path in manifest.table["path"]]),
@@ -392,7 +443,7 @@ def read_images(data: DataSet, manifest: Manifest, folder: Path) -> Manifest:
     if not file.is_file():
         with replaced(file) as scratch:
             table.write_parquet(scratch)
-    return read_manifest(file)
+    return read_manifest(file, labelled=codes is None)
 
 
 def _fingerprint(manifest: Manifest) -> str:
@@ -403,4 +454,5 @@ def _fingerprint(manifest: Manifest) -> str:
         raise InputError(f"{manifest.source}: {error.filename}: no such file") from error
     files = [Path(path).name for path in manifest.table["path"]]
     table = manifest.table.drop("id", "path").with_columns(file=pl.Series(files), bytes=pl.Series(sizes, dtype=pl.Int64))
+    table = table.with_columns(pl.col(pl.List(pl.String)).list.join(";"))  # codes
     return hashlib.sha256(table.write_csv().encode()).hexdigest()

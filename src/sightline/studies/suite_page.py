@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from scipy import stats
 
 from sightline.errors import InputError, names
@@ -23,8 +24,9 @@ from sightline.evaluation.metrics import metric_of, shown_scale
 from sightline.evaluation.result import holm, permutation_p, shown
 from sightline.files import replaced, write_text
 from sightline.studies.cells import Outcome
+from sightline.studies.findings import paired_effect
 from sightline.studies.papers import published_value
-from sightline.studies.suite import Cell, PaperTable, Suite, Sweep, slug
+from sightline.studies.suite import Cell, PaperTable, Question, Suite, Sweep, slug
 
 # Okabe and Ito's colours, each with its own marker and line: readable with colour blindness and in grey.
 STYLES = (
@@ -171,6 +173,34 @@ def as_markdown(
         tables=tables,
         pictures=pictures,
         published=[one for one in published if one[2]],
+        by_codes=any(one.about.get("recipe", {}).get("data", {}).get("codes") for one in done.values()),
+        answers=[answer for table in tables for one in suite.questions if (answer := _answer(one, table.data, done))],
+    )
+
+
+def _answer(question: Question, data: str, done: Mapping[Cell, Outcome]) -> str | None:
+    """The answer in a sentence, by the seeds that all its rows have; None where there are fewer than two."""
+    rows = [question.better, *question.than]
+    found: dict[str, dict[int, NDArray[np.float32]]] = {row: {} for row in rows}
+    for cell, outcome in done.items():
+        if cell.data == data and cell.row.name in found:
+            found[cell.row.name][cell.seed] = outcome.class_means[question.metric]
+    seeds = sorted(set.intersection(*({*by_seed} for by_seed in found.values())))
+    if len(seeds) < 2:
+        return None
+    sign = -1 if lower_is_better(question.metric) else 1
+    values = {row: sign * np.array([by_seed[seed] for seed in seeds], np.float64) for row, by_seed in found.items()}
+    base = max(question.than, key=lambda row: np.nanmean(values[row]))
+    differences = values[question.better] - values[base]
+    effect = paired_effect(differences[:, ~np.isnan(differences).any(0)])
+    low, high, mean, least = (
+        shown(question.metric, one, "+") for one in (*effect.interval, effect.mean, effect.detectable_at(question.level))
+    )
+    says = "Yes" if effect.p_value < question.level and effect.mean > 0 else "No"
+    return (
+        f"Is {question.better} better than {' and '.join(question.than)} in {question.metric}, p < {question.level:g}? "
+        f"**{says}**: {mean} against {base} (95 % interval {low} to {high}, p = {effect.p_value:.2g}, {len(seeds)} seeds). "
+        f"Such runs show a difference of {least} in four of five cases."
     )
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from sightline.data.dataset import ImageDataset, derived_seed, load_batches
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.data.manifest import Manifest
-from sightline.data.samplers import views_of
+from sightline.data.samplers import HardNegativeSampler, views_of
 from sightline.data.transforms import Preprocessing, TrainTransform, Transform, train_transform
 from sightline.evaluation.protocol import EACH_CODE, code_metric_names
 from sightline.evaluation.result import Result, shown
@@ -31,6 +31,7 @@ from sightline.losses.state import start_epoch
 from sightline.models.embed import embed_manifest
 from sightline.models.encoder import Encoder
 from sightline.models.stages import UpperEncoder
+from sightline.ranking.nearest import hard_negatives
 from sightline.training.account import account_of_run
 from sightline.training.batch_loss import remember
 from sightline.training.cached_features import CachedFeatures, cache_features, embed_features
@@ -137,6 +138,7 @@ class TrainingRun:
         self.images = ImageDataset.of(parts.train_part, _train_transform(recipe, self.encoder))
         self.loss.start_keys(parts.learner)
         self.position, state = self._restore()
+        self.mined: list[list[int]] | None = state.get("mined")
         # Features of the frozen lower part, if there is one: the upper part learns from them.
         self.features = self._cache_features(parts.train_part, self.images.transform, recipe.model.n_views)
         self.val_features = self._cache_features(parts.val_part, self.encoder.settings.preprocessing)
@@ -225,7 +227,7 @@ class TrainingRun:
 
     def _train_epoch(self) -> bool:
         """Train on the remaining batches of the epoch, validate and save; returns True if the run was asked to stop."""
-        drawn, every = self.parts.sampler.batches(self.position.epoch), self.recipe.checkpoint_every
+        drawn, every = self._batches(), self.recipe.checkpoint_every
         if self.position.batch == 0:
             start_epoch(self.loss)
         for batch in self._load(drawn):
@@ -241,6 +243,24 @@ class TrainingRun:
         self._keep_best()
         self._save_checkpoint(is_epoch=True)
         return not self.position.is_over(self.recipe) and self._is_asked_to_stop()
+
+    def _batches(self) -> list[list[int]]:
+        """The batches of the epoch; mined ones are kept, for a run that is stopped within the epoch."""
+        sampler, epoch = self.parts.sampler, self.position.epoch
+        if not isinstance(sampler, HardNegativeSampler):
+            return sampler.batches(epoch)
+        if self.position.batch == 0 or self.mined is None:
+            if self.complete is not self.encoder:
+                self.complete.load_state_dict(whole_state(self.encoder))
+            vectors = torch.from_numpy(self._embed(self.complete, self.parts.train_part, self.features))
+            classes = torch.from_numpy(sampler.classes)
+            n = sampler.batch_size // self.recipe.sampler.per_class
+
+            def find(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+                return hard_negatives(vectors[rows], classes[rows], vectors, classes, max(1, n - 1)).numpy()
+
+            self.mined = sampler.mined(epoch, find)
+        return self.mined
 
     def _load(self, drawn: list[list[int]]) -> Iterator[Examples]:
         """This process's part of the remaining batches of the epoch."""
@@ -374,7 +394,7 @@ class TrainingRun:
             "optimizer": whole_optimizer_state(self.optimizer),
             "precision": self.fabric.strategy.precision.state_dict(),  # its loss scale, where it has one
             "chunk_size": self.engine.chunk_size,
-        }
+        } | ({} if self.mined is None else {"mined": self.mined})
         epoch, keep_every = self.position.epoch, self.recipe.keep_every
         kept = [self.folder.checkpoint_of(epoch)] if is_epoch and keep_every and epoch % keep_every == 0 else []
         # last.pt is written last: a run that is killed between the two writes both again.
