@@ -8,14 +8,16 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.testing import assert_close
 
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.ingest import gallery_table
 from sightline.gallery.query import refined_search
 from sightline.models.encoder import Encoder
-from sightline.ood.rejector import Rejector
-from sightline.ranking.refine import Refinement
+from sightline.ood.rejector import Rejector, fit_rejector
+from sightline.ranking.refine import Refinement, augment_gallery
 
 ID = "super0/class00/0.png"
 KNN = ["--scorer", "knn", "--option", "k=3"]
@@ -52,23 +54,7 @@ def answers(sightline):
     return lambda *words: json.loads(sightline("search", *words, "--json")[1])
 
 
-def test_fit_from_a_gallery_calibrates_both_thresholds_on_what_it_was_not_fitted_on(judged):
-    rejector = Rejector.load(judged)
-    with Gallery.open(judged) as opened:
-        table = gallery_table(opened)
-        assert rejector.fingerprint == opened.identity.fingerprint
-    rows = np.random.default_rng(0).permutation(72)
-    held_out, fitted = rows[:14], rows[14:]
-    vectors, labels = table.vectors.astype(float), np.array(table.manifest.table["label_0"])
-    energies = [sorted(((vectors[fitted] - vectors[row]) ** 2).sum(1))[2] for row in held_out]
-    assert rejector.scorer.threshold == pytest.approx(sorted(energies)[11], rel=1e-4)  # of 15 equal chances 12 are below
-    own = [max((vectors @ vectors[row])[(labels == labels[row]) & (np.arange(72) != row)]) for row in held_out]
-    assert rejector.similarity_threshold == pytest.approx(np.quantile(own, 0.2, method="lower"), abs=1e-5)
-
-
-def test_out_of_distribution_queries_are_rejected_flagged_or_ignored(
-    sightline, answers, encoder, judged, images, outlier, tmp_path
-):
+def test_outliers_are_rejected_flagged_or_ignored(sightline, answers, encoder, judged, images, outlier, tmp_path):
     rejector, inside = Rejector.load(judged), images / ID
     words = [outlier, inside, "--gallery", judged, "-k", 3, "--reject"]
     with Gallery.open(judged) as opened:
@@ -116,11 +102,13 @@ def test_a_query_that_belongs_and_has_no_match_gets_its_results(sightline, answe
     assert ("out-of-distribution" in out) != lonely["verdict"]["belongs"]
 
 
-def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(
-    sightline, check_refused, encoder, judged, images, tmp_path
-):
+def test_a_rejector_goes_with_its_gallery(sightline, check_refused, encoder, judged, images, tmp_path):
     assert sightline("index", "verify", judged)[:2] == (0, f"{judged}: 72 items and a rejector, no fault\n")
     rejector = Rejector.load(judged)
+    with Gallery.open(judged) as opened:
+        expected = fit_rejector(gallery_table(opened), "knn", 0.8, gallery=gallery_table(opened), k=3)
+    assert (rejector.fingerprint, rejector.similarity_threshold) == (expected.fingerprint, expected.similarity_threshold)
+    assert rejector.scorer.threshold == expected.scorer.threshold
     text = json.loads(sightline("index", "stats", judged, "--json")[1])["rejector"]
     assert all(fact in text for fact in ("knn", "80 %", f"{rejector.similarity_threshold:.4f}", "reject"))
     assert sightline("index", "backup", judged, tmp_path / "copy")[0] == 0
@@ -175,9 +163,7 @@ def test_mistakes_are_one_message_and_status_2(check_refused, judged, images, tm
         check_refused(words, fact)
 
 
-def test_options_of_refinement_reach_the_search_and_augment_averages_with_the_nearest_others(
-    sightline, answers, gallery, images, tmp_path
-):
+def test_options_of_refinement_and_augmentation_arrive(sightline, answers, gallery, images, tmp_path):
     with Gallery.open(gallery) as opened:
         for depth, reciprocal in ((10, 3), (60, 5)):
             steps = Refinement(rerank="kreciprocal", depth=depth, reciprocal=reciprocal)
@@ -191,12 +177,8 @@ def test_options_of_refinement_reach_the_search_and_augment_averages_with_the_ne
     with Gallery.open(gallery) as before, Gallery.open(more) as after:
         ids = before.ids()
         assert (after.ids(), after.encoder().fingerprint()) == (ids, before.identity.fingerprint)
-        vectors = before.vectors(ids).astype(float)
-        for row, found in enumerate(after.vectors(ids)):
-            cosines = vectors @ vectors[row]
-            near = [other for other in np.argsort(-cosines) if other != row][:2]
-            total = vectors[row] + sum(max(cosines[other], 0) ** 3 * vectors[other] for other in near)
-            np.testing.assert_allclose(found, total / np.linalg.norm(total), atol=1e-5)
+        expected = augment_gallery(torch.from_numpy(before.vectors(ids)), 2, 3.0)
+        assert_close(torch.from_numpy(after.vectors(ids)), torch.nn.functional.normalize(expected), rtol=0, atol=1e-5)
     assert answers(ids[0], "--gallery", more, "-k", 1)[0]["query_path"] == str(images / ids[0])
 
 
@@ -254,9 +236,7 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, answers, check_refu
     assert (answer["verdict"]["matched"], answer["policy"]) == (True, "reject")
 
 
-def test_items_added_after_the_rejector_are_never_withheld_and_it_is_said_to_be_old(
-    sightline, answers, judged, outlier, images, tmp_path
-):
+def test_items_newer_than_the_rejector_are_never_withheld(sightline, answers, judged, outlier, images, tmp_path):
     id_, note = "super0/class00/new.png", f"`sightline ood fit --gallery {judged}`"
     add = ["index", "add", judged, images, "--workers", 0]
     shutil.copy(outlier, images / id_)
