@@ -92,59 +92,39 @@ def test_embed_takes_images_without_labels(sightline, check_refused, encoder, im
     check_refused(["evaluate", tmp_path / "flat.parquet"], "flat.parquet", "labels")
 
 
-@pytest.fixture
-def check_nothing_written(check_refused, tmp_path):
-    """As `check_refused`; and nothing is written."""
-
-    def run(words, *facts):
-        before = sorted(tmp_path.rglob("*"))
-        check_refused(words, *facts)
-        assert sorted(tmp_path.rglob("*")) == before
-
-    return run
-
-
-def test_manifests_images_and_recipes_with_faults(check_nothing_written, encoder, train_words, image_tree, tmp_path):
-    def manifest(*rows, header="path,split,label"):
+def test_what_is_at_fault_is_refused_and_nothing_is_written(check_refused, encoder, train_words, image_tree, tmp_path):
+    def manifest(name, *rows):
         good = [f"{image_tree}/super0/class00/{i}.png,train,a" for i in range(2)]
-        (tmp_path / "m.csv").write_text("\n".join([header, *good, *rows]) + "\n")
-        return tmp_path / "m.csv"
+        (tmp_path / name).write_text("\n".join(["path,split,label", *good, *rows]) + "\n")
+        return tmp_path / name
 
-    def training(file, *overrides):
-        return [*train_words, f"data.manifest={file}", "data.val_fraction=0", *overrides, "--out", tmp_path / "run"]
-
-    check_nothing_written(["data", "check", manifest(header="path,split,name")], "m.csv", "'label'", "'path'")
-    faulty = manifest("x.png,trian,b", "y.png,test,")
-    check_nothing_written(["data", "check", faulty], "2 faults", "line 4", "'trian'", "line 5", "label")
-    gone = manifest("gone.png,train,a", "lost.png,train,a")
-    check_nothing_written(training(gone, "sampler.batch_size=4"), "gone.png", "lost.png")
-    lonely = manifest(f"{image_tree}/super1/class01/0.png,train,lonely")
-    check_nothing_written(training(lonely, "sampler.per_class=2"), "1 of 2", "'lonely'")
+    bad, recipe, table = manifest("bad.csv", "bad.png,train,a"), tmp_path / "mine.toml", ["--out", tmp_path / "t.parquet"]
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    file = manifest("bad.png,train,a")
-    check_nothing_written(["data", "check", file], "bad.png")
-    for workers in (0, 1):
-        check_nothing_written(["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers], "bad.png")
-    recipe = tmp_path / "mine.toml"
     recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
-    check_nothing_written(["train", recipe], "'optimizer.learning_rat'", "'los'", "'loss'")
-    check_nothing_written(["train", "imagse"], "'images'")
-    check_nothing_written(["train", "images", "data.manifest=x", "--tune", "soon"], "--tune", "'soon'", "30m")
-
-
-def test_files_that_are_not_what_they_should_be_and_options_that_contradict(check_nothing_written, image_tree, tmp_path):
-    own = Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "own")
-    (own / "encoder.json").write_text(json.dumps(json.loads((own / "encoder.json").read_text()) | {"format": 99}))
-    (tmp_path / "t.parquet").write_text("no table")
+    gone = manifest("gone.csv", "gone.png,train,a", "lost.png,train,a")
+    lonely = manifest("lonely.csv", f"{image_tree}/super1/class01/0.png,train,lonely")
+    faulty = manifest("faulty.csv", "x.png,trian,b", "y.png,test,")
+    training = [*train_words, "data.val_fraction=0", "--out", tmp_path / "run"]
+    broken = tmp_path / "no.parquet"
+    broken.write_text("no table")
+    before = sorted(tmp_path.rglob("*"))
     for words, facts in (
-        (["evaluate", tmp_path / "t.parquet"], ["t.parquet", "embedding table"]),
-        (["evaluate", tmp_path / "none.parquet"], ["none.parquet"]),
-        (["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], ["none", "encoder"]),
-        (["embed", own, image_tree, "--out", tmp_path / "t.parquet/t.parquet"], [f"sightline: {tmp_path}/t.parquet: "]),
-        (["embed", own, image_tree, "--out", tmp_path / "x.parquet"], ["99"]),
+        (["data", "check", faulty], ["2 faults", "line 4", "'trian'", "line 5", "label"]),
+        (["data", "check", bad], ["bad.png"]),
+        ([*training, f"data.manifest={gone}", "sampler.batch_size=4"], ["gone.png", "lost.png"]),
+        ([*training, f"data.manifest={lonely}", "sampler.per_class=2"], ["1 of 2", "'lonely'"]),
+        (["train", recipe], ["'optimizer.learning_rat'", "'los'", "'loss'"]),
+        (["train", "imagse"], ["'images'"]),
+        (["train", "images", "data.manifest=x", "--tune", "soon"], ["--tune", "'soon'", "30m"]),
+        (["embed", encoder, bad, *table, "--workers", 0], ["bad.png"]),
+        (["embed", encoder, bad, *table, "--workers", 1], ["bad.png"]),
+        (["embed", tmp_path / "none", image_tree, *table], ["none", "encoder"]),
+        (["embed", encoder, image_tree, "--out", recipe / "t.parquet"], [f"sightline: {recipe}: "]),
+        (["evaluate", broken], ["no.parquet", "embedding table"]),
         (["benchmark", "s.toml", "--out", tmp_path / "out", "--tables", "--repeat"], ["--tables", "--repeat"]),
     ):
-        check_nothing_written(words, *facts)
+        check_refused(words, *facts)
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_warning_is_one_line_and_those_of_libraries_are_not_shown(sightline, monkeypatch):
