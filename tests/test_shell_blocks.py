@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+from argparse import ArgumentParser
 from contextlib import closing
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -205,22 +206,20 @@ class Terminal:
         self.client.__enter__()
 
     def _curl(self, words):
-        fields, files, headers, content = {}, {}, {}, None
-        *options, address = words
-        for option, value in zip(options[::2], options[1::2], strict=True):
-            if option == "-F":
-                name, _, given = value.partition("=")
-                target, given = (files, Path(given[1:]).read_bytes()) if given.startswith("@") else (fields, given)
-                target[name] = given
-            elif option == "-H":
-                headers |= dict([value.split(": ")])
-            else:
-                assert option == "-d", option
-                content = value
-        method = "POST" if fields or files or content else "GET"
-        given = {"content": content} if content else {"data": fields, "files": files} if method == "POST" else {}
-        answer = self.client.request(method, address, headers=headers, **given)
-        assert answer.status_code == 200, f"{address}: {answer.text}"
+        parser = ArgumentParser()
+        for option in ("-F", "-H"):
+            parser.add_argument(option, action="append", default=[])
+        parser.add_argument("-d")
+        parser.add_argument("address")
+        given = parser.parse_args(words)
+        headers = dict(header.split(": ") for header in given.H)
+        parts = dict(part.split("=", 1) for part in given.F)
+        files = {name: Path(value[1:]).read_bytes() for name, value in parts.items() if value.startswith("@")}
+        fields = {name: value for name, value in parts.items() if name not in files}
+        method = "POST" if parts or given.d else "GET"
+        content = {"content": given.d} if given.d else {"data": fields, "files": files} if parts else {}
+        answer = self.client.request(method, given.address, headers=headers, **content)
+        assert answer.status_code == 200, f"{given.address}: {answer.text}"
 
     def close(self):
         if self.client is not None:
