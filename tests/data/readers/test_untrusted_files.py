@@ -199,7 +199,8 @@ def test_a_file_of_the_other_byte_order(tmp_path):
 
     start = big(6, struct.pack(">II", 6, 0)) + big(5, struct.pack(">ii", 1, 2)) + big(1, b"a")
     file = tmp_path / "a.mat"
-    file.write_bytes(b"MATLAB 5.0".ljust(124) + b"\1\0MI" + big(14, start + big(4, struct.pack(">HH", 1, 300))))
+    variable = big(14, start + big(4, struct.pack(">HH", 1, 300)))
+    file.write_bytes(b"MATLAB 5.0".ljust(124) + b"\1\0MI" + big(2, b"no variable") + variable)
     assert read_matlab(file, "a")["a"].tolist() == [[1.0, 300.0]]
 
 
