@@ -96,38 +96,28 @@ def test_a_square_as_it_is_is_not_decoded_smaller(tmp_path, draft):
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
-def test_batches_come_in_order_with_their_places(paths, n_workers):
-    dataset = ImageDataset(paths, eval_transform(SMALL))
+@pytest.mark.parametrize("make", [eval_transform, train_transform])
+def test_batches_of_items_come_in_order_with_their_places(paths, n_workers, make):
+    dataset = ImageDataset(paths, make(SMALL), seed=None if make is eval_transform else 3)
     asked = [[5, 0, 3], [1], range(2, 5), [6, 6]]
-    loaded = list(load_batches(dataset, asked, n_workers))
+    loaded = list(load_batches(dataset, asked, n_workers, torch.device("cpu")))
     assert [batch.places.tolist() for batch in loaded] == [list(places) for places in asked]
-    assert all(batch.places.dtype == torch.int64 for batch in loaded)
-    assert all(batch.images.is_contiguous(memory_format=torch.channels_last) for batch in loaded)
     for batch in loaded:
+        assert batch.places.dtype == torch.int64
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
         assert_close(batch.images, torch.stack([dataset[place] for place in batch.places.tolist()]), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("n_workers", WORKERS)
-def test_training_images_travel_as_bytes_and_come_out_as_the_items(paths, n_workers):
-    dataset = ImageDataset(paths, train_transform(SMALL), seed=3)
-    assert (dataset.loaded(0).dtype, dataset.loaded(0).shape) == (torch.uint8, (SMALL.crop, SMALL.crop, 3))
-    (batch,) = load_batches(dataset, [range(7)], n_workers, torch.device("cpu"))
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert_close(batch.images, torch.stack([dataset[place] for place in range(7)]), rtol=0, atol=0)
-    channels = dataset.loaded(4).double() / 255
-    by_hand = [(channels[..., c] - SMALL.mean[c]) / SMALL.std[c] for c in range(3)]
-    assert_close(batch.images[4].double(), torch.stack(by_hand), rtol=1e-5, atol=1e-5)
+    travelling = dataset.loaded(4)  # as bytes
+    assert (travelling.dtype, travelling.shape) == (torch.uint8, (SMALL.crop, SMALL.crop, 3))
+    by_hand = [(travelling[..., c].double() / 255 - SMALL.mean[c]) / SMALL.std[c] for c in range(3)]
+    assert_close(dataset[4].double(), torch.stack(by_hand), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_workers", [None, *WORKERS])
 def test_broken_images_are_named_together_or_left_out_where_the_caller_asks_for_them(paths, tmp_path, n_workers):
     text, none = tmp_path / "text.png", tmp_path / "none.png"
     text.write_text("text")
-    dataset, batches, broken = (
-        ImageDataset([*paths[:3], text, none, none, *paths[3:5]], eval_transform(SMALL)),
-        consecutive(8, 2),
-        {},
-    )
+    dataset = ImageDataset([*paths[:3], text, none, none, *paths[3:5]], eval_transform(SMALL))
+    batches, broken = consecutive(8, 2), {}
     if n_workers is None:
         found = [(places, images) for places, images in read_ahead(dataset, batches, torch.clone, broken)]
     else:
