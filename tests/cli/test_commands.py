@@ -10,38 +10,26 @@ from sightline import Encoder, InputError, __version__
 from sightline.evaluation.metrics import metric_names
 
 
-@pytest.fixture
-def encoder(tmp_path):
-    return Encoder.create("tiny", 8, image_size=32).save_pretrained(tmp_path / "encoder")
-
-
 def test_version(sightline):
     assert sightline("--version") == (0, f"sightline {__version__}\n", "")
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, check_refused, image_tree, tiny_recipe, tmp_path):
-    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "memory.size=all", "chunk_size=auto"]
+@pytest.fixture
+def train_words(image_tree, tiny_recipe):
+    return ["train", "images", f"data.manifest={image_tree}", *tiny_recipe]
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(sightline, check_refused, train_words, image_tree, tmp_path):
+    words = [*train_words, "memory.size=all", "chunk_size=auto"]
     status, out, _ = sightline(*words, "loss.tau=0.02", "--out", tmp_path / "run", "--dry-run")
-    assert status == 0
     plan = {name: value.strip() for name, _, value in (line.partition(":") for line in out.splitlines())}
-    assert (plan["manifest"], plan["memory"]) == (str(image_tree), "60 items")
+    assert (status, plan["manifest"], plan["memory"]) == (0, str(image_tree), "60 items")
     assert (plan["training"], plan["validation"]) == ("60 images, 10 < 3 classes", "12 images, 2 < 2 classes")
     assert "roadmap (tau=0.02)" in plan["loss"]
-    n_batches = int(plan["batches"].split()[-3])
-    assert plan["steps"].split()[0] == str(3 * n_batches)
+    assert plan["steps"].split()[0] == str(3 * int(plan["batches"].split()[-3]))
     assert {"decides", "chunk size", "devices", "memory estimate"} <= plan.keys()
     assert not (tmp_path / "run").exists()
     check_refused([*words, "loss.name=roadmop", "--dry-run"], "'roadmap'")
-
-
-def test_a_stopped_run_names_no_encoder_and_resumes(sightline, image_tree, tiny_recipe, tmp_path):
-    words = ["train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", tmp_path / "run"]
-    status, out, err = sightline(*words, "--max-minutes", 0)
-    assert (status, out) == (0, "")
-    assert "--resume" in err
-    status, out, err = sightline(*words, "--resume")
-    assert (status, out) == (0, f"{tmp_path / 'run/encoder'}\n")
-    assert "environment changed" not in err
 
 
 @pytest.mark.parametrize(("module", "option"), [("run", []), ("tune", ["--tune", "1m"])])
@@ -56,22 +44,21 @@ def test_ctrl_c_prints_what_to_type_next(sightline, tmp_path, monkeypatch, modul
     words = ["train", "images", f"data.manifest={tmp_path}/my photos", *option, "--out", str(tmp_path / "run")]
     status, out, err = sightline(*words)
     assert (status, out) == (130, "")
-    command = shlex.split(err.partition(": sightline ")[2])
-    assert command == ([*words, "--resume"] if has_begun else words)
+    assert shlex.split(err.partition(": sightline ")[2]) == ([*words, "--resume"] if has_begun else words)
 
 
-def test_from_a_folder_to_a_search_result(sightline, check_refused, image_tree, tiny_recipe, tmp_path):
-    status, out, _ = sightline("data", "check", image_tree, *tiny_recipe)
+def test_from_a_folder_to_a_search_result(sightline, check_refused, train_words, image_tree, tmp_path):
+    status, out, _ = sightline("data", "check", image_tree, *train_words[3:])
     assert (status, "72 images, 2 label levels, no fault" in out, "12 < 3 classes" in out) == (0, True, True)
-
     run_folder, table = tmp_path / "run", tmp_path / "images.parquet"
-    status, out, _ = sightline("train", "images", f"data.manifest={image_tree}", *tiny_recipe, "--out", run_folder)
-    assert (status, out.strip().splitlines()[-1]) == (0, str(run_folder / "encoder"))
+    status, out, err = sightline(*train_words, "--out", run_folder, "--max-minutes", 0)  # stopped, then resumed
+    assert (status, out, "--resume" in err) == (0, "", True)
+    status, out, err = sightline(*train_words, "--out", run_folder, "--resume")
+    assert (status, out, "environment changed" in err) == (0, f"{run_folder / 'encoder'}\n", False)
     status, out, _ = sightline("embed", run_folder / "encoder", image_tree, "--out", table, "--workers", 0)
     assert (status, "72 vectors of 16" in out) == (0, True)
 
     status, out, _ = sightline("evaluate", table, "-k", 1, "-k", 3, "--json", tmp_path / "result.json")
-    assert status == 0
     assert [line.split()[0] for line in out.splitlines()] == [*metric_names([1, 3], n_levels=2), "72"]
     stored = json.loads((tmp_path / "result.json").read_text())
     assert f"map@r        {100 * stored['metrics']['map@r']:5.1f}" in out
@@ -105,71 +92,39 @@ def test_embed_takes_images_without_labels(sightline, check_refused, encoder, im
     check_refused(["evaluate", tmp_path / "flat.parquet"], "flat.parquet", "labels")
 
 
-@pytest.fixture
-def check_nothing_written(check_refused, tmp_path):
-    """As `check_refused`; and nothing is written."""
+def test_what_is_at_fault_is_refused_and_nothing_is_written(check_refused, encoder, train_words, image_tree, tmp_path):
+    def manifest(name, *rows):
+        good = [f"{image_tree}/super0/class00/{i}.png,train,a" for i in range(2)]
+        (tmp_path / name).write_text("\n".join(["path,split,label", *good, *rows]) + "\n")
+        return tmp_path / name
 
-    def run(words, *facts):
-        before = sorted(tmp_path.rglob("*"))
+    bad, recipe, table = manifest("bad.csv", "bad.png,train,a"), tmp_path / "mine.toml", ["--out", tmp_path / "t.parquet"]
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
+    gone = manifest("gone.csv", "gone.png,train,a", "lost.png,train,a")
+    lonely = manifest("lonely.csv", f"{image_tree}/super1/class01/0.png,train,lonely")
+    faulty = manifest("faulty.csv", "x.png,trian,b", "y.png,test,")
+    training = [*train_words, "data.val_fraction=0", "--out", tmp_path / "run"]
+    broken = tmp_path / "no.parquet"
+    broken.write_text("no table")
+    before = sorted(tmp_path.rglob("*"))
+    for words, facts in (
+        (["data", "check", faulty], ["2 faults", "line 4", "'trian'", "line 5", "label"]),
+        (["data", "check", bad], ["bad.png"]),
+        ([*training, f"data.manifest={gone}", "sampler.batch_size=4"], ["gone.png", "lost.png"]),
+        ([*training, f"data.manifest={lonely}", "sampler.per_class=2"], ["1 of 2", "'lonely'"]),
+        (["train", recipe], ["'optimizer.learning_rat'", "'los'", "'loss'"]),
+        (["train", "imagse"], ["'images'"]),
+        (["train", "images", "data.manifest=x", "--tune", "soon"], ["--tune", "'soon'", "30m"]),
+        (["embed", encoder, bad, *table, "--workers", 0], ["bad.png"]),
+        (["embed", encoder, bad, *table, "--workers", 1], ["bad.png"]),
+        (["embed", tmp_path / "none", image_tree, *table], ["none", "encoder"]),
+        (["embed", encoder, image_tree, "--out", recipe / "t.parquet"], [f"sightline: {recipe}: "]),
+        (["evaluate", broken], ["no.parquet", "embedding table"]),
+        (["benchmark", "s.toml", "--out", tmp_path / "out", "--tables", "--repeat"], ["--tables", "--repeat"]),
+    ):
         check_refused(words, *facts)
         assert sorted(tmp_path.rglob("*")) == before
-
-    return run
-
-
-@pytest.fixture
-def manifest(image_tree, tmp_path):
-    """Writes a CSV of two good rows and the given ones."""
-
-    def write(*rows, header="path,split,label"):
-        good = [f"{image_tree}/super0/class00/{i}.png,train,a" for i in range(2)]
-        (tmp_path / "m.csv").write_text("\n".join([header, *good, *rows]) + "\n")
-        return tmp_path / "m.csv"
-
-    return write
-
-
-def test_manifests_and_images_with_faults(check_nothing_written, encoder, manifest, tiny_recipe, tmp_path):
-    check_nothing_written(["data", "check", manifest(header="path,split,name")], "m.csv", "'label'", "'path'")
-    check_nothing_written(
-        ["data", "check", manifest("x.png,trian,b", "y.png,test,")], "2 faults", "line 4", "'trian'", "line 5", "label"
-    )
-    file = manifest("gone.png,train,a", "lost.png,train,a")
-    words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "data.val_fraction=0", "sampler.batch_size=4"]
-    check_nothing_written([*words, "--out", tmp_path / "run"], "gone.png", "lost.png")
-    (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    file = manifest("bad.png,train,a")
-    check_nothing_written(["data", "check", file], "bad.png")
-    for workers in (0, 1):
-        check_nothing_written(["embed", encoder, file, "--out", tmp_path / "t.parquet", "--workers", workers], "bad.png")
-
-
-def test_a_recipe_with_faults(check_nothing_written, manifest, image_tree, tiny_recipe, tmp_path):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text('[data]\nmanifest = "images"\n[optimizer]\nlearning_rat = 1e-3\n[los]\nname = "sup_ap"\n')
-    check_nothing_written(["train", recipe], "'optimizer.learning_rat'", "'los'", "'loss'")
-    check_nothing_written(["train", "imagse"], "'images'")
-    check_nothing_written(["train", "images", "data.manifest=x", "--tune", "soon"], "--tune", "'soon'", "30m")
-    file = manifest(f"{image_tree}/super1/class01/0.png,train,lonely")
-    words = ["train", "images", f"data.manifest={file}", *tiny_recipe, "sampler.per_class=2", "data.val_fraction=0"]
-    check_nothing_written([*words, "--out", tmp_path / "run"], "1 of 2", "'lonely'")
-
-
-def test_files_that_are_not_what_they_should_be_and_options_that_contradict(
-    check_nothing_written, encoder, image_tree, tmp_path
-):
-    (tmp_path / "t.parquet").write_text("no table")
-    check_nothing_written(["evaluate", tmp_path / "t.parquet"], "t.parquet", "embedding table")
-    check_nothing_written(["evaluate", tmp_path / "none.parquet"], "none.parquet")
-    check_nothing_written(["embed", tmp_path / "none", image_tree, "--out", tmp_path / "x"], "none", "encoder")
-    words = ["embed", encoder, image_tree, "--workers", 0, "--out"]
-    check_nothing_written([*words, tmp_path / "t.parquet/t.parquet"], f"sightline: {tmp_path}/t.parquet: ")
-    settings = json.loads((encoder / "encoder.json").read_text())
-    (encoder / "encoder.json").write_text(json.dumps(settings | {"format": 99}))
-    check_nothing_written([*words, tmp_path / "x.parquet"], "99")
-    check_nothing_written(
-        ["benchmark", "s.toml", "--out", tmp_path / "out", "--tables", "--repeat"], "--tables", "--repeat"
-    )
 
 
 def test_a_warning_is_one_line_and_those_of_libraries_are_not_shown(sightline, monkeypatch):

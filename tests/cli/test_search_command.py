@@ -8,14 +8,19 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.testing import assert_close
 
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.ingest import gallery_table
 from sightline.gallery.query import refined_search
 from sightline.models.encoder import Encoder
-from sightline.ood.rejector import Rejector
-from sightline.ranking.refine import Refinement
+from sightline.ood.rejector import Rejector, fit_rejector
+from sightline.ranking.refine import Refinement, augment_gallery
+
+ID = "super0/class00/0.png"
+KNN = ["--scorer", "knn", "--option", "k=3"]
 
 
 @pytest.fixture
@@ -28,10 +33,8 @@ def gallery(encoder, images):
 @pytest.fixture
 def judged(sightline, gallery):
     """A gallery with a rejector that takes eight tenths of what is in it."""
-    words = ["ood", "fit", "--gallery", gallery, "--scorer", "knn", "--option", "k=3", "--tpr", 0.8]
-    status, out, err = sightline(*words)
-    rejector = Rejector.load(gallery)
-    facts = f"{gallery / 'rejector'}", f"{rejector.similarity_threshold:.4f}", "80 %"
+    status, out, err = sightline("ood", "fit", "--gallery", gallery, *KNN, "--tpr", 0.8)
+    facts = f"{gallery / 'rejector'}", f"{Rejector.load(gallery).similarity_threshold:.4f}", "80 %"
     assert (status, err, all(fact in out for fact in facts)) == (0, "", True)
     return gallery
 
@@ -45,78 +48,67 @@ def outlier(tmp_path):
     return tmp_path / "outlier.png"
 
 
-def test_fit_from_a_gallery_calibrates_both_thresholds_on_what_it_was_not_fitted_on(judged):
-    rejector = Rejector.load(judged)
+@pytest.fixture
+def answers(sightline):
+    """What ``sightline search --json`` prints."""
+    return lambda *words: json.loads(sightline("search", *words, "--json")[1])
+
+
+def test_outliers_are_rejected_flagged_or_ignored(sightline, answers, encoder, judged, images, outlier, tmp_path):
+    rejector, inside = Rejector.load(judged), images / ID
+    words = [outlier, inside, "--gallery", judged, "-k", 3, "--reject"]
     with Gallery.open(judged) as opened:
-        table = gallery_table(opened)
-        assert rejector.fingerprint == opened.identity.fingerprint
-    rows = np.random.default_rng(0).permutation(72)
-    held_out, fitted = rows[:14], rows[14:]
-    vectors, labels = table.vectors.astype(float), np.array(table.manifest.table["label_0"])
-    energies = [sorted(((vectors[fitted] - vectors[row]) ** 2).sum(1))[2] for row in held_out]
-    assert rejector.scorer.threshold == pytest.approx(sorted(energies)[11], rel=1e-4)  # of 15 equal chances 12 are below
-    own = [max((vectors @ vectors[row])[(labels == labels[row]) & (np.arange(72) != row)]) for row in held_out]
-    assert rejector.similarity_threshold == pytest.approx(np.quantile(own, 0.2, method="lower"), abs=1e-5)
-
-
-def test_out_of_distribution_queries_are_rejected_flagged_or_ignored(sightline, encoder, judged, images, outlier, tmp_path):
-    rejector = Rejector.load(judged)
-    vector = Encoder.from_pretrained(encoder).encode([outlier])[0].astype(float)
-    with Gallery.open(judged) as opened:
-        best = max(item.vector.astype(float) @ vector for item in opened.get(opened.ids()))
-    inside = images / "super0/class00/0.png"
-    words = ["search", outlier, inside, "--gallery", judged, "-k", 3, "--reject"]
-
-    status, out, _ = sightline(*words, "--json")
-    rejected, accepted = json.loads(out)
-    assert (status, rejected["policy"], rejected["results"], len(accepted["results"])) == (0, "reject", [], 3)
-    assert (rejected["verdict"]["belongs"], accepted["verdict"]["belongs"]) == (False, True)
-    assert rejected["verdict"]["energy"] > rejector.scorer.threshold == rejected["verdict"]["threshold"]
-    assert rejected["verdict"]["similarity"] == pytest.approx(best, abs=1e-4)
-    assert rejected["verdict"]["matched"] == (best >= rejector.similarity_threshold)
+        vector = Encoder.from_pretrained(encoder).encode([outlier])[0].astype(float)
+        best = max(opened.vectors(opened.ids()).astype(float) @ vector)
+        found = opened.search_images([outlier, inside], 3, reject=True)
+    rejected, accepted = answers(*words)
+    assert [len(answer.results) for answer in found] == [len(rejected["results"]), len(accepted["results"])] == [0, 3]
+    verdict = rejected["verdict"]
+    assert (rejected["policy"], verdict["belongs"], accepted["verdict"]["belongs"]) == ("reject", False, True)
+    assert verdict["energy"] > rejector.scorer.threshold == verdict["threshold"]
+    assert verdict["similarity"] == pytest.approx(best, abs=1e-4)
+    assert verdict["matched"] == (best >= rejector.similarity_threshold)
     assert (accepted["verdict"]["matched"], accepted["verdict"]["similarity"]) == (True, pytest.approx(1, abs=1e-5))
-    lines = sightline(*words)[1].splitlines()
-    assert f"{rejected['verdict']['energy']:.4g}" not in lines[1]  # a number that means nothing to a reader
-    assert re.findall(r"out-of-distribution: .* ([\d.]+) %", lines[1]) == [
-        f"{int(1000 * rejected['verdict']['quantile']) / 10:g}"
-    ]
-    assert lines.index(str(inside)) == (2 if rejected["verdict"]["matched"] else 3)  # no result in between
-    flagged = sightline(*words, "--policy", "flag")[1]
+    lines = sightline("search", *words)[1].splitlines()
+    assert f"{verdict['energy']:.4g}" not in lines[1]  # a number that means nothing to a reader
+    share = re.search(r"out-of-distribution: .* ([\d.]+) %", lines[1])[1]
+    assert share == f"{int(1000 * verdict['quantile']) / 10:g}"
+    assert lines.index(str(inside)) == (2 if verdict["matched"] else 3)  # no result in between
+    flagged = sightline("search", *words, "--policy", "flag")[1]
     assert flagged.count("out-of-distribution") == 1
     assert len(re.findall(r"^ +\d  \d\.\d{4}  /", flagged, flags=re.M)) == 6
-    assert sightline(*words, "--policy", "ignore")[1] == sightline(*words[:-1])[1]  # as without --reject
-    both = json.loads(sightline(*words, "--policy", "ignore", "--json")[1])
-    assert [answer["verdict"]["belongs"] for answer in both] == [False, True]
+    ignored = sightline("search", *words, "--policy", "ignore")[1]
+    assert ignored == sightline("search", *words[:-1])[1]  # as without --reject
+    assert [answer["verdict"]["belongs"] for answer in answers(*words, "--policy", "ignore")] == [False, True]
     for policy, n_pictures in (("reject", 5), ("flag", 8), ("ignore", 8)):
-        sightline(*words, "--policy", policy, "--html", tmp_path / "sheet.html")
+        sightline("search", *words, "--policy", policy, "--html", tmp_path / "sheet.html")
         page = (tmp_path / "sheet.html").read_text()
         assert (page.count("<img "), page.count("out-of-distribution")) == (n_pictures, policy != "ignore")
         assert "nothing found" not in page
-    with Gallery.open(judged) as opened:
-        answers = opened.search_images([outlier, inside], 3, reject=True)
-    assert [len(answer.results) for answer in answers] == [0, 3]
 
 
-def test_a_query_that_belongs_and_has_no_match_gets_its_results(sightline, judged):
+def test_a_query_that_belongs_and_has_no_match_gets_its_results(sightline, answers, judged):
     with Gallery.open(judged) as opened:
         vectors, ids = opened.vectors(opened.ids()).astype(float), opened.ids()
     cosines = vectors @ vectors.T - 2 * np.eye(72)
     limit = Rejector.load(judged).similarity_threshold
     words = ["--gallery", judged, "-k", 1, "--reject", "--policy", "flag"]
-    found = json.loads(sightline("search", *ids, *words, "--json")[1])
+    found = answers(*ids, *words)
     assert [answer["verdict"]["matched"] for answer in found] == (cosines.max(1) >= limit).tolist()  # itself left out
+    assert {len(answer["results"]) for answer in found} == {1}
     lonely = next(answer for answer in found if not answer["verdict"]["matched"])
     out = sightline("search", lonely["query"], *words)[1]
     assert re.search(rf"no match: .*{lonely['verdict']['similarity']:.4f} .*{limit:.4f}", out)
     assert ("out-of-distribution" in out) != lonely["verdict"]["belongs"]
-    assert all(len(answer["results"]) == 1 for answer in found)
 
 
-def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(
-    sightline, check_refused, encoder, judged, images, tmp_path
-):
+def test_a_rejector_goes_with_its_gallery(sightline, check_refused, encoder, judged, images, tmp_path):
     assert sightline("index", "verify", judged)[:2] == (0, f"{judged}: 72 items and a rejector, no fault\n")
     rejector = Rejector.load(judged)
+    with Gallery.open(judged) as opened:
+        expected = fit_rejector(gallery_table(opened), "knn", 0.8, gallery=gallery_table(opened), k=3)
+    assert (rejector.fingerprint, rejector.similarity_threshold) == (expected.fingerprint, expected.similarity_threshold)
+    assert rejector.scorer.threshold == expected.scorer.threshold
     text = json.loads(sightline("index", "stats", judged, "--json")[1])["rejector"]
     assert all(fact in text for fact in ("knn", "80 %", f"{rejector.similarity_threshold:.4f}", "reject"))
     assert sightline("index", "backup", judged, tmp_path / "copy")[0] == 0
@@ -126,37 +118,33 @@ def test_the_rejector_is_verified_counted_and_copied_with_its_gallery(
     own = shutil.copytree(encoder, tmp_path / "own")  # an encoder's is copied into a gallery that has none
     rejector.policy = "flag"
     rejector.save(own / "rejector")
+    build = ["index", "build", own, images, "--workers", 0, "--out"]
     for out, policy in ((tmp_path / "new", "flag"), (judged, "reject")):
-        assert sightline("index", "build", own, images, "--out", out, "--workers", 0)[0] == 0
-        assert Rejector.load(out).policy == policy
+        assert (sightline(*build, out)[0], Rejector.load(out).policy) == (0, policy)
     rejector.fingerprint = "b" * 32
     rejector.save(own / "rejector")
-    check_refused(["index", "build", own, images, "--out", tmp_path / "other", "--workers", 0], "b" * 32)
+    check_refused([*build, tmp_path / "other"], "b" * 32)
     assert not (tmp_path / "other").exists()
     (judged / "rejector" / "rejector.json").write_text("{}")
     check_refused(["index", "verify", judged], "1 fault", "rejector")
 
 
-def test_a_gallery_without_labels_has_no_match_threshold(sightline, encoder, image_tree, tmp_path):
+def test_a_gallery_without_labels_has_no_match_threshold(sightline, answers, encoder, image_tree, tmp_path):
     with Gallery.create(tmp_path / "g", Encoder.from_pretrained(encoder)) as opened:
         opened.add_images(sorted(image_tree.rglob("*.png")))
-    fit = ["ood", "fit", "--gallery", tmp_path / "g", "--scorer", "knn", "--out", tmp_path / "r"]
-    status, out, _ = sightline(*fit)
+    status, out, _ = sightline("ood", "fit", "--gallery", tmp_path / "g", "--scorer", "knn", "--out", tmp_path / "r")
     assert (status, "share a label" in out) == (0, True)
-    words = ["--gallery", tmp_path / "g", "-k", 1, "--reject", "--rejector", tmp_path / "r", "--json"]
-    out = sightline("search", image_tree / "super0/class00", *words)[1]
-    assert {answer["verdict"]["matched"] for answer in json.loads(out)} == {None}
+    words = ["--gallery", tmp_path / "g", "-k", 1, "--reject", "--rejector", tmp_path / "r"]
+    assert {answer["verdict"]["matched"] for answer in answers(image_tree / "super0/class00", *words)} == {None}
 
 
-def test_mistakes_are_one_message_and_status_2(check_refused, judged, images, tmp_path):
+def test_mistakes_are_one_message(check_refused, judged, images, tmp_path):
     plain = shutil.copytree(judged, tmp_path / "plain", ignore=shutil.ignore_patterns("rejector"))
     foreign = Rejector.load(judged)
     foreign.fingerprint = "b" * 32
     foreign.save(tmp_path / "foreign")
-    with Gallery.open(judged) as opened:
-        Gallery.create(tmp_path / "empty", opened.identity).close()
-    search, fit = ["search", images / "super0/class00/0.png"], ["ood", "fit", "--gallery", judged]
-    mistakes = [
+    search, fit = ["search", images / ID], ["ood", "fit", "--gallery", judged]
+    for words, fact in (
         ([*search, "--gallery", plain, "--reject"], "no rejector is saved in this gallery"),
         ([*search, "--gallery", judged, "--policy", "flag"], "--reject"),
         ([*search, "--gallery", judged, "--reject", "--policy", "flog"], "'flog'"),
@@ -165,59 +153,41 @@ def test_mistakes_are_one_message_and_status_2(check_refused, judged, images, tm
         (["ood", "fit", "--scorer", "knn"], "--gallery"),
         (["ood", "fit", "table.parquet", "--gallery", judged], "--gallery"),
         ([*fit, "--gallery-table", "x"], "--gallery"),
-        (["ood", "fit", "--gallery", tmp_path / "empty"], "the gallery is empty"),
         ([*fit, "--out", tmp_path / "r", "--option", "tpr=1"], "--option tpr"),
         ([*fit, "--out", tmp_path / "r", "--option", "k"], "'k'"),
-        (["index", "augment", judged, "--out", plain], "exists and is not empty"),
-    ]
-    for words, message in mistakes:
-        check_refused(words, message)
+    ):
+        check_refused(words, fact)
 
 
-def test_depth_and_reciprocal_reach_the_re_ranking(sightline, gallery):
-    id_ = "super0/class00/0.png"
+def test_options_of_refinement_and_augmentation_arrive(sightline, answers, gallery, images, tmp_path):
     with Gallery.open(gallery) as opened:
         for depth, reciprocal in ((10, 3), (60, 5)):
             steps = Refinement(rerank="kreciprocal", depth=depth, reciprocal=reciprocal)
-            expected = refined_search(opened, opened.vectors([id_]), 8, steps, own=[id_])[1][0].tolist()
+            expected = refined_search(opened, opened.vectors([ID]), 8, steps, own=[ID])[1][0].tolist()
             words = ["--rerank", "kreciprocal", "--depth", depth, "--reciprocal", reciprocal]
-            out = sightline("search", id_, "--gallery", gallery, "-k", 8, *words, "--json")[1]
-            assert [hit["id"] for hit in json.loads(out)[0]["results"]] == expected
-
-
-def test_augment_averages_each_item_with_its_nearest_others(sightline, gallery, images, tmp_path):
-    status, out, _ = sightline("index", "augment", gallery, "--out", tmp_path / "more", "--neighbours", 2, "--alpha", 3)
-    assert (status, out) == (0, f"{tmp_path / 'more'}: 72 items, each with 2 neighbours\nindex: exact\n")
-    with Gallery.open(gallery) as before, Gallery.open(tmp_path / "more") as after:
+            (answer,) = answers(ID, "--gallery", gallery, "-k", 8, *words)
+            assert [hit["id"] for hit in answer["results"]] == expected
+    more = tmp_path / "more"
+    status, out, _ = sightline("index", "augment", gallery, "--out", more, "--neighbours", 2, "--alpha", 3)
+    assert (status, out) == (0, f"{more}: 72 items, each with 2 neighbours\nindex: exact\n")
+    with Gallery.open(gallery) as before, Gallery.open(more) as after:
         ids = before.ids()
-        assert after.ids() == ids
-        vectors = before.vectors(ids).astype(float)
-        for row, found in enumerate(after.vectors(ids)):
-            cosines = vectors @ vectors[row]
-            near = [other for other in np.argsort(-cosines) if other != row][:2]
-            total = vectors[row] + sum(max(cosines[other], 0) ** 3 * vectors[other] for other in near)
-            np.testing.assert_allclose(found, total / np.linalg.norm(total), atol=1e-5)
-        assert after.encoder().fingerprint() == before.identity.fingerprint
-    out = sightline("search", ids[0], "--gallery", tmp_path / "more", "-k", 1, "--json")[1]
-    assert json.loads(out)[0]["query_path"] == str(images / ids[0])
+        assert (after.ids(), after.encoder().fingerprint()) == (ids, before.identity.fingerprint)
+        expected = augment_gallery(torch.from_numpy(before.vectors(ids)), 2, 3.0)
+        assert_close(torch.from_numpy(after.vectors(ids)), torch.nn.functional.normalize(expected), rtol=0, atol=1e-5)
+    assert answers(ids[0], "--gallery", more, "-k", 1)[0]["query_path"] == str(images / ids[0])
 
 
-def test_a_gallery_and_its_images_move_together(sightline, gallery, images, tmp_path):
-    id_ = "super0/class00/0.png"
-
+def test_a_gallery_and_its_images_move_together(sightline, answers, gallery, images, tmp_path):
     def pictures(folder, *options):
-        (answer,) = json.loads(sightline("search", "--gallery", folder, id_, "-k", 4, "--json", *options)[1])
+        (answer,) = answers("--gallery", folder, ID, "-k", 4, *options)
         return [answer["query_path"], *(hit["metadata"]["path"] for hit in answer["results"])]
 
-    before = pictures(gallery)
-    assert before[0] == str(images / id_)
-    assert all(path.startswith(str(images)) for path in before)
+    moved = [path.replace(str(images), str(tmp_path / "new/images")) for path in pictures(gallery)]
     new = gallery.parent.rename(tmp_path / "new")
-    moved = [path.replace(str(images), str(new / "images")) for path in before]
     assert pictures(new / "gallery") == moved
     assert "72 items: 72 unchanged\n" in sightline("index", "add", new / "gallery", new / "images", "--workers", 0)[1]
-    (tmp_path / "far").mkdir()  # the gallery alone
-    alone = shutil.move(new / "gallery", tmp_path / "far" / "gallery")
+    alone = shutil.move(new / "gallery", tmp_path / "far")  # the gallery alone
     assert pictures(alone, "--root", new) == moved
     assert "72 relabelled" in sightline("index", "add", alone, new / "images", "--workers", 0)[1]  # nothing embedded again
     assert pictures(alone) == moved
@@ -225,7 +195,7 @@ def test_a_gallery_and_its_images_move_together(sightline, gallery, images, tmp_
 
 @pytest.mark.skipif(importlib.util.find_spec("milvus_lite") is None, reason="needs pymilvus[milvus_lite]")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of protobuf and pymilvus
-def test_a_gallery_in_milvus_by_the_same_commands(sightline, check_refused, encoder, gallery, images, tmp_path):
+def test_a_gallery_in_milvus_by_the_same_commands(sightline, answers, check_refused, encoder, gallery, images, tmp_path):
     address = f"milvus+file:{tmp_path}/lite.db/patches"
     build = ["index", "build", encoder, images, "--out", address, "--workers", 0]
     check_refused([*build, "--recall", 0.9])
@@ -233,14 +203,15 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, check_refused, enco
     assert sightline(*build, "--index", "exact")[:2] == (0, f"{address}: 72 items: 72 added\nindex: FLAT\n")
     check_refused([*build, "--index", "HNSW32"], "FLAT", "HNSW32")
 
-    query = images / "super0/class00/0.png"
+    query = images / ID
     words = ["search", query, "-k", 5, "--where", 'label_1 == "super0"', "--expand", 2, "--encoder", encoder]
     from_milvus, from_folder = (sightline(*words, "--gallery", where)[1] for where in (address, gallery))
     assert (from_milvus, len(from_milvus.splitlines())) == (from_folder, 6)
-    for words in (["search", query, "--gallery", address], ["index", "add", address, images, "--workers", 0]):
+    add = ["index", "add", address, images, "--workers", 0]
+    for words in (["search", query, "--gallery", address], add):
         check_refused(words, "no encoder is saved")
-    assert "72 unchanged" in sightline("index", "add", address, images, "--workers", 0, "--encoder", encoder)[1]
-    assert "72 unchanged" in sightline(*build)[1]
+    for words in ([*add, "--encoder", encoder], build):
+        assert "72 unchanged" in sightline(*words)[1]
     _, out, err = sightline("index", "remove", address, "--where", 'label_1 == "super1"')
     assert (out, "does not remember" in err) == (f"{address}: 24 removed, 48 left\n", True)
     assert sightline("index", "verify", address)[:2] == (0, f"{address}: 48 items, no fault\n")
@@ -248,18 +219,16 @@ def test_a_gallery_in_milvus_by_the_same_commands(sightline, check_refused, enco
     assert (stats["items"], stats["index"], stats["encoder"], stats["rejector"]) == (48, "FLAT", "tiny", None)
     assert sightline("index", "compact", address)[0] == 0
 
-    fit = ["ood", "fit", "--gallery", address, "--scorer", "knn", "--option", "k=3"]
+    fit = ["ood", "fit", "--gallery", address, *KNN]
     check_refused(fit, "--out")
     assert sightline(*fit, "--out", tmp_path / "rejector")[0] == 0
-    words = ["search", query, "--gallery", address, "--encoder", encoder, "-k", 1, "--reject"]
-    check_refused(words, "no rejector is saved in this gallery")
-    (answer,) = json.loads(sightline(*words, "--rejector", tmp_path / "rejector", "--json")[1])
+    words = [query, "--gallery", address, "--encoder", encoder, "-k", 1, "--reject"]
+    check_refused(["search", *words], "no rejector is saved in this gallery")
+    (answer,) = answers(*words, "--rejector", tmp_path / "rejector")
     assert (answer["verdict"]["matched"], answer["policy"]) == (True, "reject")
 
 
-def test_items_added_after_the_rejector_are_never_withheld_and_it_is_said_to_be_old(
-    sightline, judged, outlier, images, tmp_path
-):
+def test_items_newer_than_the_rejector_are_never_withheld(sightline, answers, judged, outlier, images, tmp_path):
     id_, note = "super0/class00/new.png", f"`sightline ood fit --gallery {judged}`"
     add = ["index", "add", judged, images, "--workers", 0]
     shutil.copy(outlier, images / id_)
@@ -267,19 +236,17 @@ def test_items_added_after_the_rejector_are_never_withheld_and_it_is_said_to_be_
     assert ("1 added" in out, note in out) == (True, True)
     smaller = Image.open(outlier).convert("P", palette=Image.Palette.ADAPTIVE)  # the same picture in another file
     smaller.save(tmp_path / "copy.png", optimize=True)
-    words = [outlier, tmp_path / "copy.png", id_, "--gallery", judged, "-k", 2, "--reject", "--json"]
-    for answer in json.loads(sightline("search", *words)[1]):
-        assert answer["policy"] == "reject"
+    for answer in answers(outlier, tmp_path / "copy.png", id_, "--gallery", judged, "-k", 2, "--reject"):
         assert answer["verdict"]["energy"] > answer["verdict"]["threshold"]  # by its kind alone it would be
-        assert (answer["verdict"]["belongs"], len(answer["results"])) == (True, 2)
+        assert (answer["policy"], answer["verdict"]["belongs"], len(answer["results"])) == ("reject", True, 2)
     sightline("index", "compact", judged)
     status, out, _ = sightline("index", "verify", judged)
     assert (status, note in out, "no fault" in out) == (0, True, True)
-    assert sightline("ood", "fit", "--gallery", judged, "--scorer", "knn", "--option", "k=3")[0] == 0
-    os.utime(images / "super0/class00/0.png", (1, 1))  # written again with the same vector
+    assert sightline("ood", "fit", "--gallery", judged, *KNN)[0] == 0
+    os.utime(images / ID, (1, 1))  # written again with the same vector
     out = sightline(*add)[1]
     assert ("1 relabelled" in out, note in out) == (True, False)
-    sightline("index", "remove", judged, "super0/class00/0.png")
+    sightline("index", "remove", judged, ID)
     assert note not in sightline("index", "verify", judged)[1]
     Image.new("RGB", (40, 40), "red").save(images / "super0/class00/1.png")
     assert note in sightline(*add)[1]

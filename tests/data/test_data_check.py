@@ -73,55 +73,52 @@ def test_a_messy_folder_shows_all_at_once(sound, sightline):
     assert [one.title for one in report.warnings if not REMEDY.search(one.title)] == []
 
 
-@pytest.mark.parametrize("overrides", [[], ["sampler.batch_size=8", "sampler.skip_small_classes=true"]])
-def test_where_training_refuses_there_is_a_fault(tmp_path, sightline, overrides):
+def test_where_training_refuses_there_is_a_fault(tmp_path, sightline):
     folder = draw(tmp_path / "few", *(f"{n}/{i}.png" for n in range(6) for i in range(2 if n < 2 else 4)))
-    status = sightline("data", "check", folder, *overrides)[0]
-    assert sightline("train", "images", f"data.manifest={folder}", *overrides, "--dry-run")[0] == status
-    assert status == (0 if overrides else 2)
-    if not overrides:
-        report = sl.check_data(folder)
-        assert len(report.faults) >= 1
-        assert "16 classes" in report.faults[-1].title  # what is left of the batch when small classes are gone
-        assert sl.check_data(folder, None).findings == ()
-        assert sightline("data", "check", folder, "--recipe", "none")[0] == 0
-
-
-def test_what_is_in_several_splits(sound):
-    for split, number in (("train", 0), ("train", 1), ("test", 2), ("test", 3)):
-        (sound / split).mkdir(exist_ok=True)
-        (sound / f"class {number}").rename(sound / split / f"class {number}")
-    for number in range(4, 24):
-        shutil.rmtree(sound / f"class {number}")
-    shutil.copytree(sound / "train/class 0", sound / "test/class 0")
-    report = sl.check_data(sound, None)
-    assert len(finding(report, "more than one split; keep").details) == 4
-    assert finding(report, "label_0").details == ("class 0",)
+    for overrides, status in (([], 2), (["sampler.batch_size=8", "sampler.skip_small_classes=true"], 0)):
+        assert sightline("data", "check", folder, *overrides)[0] == status
+        assert sightline("train", "images", f"data.manifest={folder}", *overrides, "--dry-run")[0] == status
+    report = sl.check_data(folder)
+    assert "16 classes" in report.faults[-1].title  # what is left of the batch when small classes are gone
+    assert sl.check_data(folder, None).findings == ()
+    assert sightline("data", "check", folder, "--recipe", "none")[0] == 0
+    folder = draw(tmp_path / "two", *(f"{s}/{s}{n}/{i}.png" for s in "ab" for n in range(3) for i in range(2)))
+    sampler = ["sampler.name=hierarchical", "sampler.batch_size=16", "sampler.per_class=2", "data.val_fraction=0"]
+    report = sl.check_data(folder, overrides=sampler)  # what the sampler warns of
+    assert "2 of 2 super-labels" in finding(report, "super-labels").title
     assert report.faults == []
-    draw(sound, "stray/1.png")
-    (sound / "stray/2.png").touch()
-    report = sl.check_data(sound, None)
+
+
+def test_what_is_in_several_splits(tmp_path):
+    classes = ("train/class 0", "train/class 1", "test/class 2", "test/class 3")
+    folder = draw(tmp_path / "photos", *(f"{name}/{number}.png" for name in classes for number in range(4)))
+    shutil.copytree(folder / "train/class 0", folder / "test/class 0")
+    report = sl.check_data(folder, None)
+    assert len(finding(report, "more than one split; keep").details) == 4
+    assert (finding(report, "label_0").details, report.faults) == (("class 0",), [])
+    draw(folder, "stray/1.png")
+    (folder / "stray/2.png").touch()
+    report = sl.check_data(folder, None)
     assert "stray" in finding(report, "layout").details[0]
     assert "stray/2.png" in finding(report, "decoded").details[0]
 
 
-def test_a_table_shows_rows_and_images_at_fault(sound, tmp_path):
-    rows = ["class 0/Käse 0.png,train,a", "gone.png,train,a", "class 0/Käse 1.png,trian,a", "class 1/Käse 0.png,test,b"]
-    (sound / "m.csv").write_text("\n".join(["path,split,label", *rows]))
-    report = sl.check_data(sound / "m.csv", None)
+def test_a_table_shows_rows_and_images_at_fault(tmp_path):
+    table = draw(tmp_path, "0.png", "1.png", "2.png") / "m.csv"
+
+    def check_rows(*rows, header="path,split,label", **options):
+        table.write_text("\n".join([header, *rows]) + "\n")
+        return sl.check_data(table, **options)
+
+    report = check_rows("0.png,train,a", "gone.png,train,a", "1.png,trian,a", "2.png,test,b", recipe=None)
     assert [one.details[0].split(":")[0] for one in report.faults] == ["line 4", "line 3"]
-    (sound / "m.csv").write_text("\n".join(["path,split,label", rows[3]]))
-    assert "'train'" in finding(sl.check_data(sound / "m.csv"), "split").title
-    (sound / "m.csv").write_text("path,split\nclass 0/Käse 0.png,train\n")
-    assert_refused("'label'", sl.check_data, sound / "m.csv")
-    assert "'label_0'" in finding(sl.check_data(sound / "m.csv", labelled=False), "no label levels").title
-    rows = [
-        "x,class 0/Käse 0.png,train,a,0,0,9,9",
-        "y,class 0/Käse 0.png,train,b,0,0,9,8",
-        "z,class 0/Käse 0.png,train,b,0,0,9,9",
-    ]
-    (sound / "m.csv").write_text("\n".join(["id,path,split,label,x_1,y_1,x_2,y_2", *rows]))
-    assert finding(sl.check_data(sound / "m.csv", None), "more than one class").details == ("x = z",)
+    assert "'train'" in finding(check_rows("2.png,test,b"), "split").title
+    assert_refused("'label'", check_rows, "0.png,train", header="path,split")
+    report = check_rows("0.png,train", header="path,split", labelled=False)
+    assert "'label_0'" in finding(report, "no label levels").title
+    boxes = ["x,0.png,train,a,0,0,9,9", "y,0.png,train,b,0,0,9,8", "z,0.png,train,b,0,0,9,9"]
+    report = check_rows(*boxes, header="id,path,split,label,x_1,y_1,x_2,y_2", recipe=None)
+    assert finding(report, "more than one class").details == ("x = z",)
 
 
 def test_a_flat_folder_is_a_fault_only_where_labels_are_asked_for(tmp_path, sightline):
@@ -129,33 +126,18 @@ def test_a_flat_folder_is_a_fault_only_where_labels_are_asked_for(tmp_path, sigh
     (tmp_path / "f.png").touch()
     assert [len(one.details) for one in sl.check_data(tmp_path, labelled=False, recipe=None).faults] == [1]
     assert len(sl.check_data(tmp_path).faults) >= 2
+    assert "2 at depth 0, 1 at depth 1, 1 at depth 2" in sightline("data", "stats", tmp_path)[1]
     draw(tmp_path, "b/d/g.png", "b/d/h.png", "b/d/i.png")
     lines = finding(sl.check_data(tmp_path), "layout").details
     assert ["2 folders" in lines[0], "1 folder deep" in lines[1], len(lines)] == [True, True, 2]
-    shutil.rmtree(tmp_path / "b")
-    draw(tmp_path, "b/c.png", "b/d/e.png")
-    assert "2 at depth 0, 1 at depth 1, 1 at depth 2" in sightline("data", "stats", tmp_path)[1]
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "f.png").touch()  # none is left: nothing to say of their depth
     assert len(sl.check_data(tmp_path / "only", labelled=False, recipe=None).findings) == 1
-    for name in ("b", "only", "f.png"):
-        shutil.rmtree(tmp_path / name, ignore_errors=True)
-    assert "no folder" in sightline("data", "stats", tmp_path)[1]
+    flat = draw(tmp_path / "flat", "a.png")
+    assert "no folder" in sightline("data", "stats", flat)[1]
 
 
-def test_large_images_long_lists_and_many_suffixes(sound, monkeypatch, sightline):
-    monkeypatch.setattr(images, "LARGE", 1000)  # decoded one at a time
-    monkeypatch.setattr(check, "LARGE", 1000)
-    for number in range(12):
-        (sound / f"a.{number:04}").touch()
-    report = sl.check_data(sound)
-    assert len(finding(report, "million pixels").details) == 96
-    assert "2 other suffixes" in finding(report, "not read").title
-    assert "... and 76 more" in report.as_text()
-    assert "more\n" not in sightline("data", "check", sound, "--all")[1]
-
-
-def test_links_out_of_the_folder_and_names_with_line_breaks(sound, tmp_path):
+def test_large_images_links_long_lists_many_suffixes_and_names_with_line_breaks(sound, tmp_path, monkeypatch, sightline):
     draw(tmp_path / "outside", "1.png")
     (sound / "class 0/link.png").symlink_to(tmp_path / "outside/1.png")
     (sound / "class 0/inside.png").symlink_to("Käse 0.png")
@@ -163,14 +145,13 @@ def test_links_out_of_the_folder_and_names_with_line_breaks(sound, tmp_path):
     (sound / "class 1/a\n  no fault.png").touch()
     with suppress(OSError):  # of a file system whose names are all UTF-8
         (sound / os.fsdecode(b"class 1/\xff.png")).touch()
+    for number in range(12):
+        (sound / f"a.{number:04}").touch()
+    monkeypatch.setattr(images, "LARGE", 1000)  # decoded one at a time
+    monkeypatch.setattr(check, "LARGE", 1000)
     report = sl.check_data(sound, None)
+    assert len(finding(report, "million pixels").details) >= 96
+    assert "2 other suffixes" in finding(report, "not read").title
     assert len(finding(report, "reached by links").details) == 2
-    assert "\n  no fault" not in str(report)
-
-
-def test_what_the_sampler_warns_of_is_in_the_report(tmp_path):
-    folder = draw(tmp_path / "two", *(f"{s}/{s}{n}/{i}.png" for s in "ab" for n in range(3) for i in range(2)))
-    sampler = ["sampler.name=hierarchical", "sampler.batch_size=16", "sampler.per_class=2", "data.val_fraction=0"]
-    report = sl.check_data(folder, overrides=sampler)
-    assert "2 of 2 super-labels" in finding(report, "super-labels").title
-    assert report.faults == []
+    assert ("\n  no fault" in str(report), "more\n" in report.as_text()) == (False, True)
+    assert "more\n" not in "".join(sightline("data", "check", sound, "--all")[1:])

@@ -50,6 +50,10 @@ CHANGES = {
 }
 
 
+def done(review):
+    return [group.name for group in review.state.groups.values() if group.done]
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_change_does_what_it_says_and_undo_takes_it_back(folder, name):
     review = Review(folder)
@@ -57,13 +61,11 @@ def test_each_change_does_what_it_says_and_undo_takes_it_back(folder, name):
     expected = FIRST | {text: place for texts, place in moved.items() for text in texts.split()}
     review.act({"action": name.split()[0]} | change)
     assert paths(review) == paths(Review(folder)) == expected
-    done = [group.name for group in review.state.groups.values() if group.done]
+    were_done = done(review)
     review.act({"action": "undo"})
-    assert paths(review) == FIRST
-    assert not any(group.done for group in review.state.groups.values())
+    assert (paths(review), done(review)) == (FIRST, [])
     review.act({"action": "redo"})
-    assert paths(Review(folder)) == expected
-    assert [group.name for group in Review(folder).state.groups.values() if group.done] == done
+    assert (paths(Review(folder)), done(Review(folder))) == (expected, were_done)
 
 
 REFUSED = [
@@ -183,16 +185,14 @@ def test_the_table_can_be_edited_and_read_again(folder):
     assert {text: state.path(text) for text in state.home} == {text: review.state.path(text) for text in review.state.home}
     edited = review.table().with_columns(group_2=pl.lit("all"))
     assert read_review(write_step(folder, "review.csv", edited)).path("oak") == ["trees", "all"]
-    wrong = review.table().with_columns(keep=pl.lit("maybe"))
-    with pytest.raises(InputError, match="line 2: keep is 'maybe', not yes or no"):
-        read_review(write_step(folder, "review.csv", wrong))
+    wrong = write_step(folder, "review.csv", review.table().with_columns(keep=pl.lit("maybe")))
+    assert_refused("line 2: keep is 'maybe', not yes or no", read_review, wrong)
 
 
 def test_faults_of_a_table_are_named_at_once_by_its_own_lines(folder):
     rows = [("cat", "pets", "animals"), ("oak", "pets", "plants"), ("elm", "", "plants"), ("cat", "pets", "animals")]
-    facts = "review.csv: 3 faults.*line 3: 'pets' .*'animals', 'plants'.*line 4: 'elm' has no group_1.*line 5: 'cat'"
-    with pytest.raises(InputError, match=f"(?s){facts}"):
-        first_state(table(rows), "review.csv")
+    facts = ["review.csv: 3 faults", "line 3: 'pets' ", "'animals', 'plants'", "line 4: 'elm' has no group_1"]
+    assert_refused([*facts, "line 5: 'cat'"], first_state, table(rows), "review.csv")
     file = folder / "edited.csv"
     file.write_text("text,group_1,keep\nufo,,no\ncat,pets,yes\ndog,,yes\ncat,,NO\n")
     assert_refused(["2 faults", "line 4", "'dog'", "group_1", "line 5", "'cat'"], read_review, file)

@@ -32,7 +32,7 @@ def shared(one, other):
     return n
 
 
-def by_definition(query, item, worth, weight=lambda code: 1.0):
+def by_definition(query, item, worth, weight):
     """For each code of the query its best match; averaged."""
     codes = list(dict.fromkeys(query))
     total = 0.0
@@ -62,22 +62,15 @@ def test_pair_worked_by_hand(options, there, back):
 
 @pytest.mark.parametrize(("seed", "several_depths"), [(0, False), (1, True), (2, True)])
 def test_all_pairs_are_those_of_the_definition(seed, several_depths):
-    queries, items = draw_sets(seed, 7, several_depths), draw_sets(seed + 100, 9, several_depths)
-    for alpha in (1.0, 2.5):
-        worth = [(level / 3) ** alpha for level in (1, 2, 3)]
-        expected = np.array([[by_definition(query, item, worth) for item in items] for query in queries])
-        assert_close(CodeRelevance(3, alpha=alpha).matrix(queries, items), expected)
-
-
-def test_rare_codes_count_more():
-    queries, items = draw_sets(0, 5), draw_sets(1, 30)
-    worth = [1 / 3, 2 / 3, 1.0]
+    queries, items = draw_sets(seed, 7, several_depths), draw_sets(seed + 100, 30, several_depths)
 
     def rarity(code):
         return np.log(31 / (1 + sum(code in item for item in items))) + 1
 
-    expected = np.array([[by_definition(query, item, worth, rarity) for item in items] for query in queries])
-    assert_close(CodeRelevance(3, code_weights="idf").matrix(queries, items), expected)
+    for alpha, code_weights, weight in ((1.0, None, lambda code: 1.0), (2.5, None, lambda code: 1.0), (1.0, "idf", rarity)):
+        worth = [(level / 3) ** alpha for level in (1, 2, 3)]
+        expected = np.array([[by_definition(query, item, worth, weight) for item in items] for query in queries])
+        assert_close(CodeRelevance(3, alpha=alpha, code_weights=code_weights).matrix(queries, items), expected)
 
 
 def test_an_auxiliary_code_meets_its_main_one_at_its_own_worth():
@@ -93,10 +86,11 @@ def test_an_auxiliary_code_meets_its_main_one_at_its_own_worth():
 def test_properties(symmetry):
     sets = draw_sets(3, 12)
     relevance = CodeRelevance(3, symmetry=symmetry)
-    table = relevance.matrix(sets)
+    table, pairs = relevance.matrix(sets), relevance.between(sets)
+    assert_close(np.concatenate([pairs.rows(np.arange(start, start + 4)) for start in range(0, 12, 4)]), table)
+    assert_close(pairs(np.array([3, 1])), graded(table[[3, 1]]))
     assert_close(np.diag(table).copy(), np.ones(12))
-    assert table.min() >= 0
-    assert table.max() <= 1 + 1e-12
+    assert 0 <= table.min() <= table.max() <= 1 + 1e-12
     if symmetry == "query":
         more = relevance.matrix(sets, [[*codes, "1.2.3"] for codes in sets])
         assert (more >= table - 1e-12).all()
@@ -104,14 +98,6 @@ def test_properties(symmetry):
         assert_close(table, table.T.copy())
     renamed = [[code.replace("1", "7") for code in codes] for codes in sets]
     assert_close(relevance.matrix(renamed), table)
-
-
-def test_rows_in_blocks_are_those_of_the_whole():
-    sets = draw_sets(5, 20)
-    pairs = CodeRelevance(3, symmetry="mean").between(sets)
-    whole = CodeRelevance(3, symmetry="mean").matrix(sets)
-    assert_close(np.concatenate([pairs.rows(np.arange(start, start + 5)) for start in range(0, 20, 5)]), whole)
-    assert_close(pairs(np.array([3, 1])), graded(whole[[3, 1]]))
 
 
 def test_metrics_by_codes_are_those_of_the_definition():

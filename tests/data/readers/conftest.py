@@ -60,17 +60,12 @@ class Tree:
 
     def complaint(self, reader, *facts: str, **options) -> str:
         """What is said of the tree, without the root's name: it has each of the facts, and nothing is left behind."""
-        before = sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []
+        before = sorted(self.out.parent.rglob("*"))
         message = assert_refused("", self.prepare, reader, **options)
-        assert (sorted(self.out.parent.rglob("*")) if self.out.parent.exists() else []) == before
+        assert sorted(self.out.parent.rglob("*")) == before
         message = message.replace(str(self.root.resolve()), "ROOT").replace(str(self.root), "ROOT")
         assert [fact for fact in facts if fact not in message] == [], message
         return message
-
-
-def columns(manifest: Manifest, *names: str) -> list[tuple]:
-    """The rows of these columns, sorted."""
-    return sorted(manifest.table.select(names).rows())
 
 
 @pytest.fixture
@@ -80,7 +75,8 @@ def tree(tmp_path) -> Tree:
 
 @pytest.fixture
 def rows():
-    return columns
+    """Gives the rows of some columns of a manifest, sorted."""
+    return lambda manifest, *names: sorted(manifest.table.select(names).rows())
 
 
 @pytest.fixture(scope="session")

@@ -16,17 +16,13 @@ def small():
     return glyph_manifest("small")
 
 
-@pytest.fixture(scope="module")
-def full():
-    return glyph_manifest("full")
-
-
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setitem(glyphs.SIZES, "tiny", GlyphSize(n_characters=12, n_typefaces=3))
 
 
-def test_sizes_are_as_announced(small, full):
+def test_sizes_are_as_announced(small):
+    full = glyph_manifest("full")
     assert 3500 <= len(small) <= 4500
     assert small["label_0"].n_unique() == 500
     assert 35_000 <= len(full) <= 45_000
@@ -61,14 +57,13 @@ def test_every_image_of_a_class_has_ink_inside_the_frame_and_its_own_look(small)
 
 
 def test_unknown_names_and_characters_are_refused():
-    assert_refused(["'smal'", "'small'"], glyph_manifest, "smal")
-    refused = (
-        ("a", "stixx", "unknown typeface 'stixx'"),
-        ("ab", "stix", "'ab'"),
-        ("#", "computer-modern", "'computer-modern'"),
-    )
-    for character, typeface, message in refused:
-        assert_refused(message, draw_glyph, character, typeface)
+    for facts, draw, *asked in (
+        (["'smal'", "'small'"], glyph_manifest, "smal"),
+        (["unknown typeface 'stixx'"], draw_glyph, "a", "stixx"),
+        (["'ab'"], draw_glyph, "ab", "stix"),
+        (["'computer-modern'"], draw_glyph, "#", "computer-modern"),
+    ):
+        assert_refused(facts, draw, *asked)
 
 
 def test_writing_gives_each_image_its_pure_pixels(tiny, tmp_path):

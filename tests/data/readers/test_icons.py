@@ -81,16 +81,14 @@ def test_logos_are_the_collections_of_logos(tmp_path, package):
 def test_categories_splits_and_a_small_part(tmp_path, monkeypatch):
     names = [f"thing-{number:c}{number:c}" for number in range(97, 97 + 22)]
     rng = np.random.default_rng(0)
-    package = write_iconify(
-        tmp_path, {prefix * 2: ("MIT", "UI", {name: random_blocks(rng) for name in [*names, "home"]}) for prefix in "pqrs"}
-    )
+    drawn = {prefix * 2: ("MIT", "UI", {name: random_blocks(rng) for name in [*names, "home"]}) for prefix in "pqrs"}
+    package = write_iconify(tmp_path, drawn)
     monkeypatch.setattr(module, "ICONS", replace(module.ICONS, least_sorted=1))
     table = table_of(write_icons, tmp_path, package, size="full")
     assert dict(table.select("label_0", "label_1").rows())["home"] == "building"
     assert table["label_1"].unique().sort().to_list() == ["building", "unsorted"]
     assert table["label_0"].n_unique() >= 20
-    n_splits = table.group_by("label_0").agg(pl.col("split").n_unique())["split"]
-    assert set(n_splits) == {1}
+    assert {*table.group_by("label_0").agg(pl.col("split").n_unique())["split"]} == {1}
     small = read_manifest(write_icons(tmp_path / "small", root=tmp_path / "npm", package=package)).table
     assert 0 < small["label_0"].n_unique() < table["label_0"].n_unique()
     assert set(small["label_0"]) <= set(table["label_0"])

@@ -73,18 +73,25 @@ def test_cifar_100_has_two_levels_and_the_binary_form_the_coarse_one_first(tree,
 
 def test_cifar_with_faults(tree):
     folder = put_cifar_10(tree, binary=True)
-    whole = (tree.root / folder / "data_batch_3.bin").read_bytes()
-    tree.data(f"{folder}/data_batch_3.bin", whole[:-1])
+    third = tree.root / folder / "data_batch_3.bin"
+    whole = third.read_bytes()
+    third.write_bytes(whole[:-1])
     tree.complaint(CIFAR_10, "data_batch_3.bin", "6145 bytes", "3073")
-    tree.data(f"{folder}/data_batch_3.bin", bytes([2]) + whole[1:])
+    third.write_bytes(bytes([2]) + whole[1:])
     tree.complaint(CIFAR_10, "0 to 2", "2 classes")
-    (tree.root / folder / "data_batch_3.bin").unlink()
-    assert "has no data_batch_3.bin" in tree.complaint(CIFAR_10)
+    third.unlink()
+    tree.complaint(CIFAR_10, "has no data_batch_3.bin")
     folder = put_cifar_10(tree, binary=False)
+    for labels in ([0, [1]], ["a", 1], [0, None], [0, 2**64]):  # no numbers
+        tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": labels}))
+        tree.complaint(CIFAR_10, "data_batch_2: ")
     tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": np.zeros((1, 7), np.uint8), b"labels": [0]}))
-    assert "found (1, 7) and 1" in tree.complaint(CIFAR_10)
+    tree.complaint(CIFAR_10, "found (1, 7) and 1")
     put_cifar_10(tree, binary=False)
     tree.complaint(CIFAR_10, "10 images", "50000", counts=None)
+    for name in (b"../../outside", b"a\0b", b"", 7, b"a" * 300):  # leads elsewhere
+        tree.data(f"{folder}/batches.meta", pickle.dumps({b"label_names": [b"airplane", name]}, protocol=2))
+        tree.complaint(CIFAR_10, "class name")
     tree.archive("cifar-10-python.tar.gz", folder)
     tree.data("cifar-10-python.tar.gz", (tree.root / "cifar-10-python.tar.gz").read_bytes()[:500])
     tree.complaint(CIFAR_10, "cifar-10-python.tar.gz", "unpacked")
@@ -121,23 +128,9 @@ def test_textures(tree, rows, packed):
     ]
 
 
-@pytest.mark.parametrize("name", [b"../../outside", b"a\0b", b"", 7, b"a" * 300])
-def test_a_class_name_that_leads_elsewhere_is_refused(tree, name):
-    folder = put_cifar_10(tree, binary=False)
-    tree.data(f"{folder}/batches.meta", pickle.dumps({b"label_names": [b"airplane", name]}, protocol=2))
-    assert "class name" in tree.complaint(CIFAR_10)
-
-
 def test_any_folder(tree, rows):
     tree.images("a.png", "deep/er/b.JPEG", "deep/c.png", ".hidden/d.png")
     tree.text("notes.txt", "")
     expected = {"a.png": "files", "deep/c.png": "deep", "deep/er/b.JPEG": "deep/er"}
     found = rows(tree.prepare(FOLDER), "path", "split", "label_0")
     assert found == [(f"../files/{path}", "test", label) for path, label in expected.items()]
-
-
-@pytest.mark.parametrize("labels", [[0, [1]], ["a", 1], [0, None], [0, 2**64]])
-def test_labels_that_are_no_numbers_are_refused(tree, labels):
-    folder = put_cifar_10(tree, binary=False)
-    tree.data(f"{folder}/data_batch_2", pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": labels}))
-    assert "data_batch_2: " in tree.complaint(CIFAR_10)

@@ -45,20 +45,11 @@ def test_missing_images_are_counted_and_named_and_a_subset_does_without(sop):
     sop.complaint(SOP, "3 images", subset=True)
 
 
-def test_paths_listed_twice_and_classes_in_two_splits(sop):
+def test_what_does_not_fit_is_named(sop, tmp_path):
     sop.text("Ebay_test.txt", HEADER + "3 1 1 bicycle_final/2_0.JPG\n" * 2)
-    said = sop.complaint(SOP)
-    assert "listed more than once (1): 'bicycle_final/2_0.JPG'" in said
-    assert "class '1' is in the splits 'test', 'train'" in said
-
-
-def test_the_wrong_folder_no_folder_and_another_ending(tree, tmp_path):
-    assert tree.complaint(SOP).endswith("in this folder; it is empty")
-    tree.images("images/a.png")
-    tree.text("README", "")
-    sought = "'Ebay_train.txt' or 'Stanford_Online_Products/Ebay_train.txt'"
-    assert tree.complaint(SOP) == f"ROOT: no file {sought} in this folder; it has 'README', 'images/'"
-    tree.complaint(SOP, "'.parquet'", "'.csv'", out=tmp_path / "m.txt")
+    twice = "listed more than once (1): 'bicycle_final/2_0.JPG'"
+    sop.complaint(SOP, twice, "class '1' is in the splits 'test', 'train'")
+    sop.complaint(SOP, "'.parquet'", "'.csv'", out=tmp_path / "m.txt")
     assert_refused(["gone", "'Stanford_Online_Products.zip'"], SOP, tmp_path / "m.csv", tmp_path / "gone")
 
 
@@ -71,24 +62,22 @@ def test_an_old_manifest_stays_if_the_new_one_fails(sop):
     assert sop.out.read_bytes() == before
 
 
-def test_every_reader_says_what_it_is_and_refuses_an_empty_folder(tree):
-    readers = {name: READERS.find(name) for name in READERS}
-    assert len(readers) == 29
-    on_disk = {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
-    assert len(on_disk) == 22
-    for name in readers:
-        assert "; needs " in READERS.summary(name), name
-        assert "out" in READERS.options(name), name
-    for name, reader in on_disk.items():
-        assert tree.complaint(reader).startswith("ROOT: no "), name
-
-
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+FOUND = {name: READERS.find(name) for name in READERS}
+ON_DISK = {name: reader for name, reader in FOUND.items() if isinstance(reader, Reader)}
 
 
-def on_disk():
-    readers = {name: READERS.find(name) for name in READERS}
-    return {name: reader for name, reader in readers.items() if isinstance(reader, Reader)}
+def test_every_reader_says_what_it_is_and_refuses_an_empty_or_wrong_folder(tree):
+    assert (len(FOUND), len(ON_DISK)) == (29, 22)
+    for name in FOUND:
+        assert ("; needs " in READERS.summary(name), "out" in READERS.options(name)) == (True, True), name
+    for reader in ON_DISK.values():
+        assert tree.complaint(reader).startswith("ROOT: no ")
+    assert tree.complaint(SOP).endswith("in this folder; it is empty")
+    tree.images("images/a.png")
+    tree.text("README", "")
+    sought = "'Ebay_train.txt' or 'Stanford_Online_Products/Ebay_train.txt'"
+    assert tree.complaint(SOP) == f"ROOT: no file {sought} in this folder; it has 'README', 'images/'"
 
 
 def asserted(reader):
@@ -103,7 +92,7 @@ def asserted(reader):
 
 def test_the_table_has_every_reader_and_its_numbers():
     rows = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| ?(.*?) ?\|$", PAGE, flags=re.MULTILINE))
-    assert rows == {name: asserted(reader) for name, reader in on_disk().items()}
+    assert rows == {name: asserted(reader) for name, reader in ON_DISK.items()}
 
 
 def test_a_data_set_of_your_own_as_the_page_says(tree, rows, page):
