@@ -1,14 +1,14 @@
 import math
 from fractions import Fraction
 
-import loss_cases as cases
 import pytest
 import torch
 from hypothesis import given
-from loss_cases import E1, E2, E_RELEVANT, double, draw, draw_pairs, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.testing import assert_close
 
+import loss_cases as cases
+from loss_cases import E1, E2, E_RELEVANT, double, draw, draw_pairs, value_and_gradient
 from sightline.losses import SmoothAPLoss, SupAPLoss, smooth_ap_loss, sup_ap_loss
 from sightline.ranking import ranks
 from sightline.ranking.similarity import cosine_scores

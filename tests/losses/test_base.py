@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from loss_cases import E1, E2, E_RELEVANT, LABELS, both, draw, value_and_gradient
 from torch.testing import assert_close
 
+from loss_cases import E1, E2, E_RELEVANT, LABELS, both, draw, value_and_gradient
 from sightline.losses import create_loss, smooth_ap_loss, sup_ap_loss
 from sightline.losses.average_precision import sup_ap_objective
 from sightline.losses.base import PRESETS, flat_pairs, flat_rank_loss

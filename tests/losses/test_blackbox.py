@@ -5,9 +5,9 @@ from itertools import permutations
 
 import pytest
 import torch
-from loss_cases import double, draw, draw_pairs, gradient_of, references, value_and_gradient
 from torch.testing import assert_close
 
+from loss_cases import double, draw, draw_pairs, gradient_of, references, value_and_gradient
 from refusals import assert_refused
 from sightline import losses
 from sightline.losses.blackbox import PENALTIES, with_margin

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from loss_cases import E1, E2, both, draw
 from torch.testing import assert_close
 
+from loss_cases import E1, E2, both, draw
 from ranking_definitions import h_ap, ndcg
 from refusals import assert_refused
 from sightline import losses

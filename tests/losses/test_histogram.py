@@ -3,11 +3,11 @@ from functools import partial
 
 import pytest
 import torch
-from loss_cases import double, draw, draw_pairs, gradient_of, mean_over_lists, references, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from loss_cases import double, draw, draw_pairs, gradient_of, mean_over_lists, references, value_and_gradient
 from ranking_definitions import binary_metrics
 from refusals import assert_refused
 from sightline import losses

@@ -5,9 +5,9 @@ import math
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import HALVES, draw, draw_pairs
 from torch.testing import assert_close
 
+from loss_cases import HALVES, draw, draw_pairs
 from sightline import losses
 from sightline.evaluation.protocol import evaluate
 from sightline.losses import create_loss

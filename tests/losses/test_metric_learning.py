@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_cases import LABELS, draw, references, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
@@ -15,6 +14,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 from torch.testing import assert_close
 
+from loss_cases import LABELS, draw, references, value_and_gradient
 from refusals import assert_refused
 from sightline.losses import ContrastiveLoss, TripletLoss, create_loss, sup_ap_loss
 from sightline.losses.metric_learning import MetricLearningLoss, MetricLearningMemory

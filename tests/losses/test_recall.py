@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from loss_cases import E1, E2, E_RELEVANT, both, draw, references
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from loss_cases import E1, E2, E_RELEVANT, both, draw, references
 from refusals import assert_refused
 from sightline import losses
 from sightline.losses.base import flat_rank_loss

@@ -156,8 +156,8 @@ def test_a_factor_is_one_on_the_gradient_which_is_of_the_first_order_and_compute
         first.sum().backward()
 
 
-@both_ways
-def test_levels_are_all_that_int8_holds_and_no_more():
+@pytest.mark.parametrize("way", ["by blocks"], indirect=True)
+def test_levels_are_all_that_int8_holds_and_no_more(way):
     generator = torch.Generator().manual_seed(0)
     scores, levels = torch.rand(3, 300, generator=generator), torch.randint(-1, 127, (3, 300), generator=generator)
     levels, counts = levels.to(torch.int8), level_counts(levels.to(torch.int8), 126)
