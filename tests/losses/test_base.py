@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from loss_cases import E1, E2, E_RELEVANT, LABELS, both, draw, value_and_gradient
+from loss_cases import E1, E2, E_RELEVANT, LABELS, both, create, draw, value_and_gradient
 from sightline.losses import create_loss, smooth_ap_loss, sup_ap_loss
 from sightline.losses.average_precision import sup_ap_objective
 from sightline.losses.base import PRESETS, flat_pairs, flat_rank_loss
@@ -21,22 +21,18 @@ close = {"rtol": 0, "atol": 2e-6}
 
 
 @both
-@pytest.mark.parametrize(
-    ("preset", "expected", "tied"),
-    [
-        ("paper", (0.5721839, 0.4472045), 1 / 2),
-        ("released-code", (0.5716471, 0.4468710), 1 / 3),
-        ("released-code-inaturalist", (0.5669555, 0.4178160), 1 / 3),
-    ],
-)
-def test_worked_examples_with_the_query_in_its_own_list(preset, expected, tied, dtype):
-    for scores, loss in zip(WITH_SELF, expected, strict=True):
-        assert_close(sup_ap_loss(scores.to(dtype), RELEVANT, preset=preset).item(), loss, **close)
-        assert_close(smooth_ap_loss(scores, RELEVANT, tau=1e-5).item(), 0.2777778, **close)  # 1 - AP
-    # Only the paper's step is a bound at a tie, where 1 - AP is 1/2.
+def test_worked_examples_with_the_query_in_its_own_list(dtype):
     two = torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[True, False]])
-    assert_close(sup_ap_loss(*two, preset=preset).item(), tied)
     assert len(PRESETS) == 3
+    for preset, tied, *expected in (
+        ("paper", 1 / 2, 0.5721839, 0.4472045),  # only the paper's step is a bound at a tie, where 1 - AP is 1/2
+        ("released-code", 1 / 3, 0.5716471, 0.4468710),
+        ("released-code-inaturalist", 1 / 3, 0.5669555, 0.4178160),
+    ):
+        for scores, loss in zip(WITH_SELF, expected, strict=True):
+            assert_close(sup_ap_loss(scores.to(dtype), RELEVANT, preset=preset).item(), loss, **close)
+            assert_close(smooth_ap_loss(scores, RELEVANT, tau=1e-5).item(), 0.2777778, **close)  # 1 - AP
+        assert_close(sup_ap_loss(*two, preset=preset).item(), tied)
 
 
 @both
@@ -61,18 +57,12 @@ FORMULAS = {
 }
 
 
+STEPS = [{"offset": 1.44, "strict": True}, {"jump": 0.0, "offset": 1.0, "strict": True}, {"jump": 2.0, "offset": 0.5}]
+
+
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
-@pytest.mark.parametrize(
-    "step",
-    [
-        SupStep(offset=1.44, strict=True),
-        SupStep(jump=0.0, offset=1.0, strict=True),
-        SupStep(jump=2.0, offset=0.5),
-        SupStep(delta=None),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("step", [SupStep(**options) for options in (*STEPS, {"delta": None})], ids=str)
 def test_compiled_steps_are_those_of_all_pairs(step, share, formula):
     generator = torch.Generator().manual_seed(0)
     spread = torch.rand(5, 400, generator=generator)
@@ -91,20 +81,18 @@ def test_compiled_steps_are_those_of_all_pairs(step, share, formula):
 @pytest.mark.parametrize("preset", ["released-code", "released-code-inaturalist"])
 def test_released_weights_exponent_and_reduction(preset):
     """Section 8 of the losses: what the released files set where the papers say otherwise or nothing."""
-    known = {"n_classes": 4, "embedding_dim": 6}
-    for name, term, paper, released in [
+    for name, term, paper, released in (
         ("rod_recall", "proxy", 0.1, 0.5),
         ("rod_recall", "calibration", 0.5, 0.5),
         ("happier", "proxy", 0.1, 0.1),
         ("happier_f", "proxy", 0.1, 0.5),
         ("rod_ndcg", "proxy", 0.1, 0.1),
-    ]:
-        assert create_loss(name, decomposability=term, **known).weight == paper
-        assert create_loss(name, decomposability=term, preset=preset, **known).weight == released
-        assert create_loss(name, decomposability=term, preset=preset, weight=0.3, **known).weight == 0.3
+    ):
+        for options, weight in (({}, paper), ({"preset": preset}, released), ({"preset": preset, "weight": 0.3}, 0.3)):
+            assert create(name, decomposability=term, **options).weight == weight
     counts = torch.tensor([[3, 1, 1]])
     for options, middle in [({}, 0.5**5), ({"preset": preset}, 0.5), ({"preset": preset, "alpha": 3.0}, 0.125)]:
-        assert create_loss("happier_f", **known, **options).rank.relevance(counts).tolist() == [[0, middle, 1]]
+        assert create("happier_f", **options).rank.relevance(counts).tolist() == [[0, middle, 1]]
     pairs = flat_pairs(torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[1, 1, 0, 0, 0]]))
     for options, expected in (({}, 0.12), ({"preset": preset}, 0.23)):
         assert_close(create_loss("roadmap", weight=1.0, **options).of_pairs(pairs).item(), expected)

@@ -19,30 +19,26 @@ close = {"rtol": 0, "atol": 2e-6}
 
 
 @both
-@pytest.mark.parametrize(
-    ("scores", "h_ap", "by_value", "by_level", "ndcg"),
-    [(E1, 0.6522601, 0.3287442, 0.5323622, 0.4952961), (E2, 0.4689335, 0.3280576, 0.3489002, 0.3667893)],
-    ids=["E1", "E2"],
-)
-def test_worked_examples(scores, h_ap, by_value, by_level, ndcg, dtype):
-    scores, levels = scores.to(dtype), LEVELS.to(torch.int8)
+def test_worked_examples(dtype):
+    levels = LEVELS.to(torch.int8)
     counts = level_counts(levels, 3)
     table = population_relevance(counts)
-    assert_close(losses.sup_h_ap_loss(scores, LEVELS / 3).item(), h_ap, **close)
-    assert_close(losses.sup_h_ap_loss(scores, table.gather(1, LEVELS)).item(), by_value, **close)
-    assert_close(_h_ap(scores, levels, counts, table, SupStep()).item(), by_level, **close)
-    assert_close(losses.sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), ndcg, **close)
-
-
-@pytest.mark.parametrize("scores", [E1, E2])  # in the same order: a metric tells them not apart
-def test_metrics_of_the_worked_examples(scores):
-    population = population_relevance(level_counts(LEVELS.to(torch.int8), 3)).gather(1, LEVELS)
-    for loss, relevance, expected in (
-        (losses.smooth_h_ap_loss, LEVELS / 3, 0.2166667),
-        (losses.smooth_h_ap_loss, population, 0.1083333),
-        (losses.smooth_ndcg_loss, 2.0**LEVELS - 1, 0.2091850),
+    worth = table.gather(1, LEVELS)
+    for scores, by_third, by_value, by_level, gain in (
+        (E1, 0.6522601, 0.3287442, 0.5323622, 0.4952961),
+        (E2, 0.4689335, 0.3280576, 0.3489002, 0.3667893),
     ):
-        assert_close(loss(scores, relevance, tau=1e-5).item(), expected, **close)
+        scores = scores.to(dtype)
+        assert_close(losses.sup_h_ap_loss(scores, LEVELS / 3).item(), by_third, **close)
+        assert_close(losses.sup_h_ap_loss(scores, worth).item(), by_value, **close)
+        assert_close(_h_ap(scores, levels, counts, table, SupStep()).item(), by_level, **close)
+        assert_close(losses.sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), gain, **close)
+        for loss, relevance, metric in (  # both are in the same order: a metric tells them not apart
+            (losses.smooth_h_ap_loss, LEVELS / 3, 0.2166667),
+            (losses.smooth_h_ap_loss, worth, 0.1083333),
+            (losses.smooth_ndcg_loss, 2.0**LEVELS - 1, 0.2091850),
+        ):
+            assert_close(loss(scores.double(), relevance, tau=1e-5).item(), metric, **close)
 
 
 @both
@@ -55,16 +51,11 @@ def test_with_two_grades_hierarchical_ap_is_ap(dtype):
 
 def test_smooth_losses_tend_to_the_metric_as_tau_falls():
     generator = torch.Generator().manual_seed(1)
-    scores, levels = torch.randperm(12, generator=generator)[None] / 12, torch.randint(0, 4, (1, 12), generator=generator)
-    ranked = levels[0, scores[0].argsort(descending=True)].tolist()
+    scores, levels = torch.randperm(20, generator=generator)[None] / 20, torch.randint(0, 4, (1, 20), generator=generator)
+    scores, ranked = scores.double(), levels[0, scores[0].argsort(descending=True)].tolist()
     for loss, metric in ((losses.smooth_h_ap_loss, h_ap), (losses.smooth_ndcg_loss, ndcg)):
-        assert_close(loss(scores.double(), levels, tau=1e-4).item(), 1 - metric(ranked, range(4)))
-
-
-def test_hierarchical_ap_with_sum_wap_relevance_is_the_weighted_sum_of_the_levels_ap():
-    generator = torch.Generator().manual_seed(4)
-    scores = torch.randperm(20, generator=generator).double()[None] / 20
-    levels = torch.randint(0, 4, (1, 20), generator=generator)
+        assert_close(loss(scores, levels, tau=1e-4).item(), 1 - metric(ranked, range(4)))
+    # Hierarchical AP with the sum of WAPs as relevance is the weighted sum of the levels' AP.
     weights = (0.2, 0.3, 0.5)
     relevance = sum_wap_relevance(level_counts(levels.to(torch.int8), 3), weights).gather(1, levels)
     by_level = [1 - losses.smooth_ap_loss(scores, levels >= level, tau=1e-4).item() for level in (1, 2, 3)]
