@@ -13,8 +13,8 @@ from staged_batches import ALL, N_ITEMS, ON_CODES, REMEMBERING, SIDE, draw, grad
 from torch import nn
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline.data.dataset import derived_seed
-from sightline.errors import InputError
 from sightline.training import large_batch
 from sightline.training.large_batch import back_propagate, chunk_bounds, fitting_chunk_size
 
@@ -90,7 +90,7 @@ def test_staged_equals_one_pass_in_half_precision_with_its_loss_scale(precision)
         assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
-def test_what_a_loss_draws_does_not_depend_on_chunks(fabric):
+def test_what_a_loss_draws_does_not_depend_on_chunks_and_a_batch_norm_that_learns_is_refused_by_name(fabric):
     values = []
     for chunk_size in (None, 4, 16):
         torch.manual_seed(0)
@@ -98,13 +98,9 @@ def test_what_a_loss_draws_does_not_depend_on_chunks(fabric):
         loss = new_loss("triplet:distance-weighted")
         values.append(back_propagate(fabric, fabric.setup_module(encoder), loss, draw(), 0, chunk_size))
     assert_close(values[1:], values[:1] * 2)
-
-
-def test_a_batch_norm_that_learns_from_the_batch_is_refused_by_name(fabric):
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)).double()
-    module = fabric.setup_module(encoder)
-    with pytest.raises(InputError, match=r"chunk_size.*'.*1'.*freeze_batch_norm"):
-        back_propagate(fabric, module, new_loss("sup_ap"), draw(), 0, 4)
+    facts, module = r"chunk_size.*'.*1'.*freeze_batch_norm", fabric.setup_module(encoder)
+    assert_refused(facts, back_propagate, fabric, module, new_loss("sup_ap"), draw(), 0, 4)
 
 
 def test_the_chunk_that_fits_is_the_batch_or_a_power_of_two(monkeypatch):
@@ -147,7 +143,7 @@ print(left_alone, mapped_again, kept, kilobytes() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt and malloc_trim are glibc's")
-def test_freed_memory_is_kept_and_handed_back_when_asked_for():
+def test_freed_memory_is_kept_and_handed_back_when_asked_for_and_another_c_library_left_alone(monkeypatch):
     # Large pages of the system would hide what is counted: numpy asks for them.
     environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment)
@@ -156,9 +152,6 @@ def test_freed_memory_is_kept_and_handed_back_when_asked_for():
     assert mapped_again < 100
     assert kept > 100_000  # kB
     assert released < 20_000
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr("sightline.files.ctypes.CDLL", lambda name: object())
     assert large_batch.keep_freed_memory() is False
     large_batch.release_freed_memory()
