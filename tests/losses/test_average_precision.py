@@ -8,13 +8,14 @@ from pytorch_metric_learning import losses as metric_learning
 from torch.testing import assert_close
 
 import loss_cases as cases
-from loss_cases import E1, E2, E_RELEVANT, double, draw, draw_pairs, value_and_gradient
-from sightline.losses import SmoothAPLoss, SupAPLoss, smooth_ap_loss, sup_ap_loss
+from loss_cases import E1, E2, E_RELEVANT, LABELS, both, double, draw, draw_pairs, value_and_gradient
+from sightline.losses import SmoothAPLoss, SupAPLoss, create_loss, smooth_ap_loss, sup_ap_loss
+from sightline.losses.base import PRESETS
 from sightline.ranking import ranks
 from sightline.ranking.similarity import cosine_scores
 from step_definitions import h_minus, sigmoid
 
-near = {"rtol": 0, "atol": 1e-6}
+near = {"rtol": 0, "atol": 2e-6}
 
 
 def sup_ap_of_list(yes, no, tau=0.01, rho=100.0, delta=0.05):
@@ -82,6 +83,37 @@ def test_worked_examples():
     # None comes through the rank among relevant items; the irrelevant one is out of reach.
     scores, relevant = double([[0.4, 0.399, 0.401, -5.0]]), torch.tensor([[True, True, True, False]])
     assert value_and_gradient(sup_ap_loss, scores, relevant)[1].abs().max() < 1e-100
+
+
+# With the query itself as the last item, of score 1.
+WITH_SELF = [torch.cat([scores, torch.ones(1, 1)], 1) for scores in (E1, E2)]
+RELEVANT = torch.cat([E_RELEVANT, torch.ones(1, 1).bool()], 1)
+
+
+@both
+def test_worked_examples_with_the_query_in_its_own_list(dtype):
+    two = torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[True, False]])
+    assert len(PRESETS) == 3
+    for preset, tied, *expected in (
+        ("paper", 1 / 2, 0.5721839, 0.4472045),  # only the paper's step is a bound at a tie, where 1 - AP is 1/2
+        ("released-code", 1 / 3, 0.5716471, 0.4468710),
+        ("released-code-inaturalist", 1 / 3, 0.5669555, 0.4178160),
+    ):
+        for scores, loss in zip(WITH_SELF, expected, strict=True):
+            assert_close(sup_ap_loss(scores.to(dtype), RELEVANT, preset=preset).item(), loss, **near)
+            assert_close(smooth_ap_loss(scores, RELEVANT, tau=1e-5).item(), 0.2777778, **near)  # 1 - AP
+        assert_close(sup_ap_loss(*two, preset=preset).item(), tied)
+
+
+@both
+def test_delta_of_none_is_where_the_sigmoid_comes_to_099(dtype):
+    scores, relevant = torch.cat(WITH_SELF).to(dtype), RELEVANT.expand(2, -1)
+    derived = 0.01 * math.log(99)
+    assert_close(derived, 0.0459512, **near)
+    for tau in (0.01, 0.02):
+        expected = sup_ap_loss(scores, relevant, tau=tau, delta=100 * tau * derived)
+        assert_close(sup_ap_loss(scores, relevant, tau=tau, delta=None), expected)
+    assert_close(*(create_loss("sup_ap", delta=delta)(draw(dtype=dtype), LABELS) for delta in (None, derived)))
 
 
 @cases.reproducible

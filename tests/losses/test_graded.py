@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from loss_cases import E1, E2, both, draw
+from loss_cases import E1, E2, both, draw, value_and_gradient
 from ranking_definitions import h_ap, ndcg
 from refusals import assert_refused
 from sightline import losses
 from sightline.labels.relevance import population_relevance, sum_wap_relevance, weight_relevance
-from sightline.losses.graded import _h_ap
-from sightline.ranking.pairs import level_counts
+from sightline.losses.average_precision import sup_ap_objective
+from sightline.losses.base import flat_rank_loss
+from sightline.losses.graded import _h_ap, _ndcg
+from sightline.ranking.pairs import Pairs, level_counts
 from sightline.ranking.ranks import SupStep
 
 LEVELS = torch.tensor([[2, 3, 0, 1, 3]])
@@ -95,3 +97,35 @@ def test_modules_take_any_relevance_of_levels(relevance):
     found = loss(draw(5, 8, 6), labels)
     assert 0 < loss(draw(5, 8, 6), labels, ref_emb=draw(5, 8, 6), ref_labels=labels) < found  # each finds itself first
     assert abs(found - losses.SupHAPLoss()(draw(5, 8, 6), labels)) > 1e-6
+
+
+FORMULAS = {
+    "ap": lambda scores, levels, step: flat_rank_loss(Pairs(scores, levels.clamp(max=1), 1, 1), step, sup_ap_objective),
+    **{
+        name: lambda scores, levels, step, formula=formula: formula(
+            scores, levels, level_counts(levels, 3), torch.arange(4).expand(5, -1), step
+        )
+        for name, formula in (("h_ap", _h_ap), ("ndcg", _ndcg))
+    },
+}
+
+
+STEPS = [{"offset": 1.44, "strict": True}, {"jump": 0.0, "offset": 1.0, "strict": True}, {"jump": 2.0, "offset": 0.5}]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
+@pytest.mark.parametrize("step", [SupStep(**options) for options in (*STEPS, {"delta": None})], ids=str)
+def test_compiled_steps_are_those_of_all_pairs(step, share, formula):
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(5, 400, generator=generator)
+    for scores in (spread, (spread * 20).round() / 23):  # the second has ties; no gap is exactly delta
+        levels = torch.randint(1, 4, scores.shape, generator=generator)
+        levels = (levels * (torch.rand(scores.shape, generator=generator) < share)).to(torch.int8)
+        levels[torch.rand(scores.shape, generator=generator) < 0.1] = -1
+        (found, gradient), (expected, its_gradient) = (
+            value_and_gradient(FORMULAS[formula], scores.to(dtype), levels, step)
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert_close(found.item(), expected.item(), rtol=1e-4, atol=0)
+        assert (gradient.double() - its_gradient).norm() <= 1e-3 * its_gradient.norm()

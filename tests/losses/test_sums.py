@@ -96,6 +96,26 @@ def test_both_terms_are_named_as_the_losses_that_they_are(name, side):
     assert_close(loss.terms[RANKS[name]], rank(embeddings, TREE, **against).detach())
 
 
+@pytest.mark.parametrize("preset", ["released-code", "released-code-inaturalist"])
+def test_released_weights_exponent_and_reduction(preset):
+    """Section 8 of the losses: what the released files set where the papers say otherwise or nothing."""
+    for name, term, paper, released in (
+        ("rod_recall", "proxy", 0.1, 0.5),
+        ("rod_recall", "calibration", 0.5, 0.5),
+        ("happier", "proxy", 0.1, 0.1),
+        ("happier_f", "proxy", 0.1, 0.5),
+        ("rod_ndcg", "proxy", 0.1, 0.1),
+    ):
+        for options, weight in (({}, paper), ({"preset": preset}, released), ({"preset": preset, "weight": 0.3}, 0.3)):
+            assert create(name, decomposability=term, **options).weight == weight
+    counts = torch.tensor([[3, 1, 1]])
+    for options, middle in [({}, 0.5**5), ({"preset": preset}, 0.5), ({"preset": preset, "alpha": 3.0}, 0.125)]:
+        assert create("happier_f", **options).rank.relevance(counts).tolist() == [[0, middle, 1]]
+    pairs = flat_pairs(torch.tensor([[0.95, 0.70, 0.65, 0.30, 0.61]]), torch.tensor([[1, 1, 0, 0, 0]]))
+    for options, expected in (({}, 0.12), ({"preset": preset}, 0.23)):
+        assert_close(create_loss("roadmap", weight=1.0, **options).of_pairs(pairs).item(), expected)
+
+
 TERMS = [{"name": "sup_ap", "weight": 0.9, "tau": 0.02}, {"name": "norm_softmax", "weight": 0.1, "temperature": 0.1}]
 SIZES = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
 
