@@ -13,17 +13,9 @@ from sightline.losses import SmoothAPLoss, SupAPLoss, create_loss, smooth_ap_los
 from sightline.losses.base import PRESETS
 from sightline.ranking import ranks
 from sightline.ranking.similarity import cosine_scores
-from step_definitions import h_minus, sigmoid
+from step_definitions import sigmoid, sup_ap_of_list
 
 near = {"rtol": 0, "atol": 2e-6}
-
-
-def sup_ap_of_list(yes, no, tau=0.01, rho=100.0, delta=0.05):
-    total = 0.0
-    for k, score in enumerate(yes):
-        rank_plus = 1 + sum(1 for j, other in enumerate(yes) if j != k and other >= score)
-        total += rank_plus / (rank_plus + sum(h_minus(other - score, tau, rho, delta) for other in no))
-    return 1 - total / len(yes)
 
 
 def smooth_ap_of_list(yes, no, tau=0.01):

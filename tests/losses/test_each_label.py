@@ -16,7 +16,7 @@ from refusals import assert_refused
 from sightline.losses import EachLabelAPLoss, create_loss, each_label_ap_loss
 from sightline.ranking import profile
 from sightline.ranking.similarity import cosine_scores
-from step_definitions import h_minus
+from step_definitions import sup_ap_of_list
 
 # The specification's vector: of the query {a, b}, AP_a is 5 / 6 and AP_b 53 / 90.
 SCORES = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
@@ -53,11 +53,7 @@ def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0
             importance = 1 if weights is None else weights[label]
             if not yes or not importance:
                 continue
-            precision = 0.0
-            for score in yes:
-                above = sum(other >= score for other in yes)
-                precision += above / (above + sum(h_minus(other - score, tau, rho, delta) for other in no))
-            total += importance * (1 - precision / len(yes))
+            total += importance * sup_ap_of_list(yes, no, tau, rho, delta)
             weight += importance
         if weight:
             of_queries.append(total / weight)
