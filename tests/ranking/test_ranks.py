@@ -130,7 +130,7 @@ def test_exact_counts_count_ties_against_the_target(dtype):
     assert exact_counts(scores, targets, counted)[0, [0, 2, 3]].tolist() == [2, 0, 3]
 
 
-@pytest.mark.parametrize(("step", "definition"), zip(STEPS, DEFINITIONS, strict=True), ids=[str(step) for step in STEPS])
+@pytest.mark.parametrize(("step", "definition"), [*zip(STEPS, DEFINITIONS, strict=True)], ids=[str(step) for step in STEPS])
 def test_smooth_counts_are_the_sum_of_steps_and_their_gradient_is_the_finite_difference(step, definition):
     scores, targets, counted = draw(0)
     expected = double(counts_by_definition(scores, targets, counted, definition))
