@@ -75,6 +75,7 @@ def test_none_is_no_value_where_there_may_be_none_and_the_last_override_counts(r
         ("data.train_resize=4", ["'data.train_resize'", "4", "at least 8"]),
         ("data.crop_area=[1.0, 0.2]", ["'data.crop_area'", "[1.0, 0.2]"]),
         ("data.crop_area=[0.0, 1.0]", ["'data.crop_area'", "[0.0, 1.0]"]),
+        ("memory.size=0", ["'memory.size'", "0", "at least 1"]),
         ("loss.name=none", ["'loss.name'", "None", "string"]),
         ("optimizer.accumulate=4", ["'optimizer.accumulate'", "sampler.batch_size", "chunk_size"]),
         ("seed", ["'seed'", "loss.name=sup_ap"]),
