@@ -105,7 +105,7 @@ The losses with SupRank or a sigmoid are formulas on ranks from one core, `sight
 - **Accuracy.** Against every pair evaluated in float64, ranks are within 1e-4 of their value and gradients within 1e-3 of
   their norm, for tau from 0.001 to 0.1 and scores spread over [-1, 1], concentrated in [0.5, 0.6], tied, constant or of
   standard deviation 3, including gaps that equal `delta` up to the last bit. `tests/ranking/test_profile.py` checks the
-  compiled code, `tests/ranking/test_block_counts.py` that of other devices.
+  compiled code and that of other devices.
 - **Bounds.** With the preset `paper`, `sup_ap`, `sup_h_ap` and `sup_ndcg` are upper bounds of one minus their metric as
   `sl.evaluate(..., ties="counting")` gives it for label trees and relevance matrices (`judgements=`); of sets of labels it
   measures another worth. Its stricter default breaks ties one by one, and then equal scores can break the bound.

@@ -12,9 +12,11 @@ from lightning_fabric import Fabric
 from torch import nn
 from torch.testing import assert_close
 
+import loss_cases as cases
 import sightline as sl
+from loss_cases import TREE, create
 from sightline.evaluation.metrics import METRICS
-from sightline.losses import create_loss, list_losses, loss_options
+from sightline.losses import create_loss, list_losses
 from sightline.losses.sums import takes_references
 from sightline.models.encoder import Encoder
 from sightline.models.heads import Head, Whitening
@@ -28,10 +30,6 @@ from sightline.training.engine import Engine
 from sightline.training.large_batch import Examples
 from sightline.training.run_folder import Position, load_checkpoint, save_checkpoint
 
-KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
-KNOWN["terms"] = [{"name": "sup_ap", "weight": 0.9}, {"name": "csl", "weight": 0.1}]
-STATEFUL = {"memory": 2, "margin_noise": True, "mixup": True}
-TREE = torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]]).repeat(3, 1)
 # How often a forward and a backward pass wait for the device. Once to refuse NaN before it decides an index, which CUDA
 # could only answer by ending the process; rank losses once for the largest number of relevant items, the shape of what
 # follows. Those with proxies once for labels that have none, for the same reason.
@@ -49,11 +47,7 @@ every_loss = pytest.mark.parametrize("name", list_losses())
 
 
 def draw(seed=0, n_items=12, dim=6):
-    return torch.randn(n_items, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def create(name, **options):
-    return create_loss(name, **{key: value for key, value in KNOWN.items() if key in loss_options(name)} | options)
+    return cases.draw(seed, n_items, dim, torch.float32)
 
 
 def run(loss, embeddings, *rest, **beside):
@@ -79,13 +73,9 @@ def test_cuda_computes():
     assert torch.ones(3, device="cuda").sum().item() == 3
 
 
-def test_every_loss_is_seen():
-    assert list_losses() == sorted(MOST_WAITS)
-    assert len(list_losses()) == 33
-
-
 @every_loss
 def test_every_loss_follows_its_input(name, place):
+    assert (sorted(MOST_WAITS), len(MOST_WAITS)) == (list_losses(), 33)
     loss = create(name)
     ours, expected = place.move(copy.deepcopy(loss)), run(loss, draw(), TREE)
     embeddings, labels = place.move(draw()), place.move(TREE)
@@ -98,8 +88,7 @@ def test_every_loss_follows_its_input(name, place):
 
 @every_loss
 def test_its_options_states_types_and_reference_sets_too(name, place):
-    options = {key: value for key, value in STATEFUL.items() if key in loss_options(name)}
-    loss = create(name, **options)
+    loss = create(name, **cases.options_of(name, cases.STATEFUL))
     ours = place.move(copy.deepcopy(loss))
     for seed in range(2):
         embeddings = draw(seed).bfloat16()
@@ -111,9 +100,8 @@ def test_its_options_states_types_and_reference_sets_too(name, place):
     if takes_references(loss):
         beside = {"ref_emb": torch.cat([draw(), draw(3)]), "ref_labels": TREE.repeat(2, 1)}
         moved = {key: place.move(value) for key, value in beside.items()}
-        assert_same(
-            place, run(ours, place.move(draw()), place.move(TREE), **moved), run(loss, draw(), TREE, **beside), **NEAR
-        )
+        found = run(ours, place.move(draw()), place.move(TREE), **moved)
+        assert_same(place, found, run(loss, draw(), TREE, **beside), **NEAR)
 
 
 @pytest.mark.parametrize("name", ["sup_ap", "sup_h_ap", "softbin_ap", "each_label_ap", "roadmap"])
@@ -154,9 +142,8 @@ def test_the_rank_core_waits_once(step, share, place):
 @pytest.mark.parametrize("joined", [False, True], ids=["weighted", "joined"])
 def test_cross_batch_memory_and_running_means_of_proxies(joined, place):
     def steps(move):
-        sizes = {"n_classes": 4, "embedding_dim": 6}
-        loss = create_loss("sup_ap") if joined else create_loss("weighted_sum", **sizes, terms=[
-            {"name": "sup_ap", "weight": 1.0}, {"name": "norm_softmax", "weight": 0.5}])  # fmt: skip
+        terms = [{"name": "sup_ap", "weight": 1.0}, {"name": "norm_softmax", "weight": 0.5}]
+        loss = create("sup_ap") if joined else create("weighted_sum", terms=terms)
         followers = [weight for name, weight in loss.named_parameters() if name.endswith("proxies")]
         whole = BatchLoss(loss, CrossBatchMemory(30, 6, 2), 1, 0.5, joined, followers)
         whole = move(whole) if joined else move(BatchLoss(loss, CrossBatchMemory(30, 6, 2), 1))
@@ -168,8 +155,7 @@ def test_cross_batch_memory_and_running_means_of_proxies(joined, place):
             found.append(leaf.grad)
         return [*found, whole.memory.rows]
 
-    expected = steps(lambda thing: thing)
-    found = steps(place.move)
+    expected, found = steps(lambda thing: thing), steps(place.move)
     # The memory waits for what of it is listed and for what stays; where it starts later, for the number of the step.
     assert sum(place.waits.values()) - 3 <= (4 if joined else 11), place.waits  # three are this test's own copies
     assert_same(place, found, expected, **NEAR)
@@ -202,13 +188,12 @@ def test_every_metric(place):
     labels = np.stack([np.arange(60) // 5, np.arange(60) // 20], 1)
     vectors = draw(0, 60, 8) + torch.from_numpy(labels[:, :1]) / 3
     expected = sl.evaluate(vectors, labels, metrics=names)
-    found = sl.evaluate(place.move(vectors), labels, metrics=names)
+    moved = place.move(vectors)
+    found = sl.evaluate(moved, labels, metrics=names)
     assert len(names) >= 17
     assert found.means == pytest.approx(expected.means, rel=1e-6, nan_ok=True)
-    parts = (vectors[::2], labels[::2], vectors[1::2], labels[1::2])
-    queries, query_labels, gallery, gallery_labels = (place.move(p) if isinstance(p, torch.Tensor) else p for p in parts)
-    found = sl.evaluate(queries, query_labels, gallery=gallery, gallery_labels=gallery_labels)
-    expected = sl.evaluate(parts[0], parts[1], gallery=parts[2], gallery_labels=parts[3])
+    found = sl.evaluate(moved[::2], labels[::2], gallery=moved[1::2], gallery_labels=labels[1::2])
+    expected = sl.evaluate(vectors[::2], labels[::2], gallery=vectors[1::2], gallery_labels=labels[1::2])
     assert found.means == pytest.approx(expected.means, rel=1e-6, nan_ok=True)
 
 

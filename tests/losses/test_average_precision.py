@@ -1,28 +1,21 @@
 import math
 from fractions import Fraction
 
-import loss_cases as cases
 import pytest
 import torch
 from hypothesis import given
-from loss_cases import E1, E2, E_RELEVANT, double, draw, draw_pairs, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.testing import assert_close
 
-from sightline.losses import SmoothAPLoss, SupAPLoss, smooth_ap_loss, sup_ap_loss
+import loss_cases as cases
+from loss_cases import E1, E2, E_RELEVANT, LABELS, both, double, draw, draw_pairs, value_and_gradient
+from sightline.losses import SmoothAPLoss, SupAPLoss, create_loss, smooth_ap_loss, sup_ap_loss
+from sightline.losses.base import PRESETS
 from sightline.ranking import ranks
 from sightline.ranking.similarity import cosine_scores
-from step_definitions import h_minus, sigmoid
+from step_definitions import sigmoid, sup_ap_of_list
 
-near = {"rtol": 0, "atol": 1e-6}
-
-
-def sup_ap_of_list(yes, no, tau=0.01, rho=100.0, delta=0.05):
-    total = 0.0
-    for k, score in enumerate(yes):
-        rank_plus = 1 + sum(1 for j, other in enumerate(yes) if j != k and other >= score)
-        total += rank_plus / (rank_plus + sum(h_minus(other - score, tau, rho, delta) for other in no))
-    return 1 - total / len(yes)
+near = {"rtol": 0, "atol": 2e-6}
 
 
 def smooth_ap_of_list(yes, no, tau=0.01):
@@ -76,6 +69,43 @@ def test_worked_examples():
         assert_close([loss(scores, E_RELEVANT).item() for loss in (smooth_ap_loss, sup_ap_loss)], expected, **near)
     gradient = double([[0.916923, -0.890507, 0.026497, 0.026457, -0.079370]])
     assert_close(value_and_gradient(sup_ap_loss, E1, E_RELEVANT)[1], gradient, **near)
+    # At a tie the slope is that to the right: 1 - 1 / (1 + H), H = 1, slope 25.
+    found = value_and_gradient(sup_ap_loss, double([[0.4, 0.4]]), torch.tensor([[True, False]]))[1]
+    assert_close(found, double([[-25 / 4, 25 / 4]]))
+    # None comes through the rank among relevant items; the irrelevant one is out of reach.
+    scores, relevant = double([[0.4, 0.399, 0.401, -5.0]]), torch.tensor([[True, True, True, False]])
+    assert value_and_gradient(sup_ap_loss, scores, relevant)[1].abs().max() < 1e-100
+
+
+# With the query itself as the last item, of score 1.
+WITH_SELF = [torch.cat([scores, torch.ones(1, 1)], 1) for scores in (E1, E2)]
+RELEVANT = torch.cat([E_RELEVANT, torch.ones(1, 1).bool()], 1)
+
+
+@both
+def test_worked_examples_with_the_query_in_its_own_list(dtype):
+    two = torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[True, False]])
+    assert len(PRESETS) == 3
+    for preset, tied, *expected in (
+        ("paper", 1 / 2, 0.5721839, 0.4472045),  # only the paper's step is a bound at a tie, where 1 - AP is 1/2
+        ("released-code", 1 / 3, 0.5716471, 0.4468710),
+        ("released-code-inaturalist", 1 / 3, 0.5669555, 0.4178160),
+    ):
+        for scores, loss in zip(WITH_SELF, expected, strict=True):
+            assert_close(sup_ap_loss(scores.to(dtype), RELEVANT, preset=preset).item(), loss, **near)
+            assert_close(smooth_ap_loss(scores, RELEVANT, tau=1e-5).item(), 0.2777778, **near)  # 1 - AP
+        assert_close(sup_ap_loss(*two, preset=preset).item(), tied)
+
+
+@both
+def test_delta_of_none_is_where_the_sigmoid_comes_to_099(dtype):
+    scores, relevant = torch.cat(WITH_SELF).to(dtype), RELEVANT.expand(2, -1)
+    derived = 0.01 * math.log(99)
+    assert_close(derived, 0.0459512, **near)
+    for tau in (0.01, 0.02):
+        expected = sup_ap_loss(scores, relevant, tau=tau, delta=100 * tau * derived)
+        assert_close(sup_ap_loss(scores, relevant, tau=tau, delta=None), expected)
+    assert_close(*(create_loss("sup_ap", delta=delta)(draw(dtype=dtype), LABELS) for delta in (None, derived)))
 
 
 @cases.reproducible
@@ -95,27 +125,16 @@ def test_gradients_sum_to_zero_vanish_off_the_list_and_have_the_right_signs(pair
     assert (gradient[mask & relevant & (scores <= highest)] < 0).all()
 
 
-def test_sup_ap_gradients_at_a_tie_and_of_relevant_items_alone():
-    # The slope is that to the right: 1 - 1 / (1 + H), H = 1, slope 25.
-    found = value_and_gradient(sup_ap_loss, double([[0.4, 0.4]]), torch.tensor([[True, False]]))[1]
-    assert_close(found, double([[-25 / 4, 25 / 4]]))
-    # None comes through the rank among relevant items; the irrelevant one is out of reach.
-    scores, relevant = double([[0.4, 0.399, 0.401, -5.0]]), torch.tensor([[True, True, True, False]])
-    found = value_and_gradient(sup_ap_loss, scores, relevant)[1]
-    assert_close(found, torch.zeros(1, 4, dtype=torch.float64), rtol=0, atol=1e-100)
-
-
 @pytest.mark.parametrize(("n_classes", "tau"), [(3, 0.01), (4, 0.2), (5, 0.01)])
 def test_smooth_ap_agrees_with_pytorch_metric_learning(n_classes, tau):
     """There each query is in its own list, and neighbours in the batch are taken for a class: the two agree where a batch
     sorted by class has as many items a class as classes."""
-    embeddings, labels = draw(n_classes, n_classes**2, 5), torch.arange(n_classes).repeat_interleave(n_classes)
-    theirs = value_and_gradient(metric_learning.SmoothAPLoss(temperature=tau), embeddings, labels)
-    ours = value_and_gradient(
-        lambda leaf: smooth_ap_loss(cosine_scores(leaf, leaf), labels[:, None] == labels, tau=tau), embeddings
-    )
+    labels, theirs = torch.arange(n_classes).repeat_interleave(n_classes), metric_learning.SmoothAPLoss(temperature=tau)
+    embeddings, relevant = draw(n_classes, n_classes**2, 5), labels[:, None] == labels
+    value, gradient = value_and_gradient(theirs, embeddings, labels)
+    ours = value_and_gradient(lambda leaf: smooth_ap_loss(cosine_scores(leaf, leaf), relevant, tau=tau), embeddings)
     assert ours[1].abs().max() > 1e-3
-    assert_close(ours, (theirs[0].double(), theirs[1]), rtol=1e-5, atol=1e-6)  # they store AP in single precision
+    assert_close(ours, (value.double(), gradient), rtol=1e-5, atol=1e-6)  # they store AP in single precision
 
 
 @pytest.mark.parametrize("module", [SupAPLoss(), SmoothAPLoss()])

@@ -1,13 +1,13 @@
 import copy
 import math
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
-from loss_cases import double, draw, draw_pairs, gradient_of, references, value_and_gradient
 from torch.testing import assert_close
 
+from loss_cases import double, draw, draw_pairs, gradient_of, references, value_and_gradient
 from refusals import assert_refused
 from sightline import losses
 from sightline.losses.blackbox import PENALTIES, with_margin
@@ -72,24 +72,21 @@ def test_ranks_and_their_gradient_are_their_definition(seed):
         assert_close(gradient[row], double(gradient_by_definition(*one, upstream[row].tolist(), 0.3)))
 
 
+WEIGHTS = {"log": lambda k: math.log(1 + 1 / k), "loglog": lambda k: math.log(1 + math.log(1 + 1 / k) / (1 + math.log(k)))}
+OWN_WEIGHTS = (0.5, 0.0, 2.0), tuple(1 / k for k in range(1, 20))
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_ap_loss_is_its_definition(seed):
+def test_losses_are_their_definition(seed):
+    assert PENALTIES.keys() == WEIGHTS.keys()
     tables = draw_pairs(seed)
     for margin in (0.0, 0.07):
         assert_close(losses.blackbox_ap_loss(*tables, margin=margin).item(), ap_loss_by_definition(tables, margin))
-
-
-WEIGHTS = {"log": lambda k: math.log(1 + 1 / k), "loglog": lambda k: math.log(1 + math.log(1 + 1 / k) / (1 + math.log(k)))}
-
-
-@pytest.mark.parametrize("reduction", ["queries", "pairs"])
-@pytest.mark.parametrize("weights", [*WEIGHTS, (0.5, 0.0, 2.0), tuple(1 / k for k in range(1, 20))])
-def test_recall_loss_is_its_definition(weights, reduction):
-    assert PENALTIES.keys() == WEIGHTS.keys()
-    tables = draw_pairs(1)
-    weight_of = WEIGHTS[weights] if isinstance(weights, str) else dict(enumerate(weights, start=1)).get
-    expected = recall_loss_by_definition(tables, 0.07, lambda k: weight_of(k) or 0.0, reduction)
-    assert_close(losses.blackbox_recall_loss(*tables, margin=0.07, weights=weights, reduction=reduction).item(), expected)
+    for weights, reduction in product((*WEIGHTS, *OWN_WEIGHTS), ("queries", "pairs")):
+        weight_of = WEIGHTS[weights] if isinstance(weights, str) else dict(enumerate(weights, start=1)).get
+        expected = recall_loss_by_definition(tables, 0.07, lambda k, of=weight_of: of(k) or 0.0, reduction)
+        found = losses.blackbox_recall_loss(*tables, margin=0.07, weights=weights, reduction=reduction)
+        assert_close(found.item(), expected)
 
 
 V4 = double([[0.30, 0.80, 0.10, 0.50, 0.62]])
@@ -105,44 +102,36 @@ def test_worked_ap_gradient():
         assert_close(gradient_of(loss, V4), double([gradient]))
 
 
-@pytest.mark.parametrize(
-    ("weights", "raw_strength", "gradient"),
-    [
-        ("log", 4, [-0.5, 0.5, 0, -0.5, 0.5]),
-        ("loglog", 4, [0, 0, 0, -0.25, 0.25]),  # moved to .568, .768
-        ((0.0, 0.0, 1 / 3), 4, [-0.5, 0.5, 0, -0.5, 0.5]),  # the slope at 2 is the third weight, here that of log
-        ((5.0, 5.0), 4, [0, 0, 0, 0, 0]),
-    ],
-)
-def test_worked_recall(weights, raw_strength, gradient):
-    options = {"margin": 0.1, "weights": weights, "strength": raw_strength / 5}
-    loss = partial(losses.blackbox_recall_loss, relevance=V4_RELEVANT, **options)
-    assert_close(gradient_of(loss, V4), double([gradient]))
-    if isinstance(weights, str):
-        assert_close(loss(V4), double({"log": 1.0986122887, "loglog": 0.7412763114}[weights]), atol=1e-9, rtol=0)
+def test_worked_recall():
+    for weights, gradient, value in (
+        ("log", [-0.5, 0.5, 0, -0.5, 0.5], 1.0986122887),
+        ("loglog", [0, 0, 0, -0.25, 0.25], 0.7412763114),  # moved to .568, .768
+        ((0.0, 0.0, 1 / 3), [-0.5, 0.5, 0, -0.5, 0.5], None),  # the slope at 2 is the third weight, here that of log
+        ((5.0, 5.0), [0, 0, 0, 0, 0], None),
+    ):
+        loss = partial(losses.blackbox_recall_loss, relevance=V4_RELEVANT, margin=0.1, weights=weights, strength=4 / 5)
+        assert_close(gradient_of(loss, V4), double([gradient]))
+        assert value is None or loss(V4).item() == pytest.approx(value, abs=1e-9)
 
 
 V5 = double([[0.9, 0.2, 0.4], [0.3, 0.7, 0.6], [0.5, 0.1, 0.8], [0.2, 0.65, 0.35]])
 V5_TARGETS = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 0, 0]]).bool()
 
 
-@pytest.mark.parametrize(
-    ("margin", "by_class", "across", "combined"),
-    [
+def test_worked_detection():
+    assert_near = partial(assert_close, atol=1e-9, rtol=0)
+    for margin, by_class, across, combined in (
         (0.0, [0, 0, 0], 0.0833333333, 0.0277777778),
         # At .15 the relevant .8 and .5 tie with .65 and .35; a tie goes against them, as a larger margin does.
         (0.1499, [0, 0.5, 0], 0.2071428571, 0.1801587302),
         (0.1501, [0, 0.5, 0], 0.3083333333, 0.2138888889),
-    ],
-)
-def test_worked_detection(margin, by_class, across, combined):
-    assert_near = partial(assert_close, atol=1e-9, rtol=0)
-    for number, expected in enumerate(by_class):
-        column = slice(number, number + 1)
-        assert_near(losses.class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
-    assert_near(losses.class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
-    assert_near(losses.all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
-    assert_near(losses.DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
+    ):
+        for number, expected in enumerate(by_class):
+            column = slice(number, number + 1)
+            assert_near(losses.class_map_loss(V5[:, column], V5_TARGETS[:, column], margin=margin), double(expected))
+        assert_near(losses.class_map_loss(V5, V5_TARGETS, margin=margin), double(sum(by_class) / 3))
+        assert_near(losses.all_classes_ap_loss(V5, V5_TARGETS, margin=margin), double(across))
+        assert_near(losses.DetectionAPLoss(margin=margin)(V5, V5_TARGETS), double(combined))
 
 
 def test_gradient_is_that_of_the_interpolation():
@@ -252,22 +241,24 @@ def test_evaluation_mode_is_without_margin_and_memory(module, loss):
     assert_close(one.state_dict(), before)
 
 
+def longer_lists(loss, leaf, batches, ids):
+    """The loss of the first batch against all of them, in which no item meets itself or an older copy."""
+    columns, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    columns = torch.cat([leaf, columns[len(leaf) :]])
+    same, mask = batches[0][1][:, None] == labels, ids[0][:, None] != torch.cat(ids)
+    return loss(cosine_scores(leaf, columns), same, mask)
+
+
 @every_module
 @pytest.mark.parametrize("memory", [0, 1, 3])
 def test_memory_lengthens_the_lists_by_the_last_batches(module, loss, memory):
     batches = [draw_batch(seed, n_items) for seed, n_items in enumerate([8, 5, 6, 7, 8])]
     one = module(memory=memory)
     for number, (embeddings, labels) in enumerate(batches):
-        earlier = batches[max(0, number - memory) : number]
-        columns = torch.cat([embeddings, *(e for e, _ in earlier)])
-        column_labels = torch.cat([labels, *(c for _, c in earlier)])
-        mask = torch.arange(len(labels))[:, None] != torch.arange(len(column_labels))
-        leaf, reference = (embeddings.clone().requires_grad_() for _ in range(2))
-        columns = torch.cat([reference, columns[len(labels) :]])
-        expected = loss(cosine_scores(reference, columns), labels[:, None] == column_labels, mask)
-        value = one(leaf, labels)
-        assert_close(value, expected)
-        assert_close(torch.autograd.grad(value, leaf), torch.autograd.grad(expected, reference))
+        held = batches[max(0, number - memory) : number + 1][::-1]
+        ids = torch.arange(sum(len(c) for _, c in held)).split([len(c) for _, c in held])
+        expected = value_and_gradient(partial(longer_lists, loss), embeddings, held, ids)
+        assert_close(value_and_gradient(one, embeddings, labels), expected)
         assert not one.recent.rows.requires_grad
         assert one.recent.sizes.tolist() == [len(c) for _, c in batches[max(0, number + 1 - memory) : number + 1] if memory]
 
@@ -276,15 +267,11 @@ def test_memory_lengthens_the_lists_by_the_last_batches(module, loss, memory):
 def test_no_item_meets_its_older_copy_in_the_memory(module, loss):
     batches = [draw_batch(seed, 6) for seed in range(3)]
     ids = [torch.tensor(row) for row in ([0, 1, 2, 3, 4, 5], [2, 6, 7, 0, 8, 9], [10, 2, 6, 11, 5, 12])]
-    inner = module(memory=2)
-    one = BatchLoss(inner)
-    for number, (embeddings, labels) in enumerate(batches):
-        columns = torch.cat([embeddings, *(e for e, _ in batches[:number])])
-        column_labels, column_ids = (torch.cat([part[number], *part[:number]]) for part in ([c for _, c in batches], ids))
-        mask = ids[number][:, None] != column_ids  # itself in the batch, and older copies of itself
-        expected = loss(cosine_scores(embeddings, columns), labels[:, None] == column_labels, mask)
-        assert_close(one(embeddings, labels, ids[number]), expected)
-    assert inner.recent.ids.tolist() == [*ids[1], *ids[2]]
+    one = BatchLoss(module(memory=2))
+    for number, batch in enumerate(batches):
+        expected = longer_lists(loss, batch[0], batches[: number + 1][::-1], ids[: number + 1][::-1])
+        assert_close(one(*batch, ids[number]), expected)
+    assert one.loss.recent.ids.tolist() == [*ids[1], *ids[2]]
 
 
 def released_recall(rows, strength, margin):
@@ -316,32 +303,21 @@ def released_recall(rows, strength, margin):
 
 def test_the_memory_of_the_released_code_is_of_queries():
     one = losses.BlackBoxRecallLoss(0.4, 0.1, reduction="pairs", memory=2, memory_as="queries").double()
-    batches = [draw_batch(seed, 8) for seed in range(4)]
-    kept = []
+    batches, kept = [draw_batch(seed, 8) for seed in range(4)], []
+    others = ~torch.eye(8, dtype=torch.bool)
     for embeddings, labels in batches:
-        unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
-        scores = unit @ unit.T
-        others = [[column for column in range(8) if column != query] for query in range(8)]
-        rows = [
-            ([scores[query, c].item() for c in columns], [bool(labels[query] == labels[c]) for c in columns])
-            for query, columns in enumerate(others)
-        ]
-        expected, slopes = released_recall([rows, *kept], 0.4, 0.1)
-        table = scores.clone().requires_grad_()
-        pairs = table_pairs(table, labels[:, None] == labels, ~torch.eye(8, dtype=torch.bool))
-        value = one._with_earlier_queries(pairs)
-        assert_close(value.item(), expected)
-        found = torch.autograd.grad(value, table)[0]
+        scores, relevant = cosine_scores(embeddings, embeddings), labels[:, None] == labels
+        rows = [(scores[query, listed].tolist(), relevant[query, listed].tolist()) for query, listed in enumerate(others)]
+        kept = [rows, *kept][:3]
+        expected, slopes = released_recall(kept, 0.4, 0.1)
+        found = value_and_gradient(lambda leaf: one._with_earlier_queries(table_pairs(leaf, relevant, others)), scores)  # noqa: B023
         wanted = torch.zeros(8, 8, dtype=torch.float64)
-        for query, columns in enumerate(others):
-            wanted[query, columns] = torch.tensor(slopes[query], dtype=torch.float64)
-        assert_close(found, wanted)
-        kept = [rows, *kept][:2]
+        wanted[others] = double(slopes).flatten()
+        assert_close(found, (double(expected), wanted))
     again = copy.deepcopy(one)
-    embeddings, labels = batches[0]
-    assert_close(one(embeddings, labels), again(embeddings, labels))
+    assert_close(one(*batches[0]), again(*batches[0]))
     plain = losses.BlackBoxRecallLoss(0.4, 0.1, reduction="pairs", memory=2).double()
-    assert_close(one.eval()(embeddings, labels), plain.eval()(embeddings, labels))
+    assert_close(one.eval()(*batches[0]), plain.eval()(*batches[0]))
     assert_refused("memory_as", losses.BlackBoxRecallLoss, memory_as="rows")
 
 

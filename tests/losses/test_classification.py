@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from loss_cases import double, draw
 from torch.autograd import gradcheck
 from torch.nn.functional import normalize, one_hot
 from torch.testing import assert_close
 
+from loss_cases import double, draw
 from refusals import assert_refused
 from sightline import losses
 from sightline.labels.codes import CodeRelevance

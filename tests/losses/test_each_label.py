@@ -7,16 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import HALVES, both, draw, references, reproducible, value_and_gradient
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import sightline as sl
+from loss_cases import HALVES, both, draw, references, reproducible, value_and_gradient
 from refusals import assert_refused
 from sightline.losses import EachLabelAPLoss, create_loss, each_label_ap_loss
 from sightline.ranking import profile
 from sightline.ranking.similarity import cosine_scores
-from step_definitions import h_minus
+from step_definitions import sup_ap_of_list
 
 # The specification's vector: of the query {a, b}, AP_a is 5 / 6 and AP_b 53 / 90.
 SCORES = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
@@ -38,8 +38,7 @@ def draw_lists(seed, n_queries=6, n_items=9, n_labels=4):
 
 
 def draw_batch(seed, n_items=9, dtype=torch.float64):
-    sets = torch.rand(n_items, 4, generator=torch.Generator().manual_seed(seed + 100)) < 0.4
-    return draw(seed, n_items, dtype=dtype), sets
+    return draw(seed, n_items, dtype=dtype), torch.rand(n_items, 4, generator=torch.Generator().manual_seed(seed)) < 0.4
 
 
 def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0.05, weights=None):
@@ -54,11 +53,7 @@ def by_definition(scores, labels, ref_labels, mask, tau=0.01, rho=100.0, delta=0
             importance = 1 if weights is None else weights[label]
             if not yes or not importance:
                 continue
-            precision = 0.0
-            for score in yes:
-                above = sum(other >= score for other in yes)
-                precision += above / (above + sum(h_minus(other - score, tau, rho, delta) for other in no))
-            total += importance * (1 - precision / len(yes))
+            total += importance * sup_ap_of_list(yes, no, tau, rho, delta)
             weight += importance
         if weight:
             of_queries.append(total / weight)
@@ -110,48 +105,50 @@ def test_loss_is_never_below_one_minus_the_metric(index, has, options):
 
 @both
 def test_one_label_an_item_is_sup_ap(dtype):
-    embeddings, others = draw(0, 9, dtype=dtype), draw(1, 6, dtype=dtype)
+    """Sets, with or without weights, for one label alone is the whole mean of its query; classes; levels of a tree."""
+    embeddings, others, eye = draw(0, 9, dtype=dtype), draw(1, 6, dtype=dtype), torch.eye(4).bool()
     classes, ref_classes = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3]), torch.tensor([0, 1, 1, 3, 3, 0])
     options = {"tau": 0.05, "rho": 20.0, "delta": 0.3}
-    sup_ap, each_label = create_loss("sup_ap", **options), create_loss("each_label_ap", **options)
+    sup_ap, plain = create_loss("sup_ap", **options), create_loss("each_label_ap", **options)
     expected = value_and_gradient(sup_ap, embeddings, classes)
     against = value_and_gradient(sup_ap, embeddings, classes, **references(others, ref_classes))
-    eye = torch.eye(4).bool()
-    # Sets, with or without weights, for one label alone is the whole mean of its query; classes; levels of a tree.
-    for loss in (each_label, EachLabelAPLoss(**options, label_weights=(1, 2, 3, 4))):
-        assert_close(value_and_gradient(loss, embeddings, eye[classes]), expected)
-        assert_close(value_and_gradient(loss, embeddings, eye[classes], **references(others, eye[ref_classes])), against)
-    for labels in (classes, torch.stack([classes, classes // 2], 1), (classes[:, None] == classes).to(dtype)):
-        assert_close(value_and_gradient(each_label, embeddings, labels), expected)
-    assert_close(value_and_gradient(each_label, embeddings, classes, **references(others, ref_classes)), against)
+    weighted = EachLabelAPLoss(**options, label_weights=(1, 2, 3, 4))
+    for loss, labels, ref_labels in (
+        (plain, eye[classes], eye[ref_classes]),
+        (weighted, eye[classes], eye[ref_classes]),
+        (plain, classes, ref_classes),
+        (plain, torch.stack([classes, classes // 2], 1), torch.stack([ref_classes, ref_classes // 2], 1)),
+    ):
+        assert_close(value_and_gradient(loss, embeddings, labels), expected)
+        assert_close(value_and_gradient(loss, embeddings, labels, **references(others, ref_labels)), against)
+    assert_close(value_and_gradient(plain, embeddings, (classes[:, None] == classes).to(dtype)), expected)
 
 
 @both
 def test_module_is_the_function_on_cosines(dtype, monkeypatch):
     (embeddings, sets), (others, ref_sets) = draw_batch(2, 9, dtype), draw_batch(3, 12, dtype)
-    weights = (1.0, 0.5, 2.0, 4.0)
+    weights, not_itself = (1.0, 0.5, 2.0, 4.0), ~torch.eye(9).bool()
+    loss = EachLabelAPLoss(label_weights=weights)
 
     def of_function(leaf, items, of_items, mask):
         scores = cosine_scores(leaf, leaf if items is None else items)
         return each_label_ap_loss(scores, sets, of_items, mask, label_weights=weights)
 
-    loss = EachLabelAPLoss(label_weights=weights)
-    alone = value_and_gradient(of_function, embeddings, None, sets, ~torch.eye(9).bool())
+    alone = value_and_gradient(of_function, embeddings, None, sets, not_itself)
+    against = value_and_gradient(of_function, embeddings, others, ref_sets, None)
     assert alone[0] > 0
-    assert_close(value_and_gradient(loss, embeddings, sets), alone)
-    monkeypatch.setattr(profile, "BLOCK_ELEMENTS", 30)  # a few rows at a time: weights go with their rows
-    assert_close(value_and_gradient(loss, embeddings, sets), alone)
-    expected = value_and_gradient(of_function, embeddings, others, ref_sets, None)
-    assert_close(value_and_gradient(loss, embeddings, sets, **references(others, ref_sets)), expected)
+    for n_elements in (profile.BLOCK_ELEMENTS, 30):  # all, and a few rows at a time: weights go with their rows
+        monkeypatch.setattr(profile, "BLOCK_ELEMENTS", n_elements)
+        assert_close(value_and_gradient(loss, embeddings, sets), alone)
+        assert_close(value_and_gradient(loss, embeddings, sets, **references(others, ref_sets)), against)
 
 
 def test_gradient_is_the_finite_difference():
     (embeddings, sets), (others, ref_sets) = draw_batch(4, 6), draw_batch(5, 5)
     leaves = embeddings.requires_grad_(), others.requires_grad_()
-    for weights in (None, (1.0, 0.5, 2.0, 4.0)):
-        loss = EachLabelAPLoss(tau=0.3, rho=3.0, delta=0.4, label_weights=weights)
-        assert gradcheck(lambda emb, loss=loss: loss(emb, sets), leaves[0], rtol=1e-4)
-        assert gradcheck(lambda emb, ref, loss=loss: loss(emb, sets, None, ref, ref_sets), leaves, rtol=1e-4)
+    loss = EachLabelAPLoss(tau=0.3, rho=3.0, delta=0.4, label_weights=(1.0, 0.5, 2.0, 4.0))
+    assert gradcheck(lambda emb: loss(emb, sets), leaves[0], rtol=1e-4)
+    assert gradcheck(lambda emb, ref: loss(emb, sets, None, ref, ref_sets), leaves, rtol=1e-4)
 
 
 def test_order_of_queries_items_and_labels_does_not_matter_and_what_is_left_out_has_no_gradient():

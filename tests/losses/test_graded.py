@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from loss_cases import E1, E2, both, draw
 from torch.testing import assert_close
 
+from loss_cases import E1, E2, both, draw, value_and_gradient
 from ranking_definitions import h_ap, ndcg
 from refusals import assert_refused
 from sightline import losses
 from sightline.labels.relevance import population_relevance, sum_wap_relevance, weight_relevance
-from sightline.losses.graded import _h_ap
-from sightline.ranking.pairs import level_counts
+from sightline.losses.average_precision import sup_ap_objective
+from sightline.losses.base import flat_rank_loss
+from sightline.losses.graded import _h_ap, _ndcg
+from sightline.ranking.pairs import Pairs, level_counts
 from sightline.ranking.ranks import SupStep
 
 LEVELS = torch.tensor([[2, 3, 0, 1, 3]])
@@ -19,30 +21,26 @@ close = {"rtol": 0, "atol": 2e-6}
 
 
 @both
-@pytest.mark.parametrize(
-    ("scores", "h_ap", "by_value", "by_level", "ndcg"),
-    [(E1, 0.6522601, 0.3287442, 0.5323622, 0.4952961), (E2, 0.4689335, 0.3280576, 0.3489002, 0.3667893)],
-    ids=["E1", "E2"],
-)
-def test_worked_examples(scores, h_ap, by_value, by_level, ndcg, dtype):
-    scores, levels = scores.to(dtype), LEVELS.to(torch.int8)
+def test_worked_examples(dtype):
+    levels = LEVELS.to(torch.int8)
     counts = level_counts(levels, 3)
     table = population_relevance(counts)
-    assert_close(losses.sup_h_ap_loss(scores, LEVELS / 3).item(), h_ap, **close)
-    assert_close(losses.sup_h_ap_loss(scores, table.gather(1, LEVELS)).item(), by_value, **close)
-    assert_close(_h_ap(scores, levels, counts, table, SupStep()).item(), by_level, **close)
-    assert_close(losses.sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), ndcg, **close)
-
-
-@pytest.mark.parametrize("scores", [E1, E2])  # in the same order: a metric tells them not apart
-def test_metrics_of_the_worked_examples(scores):
-    population = population_relevance(level_counts(LEVELS.to(torch.int8), 3)).gather(1, LEVELS)
-    for loss, relevance, expected in (
-        (losses.smooth_h_ap_loss, LEVELS / 3, 0.2166667),
-        (losses.smooth_h_ap_loss, population, 0.1083333),
-        (losses.smooth_ndcg_loss, 2.0**LEVELS - 1, 0.2091850),
+    worth = table.gather(1, LEVELS)
+    for scores, by_third, by_value, by_level, gain in (
+        (E1, 0.6522601, 0.3287442, 0.5323622, 0.4952961),
+        (E2, 0.4689335, 0.3280576, 0.3489002, 0.3667893),
     ):
-        assert_close(loss(scores, relevance, tau=1e-5).item(), expected, **close)
+        scores = scores.to(dtype)
+        assert_close(losses.sup_h_ap_loss(scores, LEVELS / 3).item(), by_third, **close)
+        assert_close(losses.sup_h_ap_loss(scores, worth).item(), by_value, **close)
+        assert_close(_h_ap(scores, levels, counts, table, SupStep()).item(), by_level, **close)
+        assert_close(losses.sup_ndcg_loss(scores, 2.0**LEVELS - 1).item(), gain, **close)
+        for loss, relevance, metric in (  # both are in the same order: a metric tells them not apart
+            (losses.smooth_h_ap_loss, LEVELS / 3, 0.2166667),
+            (losses.smooth_h_ap_loss, worth, 0.1083333),
+            (losses.smooth_ndcg_loss, 2.0**LEVELS - 1, 0.2091850),
+        ):
+            assert_close(loss(scores.double(), relevance, tau=1e-5).item(), metric, **close)
 
 
 @both
@@ -55,16 +53,11 @@ def test_with_two_grades_hierarchical_ap_is_ap(dtype):
 
 def test_smooth_losses_tend_to_the_metric_as_tau_falls():
     generator = torch.Generator().manual_seed(1)
-    scores, levels = torch.randperm(12, generator=generator)[None] / 12, torch.randint(0, 4, (1, 12), generator=generator)
-    ranked = levels[0, scores[0].argsort(descending=True)].tolist()
+    scores, levels = torch.randperm(20, generator=generator)[None] / 20, torch.randint(0, 4, (1, 20), generator=generator)
+    scores, ranked = scores.double(), levels[0, scores[0].argsort(descending=True)].tolist()
     for loss, metric in ((losses.smooth_h_ap_loss, h_ap), (losses.smooth_ndcg_loss, ndcg)):
-        assert_close(loss(scores.double(), levels, tau=1e-4).item(), 1 - metric(ranked, range(4)))
-
-
-def test_hierarchical_ap_with_sum_wap_relevance_is_the_weighted_sum_of_the_levels_ap():
-    generator = torch.Generator().manual_seed(4)
-    scores = torch.randperm(20, generator=generator).double()[None] / 20
-    levels = torch.randint(0, 4, (1, 20), generator=generator)
+        assert_close(loss(scores, levels, tau=1e-4).item(), 1 - metric(ranked, range(4)))
+    # Hierarchical AP with the sum of WAPs as relevance is the weighted sum of the levels' AP.
     weights = (0.2, 0.3, 0.5)
     relevance = sum_wap_relevance(level_counts(levels.to(torch.int8), 3), weights).gather(1, levels)
     by_level = [1 - losses.smooth_ap_loss(scores, levels >= level, tau=1e-4).item() for level in (1, 2, 3)]
@@ -104,3 +97,35 @@ def test_modules_take_any_relevance_of_levels(relevance):
     found = loss(draw(5, 8, 6), labels)
     assert 0 < loss(draw(5, 8, 6), labels, ref_emb=draw(5, 8, 6), ref_labels=labels) < found  # each finds itself first
     assert abs(found - losses.SupHAPLoss()(draw(5, 8, 6), labels)) > 1e-6
+
+
+FORMULAS = {
+    "ap": lambda scores, levels, step: flat_rank_loss(Pairs(scores, levels.clamp(max=1), 1, 1), step, sup_ap_objective),
+    **{
+        name: lambda scores, levels, step, formula=formula: formula(
+            scores, levels, level_counts(levels, 3), torch.arange(4).expand(5, -1), step
+        )
+        for name, formula in (("h_ap", _h_ap), ("ndcg", _ndcg))
+    },
+}
+
+
+STEPS = [{"offset": 1.44, "strict": True}, {"jump": 0.0, "offset": 1.0, "strict": True}, {"jump": 2.0, "offset": 0.5}]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("share", [0.02, 0.4])  # few targets: pair by pair; many: by a sort
+@pytest.mark.parametrize("step", [SupStep(**options) for options in (*STEPS, {"delta": None})], ids=str)
+def test_compiled_steps_are_those_of_all_pairs(step, share, formula):
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(5, 400, generator=generator)
+    for scores in (spread, (spread * 20).round() / 23):  # the second has ties; no gap is exactly delta
+        levels = torch.randint(1, 4, scores.shape, generator=generator)
+        levels = (levels * (torch.rand(scores.shape, generator=generator) < share)).to(torch.int8)
+        levels[torch.rand(scores.shape, generator=generator) < 0.1] = -1
+        (found, gradient), (expected, its_gradient) = (
+            value_and_gradient(FORMULAS[formula], scores.to(dtype), levels, step)
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert_close(found.item(), expected.item(), rtol=1e-4, atol=0)
+        assert (gradient.double() - its_gradient).norm() <= 1e-3 * its_gradient.norm()

@@ -3,11 +3,11 @@ from functools import partial
 
 import pytest
 import torch
-from loss_cases import double, draw, draw_pairs, gradient_of, mean_over_lists, references, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from loss_cases import double, draw, draw_pairs, gradient_of, mean_over_lists, references, value_and_gradient
 from ranking_definitions import binary_metrics
 from refusals import assert_refused
 from sightline import losses
@@ -48,7 +48,7 @@ def exact_ap(items):
 
 @pytest.mark.parametrize("ties", sorted(TIES))
 @pytest.mark.parametrize(("n_bins", "low", "high"), [(20, -1.0, 1.0), (25, 0.0, 1.0), (2, -1.0, 1.0), (7, -0.3, 0.4)])
-def test_loss_is_its_definition(n_bins, low, high, ties):
+def test_loss_is_its_definition_and_fast_ap_that_of_pytorch_metric_learning(n_bins, low, high, ties):
     assert len(TIES) == 3
     scores, relevant, mask = draw_pairs(0, 8)
     pairs = scores * 2.973, relevant, mask  # within and beyond the range
@@ -58,6 +58,9 @@ def test_loss_is_its_definition(n_bins, low, high, ties):
 
     assert_close(losses.softbin_ap_loss(*pairs, n_bins, low, high, ties).item(), mean_over_lists(loss_of_list, *pairs))
     assert_close(losses.fast_ap_loss(*pairs, n_bins), losses.softbin_ap_loss(*pairs, n_bins + 1), atol=0, rtol=0)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4])
+    ours, theirs = losses.FastAPLoss(n_bins), metric_learning.FastAPLoss(num_bins=n_bins)
+    assert_close(*(value_and_gradient(loss, draw(n_bins, 12, 5), labels) for loss in (ours, theirs)))
 
 
 V1 = double([[0.9, 0.8, 0.55, 0.3, -0.2]])
@@ -99,35 +102,22 @@ def test_gradient_is_the_finite_difference(ties):
     assert gradient_of(lambda leaf: losses.softbin_ap_loss(leaf, relevant, None, 5, -1.0, 0.0), scores).isfinite().all()
 
 
-@pytest.mark.parametrize("n_bins", [5, 10])
-def test_fast_ap_agrees_with_pytorch_metric_learning(n_bins):
-    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4])
-    ours, theirs = losses.FastAPLoss(n_bins), metric_learning.FastAPLoss(num_bins=n_bins)
-    assert_close(*(value_and_gradient(loss, draw(n_bins, 12, 5), labels) for loss in (ours, theirs)))
-
-
-@pytest.mark.parametrize("ties", ["quantised", "simplified"])
-@pytest.mark.parametrize("seed", range(2))
-def test_one_item_on_each_centre_gives_exact_ap(seed, ties):
-    scores = (torch.randperm(21, generator=torch.Generator().manual_seed(seed))[None, :9] / 10 - 1).double()
-    relevant = torch.arange(9)[None] < 4
-    expected = 1 - exact_ap(list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True)))
-    assert_close(losses.softbin_ap_loss(scores, relevant, n_bins=21, ties=ties).item(), expected, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_isolated_scores_are_within_the_bound(seed):
+def test_one_item_on_each_centre_gives_exact_ap_and_isolated_scores_are_within_the_bound(seed):
     generator = torch.Generator().manual_seed(seed)
+    scores, relevant = (torch.randperm(21, generator=generator)[None, :9] / 10 - 1).double(), torch.arange(9)[None] < 4
+    expected = 1 - exact_ap(list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True)))
+    for ties in ("quantised", "simplified"):
+        found = losses.softbin_ap_loss(scores, relevant, n_bins=21, ties=ties).item()
+        assert_close(found, expected, atol=1e-6, rtol=0)
     places = torch.randperm(60, generator=generator)[None, :8] / 30 - 1 + torch.rand(1, 8, generator=generator) * 0.01
     scores, relevant = places.double(), torch.arange(8)[None] < 3  # at least 0.023 apart
-    items = list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True))
-    gap = losses.softbin_ap_loss(scores, relevant, n_bins=200).item() - (1 - exact_ap(items))
-    assert -1e-12 <= gap <= 1.5 - math.sqrt(2)
+    expected = 1 - exact_ap(list(zip(scores[0].tolist(), relevant[0].tolist(), strict=True)))
+    assert -1e-12 <= losses.softbin_ap_loss(scores, relevant, n_bins=200).item() - expected <= 1.5 - math.sqrt(2)
     # The bound is reached where the share of the upper bin is sqrt(2) - 1.
     scores = double([[0.5, 0.2 - 0.01 * (2 - math.sqrt(2))]])
-    assert_close(
-        losses.softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201) - 0.5, double(1.5 - math.sqrt(2))
-    )
+    found = losses.softbin_ap_loss(scores, torch.tensor([[False, True]]), n_bins=201)
+    assert_close(found - 0.5, double(1.5 - math.sqrt(2)))
 
 
 def test_weights_are_shares_of_the_mean():
@@ -152,9 +142,8 @@ def test_class_balance_is_the_mean_over_classes():
     means = [losses.softbin_ap_loss(*(t[levels == c] for t in (scores, relevant, others))) for c in range(3)]
     assert_close(losses.SoftBinAPLoss(class_balanced=True)(embeddings, labels), torch.stack(means).mean())
     apart = losses.SoftBinAPLoss(class_balanced=True)(embeddings[:3], labels[:3], **references(embeddings[3:], labels[3:]))
-    assert_close(
-        apart, losses.softbin_ap_loss(scores[2:3, 3:], relevant[2:3, 3:])
-    )  # only the third has relevant references
+    # Only the third has relevant references.
+    assert_close(apart, losses.softbin_ap_loss(scores[2:3, 3:], relevant[2:3, 3:]))
 
 
 def test_no_tensor_of_queries_by_items_by_bins(largest_tensor):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_cases import LABELS, draw, references, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
@@ -15,6 +14,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 from torch.testing import assert_close
 
+from loss_cases import LABELS, draw, options_of, references, value_and_gradient
 from refusals import assert_refused
 from sightline.losses import ContrastiveLoss, TripletLoss, create_loss, sup_ap_loss
 from sightline.losses.metric_learning import MetricLearningLoss, MetricLearningMemory
@@ -24,18 +24,18 @@ KNOWN = {"n_classes": 4, "embedding_dim": 4}
 ON_PAIRS = ["roadmap", "sup_ap", "smooth_recall", "sup_ndcg", "blackbox_ap", "softbin_ap", "calibration", "triplet"]
 
 
-@pytest.mark.parametrize("name", [*ON_PAIRS, "happier"])
-def test_all_pairs_as_indices_are_no_indices(name):
+@pytest.mark.parametrize("name", [*ON_PAIRS, "happier", "norm_softmax"])
+def test_all_pairs_as_indices_are_no_indices_and_wrapped_alone_a_loss_is_itself(name):
     """In the batch and against references, by position."""
-    loss, others = create_loss(name, **KNOWN if name == "happier" else {}), draw(1, 12)
-    ref_labels = torch.arange(12) % 4
-    assert_close(
-        value_and_gradient(loss, draw(), LABELS, get_all_pairs_indices(LABELS)), value_and_gradient(loss, draw(), LABELS)
-    )
-    pairs = get_all_pairs_indices(LABELS, ref_labels)
+    loss, others, ref_labels = create_loss(name, **options_of(name, KNOWN)), draw(1, 12), torch.arange(12) % 4
+    expected = value_and_gradient(loss, draw(), LABELS)
+    assert_close(MetricLearningLoss(loss)(draw(), LABELS), expected[0])
+    if name == "norm_softmax":
+        return
+    assert_close(value_and_gradient(loss, draw(), LABELS, get_all_pairs_indices(LABELS)), expected)
     expected = value_and_gradient(loss, draw(), LABELS, **references(others, ref_labels))
-    assert_close(value_and_gradient(loss, draw(), LABELS, pairs, others, ref_labels), expected)
-    assert_close(value_and_gradient(loss, draw(), LABELS, None, others, ref_labels), expected)
+    for pairs in (get_all_pairs_indices(LABELS, ref_labels), None):
+        assert_close(value_and_gradient(loss, draw(), LABELS, pairs, others, ref_labels), expected)
 
 
 def test_what_a_miner_chose_is_all_that_counts():
@@ -85,14 +85,8 @@ def test_a_memory_ranks_all_that_it_holds_but_the_item_itself(name):
         kept, kept_labels = torch.cat([kept, draw(seed)]), torch.cat([kept_labels, LABELS])
     if name == "contrastive":  # one of the names that their own memory accepts
         assert metric_learning.CrossBatchMemory(ContrastiveLoss(), 4, 25)(draw(), LABELS) > 0
-
-
-def test_wrapped_alone_a_loss_is_itself():
-    for name in (*ON_PAIRS, "norm_softmax"):
-        loss = create_loss(name, **KNOWN if name == "norm_softmax" else {})
-        assert_close(MetricLearningLoss(loss)(draw(), LABELS), loss(draw(), LABELS))
-    both = metric_learning.MultipleLosses([MetricLearningLoss(create_loss("sup_ap")), metric_learning.ContrastiveLoss()])
-    assert both(draw(), LABELS) > create_loss("sup_ap")(draw(), LABELS)
+    both = metric_learning.MultipleLosses([MetricLearningLoss(create_loss(name)), metric_learning.ContrastiveLoss()])
+    assert both(draw(), LABELS) > create_loss(name)(draw(), LABELS)
 
 
 def in_two_processes(rank, folder):

@@ -3,14 +3,13 @@ from functools import partial
 
 import pytest
 import torch
-from loss_cases import double, draw, references, value_and_gradient
 from pytorch_metric_learning import losses as metric_learning
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from loss_cases import assert_equal, double, draw, value_and_gradient
 from refusals import assert_refused
 from sightline import losses
-from sightline.errors import InputError
 from sightline.losses.proxies import csl_margins
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 4, 4, 4, 4])  # of unequal classes; class 3 is never seen
@@ -77,10 +76,7 @@ def test_worked_examples():
         assert_close(loss(double([[0.6, 0.8]]), [0], SQUARE).item(), value, rtol=0, atol=1e-6)
         scaled = loss(double([[6.0, 8.0]]), torch.tensor([[0, 7]]), 3 * SQUARE)  # of any length, labels in levels
         assert_close(scaled.item(), value, rtol=0, atol=1e-6)
-
-
-def test_csl_worked_example():
-    """Proxies at cosines 0.6, 0.8 and -0.6; the fine level has both others outside, the coarse one the last alone."""
+    # CSL with proxies at cosines 0.6, 0.8, -0.6; the fine level has both others outside, the coarse one the last alone.
     paths = torch.tensor([[0, 0], [1, 0], [2, 1]])
     tables = double([[1.0, 0.0]]), [[0, 0]], double([[0.6, 0.8], [0.8, 0.6], [-0.6, 0.8]]), paths
     for margins, expected in ((None, 14.4000006), ([-1e4, 0.45], 3.8e-11)):  # -1e4: no such level
@@ -88,7 +84,7 @@ def test_csl_worked_example():
 
 
 @seeds
-def test_softmax_losses_are_their_definition(seed):
+def test_softmax_losses_are_their_definition_and_pytorch_metric_learnings(seed):
     embeddings, proxies = draw(seed), draw(seed + 100, 5)
     expected = partial(softmax_by_definition, embeddings, LABELS, proxies)
     assert_close(losses.norm_softmax_loss(embeddings, LABELS, proxies).item(), expected(20))
@@ -96,6 +92,14 @@ def test_softmax_losses_are_their_definition(seed):
     assert_close(losses.proxy_nca_pp_loss(embeddings, LABELS, proxies).item(), expected(18))
     assert_close(losses.arcface_loss(embeddings, LABELS, proxies).item(), expected(30, 0.5))
     assert_close(losses.arcface_loss(embeddings, LABELS, proxies, 2.0, 8.0).item(), expected(8, 2.0))
+    for theirs, ours in (
+        (metric_learning.NormalizedSoftmaxLoss(5, 4, temperature=0.05), losses.norm_softmax_loss),
+        (metric_learning.ArcFaceLoss(5, 4, margin=math.degrees(0.5), scale=30), losses.arcface_loss),
+        (metric_learning.ProxyNCALoss(5, 4, softmax_scale=9), losses.proxy_nca_pp_loss),
+    ):
+        (weight,) = theirs.parameters()
+        weight.data = (proxies if ours is losses.proxy_nca_pp_loss else proxies.T).clone()
+        assert_close(ours(embeddings, LABELS, proxies), theirs(embeddings, LABELS))
 
 
 @seeds
@@ -115,36 +119,16 @@ def test_csl_is_its_definition(seed):
     assert_close(losses.csl_loss(embeddings[:2], paths, proxies[:2], paths).item(), expected)
 
 
-@seeds
-def test_equal_to_pytorch_metric_learning(seed):
-    embeddings, proxies = draw(seed), draw(seed + 100, 5)
-    for theirs, ours in [
-        (metric_learning.NormalizedSoftmaxLoss(5, 4, temperature=0.05), losses.norm_softmax_loss),
-        (metric_learning.ArcFaceLoss(5, 4, margin=math.degrees(0.5), scale=30), losses.arcface_loss),
-    ]:
-        theirs.W.data = proxies.T.clone()
-        assert_close(ours(embeddings, LABELS, proxies), theirs(embeddings, LABELS))
-    nca = metric_learning.ProxyNCALoss(5, 4, softmax_scale=9)
-    nca.proxies.data = proxies.clone()
-    assert_close(losses.proxy_nca_pp_loss(embeddings, LABELS, proxies), nca(embeddings, LABELS))
-
-
 @every_name
-def test_gradient_is_the_finite_difference(name):
-    embeddings, proxies = draw(3).requires_grad_(), draw(4, 5).requires_grad_()
-    loss = FUNCTIONS[name]
-    assert gradcheck(lambda embeddings, proxies: loss(embeddings, LEVELS, proxies), (embeddings, proxies))
-
-
-@every_name
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_gradient_is_finite_on_the_proxy_opposite_to_it_and_at_zero(name, dtype):
-    """pytorch-metric-learning's ArcFace gives NaN here."""
-    proxies = torch.eye(5, 4, dtype=dtype).requires_grad_()  # the last is a zero vector
-    embeddings = torch.cat([torch.eye(4), -torch.eye(4), torch.zeros(2, 4)]).to(dtype)
-    labels = PATHS[[0, 1, 2, 3, 0, 1, 2, 3, 0, 4]]
-    found = value_and_gradient(FUNCTIONS[name], embeddings, labels, proxies)
-    assert all(part.isfinite().all() for part in (*found, proxies.grad))
+def test_gradient_is_the_finite_difference_and_finite_at_zero_and_on_the_opposite_proxy(name):
+    tables = draw(3).requires_grad_(), draw(4, 5).requires_grad_()
+    assert gradcheck(lambda embeddings, proxies: FUNCTIONS[name](embeddings, LEVELS, proxies), tables)
+    for dtype in (torch.float64, torch.float32):  # pytorch-metric-learning's ArcFace gives NaN here
+        proxies = torch.eye(5, 4, dtype=dtype).requires_grad_()  # the last is a zero vector
+        embeddings = torch.cat([torch.eye(4), -torch.eye(4), torch.zeros(2, 4)]).to(dtype)
+        labels = PATHS[[0, 1, 2, 3, 0, 1, 2, 3, 0, 4]]
+        found = value_and_gradient(FUNCTIONS[name], embeddings, labels, proxies)
+        assert all(part.isfinite().all() for part in (*found, proxies.grad))
 
 
 def test_arcface_rises_with_the_angle():
@@ -158,35 +142,30 @@ def test_arcface_rises_with_the_angle():
     assert_close(opposite.item(), 30 * (1 + 0.5 * math.sin(0.5)))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {}) for name in MODULES),
-        ("norm_softmax", {"temperature": 0.2}),
-        ("proxy_nca_pp", {"temperature": 0.2}),
-        ("arcface", {"margin": 0.3, "scale": 7.0}),
-        ("csl", {"gamma": 4.0, "margins": [0.0, 0.1]}),
-    ],
-)
-def test_module_is_the_function_with_its_proxies_and_options(name, options):
-    module = MODULES[name](**options)
-    if name == "csl":  # so that class 3 is known
-        module(draw(9, 5), PATHS)
-    found = module(draw(), LEVELS)
-    assert_close(found, FUNCTIONS[name](draw(), LEVELS, module.proxies, **options))
-    plain = FUNCTIONS[name](draw(), LEVELS, module.proxies)
-    assert (abs(found.item() - plain.item()) > 1e-3) == bool(options)
-    found.backward()
-    assert module.proxies.grad.abs().sum() > 0
+OPTIONS = {
+    "norm_softmax": {"temperature": 0.2},
+    "proxy_nca_pp": {"temperature": 0.2},
+    "arcface": {"margin": 0.3, "scale": 7.0},
+    "csl": {"gamma": 4.0, "margins": [0.0, 0.1]},
+}
 
 
 @every_name
-def test_first_proxies_come_from_the_seed_alone(name):
-    one, before = MODULES[name]().proxies, torch.get_rng_state()
-    assert_close(MODULES[name]().proxies, one, rtol=0, atol=0)
-    assert_close(torch.get_rng_state(), before)
-    assert not torch.equal(MODULES[name](seed=1).proxies, one)
-    assert (one.dtype, one.shape) == (torch.float32, (5, 4))
+def test_module_is_the_function_with_its_options_and_with_proxies_that_come_from_the_seed_alone(name):
+    for options in ({}, OPTIONS[name]):
+        module = MODULES[name](**options)
+        if name == "csl":  # so that class 3 is known
+            module(draw(9, 5), PATHS)
+        found = module(draw(), LEVELS)
+        assert_close(found, FUNCTIONS[name](draw(), LEVELS, module.proxies, **options))
+        plain = FUNCTIONS[name](draw(), LEVELS, module.proxies)
+        assert (abs(found.item() - plain.item()) > 1e-3) == bool(options)
+        found.backward()
+        assert module.proxies.grad.abs().sum() > 0
+    first, before = MODULES[name]().proxies, torch.get_rng_state()
+    assert_equal(MODULES[name]().proxies, first)
+    assert_equal(torch.get_rng_state(), before)
+    assert not torch.equal(MODULES[name](seed=1).proxies, first)
 
 
 @every_name
@@ -221,37 +200,15 @@ def test_csl_learns_paths_as_it_sees_them_in_training():
     assert coarse.paths.tolist() == [[0, -1], [1, 3]]
 
 
-def test_csl_refuses_a_class_of_two_paths():
-    for earlier, labels in ((LEVELS, [[0, 0], [1, 2]]), (LEVELS[:0], [[1, 0], [1, 2]])):
-        module = losses.CSLLoss(5, 4, 2)
-        module(draw(n_items=len(earlier)), earlier)
-        before = module.paths.clone()
-        assert_refused(r"labels .* 1 of 2 .* class 1 .*\[1, [02]\].*\[1, [02]\]", module, draw(0, 2), labels)
-        assert_close(module.paths, before)
-
-
 @every_name
-def test_bad_batches_and_sizes_are_refused(name):
-    loss, broken, triplets = MODULES[name](), draw(), (torch.arange(3),) * 3
-    broken[[2, 5], 1] = math.nan
-    strange = torch.arange(5, 17)[:, None].expand(-1, 2)
-    for said, call in (
-        ("embeddings.* 2 of 10 rows.* 2, 5$", lambda: loss(broken, LEVELS)),
-        (r"embeddings.*\(B, D\).*\(4,\)", lambda: loss(draw()[0], LEVELS)),
-        ("labels.*float32", lambda: loss(draw(), LEVELS.float())),
-        (r"labels.*\(10,\) or \(10, L\).*\(9, 2\)", lambda: loss(draw(), LEVELS[:9])),
-        ("3 and 4 dimensions", lambda: loss(draw()[:, :3], LEVELS)),
-        (r"labels.* 5 proxies.* 0 to 4.*\[-1\]", lambda: loss(draw(0, 1), [[-1, 0]])),
-        (r"labels.* 5 proxies.* 0 to 4.*\[5, 6, .*14\]", lambda: loss(draw(0, 12), strange)),
-        ("ref_emb, ref_labels.*prox", lambda: loss(draw(), LEVELS, **references(draw(), LEVELS))),
-        ("ref_labels.*prox", lambda: loss(draw(), LEVELS, ref_labels=LEVELS)),
-        ("indices_tuple.*prox", lambda: loss(draw(), LEVELS, triplets)),
+def test_labels_proxies_and_sizes_that_do_not_fit_are_refused(name):
+    loss, strange = MODULES[name](), torch.arange(5, 17)[:, None].expand(-1, 2)
+    for said, *batch in (
+        ("3 and 4 dimensions", draw()[:, :3], LEVELS),
+        (r"labels.* 5 proxies.* 0 to 4.*\[-1\]", draw(0, 1), [[-1, 0]]),
+        (r"labels.* 5 proxies.* 0 to 4.*\[5, 6, .*14\]", draw(0, 12), strange),
     ):
-        assert_refused(said, call)
-    if name == "csl":
-        assert_refused(r"labels.* 2 levels.* 1", loss, draw(), LABELS)
-        with pytest.raises(InputError, match=r"paths.*int64 \(5, 2\).*float32 \(5, 1\)"):
-            losses.csl_loss(draw(), LEVELS, draw(1, 5), PATHS[:, :1].float())
+        assert_refused(said, loss, *batch)
     with torch.no_grad():
         loss.proxies[1, 1] = math.inf
     assert_refused(r"proxies.* 1 of 5 rows.* 1$", loss, draw(), LEVELS)
@@ -259,3 +216,15 @@ def test_bad_batches_and_sizes_are_refused(name):
     for option in sizes:
         for value in (0, 2.0, True, None):
             assert_refused(rf"{option}.* {value}", type(loss), **sizes | {option: value})
+
+
+def test_csl_refuses_a_class_of_two_paths_and_tables_of_other_levels():
+    for earlier, labels in ((LEVELS, [[0, 0], [1, 2]]), (LEVELS[:0], [[1, 0], [1, 2]])):
+        module = losses.CSLLoss(5, 4, 2)
+        module(draw(n_items=len(earlier)), earlier)
+        before = module.paths.clone()
+        assert_refused(r"labels .* 1 of 2 .* class 1 .*\[1, [02]\].*\[1, [02]\]", module, draw(0, 2), labels)
+        assert_close(module.paths, before)
+    assert_refused(r"labels.* 2 levels.* 1", losses.CSLLoss(5, 4, 2), draw(), LABELS)
+    tables = draw(), LEVELS, draw(1, 5), PATHS[:, :1].float()
+    assert_refused(r"paths.*int64 \(5, 2\).*float32 \(5, 1\)", losses.csl_loss, *tables)

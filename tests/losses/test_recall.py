@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from loss_cases import E1, E2, E_RELEVANT, both, draw, references
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from loss_cases import E1, E2, E_RELEVANT, both, draw, references
 from refusals import assert_refused
 from sightline import losses
 from sightline.losses.base import flat_rank_loss
@@ -17,23 +17,19 @@ close = {"rtol": 0, "atol": 2e-6}
 
 
 @both
-@pytest.mark.parametrize(
-    ("loss", "scores", "expected"),
-    [
-        (losses.sup_recall_loss, E1, (0.9984888, 0.9979514, 0.9852490)),
-        (losses.sup_recall_loss, E2, (0.8620193, 0.8484062, 0.6186232)),
-        (losses.smooth_recall_loss, E1, (0.7130716, 0.7262860, 0.4251263)),
-        (losses.smooth_recall_loss, E2, (0.7732130, 0.7674269, 0.4448516)),
-    ],
-)
-def test_recall_of_the_worked_examples(loss, scores, expected, dtype):
-    found = [loss(scores.to(dtype), E_RELEVANT, ks=ks).item() for ks in ([1], [2], [4], [1, 2, 4])]
-    assert_close(found, [*expected, sum(expected) / 3], **close)
-    assert_close(loss(scores, E_RELEVANT, ks=[1000]).item(), 0.0, rtol=0, atol=1e-3)  # beyond the list
+def test_recall_of_the_worked_examples(dtype):
+    for loss, scores, *expected in (
+        (losses.sup_recall_loss, E1, 0.9984888, 0.9979514, 0.9852490),
+        (losses.sup_recall_loss, E2, 0.8620193, 0.8484062, 0.6186232),
+        (losses.smooth_recall_loss, E1, 0.7130716, 0.7262860, 0.4251263),
+        (losses.smooth_recall_loss, E2, 0.7732130, 0.7674269, 0.4448516),
+    ):
+        found = [loss(scores.to(dtype), E_RELEVANT, ks=ks).item() for ks in ([1], [2], [4], [1, 2, 4])]
+        assert_close(found, [*expected, sum(expected) / 3], **close)
+        assert_close(loss(scores, E_RELEVANT, ks=[1000]).item(), 0.0, rtol=0, atol=1e-3)  # beyond the list
 
 
 # The spec's batch V6: six directions in the plane, two classes of three.
-
 ANGLES = torch.tensor([1.3, 47.9, 88.2, 22.1, 62.2, 113.7], dtype=torch.float64).deg2rad()
 BATCH, CLASSES = torch.stack([ANGLES.cos(), ANGLES.sin()], 1), torch.tensor([0, 0, 0, 1, 1, 1])
 KS = [1, 2, 4]
@@ -42,20 +38,16 @@ KS = [1, 2, 4]
 @both
 def test_worked_batch(dtype):
     pairs = batch_pairs(BATCH.to(dtype), CLASSES)
-    of_queries = [
-        losses.smooth_recall_loss(pairs.scores[i : i + 1], pairs.relevant[i : i + 1], pairs.mask[i : i + 1], KS)
-        for i in range(6)
-    ]
+    rows = zip(*(table.split(1) for table in (pairs.scores, pairs.relevant, pairs.mask)), strict=True)
     recall = torch.tensor([0.43878910, 0.32539647, 0.26512447, 0.26512440, 0.32541013, 0.43878910], dtype=dtype)
-    assert_close(1 - torch.stack(of_queries), recall, **close)
+    assert_close(1 - torch.stack([losses.smooth_recall_loss(*row, KS) for row in rows]), recall, **close)
     for options, expected in (
         ({}, 0.6568943889),
         ({"normalise": "positives"}, 0.6913482721),
         ({"include_query": True}, 0.8043485164),
     ):
-        assert_close(
-            losses.create_loss("smooth_recall", ks=KS, **options)(BATCH.to(dtype), CLASSES).item(), expected, **close
-        )
+        loss = losses.create_loss("smooth_recall", ks=KS, **options)
+        assert_close(loss(BATCH.to(dtype), CLASSES).item(), expected, **close)
 
 
 def mixed_loss(embeddings, weights, levels=None, include_query=False):
@@ -77,24 +69,21 @@ def test_worked_batch_with_mixup(include_query, expected, dtype, monkeypatch):
 
 def test_points_are_mixed_of_two_items_and_hand_on_their_gradient():
     # Pairs (0, 1), (0, 2), (1, 2) of either class: the first of each, or the second.
-    for weight, items in ((1.0, [0, 0, 1, 3, 3, 4]), (0.0, [1, 2, 2, 4, 5, 5])):
-        scores, levels = mixed_pairs(draw(0, 6), batch_pairs(draw(0, 6), CLASSES).flat, torch.full((6,), weight))
-        copies = torch.cat([torch.arange(6), torch.tensor(items)])
+    first, second = torch.tensor([0, 0, 1, 3, 3, 4]), torch.tensor([1, 2, 2, 4, 5, 5])
+    pairs = batch_pairs(draw(0, 6), CLASSES)
+    for weight, items in ((1.0, first), (0.0, second)):
+        scores, levels = mixed_pairs(draw(0, 6), pairs.flat, torch.full((6,), weight))
+        copies = torch.cat([torch.arange(6), items])
         expected = batch_pairs(draw(0, 6)[copies], CLASSES[copies])
         assert_close(scores, expected.scores)
         assert_close(levels, expected.flat, rtol=0, atol=0)
     # Similarities mixed, bilinear for two points, are those of the unscaled mean of two unit vectors.
     weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    pairs = batch_pairs(draw(0, 6), CLASSES)
     scores, _ = mixed_pairs(draw(0, 6), pairs.flat, weights)
-    first, second = torch.tensor([0, 0, 1, 3, 3, 4]), torch.tensor([1, 2, 2, 4, 5, 5])
     rows = weights[:, None] * pairs.scores[first] + (1 - weights[:, None]) * pairs.scores[second]
     assert_close(scores[6:, :6], rows)
     assert_close(scores[6:, 6:], weights * rows[:, first] + (1 - weights) * rows[:, second])
-    weights = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    levels = batch_pairs(draw(0, 6), CLASSES).flat
-    scores = lambda leaf: mixed_pairs(leaf, levels, weights)[0]  # noqa: E731
-    assert gradcheck(scores, draw(0, 6).requires_grad_())
+    assert gradcheck(lambda leaf: mixed_pairs(leaf, pairs.flat, weights)[0], draw(0, 6).requires_grad_())
 
 
 def test_mixup_has_the_same_gradient_on_any_number_of_threads():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -10,7 +10,6 @@ from sightline.ranking import nearest as exact
 from sightline.ranking.nearest import top_k
 from sightline.ranking.similarity import score_blocks
 
-reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 # The scores of these with one another are exact in any order of summation, so that ties are certain.
 UNITS = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.5, -0.5, 0.5, -0.5]])
 
@@ -25,7 +24,6 @@ def best_by_definition(scores, k):
     return np.array([np.lexsort((np.arange(len(row)), -row))[:k] for row in np.asarray(scores)])
 
 
-@reproducible
 @given(
     queries=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     gallery=st.lists(st.integers(0, 4), min_size=1, max_size=40),
@@ -54,8 +52,7 @@ def test_the_nearest_by_cosine_computed_twice_as_precisely(seed, k):
     assert_close(scores.double(), torch.from_numpy(np.take_along_axis(cosines, expected, 1)), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("n_queries", "n_items"), [(1, 33), (5, 33), (1, 10001), (7, 10001)])
+@pytest.mark.parametrize(("seed", "n_queries", "n_items"), [(0, 1, 33), (1, 5, 33), (2, 1, 10001), (0, 7, 10001)])
 def test_copies_of_one_vector_tie_whatever_their_place(seed, n_queries, n_items):
     # A plain matrix product gives the last copies another last bit, with one query or on several threads.
     queries, base = draw(seed, n_queries, n_items=2)
@@ -75,9 +72,7 @@ def test_blocks_equal_the_whole(n_elements, monkeypatch):
     monkeypatch.setattr(exact, "BLOCK_ELEMENTS", n_elements)
     assert_close(top_k(queries, gallery, 9), whole, rtol=0, atol=0)
     blocks = list(score_blocks(queries, gallery, n_elements))
-    assert [range(7)[rows] for rows, _ in blocks] == [
-        range(start, min(start + len(blocks[0][1]), 7)) for start in range(0, 7, len(blocks[0][1]))
-    ]
+    assert [row for rows, _ in blocks for row in range(7)[rows]] == [*range(7)]
     assert all(scores.numel() <= max(n_elements, 37) for _, scores in blocks)
     assert_close(torch.cat([scores for _, scores in blocks]), queries @ gallery.T, rtol=0, atol=0)
 

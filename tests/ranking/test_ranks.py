@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.testing import assert_close
@@ -13,11 +13,12 @@ from sightline.kernels.blocks import packed
 from sightline.ranking.ranks import SigmoidStep, SupStep, check_counts, check_range, exact_counts, smooth_counts
 from step_definitions import h_minus, sigmoid
 
-reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=150)
 DERIVED_DELTA = 0.01 * math.log(99)  # from epsilon = 0.01
 GAPS = [-0.1, -0.02, -0.01, -0.001, 0, 0.001, 0.01, 0.03, 0.05, 0.06, 0.1, 1]
 H_MINUS = [4.54e-5, 0.119203, 0.268941, 0.475021, 1, 1.024979, 1.231059, 1.452574, 1.493307, 2.493307, 6.493307, 96.493307]
-STEPS = [SigmoidStep(), SupStep(), SigmoidStep(0.3), SupStep(0.2, 3.0, 0.15)]
+WIDE = {"tau": 0.2, "rho": 3.0, "delta": 0.15}
+STEPS = [SigmoidStep(), SupStep(), SigmoidStep(0.3), SupStep(**WIDE)]
+DEFINITIONS = [sigmoid, h_minus, partial(sigmoid, tau=0.3), partial(h_minus, **WIDE)]
 
 
 def double(values):
@@ -40,24 +41,26 @@ def counts_by_definition(scores, targets, counted, step):
     ]
 
 
-@pytest.mark.parametrize("delta", [0.05, DERIVED_DELTA])
-def test_h_minus_table(delta):
-    further = 0.4015729 * double([gap >= 0.05 for gap in GAPS]) if delta != 0.05 else 0  # 1.894880 for 1.493307 and so on
-    assert_close(SupStep(delta=delta).value(double(GAPS)), double(H_MINUS) + further, rtol=0, atol=6e-7)
-    below = SupStep(delta=delta).value(double([-1e-300, -1e-12]))  # one half just below a tie, 1 at it
-    assert_close(below, double([0.5, 0.5]))
-    assert SupStep(delta=delta).value(double([0.0, -0.0])).tolist() == [1.0, 1.0]
-
-
-def test_steps_follow_their_definitions():
+def test_steps_and_their_slopes_are_those_of_the_papers():
+    """The sigmoid's slope up to delta, 25 at a tie; rho beyond; and a margin below."""
+    for delta, further in ((0.05, 0), (DERIVED_DELTA, 0.4015729)):  # 1.894880 for 1.493307 and so on
+        expected = double(H_MINUS) + further * double([gap >= 0.05 for gap in GAPS])
+        assert_close(SupStep(delta=delta).value(double(GAPS)), expected, rtol=0, atol=6e-7)
+        below = SupStep(delta=delta).value(double([-1e-300, -1e-12]))  # one half just below a tie, 1 at it
+        assert_close(below, double([0.5, 0.5]))
+        assert SupStep(delta=delta).value(double([0.0, -0.0])).tolist() == [1.0, 1.0]
     gaps = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
     for tau, rho, delta in [(0.01, 100.0, 0.05), (0.2, 3.0, 0.15), (0.5, 0.1, 1.0)]:
         expected = [h_minus(gap, tau, rho, delta) for gap in gaps.tolist()]
         assert_close(SupStep(tau, rho, delta).value(gaps), double(expected))
         assert_close(SigmoidStep(tau).value(gaps), double([sigmoid(gap, tau) for gap in gaps.tolist()]))
+    slopes = SupStep().slope(double([0.0, -1e-12, 0.05, 0.0500001, 1.0, -0.05, -0.1]))
+    assert_close(slopes, double([25.0, 25.0, 0.6648057, 100.0, 100.0, 0.6648057, 0.0045396]), rtol=0, atol=1e-6)
+    assert_close(SupStep(delta=DERIVED_DELTA).slope(double([DERIVED_DELTA])), double([0.99]))
+    slopes = SigmoidStep().slope(double([0.0, 0.05, -0.05, 1.0]))
+    assert_close(slopes, double([25.0, 0.6648057, 0.6648057, 0.0]), rtol=0, atol=1e-6)
 
 
-@reproducible
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=20), st.floats(1e-3, 1), st.floats(1e-2, 1e4), st.floats(1e-3, 1))
 def test_h_minus_is_never_below_the_true_step(gaps, tau, rho, delta):
     for dtype in (torch.float32, torch.float64):
@@ -65,15 +68,6 @@ def test_h_minus_is_never_below_the_true_step(gaps, tau, rho, delta):
         value = SupStep(tau, rho, delta).value(gap)
         assert (value >= (gap >= 0).to(dtype)).all()
         assert value.isfinite().all()
-
-
-def test_slopes_named_in_the_papers():
-    """The sigmoid's slope up to delta, 25 at a tie; rho beyond; and a margin below."""
-    slopes = SupStep().slope(double([0.0, -1e-12, 0.05, 0.0500001, 1.0, -0.05, -0.1]))
-    assert_close(slopes, double([25.0, 25.0, 0.6648057, 100.0, 100.0, 0.6648057, 0.0045396]), rtol=0, atol=1e-6)
-    assert_close(SupStep(delta=DERIVED_DELTA).slope(double([DERIVED_DELTA])), double([0.99]))
-    slopes = SigmoidStep().slope(double([0.0, 0.05, -0.05, 1.0]))
-    assert_close(slopes, double([25.0, 0.6648057, 0.6648057, 0.0]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
@@ -88,13 +82,10 @@ def test_slope_is_the_derivative_of_value_and_both_are_finite_far_out(step):
             assert result.isfinite().all()
 
 
-def test_all_options_out_of_range_are_named_at_once():
+def test_numbers_and_counts_out_of_range_are_all_named_at_once():
     assert_refused(r"tau .* 0; delta .* -1$", check_range, "(0, inf)", tau=0, rho=1, delta=-1)
     for option in ("tau", "rho", "delta"):
         assert_refused(rf"{option} .* -0.01", SupStep, **{option: -0.01})
-
-
-def test_the_ends_of_a_range_belong_to_it_at_a_square_bracket():
     for interval, inside, outside in (
         ("(0, inf)", [1e-9, 1e9], [0, -1, math.inf, math.nan]),
         ("[0, inf]", [0, math.inf], [-1e-9, math.nan]),
@@ -105,15 +96,11 @@ def test_the_ends_of_a_range_belong_to_it_at_a_square_bracket():
             check_range(interval, value=value)
         for value in outside:
             assert_refused(rf"value .* {value}$", check_range, interval, value=value)
-
-
-def test_a_count_is_a_whole_number_of_at_least_the_least():
     check_counts(least=0, n=0)
     for count in (0, -1, 2.0, True, "3", None):
         assert_refused(rf"n .* 1.* {count!r}$", check_counts, n=count)
 
 
-@reproducible
 @given(
     st.integers(0, 4).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=5))
 )
@@ -143,27 +130,13 @@ def test_exact_counts_count_ties_against_the_target(dtype):
     assert exact_counts(scores, targets, counted)[0, [0, 2, 3]].tolist() == [2, 0, 3]
 
 
-@pytest.mark.parametrize(
-    ("step", "definition"),
-    [
-        (SigmoidStep(), sigmoid),
-        (SupStep(), h_minus),
-        (SigmoidStep(0.3), partial(sigmoid, tau=0.3)),
-        (SupStep(0.2, 3.0, 0.15), partial(h_minus, tau=0.2, rho=3.0, delta=0.15)),
-    ],
-    ids=["sigmoid", "sup", "wide sigmoid", "wide sup"],
-)
-def test_smooth_counts_are_the_sum_of_steps(step, definition):
+@pytest.mark.parametrize(("step", "definition"), [*zip(STEPS, DEFINITIONS, strict=True)], ids=[str(step) for step in STEPS])
+def test_smooth_counts_are_the_sum_of_steps_and_their_gradient_is_the_finite_difference(step, definition):
     scores, targets, counted = draw(0)
-    expected = counts_by_definition(scores, targets, counted, definition)
-    assert_close(smooth_counts(scores, targets, counted, step), double(expected))
-    assert_close(
-        smooth_counts(scores.float(), targets.float(), counted, step), double(expected).float(), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("step", STEPS, ids=str)
-def test_smooth_counts_gradient_is_the_finite_difference(step):
+    expected = double(counts_by_definition(scores, targets, counted, definition))
+    assert_close(smooth_counts(scores, targets, counted, step), expected)
+    single = smooth_counts(scores.float(), targets.float(), counted, step)
+    assert_close(single, expected.float(), rtol=1e-4, atol=1e-5)
     scores, targets, counted = draw(0, n_items=6)
     noise = torch.rand(scores.shape, generator=torch.Generator().manual_seed(0)).double() / 30 + 0.003  # off the ties
     inputs = ((scores + noise).requires_grad_(), targets.requires_grad_())

@@ -34,6 +34,12 @@ def test_gradient_of_a_set_against_itself_comes_from_both_sides(dtype):
     assert_close(found, expected)
     if dtype == torch.float64:
         assert gradcheck(lambda table: cosine_scores(table, table), vectors)
+    for n_items in (512, 1100):  # from 513 items on the gradient is worked out band by band
+        vectors, slopes = draw(1, n_items, 3).to(dtype).requires_grad_(), draw(2, n_items, n_items).to(dtype)
+        (found,) = torch.autograd.grad(cosine_scores(vectors, vectors), vectors, slopes)
+        scaled = torch.nn.functional.normalize(vectors, dim=1)
+        (expected,) = torch.autograd.grad(scaled @ scaled.T, vectors, slopes)
+        assert_close(found, expected, **{} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -43,16 +49,6 @@ def test_copies_tie_wherever_they_are(dtype):
         vectors[place] = vectors[-1]
         for scores in (cosine_scores(vectors, vectors), cosine_scores(draw(1, 3, 4).to(dtype), vectors)):
             assert_close(scores[:, place], scores[:, -1], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("n_items", [512, 1100])
-def test_gradient_of_a_large_set_against_itself_is_that_of_two_products(n_items):
-    """From 513 items on the gradient is worked out band by band."""
-    vectors, slopes = draw(1, n_items, 3).requires_grad_(), draw(2, n_items, n_items)
-    (found,) = torch.autograd.grad(cosine_scores(vectors, vectors), vectors, slopes)
-    scaled = torch.nn.functional.normalize(vectors, dim=1)
-    (expected,) = torch.autograd.grad(scaled @ scaled.T, vectors, slopes)
-    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -40,40 +40,25 @@ def test_the_newest_items_push_out_the_oldest_and_an_image_is_held_once():
     assert_close(memory.rows[-3:], second[1:4])
 
 
-def test_batch_and_memory_count_in_equal_parts_once_it_is_full_and_no_gradient_reaches_it():
-    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
-    (first, first_labels), (second, second_labels) = draw(0), draw(1)
-    assert_close(loss(first, first_labels, torch.arange(6)), SupAPLoss()(first, first_labels))
-    expected = (
-        SupAPLoss()(second, second_labels)
-        + SupAPLoss()(second, second_labels, ref_emb=first[2:], ref_labels=first_labels[2:])
-    ) / 2
-    assert_close(loss(second, second_labels, torch.tensor([0, 1, 10, 11, 12, 13])), expected)
-    loss = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=2)
-    for step in range(2):
-        embeddings, labels = draw(step)
-        assert_close(loss(embeddings, labels, torch.arange(6) + 6 * step), SupAPLoss()(embeddings, labels))
-    embeddings, labels = draw(2)
-    leaf = embeddings.requires_grad_()
-    loss(leaf, labels, torch.arange(6) + 12).backward()
+@pytest.mark.parametrize("start", [1, 2])
+def test_batch_and_memory_count_in_equal_parts_from_its_start_on(start):
+    plain = create_loss("roadmap")
+    loss, (second, labels) = BatchLoss(plain, CrossBatchMemory(20, 4, 2), start=start), draw(1)
+    for step in range(start):
+        assert_close(loss(*draw(step), torch.arange(6) + 6 * step), plain(*draw(step)))
+        assert_close(loss.terms, {f"batch/{name}": term for name, term in plain.terms.items()})
+    rows, row_labels = (torch.cat(parts) for parts in zip(*(draw(step) for step in range(start)), strict=True))
+    leaf, ids = second.clone().requires_grad_(), torch.tensor([0, 1, 20, 21, 22, 23])  # two are held already
+    value, alone = loss(leaf, labels, ids), plain(second, labels)
+    terms = {f"batch/{name}": term for name, term in plain.terms.items()}
+    assert_close(value, (alone + plain(second, labels, ref_emb=rows[2:], ref_labels=row_labels[2:])) / 2)
+    assert_close(loss.terms, terms | {f"memory/{name}": term for name, term in plain.terms.items()})
+    value.backward()
     assert leaf.grad.abs().sum() > 0
     assert not loss.memory.rows.requires_grad
-
-
-def test_what_counts_in_the_batch_and_against_the_memory_is_kept_apart():
-    plain, sums = SupAPLoss(), create_loss("roadmap")
-    for loss, parts in ((plain, {"": plain}), (sums, {"/sup_ap": plain, "/calibration": create_loss("calibration")})):
-        together = BatchLoss(loss, CrossBatchMemory(20, 4, 2), start=1)
-        (first, first_labels), (second, second_labels) = draw(0), draw(1)
-        together(first, first_labels, torch.arange(6))
-        assert_close(together.terms, {f"batch{name}": part(first, first_labels) for name, part in parts.items()})
-        together(second, second_labels, torch.arange(6) + 6)
-        expected = {f"batch{name}": part(second, second_labels) for name, part in parts.items()}
-        expected |= {
-            f"memory{name}": part(second, second_labels, ref_emb=first, ref_labels=first_labels)
-            for name, part in parts.items()
-        }
-        assert_close(together.terms, expected)
+    plain = BatchLoss(SupAPLoss(), CrossBatchMemory(20, 4, 2), start=1)
+    plain(*draw(0), torch.arange(6))
+    assert list(plain.terms) == ["batch"]
 
 
 def test_a_momentum_encoder_fills_the_memory_by_the_running_mean_of_the_weights():
@@ -144,7 +129,6 @@ class TestWholeSet:
         batch, labels = self.rows(4, 1).requires_grad_(), ids % 3
         value = BatchLoss(create_loss("sup_ap", tau=0.1), memory, joined=True)(batch, labels, ids)
         (found,) = torch.autograd.grad(value, batch)
-
         others = [number for number in range(12) if number not in ids]
         items = torch.cat([batch, self.rows(12, 0)[others]])
         relevant = labels[:, None] == torch.cat([labels, torch.tensor(others) % 3])
@@ -167,11 +151,9 @@ class TestWholeSet:
 
 def test_training_with_scores_in_blocks_is_training_without(recipe_with, tmp_path):
     weights = []
-    for number, settings in enumerate((["loss.queries_at_once=3"], [])):
-        recipe = recipe_with(
-            "schedule.epochs=1", "schedule.warmup_epochs=0", "chunk_size=6", "optimizer.lr=1e-4", *settings
-        )
-        weights.append(Encoder.from_pretrained(train(recipe, tmp_path / str(number))).state_dict())
+    same = "schedule.epochs=1", "schedule.warmup_epochs=0", "chunk_size=6", "optimizer.lr=1e-4"
+    for out, settings in (("a", ["loss.queries_at_once=3"]), ("b", [])):
+        weights.append(Encoder.from_pretrained(train(recipe_with(*same, *settings), tmp_path / out)).state_dict())
     assert_close(*weights, rtol=1e-4, atol=1e-5)
     both = recipe_with("loss.queries_at_once=3", "memory.size=all", "loss.name=sup_ap")
     assert_refused(["loss.queries_at_once", "memory.size"], train, both, tmp_path / "both")

@@ -13,8 +13,8 @@ from staged_batches import ALL, N_ITEMS, ON_CODES, REMEMBERING, SIDE, draw, grad
 from torch import nn
 from torch.testing import assert_close
 
+from refusals import assert_refused
 from sightline.data.dataset import derived_seed
-from sightline.errors import InputError
 from sightline.training import large_batch
 from sightline.training.large_batch import back_propagate, chunk_bounds, fitting_chunk_size
 
@@ -37,6 +37,8 @@ def one_pass(fabric, encoder, loss, batch, seed, chunk_size):
 
 @pytest.mark.parametrize("name", [*ALL, *REMEMBERING, *ON_CODES])
 def test_staged_equals_one_pass_for_every_loss(name, fabric):
+    assert (len(ALL), len(REMEMBERING)) >= (29, 20)
+    assert not torch.equal(draw(0).images, draw(1).images)
     encoder, other = fabric.setup_module(new_encoder()), fabric.setup_module(new_encoder())
     loss, other_loss = new_loss(name), new_loss(name)
     for step in range(3 if loss.memory else 2):  # a loss may remember
@@ -47,16 +49,6 @@ def test_staged_equals_one_pass_for_every_loss(name, fabric):
     assert_close(gradients(encoder, loss), gradients(other, other_loss), rtol=1e-6, atol=1e-12)
     assert_close(loss.state_dict(), other_loss.state_dict())
     assert all(gradient.any() for gradient in gradients(encoder))
-
-
-def test_another_step_sees_other_pixels_and_drops_others(fabric):
-    assert not torch.equal(draw(0).images, draw(1).images)
-    assert torch.equal(draw(1, slice(8, 16)).images, draw(1).images[8:])
-    module, loss = fabric.setup_module(new_encoder()), new_loss("sup_ap")
-    first, again, second = (back_propagate(fabric, module, loss, draw(), seed, 4) for seed in (0, 0, 1))
-    assert first == again != second
-    assert len(ALL) >= 29
-    assert len(REMEMBERING) >= 20
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 8, N_ITEMS - 1, N_ITEMS])
@@ -90,7 +82,7 @@ def test_staged_equals_one_pass_in_half_precision_with_its_loss_scale(precision)
         assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
-def test_what_a_loss_draws_does_not_depend_on_chunks(fabric):
+def test_what_a_loss_draws_does_not_depend_on_chunks_and_a_batch_norm_that_learns_is_refused_by_name(fabric):
     values = []
     for chunk_size in (None, 4, 16):
         torch.manual_seed(0)
@@ -98,13 +90,9 @@ def test_what_a_loss_draws_does_not_depend_on_chunks(fabric):
         loss = new_loss("triplet:distance-weighted")
         values.append(back_propagate(fabric, fabric.setup_module(encoder), loss, draw(), 0, chunk_size))
     assert_close(values[1:], values[:1] * 2)
-
-
-def test_a_batch_norm_that_learns_from_the_batch_is_refused_by_name(fabric):
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)).double()
-    module = fabric.setup_module(encoder)
-    with pytest.raises(InputError, match=r"chunk_size.*'.*1'.*freeze_batch_norm"):
-        back_propagate(fabric, module, new_loss("sup_ap"), draw(), 0, 4)
+    facts, module = r"chunk_size.*'.*1'.*freeze_batch_norm", fabric.setup_module(encoder)
+    assert_refused(facts, back_propagate, fabric, module, new_loss("sup_ap"), draw(), 0, 4)
 
 
 def test_the_chunk_that_fits_is_the_batch_or_a_power_of_two(monkeypatch):
@@ -147,7 +135,7 @@ print(left_alone, mapped_again, kept, kilobytes() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt and malloc_trim are glibc's")
-def test_freed_memory_is_kept_and_handed_back_when_asked_for():
+def test_freed_memory_is_kept_and_handed_back_when_asked_for_and_another_c_library_left_alone(monkeypatch):
     # Large pages of the system would hide what is counted: numpy asks for them.
     environment = os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"}
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment)
@@ -156,9 +144,6 @@ def test_freed_memory_is_kept_and_handed_back_when_asked_for():
     assert mapped_again < 100
     assert kept > 100_000  # kB
     assert released < 20_000
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr("sightline.files.ctypes.CDLL", lambda name: object())
     assert large_batch.keep_freed_memory() is False
     large_batch.release_freed_memory()

@@ -1,4 +1,4 @@
-"""The packages that are not installed with Sightline are tested where they are."""
+"""The log of a run and its trackers; packages that are not installed with Sightline are tested where they are."""
 
 import importlib.util
 import json
@@ -15,10 +15,10 @@ from sightline.training.logs import RunLog, RunProgress, check_trackers, read_lo
 from sightline.training.run_folder import Position
 
 
-def write(folder, steps, position=None):
-    log = RunLog(folder, position or Position(), ("tensorboard",))
+def write(folder, steps, position=None, name="tensorboard"):
+    log = RunLog(folder, position or Position(), (name,))
     for step in steps:
-        log.write(step, (step - 1) // 2, {"loss": 1 / step, "lr": 0.1})
+        log.write(step, (step - 1) // 2, {"loss": 1 / step, "val/map@r": 0.5})
     log.close()
     return folder / "log.csv"
 
@@ -57,7 +57,7 @@ def test_a_last_row_cut_off_by_a_crash_is_left_out(n_cut, tmp_path):
     assert len(whole) < len(before)
     assert read_log(file) == whole
     write(tmp_path, [4], Position(step=3))
-    assert read_log(file) == [*whole, (4, 1, "loss", 0.25), (4, 1, "lr", 0.1)]
+    assert read_log(file) == [*whole, (4, 1, "loss", 0.25), (4, 1, "val/map@r", 0.5)]
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
@@ -92,37 +92,27 @@ def test_a_row_that_is_none_is_named_by_its_line(tmp_path, row):
     assert_refused(r"log\.csv: line 3: .*step, epoch, name", read_log, tmp_path / "log.csv")
 
 
-IGNORED = pytest.mark.filterwarnings("ignore")  # what other packages warn of is theirs
-
-
-def log_twice(folder, name):
-    """Three steps, then from the second on again."""
-    for steps, position in (((1, 2, 3), Position()), ((3, 4), Position(step=2))):
-        log = RunLog(folder, position, (name,))
-        for step in steps:
-            log.write(step, 0, {"loss": 1 / step, "val/map@r": 0.5})
-        log.close()
-
-
-def test_a_logger_that_is_not_installed_is_refused_with_the_command(monkeypatch):
+def test_a_tracker_that_is_not_installed_or_cannot_write_is_refused(monkeypatch, tmp_path):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("wandb", "mlflow") else found(name))
     check_trackers(("tensorboard",))
     assert_refused(r"loggers: .*pip install wandb mlflow", check_trackers, ("wandb", "tensorboard", "mlflow"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert_refused("pip install tensorboard", check_trackers, ("tensorboard",))
-
-
-def test_a_file_where_tensorboard_writes_is_refused_by_name(tmp_path):
+    monkeypatch.undo()
     (tmp_path / "tensorboard").write_text("a")
     assert_refused("tensorboard", RunLog, tmp_path, Position(), ("tensorboard",))
+
+
+IGNORED = pytest.mark.filterwarnings("ignore")  # what other packages warn of is theirs
 
 
 @IGNORED
 def test_wandb_keeps_its_run_when_resumed_without_a_network(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    log_twice(tmp_path, "wandb")
+    write(tmp_path, (1, 2, 3), name="wandb")
+    write(tmp_path, (3, 4), Position(step=2), "wandb")
     name = json.loads((tmp_path / "loggers.json").read_text())["wandb"]
     files = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert files
@@ -135,7 +125,8 @@ def test_mlflow_keeps_its_run_when_resumed(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    log_twice(tmp_path, "mlflow")
+    write(tmp_path, (1, 2, 3), name="mlflow")
+    write(tmp_path, (3, 4), Position(step=2), "mlflow")
     client = mlflow.MlflowClient(tracking_uri=str(tmp_path / "mlruns"))
     run = json.loads((tmp_path / "loggers.json").read_text())["mlflow"]
     assert [metric.step for metric in client.get_metric_history(run, "loss")] == [1, 2, 3, 3, 4]

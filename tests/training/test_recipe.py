@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from refusals import assert_refused
-from sightline.errors import InputError
 from sightline.training.recipe import Recipe, override_recipe, read_recipe, recipe_as_toml, shipped_recipes
 
 
@@ -30,9 +29,9 @@ def test_a_file_is_read_and_the_rest_are_defaults(recipe_file):
     assert {"glyphs", "images"} < set(shipped_recipes())
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
+def test_an_override_reaches_its_value_and_no_other():
+    plain = read_recipe("images").model_dump()
+    for override, value in (
         ("optimizer.lr=3e-4", 3e-4),
         ("optimizer.clip_norm=.5", 0.5),
         ('model.pooling="avg"', "avg"),
@@ -41,25 +40,17 @@ def test_a_file_is_read_and_the_rest_are_defaults(recipe_file):
         ("data.crop_area=[0.5, 0.75]", (0.5, 0.75)),
         ("model.weights=none", None),
         ("model.freeze_batch_norm=none", "none"),
-    ],
-)
-def test_an_override_reaches_its_value_and_no_other(override, value):
-    plain, changed = read_recipe("images").model_dump(), read_recipe("images", [override]).model_dump()
-    section, key = override.partition("=")[0].split(".")
-    assert changed[section].pop(key) == value
-    plain[section].pop(key)
-    assert changed == plain
+    ):
+        section, key = override.partition("=")[0].split(".")
+        assert read_recipe("images", [override]).model_dump() == plain | {section: plain[section] | {key: value}}
 
 
-def test_none_in_a_file_is_no_value_where_there_may_be_none(recipe_file):
+def test_none_is_no_value_where_there_may_be_none_and_the_last_override_counts(recipe_file):
     written = '[data]\nmanifest = "none"\n[model]\nweights = "none"\nembedding_dim = "none"\nfreeze_batch_norm = "none"\n'
     recipe = read_recipe(recipe_file(written))
     assert (recipe.model.weights, recipe.model.embedding_dim) == (None, None)
     assert (recipe.model.freeze_batch_norm, recipe.data.manifest) == ("none", Path("none"))
     assert_refused(r"'optimizer\.lr'.*'none'", read_recipe, recipe_file(f'{written}[optimizer]\nlr = "none"\n'))
-
-
-def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_file):
     recipe = read_recipe("images", ["seed=1", "seed=2", "loss.name=sup_ap", "loss.rho=none", "loss.inner.depth=2"])
     assert (recipe.seed, recipe.loss.name) == (2, "sup_ap")
     assert recipe.loss.options() == {"rho": None, "inner": {"depth": 2}}
@@ -82,7 +73,6 @@ def test_overrides_at_the_top_and_inside_the_loss_the_last_one_counting(recipe_f
         ("data=5", ["'data'", "5"]),
         ("data.crop_area=[0.5]", ["'data.crop_area.1'", "missing"]),
         ("data.train_resize=4", ["'data.train_resize'", "4", "at least 8"]),
-        ("data.train_resize=[256, 0]", ["'data.train_resize'", "[256, 0]", "at least 8"]),
         ("data.crop_area=[1.0, 0.2]", ["'data.crop_area'", "[1.0, 0.2]"]),
         ("data.crop_area=[0.0, 1.0]", ["'data.crop_area'", "[0.0, 1.0]"]),
         ("memory.size=0", ["'memory.size'", "0", "at least 1"]),
@@ -149,6 +139,4 @@ def test_a_recipe_as_toml_is_read_as_it_was(tmp_path):
 def test_odd_recipes_are_one_short_message(tmp_path, content):
     (tmp_path / "x").mkdir()
     (tmp_path / "odd.toml").write_text(content)
-    with pytest.raises(InputError, match=r"odd\.toml: ") as caught:
-        read_recipe(str(tmp_path / "odd.toml"))
-    assert len(str(caught.value)) < 2000
+    assert len(assert_refused(r"odd\.toml: ", read_recipe, str(tmp_path / "odd.toml"))) < 2000

@@ -10,7 +10,7 @@ from run_files import logged
 from torch.testing import assert_close
 
 from refusals import assert_refused
-from sightline import Encoder, InputError, Whitening, embed_manifest, evaluate_table, read_card, read_manifest, train
+from sightline import Encoder, Whitening, embed_manifest, evaluate_table, read_card, read_manifest, train
 from sightline.models.stages import UpperEncoder
 from sightline.report.subject import read_subject
 from sightline.training.prepare import plan_run, pooled_features, prepare_run, train_and_validation, untrained_encoder
@@ -37,8 +37,8 @@ def test_unreadable_images_are_left_out_and_named(image_tree, recipe_with, tmp_p
     (folder / "super0/class00/bad.png").write_bytes(b"broken")
     (folder / "super1/none").mkdir()
     (folder / "super1/none/empty.png").touch()  # a class of nothing else
-    with pytest.raises(InputError, match=r"2 faults\n.*bad\.png.*\n.*empty\.png"):
-        train(recipe_with("sampler.skip_small_classes=true", manifest=folder), tmp_path / "run")
+    recipe = recipe_with("sampler.skip_small_classes=true", manifest=folder)
+    assert_refused(r"2 faults\n.*bad\.png.*\n.*empty\.png", train, recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     recipe = recipe_with("schedule.epochs=1", "data.skip_unreadable=true", manifest=folder)
     with pytest.warns(UserWarning, match=r"2 image[\s\S]*bad\.png[\s\S]*empty\.png"):
@@ -92,13 +92,12 @@ def test_a_start_that_cannot_be_trained_is_refused_before_anything_is_written(re
     whitened = Encoder.from_pretrained(start).whitened(whitening).save_pretrained(tmp_path / "whitened")
     bare = Encoder.create("tiny", None, image_size=24).save_pretrained(tmp_path / "bare")
     (start / "encoder.json").write_text('{"backbone": 3}')
-    cases = [
+    for folder, more, fact in (
         (tmp_path / "nowhere", [], "nowhere"),
         (whitened, [], "sightline whiten"),
         (bare, ["model.adaptation=frozen"], "no projection"),
         (start, [], r"encoder\.json"),
-    ]
-    for folder, more, fact in cases:
+    ):
         assert_refused(fact, train, recipe_with(*SHORT, f"model.start={folder}", *more), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -152,9 +151,8 @@ def test_what_rests_sees_each_view_once_and_the_rest_learns(recipe_with, tmp_pat
 
 
 def test_a_projection_starts_from_the_principal_components_of_the_training_images(recipe_with, image_tree, tmp_path):
-    start = ["model.projection=pca", "model.feature_norm=l2", "optimizer.lr=1e-30", "data.val_fraction=0"]
-    trained = Encoder.from_pretrained(train(recipe_with(*start, "schedule.epochs=1"), tmp_path / "run"))
+    start = ["model.projection=pca", "model.feature_norm=l2", "optimizer.lr=1e-30", "data.val_fraction=0", *SHORT]
+    trained = Encoder.from_pretrained(train(recipe_with(*start), tmp_path / "run"))
     pooled = pooled_features(trained, read_manifest(image_tree), n_workers=0)
     projected = trained.head.projection(trained.head.norm(pooled)).detach()
-    assert_close(projected.mean(0), torch.zeros(16), rtol=0, atol=1e-3)
-    assert_close(projected.T.cov(), torch.eye(16), rtol=0, atol=1e-3)
+    assert_close((projected.mean(0), projected.T.cov()), (torch.zeros(16), torch.eye(16)), rtol=0, atol=1e-3)

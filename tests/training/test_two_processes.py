@@ -31,10 +31,8 @@ RUNS = {  # overrides of runs that start in one pair of processes, one after the
     "frozen": ["model.adaptation=frozen", "model.projection=pca", "loss.reference=train", "schedule.epochs=2"],
     "upper": ["model.adaptation=upper", "model.projection=pca", "loss.reference=both", "schedule.epochs=2"],
     "sharded": [*FSDP, "chunk_size=4"],
-    "sharded resnet": [
-        *FSDP, "model.backbone=resnet18", "optimizer.name=sgd", "memory.size=40", "schedule.epochs=2",
-    ],
-}  # fmt: skip
+    "sharded resnet": [*FSDP, "model.backbone=resnet18", "optimizer.name=sgd", "memory.size=40", "schedule.epochs=2"],
+}
 
 
 def test_two_processes_compute_what_one_does(image_tree, tiny_recipe, recipe_with, tmp_path, monkeypatch):

@@ -1,14 +1,25 @@
 """Draws, worked examples and slow oracles that the tests of the losses share."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from sightline.losses import create_loss, loss_options
 
 reproducible = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 both = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # pairs one by one, and the compiled way
+
+exactly = {"rtol": 0, "atol": 0}
+assert_equal = partial(assert_close, **exactly)
+KNOWN = {"n_classes": 4, "embedding_dim": 6, "n_levels": 2, "class_counts": [4, 2]}
+KNOWN["terms"] = [{"name": "sup_ap", "weight": 0.9}, {"name": "csl", "weight": 0.1}]
+STATEFUL = {"memory": 2, "margin_noise": True, "mixup": True}
+TREE = torch.tensor([[0, 0], [1, 0], [2, 1], [3, 1]]).repeat(3, 1)
 
 # The specification's examples: one query, five items, the second and the last of them relevant.
 E1 = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]], dtype=torch.float64)
@@ -17,6 +28,16 @@ E_RELEVANT = torch.tensor([[False, True, False, False, True]])
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3])  # of unequal classes, one of a single item
 # Of length 1, and every cosine a multiple of a half: what is tied on paper is tied in both computations.
 HALVES = torch.cat([torch.eye(4), -torch.eye(4), torch.tensor(list(itertools.product([0.5, -0.5], repeat=4)))]).double()
+
+
+def options_of(name, options):
+    """Those of the options that a loss has."""
+    return {key: value for key, value in options.items() if key in loss_options(name)}
+
+
+def create(name, **options):
+    """The loss by name, with what it asks for of ``KNOWN``."""
+    return create_loss(name, **options_of(name, KNOWN) | options)
 
 
 def double(values):
