@@ -22,6 +22,12 @@ def embed(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0: threads.")] = 0,
+    scorer_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--scorer-inputs", help="Also store features and deviations of feature maps, for `ood fit --scorer heat`."
+        ),
+    ] = False,
     backend: Backend = "auto",
     trust: Trust = False,
 ) -> None:
@@ -36,8 +42,9 @@ def embed(
     manifest, out = own_part(manifest if split is None else manifest.split(split), out)
     check_file(out)
     model = read_encoder(encoder, trust, backend)
-    table = embed_manifest(model, manifest, batch_size, workers, show_progress=True)
-    echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}")
+    table = embed_manifest(model, manifest, batch_size, workers, show_progress=True, scorer_inputs=scorer_inputs)
+    further = "".join(f", {kind} of {rows.shape[1]}" for kind, rows in table.inputs.items())
+    echo(f"{table.write(out)}: {len(table)} vectors of {table.vectors.shape[1]}{further}")
 
 
 def whiten(
