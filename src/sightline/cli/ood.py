@@ -133,9 +133,10 @@ def recalibrate(
 def scorers() -> None:
     """List the scorers of `sightline ood fit --scorer` with their options, those of other packages included."""
     from sightline.ood import SCORERS
+    from sightline.ood.rejector import GIVEN
 
     for name in SCORERS:
-        if SCORERS.find(name).needs == ("vectors",):  # type: ignore[attr-defined]
+        if {*SCORERS.find(name).needs} <= {*GIVEN}:  # type: ignore[attr-defined]
             summary = sub(r":\w+:`(\w+)`", r"\1", SCORERS.summary(name)).replace("``", "`")  # without reStructuredText
             echo(f"{name} ({', '.join(SCORERS.options(name)) or 'no options'}): {summary}")
 
@@ -173,8 +174,8 @@ def evaluate(
         if table is not None:
             loaded.check_encoder(table.fingerprint, name)
             table.check_finite()
-    energies = {name: loaded.scorer.score(table.vectors) for name, table in tables.items()}
-    result = DetectionResult(loaded.scorer.score(belonging.vectors), energies)
+    energies = {name: loaded.energies(table) for name, table in tables.items()}
+    result = DetectionResult(loaded.energies(belonging), energies)
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
     echo(result.as_text(interval))
     threshold = loaded.scorer.threshold or 0.0

@@ -384,8 +384,8 @@ class Encoder(nn.Module):
     ) -> NDArray[np.float32]:
         """One unit vector for each item of a data set, or with ``pooled`` (N, C) what the head is given of it, by torch.
 
-        See :meth:`encode`. With ``scorer_inputs``, the rows of :class:`~sightline.models.scorer_inputs.ScorerInputs`. With ``broken``, which receives the places of images that cannot be read, and why, their rows
-        are without meaning.
+        See :meth:`encode`. With ``scorer_inputs``, the rows of :class:`~sightline.models.scorer_inputs.ScorerInputs`. With
+        ``broken``, which receives the places of images that cannot be read, and why, their rows are without meaning.
         """
         n_images = len(dataset)
         network = ScorerInputs(self) if scorer_inputs else self
@@ -441,7 +441,10 @@ class Encoder(nn.Module):
         return split_rows(rows, ScorerInputs(self).widths)
 
     def _opened(self, network: "Encoder | ScorerInputs", name: str, n_images: int, by_thread: bool) -> Backend:
-        """The backend by that name, of the encoder or with inputs of scorers; kept as long as no weight changes, so that single queries need not wait for it."""
+        """The backend by that name, of the encoder or with inputs of scorers.
+
+        It is kept as long as no weight changes, so that single queries need not wait for it.
+        """
         versions = tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
         if self._backends.get("versions") != versions:
             self._backends = {"versions": versions}

@@ -66,8 +66,8 @@ def split_rows(rows: NDArray[np.float32], widths: Sequence[int]) -> dict[str, ND
     """The inputs of scorers by name; each is contiguous.
 
     Args:
-        rows: (N, D + C + C') by :class:`ScorerInputs`.
-        widths: D, C and C'.
+        rows: (N, D + C + C') by :class:`ScorerInputs`; or (N, D) by an encoder.
+        widths: D, C and C'; or D alone, for ``vectors`` alone.
     """
     parts = np.split(rows, np.cumsum(widths)[:-1], axis=1)
-    return {kind: np.ascontiguousarray(part) for kind, part in zip(KINDS, parts, strict=True)}
+    return {kind: np.ascontiguousarray(part) for kind, part in zip(KINDS, parts, strict=False)}

@@ -1,6 +1,7 @@
 """A calibrated scorer bound to one encoder: is a query out-of-distribution, and does it have a match?"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import floor
 from pathlib import Path
@@ -15,7 +16,7 @@ from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
 from sightline.ood.recommend import recommend
-from sightline.ood.scorer import Scorer, check_tpr, create_named, load
+from sightline.ood.scorer import Inputs, Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
 
 FORMAT = 1
@@ -23,6 +24,8 @@ FOLDER = "rejector"  # inside an encoder's or a gallery's folder
 SETTINGS_FILE = "rejector.json"
 HELD_OUT = 0.2  # share of a table's classes or images to calibrate on if no other table is given
 AUTO = "auto"
+GIVEN = ("vectors", "features", "feature maps")  # what an encoder gives: no logits
+HEAT_PRIORS = ("gmm_pooled", "gmm_std", "energy")  # of ``heat`` where a table has what they take
 FEWEST_CLASSES = 20  # with fewer, a fifth of them are too few to stand for others
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
@@ -37,7 +40,7 @@ class Verdict:
 
     Attributes:
         belongs: whether it is in distribution: ``energy`` is at most ``threshold``, or the query is an item of the gallery.
-        energy: how far out of distribution it is.
+        energy: how far out of distribution it is; None for an item of the gallery if more than its vector is needed.
         threshold: calibrated to accept the stated share of in-distribution images.
         matched: whether the gallery has a match: ``similarity`` is at least ``similarity_threshold``; None if either is
             unknown.
@@ -48,7 +51,7 @@ class Verdict:
     """
 
     belongs: bool
-    energy: float
+    energy: float | None
     threshold: float
     matched: bool | None
     similarity: float | None
@@ -76,7 +79,7 @@ class Rejector:
     """Detects out-of-distribution queries; see :func:`fit_rejector`.
 
     Attributes:
-        scorer: fitted on vectors and calibrated.
+        scorer: fitted and calibrated; see :attr:`needs`.
         fingerprint: of the encoder whose vectors it judges.
         policy: for out-of-distribution queries: ``reject`` returns no results, ``flag`` returns them with a remark,
             ``ignore`` without.
@@ -95,47 +98,64 @@ class Rejector:
     advice: str | None = None
 
     def __post_init__(self) -> None:
-        if self.scorer.needs != ("vectors",):
-            raise InputError(
-                f"the scorer of a rejector must take vectors, {self.scorer.name!r} takes {' and '.join(self.scorer.needs)}"
-            )
+        check_inputs(self.scorer)
         if self.scorer.threshold is None:
             raise InputError(f"scorer {self.scorer.name!r} has no threshold; calibrate it on held-out items first")
         choose(POLICIES, self.policy, "policy")
         if not isinstance(self.similarity_threshold, float | int | None):
             raise InputError(f"similarity_threshold must be a number or None, got {self.similarity_threshold!r}")
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it takes of each query, by the names of :meth:`Encoder.scorer_inputs`; for most scorers ``vectors`` alone."""
+        return self.scorer.needs
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether vectors do not suffice: queries must be images, encoded with the inputs of scorers."""
+        return self.needs != ("vectors",)
+
     def judge(
-        self, vectors: ArrayLike, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
+        self, inputs: Inputs, best_scores: ArrayLike | None = None, is_item: ArrayLike | None = None
     ) -> list[Verdict]:
         """One verdict for each query.
 
         Args:
-            vectors: (Q, D) of the rejector's encoder.
+            inputs: (Q, D) vectors of the rejector's encoder; or a dictionary of all that it :attr:`needs`.
             best_scores: (Q,) the similarity of each query to the best item of the gallery.
             is_item: (Q,) bool, the queries that are items of the gallery, from
                 :func:`~sightline.gallery.query.best_matches`: they belong, even if added after the rejector was fitted.
         """
-        energies = self.scorer.score(vectors)
+        given = inputs if isinstance(inputs, Mapping) else {"vectors": inputs}
+        if missing := [kind for kind in self.needs if kind not in given]:
+            raise InputError(
+                f"the rejector's scorer {self.scorer.name!r} takes {' and '.join(missing)} as well as vectors: queries must "
+                "be images, or what Encoder.scorer_inputs returns of them"
+            )
+        energies = self.scorer.score({kind: given[kind] for kind in self.needs})
         best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
         if len(best) != len(energies):
             raise InputError(f"best_scores must have one value for each of the {len(energies)} queries, got {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
-        threshold, limit = cast(float, self.scorer.threshold), self.similarity_threshold
+        threshold = cast(float, self.scorer.threshold)
         known = self.scorer.quantiles(energies)
         quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
-            Verdict(
-                energy <= threshold or item,
-                energy,
-                threshold,
-                None if score is None or limit is None else score >= limit,
-                score,
-                limit,
-                quantile,
-            )
+            Verdict(energy <= threshold or item, energy, threshold, *self._matched(score), quantile)
             for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
         ]
+
+    def of_item(self, best_score: float) -> Verdict:
+        """The verdict on an item of the gallery that is known by its vector alone: it belongs."""
+        return Verdict(True, None, cast(float, self.scorer.threshold), *self._matched(best_score), None)
+
+    def _matched(self, score: float | None) -> tuple[bool | None, float | None, float | None]:
+        limit = self.similarity_threshold
+        return None if score is None or limit is None else score >= limit, score, limit
+
+    def energies(self, table: EmbeddingTable) -> NDArray[np.float64]:
+        """(N,) of a table's images; refused if it lacks what the scorer needs."""
+        return self.scorer.score(table.scorer_inputs(self.needs))
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
         """Raise InputError for an encoder, gallery or table with another fingerprint."""
@@ -180,6 +200,15 @@ class Rejector:
         return rejector
 
 
+def check_inputs(scorer: Scorer) -> None:
+    """Raise InputError for a scorer of logits, which no encoder gives."""
+    if unknown := [kind for kind in scorer.needs if kind not in GIVEN]:
+        raise InputError(
+            f"the scorer of a rejector must take what an encoder gives ({', '.join(GIVEN)}), {scorer.name!r} takes "
+            f"{' and '.join(unknown)}"
+        )
+
+
 def check_place(folder: Path | str) -> None:
     """Raise the InputError of :meth:`Rejector.save`, if any: to be called before a long fit."""
     check_folder(Path(folder), SETTINGS_FILE, "a rejector")
@@ -200,12 +229,13 @@ def fit_rejector(
     trust: bool = False,
     **options: object,
 ) -> Rejector:
-    """Fit a scorer on a table's vectors and calibrate it on vectors it was not fitted on.
+    """Fit a scorer on a table's images and calibrate it on images it was not fitted on.
 
     Args:
-        table: in-distribution images.
-        scorer: one of :func:`~sightline.ood.list_scorers` that takes vectors; ``auto`` for what
-            :func:`~sightline.ood.recommend.recommend` finds.
+        table: in-distribution images; with the inputs of scorers, if the scorer takes more than vectors.
+        scorer: one of :func:`~sightline.ood.list_scorers` that takes what encoders give; ``auto`` for what
+            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``gmm_pooled``, ``gmm_std`` and
+            ``energy`` if the table has what they take, else ``gmm``.
         tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
         held_out: in-distribution images to calibrate on; None for a part of the table, as ``hold_out`` says.
         gallery: what queries are searched in, to calibrate the similarity threshold of a match; None for no threshold.
@@ -223,9 +253,13 @@ def fit_rejector(
     hold_out = choose(HOLD_OUTS, hold_out, "hold_out")
     if scorer == AUTO and options:
         raise InputError(f"option {min(options)!r} requires a scorer by name, got scorer 'auto'")
+    if scorer == "heat" and table.inputs:
+        options = {"priors": list(HEAT_PRIORS)} | options
     made = create_named("gmm" if scorer == AUTO else scorer, options, trust=trust, seed=seed)
-    if made.needs != ("vectors",):
-        raise InputError(f"the scorer of a rejector must take vectors, {scorer!r} takes {' and '.join(made.needs)}")
+    check_inputs(made)
+    for one in (table, held_out):
+        if one is not None:
+            one.scorer_inputs(made.needs)
     _check_tables(table, held_out, gallery)
     n_levels = table.manifest.n_levels
     if not 0 <= level < max(1, n_levels):
@@ -237,8 +271,8 @@ def fit_rejector(
     advice = recommend(table, seed, show_progress, level) if scorer == AUTO else None
     if advice is not None:
         made = create_named(advice.name, advice.options, seed=seed)
-    made.fit(table.vectors, labels, show_progress=show_progress)
-    made.calibrate(held_out.vectors, tpr)
+    made.fit(table.scorer_inputs(made.needs), labels, show_progress=show_progress)
+    made.calibrate(held_out.scorer_inputs(made.needs), tpr)
     reason = None if advice is None else advice.reason
     return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
 

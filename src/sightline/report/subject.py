@@ -91,6 +91,7 @@ def read_subject(
     like: EmbeddingTable | None = None,
     trust: bool = False,
     backend: str | None = None,
+    scorer_inputs: bool = False,
 ) -> Subject:
     """Read an embedding table, or embed the images that a run was not trained on.
 
@@ -104,6 +105,7 @@ def read_subject(
         like: embed the images of this table instead.
         trust: import the module of a wrapped encoder.
         backend: what computes vectors; see :meth:`Encoder.encode`.
+        scorer_inputs: embed the images of a run with what rejectors of more than vectors need.
     """
     source = Path(source)
     if not source.is_dir():
@@ -116,8 +118,11 @@ def read_subject(
     chose = train_and_validation(recipe_images(recipe)[0], recipe)[1] if like is None else None
     kept = source / EMBEDDED
     vectors = EmbeddingTable.read(kept) if kept.is_file() else None
-    if vectors is None or vectors.fingerprint != encoder.fingerprint() or vectors.ids != manifest.table["id"].to_list():
-        vectors = embed_manifest(encoder, manifest, show_progress=show_progress, backend=backend)
+    same = vectors is not None and vectors.fingerprint == encoder.fingerprint() and bool(vectors.inputs) >= scorer_inputs
+    if vectors is None or not same or vectors.ids != manifest.table["id"].to_list():
+        vectors = embed_manifest(
+            encoder, manifest, show_progress=show_progress, backend=backend, scorer_inputs=scorer_inputs
+        )
         vectors.write(kept)
     return Subject(
         name or source.resolve().name,
@@ -229,12 +234,17 @@ def held_rejector(run: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def needs_inputs(detector: Path | None) -> bool:
+    """Whether the rejector in a folder takes more than vectors; False for None."""
+    return detector is not None and Rejector.load(detector).needs_images
+
+
 def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | None = None) -> Outliers:
     """Score a table with a rejector.
 
     Args:
         folder: written by ``sightline ood fit``, or an encoder or gallery folder that has one.
-        table: vectors of the rejector's encoder.
+        table: vectors of the rejector's encoder; with inputs of scorers, if the rejector needs them.
         outlier_table: an embedding table of outliers, of the same encoder.
     """
     rejector = Rejector.load(folder, table.fingerprint)
@@ -242,7 +252,7 @@ def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | Non
     if outlier_table is not None:
         others = EmbeddingTable.read(outlier_table)
         rejector.check_encoder(others.fingerprint, outlier_table)
-        outside = rejector.scorer.score(others.vectors)
-    inside = rejector.scorer.score(table.vectors)
+        outside = rejector.energies(others)
+    inside = rejector.energies(table)
     threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
     return Outliers(rejector.scorer.name, threshold, inside, outside, rejector.similarity_threshold)

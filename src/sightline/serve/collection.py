@@ -107,9 +107,9 @@ class Cached(Generic[Made]):
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """A query: its (D,) vector and options; ``own`` is its id if it is an item of the gallery."""
+    """A query: what the encoder gave of it, and options; ``own`` is its id if it is an item of the gallery."""
 
-    vector: NDArray[np.float32]
+    inputs: dict[str, NDArray[np.float32]]  # ``vectors`` (D,), and what else the rejector needs
     options: QueryOptions
     own: str | None = None
 
@@ -241,6 +241,11 @@ class Collection:
                 self._rejector_stamp = stamp
             return None if stamp is None else self._rejector
 
+    def needs_images(self, policy: str | None = "reject") -> bool:
+        """Whether the rejector takes more of a query than its vector; not with the policy ``ignore``."""
+        rejector = self.rejector()
+        return rejector is not None and rejector.needs_images and (policy or rejector.policy) != "ignore"
+
     @property
     def acceptance(self) -> float:
         """What the rejector that judged last promises."""
@@ -283,8 +288,10 @@ class Collection:
             rejector = self.rejector()
             if rejector is not None and (options.policy or rejector.policy) == "ignore":
                 rejector = None
-            vectors = np.stack([job.vector for job in jobs])
-            return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector)
+            vectors, images = np.stack([job.inputs["vectors"] for job in jobs]), [job for job in jobs if job.own is None]
+            kinds = set.intersection(*(set(job.inputs) for job in images)) if images else set()
+            inputs = {kind: np.stack([job.inputs[kind] for job in images]) for kind in kinds}
+            return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector, inputs=inputs)
 
     def item(self, id_: str) -> Item:
         """The item with this id."""
