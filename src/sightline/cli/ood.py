@@ -14,6 +14,7 @@ from sightline.errors import InputError, choose, needs_extra
 
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
+    from sightline.gallery.gallery import Gallery
 
 PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Detect out-of-distribution images.")
@@ -35,6 +36,10 @@ class ScorerOptions:
         list[str] | None, typer.Option("--option", help="Option of the scorer: name=value, value in JSON; repeatable.")
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help="Allow importing package.module:Name.")] = False
+
+    def of_scorer(self) -> dict[str, object]:
+        """The scorer's own options."""
+        return {name: _value(text) for name, text in named_values("--option", self.option or []).items()}
 
 
 @app.command()
@@ -71,11 +76,11 @@ def fit(
         embedded, generation = read_table(table), None
         matched = None if gallery_table is None else read_table(gallery_table)
     else:
-        embedded, matched, generation, out = _gallery(str(gallery), out)
+        embedded, matched, generation, out = _gallery(str(gallery), out, options)
     if out is None:
         raise InputError("give --out, the folder to write")
     check_place(out)
-    scorer_options = {name: _value(text) for name, text in named_values("--option", options.option or []).items()}
+    scorer_options = options.of_scorer()
     if taken := scorer_options.keys() & signature(fit_rejector).parameters.keys():
         raise InputError(f"--option {min(taken)}: not an option of the scorer; use the command's own --{min(taken)}")
     rejector = fit_rejector(
@@ -192,21 +197,46 @@ def evaluate(
         draw_detection(result, plot, threshold)
 
 
-def _gallery(address: str, out: Path | None) -> "tuple[EmbeddingTable, EmbeddingTable | None, int | None, Path]":
+def _gallery(
+    address: str, out: Path | None, options: ScorerOptions
+) -> "tuple[EmbeddingTable, EmbeddingTable | None, int | None, Path]":
     """The gallery's items, the same again if some share a label, its generation if the rejector goes inside, and where."""
     from sightline.gallery.gallery import REJECTOR_FOLDER, Gallery
     from sightline.gallery.ingest import gallery_table
+    from sightline.ood.rejector import check_place
 
     with Gallery.open(address, read_only=True) as opened:
         if out is None and not opened.capabilities.keeps_models:
             raise InputError(f"{opened.address}: this kind of gallery cannot store a rejector; give --out")
         generation = opened.generation if out is None else None  # read before the items, which may be newer
-        table = gallery_table(opened)
         folder = out or Path(opened.address) / REJECTOR_FOLDER
         if out is None and folder.is_symlink():
             raise InputError(f"{folder}: is a link, which is not followed; give --out, the folder to write")
+        check_place(folder)
+        table = gallery_table(opened)
+        table = _embedded_again(opened, table, options)
     can_match = table.manifest.n_levels > 0 and bool(table.manifest.table["label_0"].is_duplicated().any())
     return table, table if can_match else None, generation, folder
+
+
+def _embedded_again(gallery: "Gallery", table: "EmbeddingTable", options: ScorerOptions) -> "EmbeddingTable":
+    """The table with inputs of scorers, if the scorer takes them: a gallery keeps vectors alone."""
+    from sightline.gallery.gallery import ENCODER_FOLDER
+    from sightline.gallery.ingest import with_scorer_inputs
+    from sightline.ood.rejector import wants_images
+
+    wanted = options.scorer, options.of_scorer()
+    has_encoder = gallery.model_folder(ENCODER_FOLDER) is not None
+    if not wants_images(*wanted, has_encoder, trust=options.trust):
+        return table
+    encoder = gallery.encoder(options.trust)
+    if not wants_images(*wanted, encoder.has_feature_maps, trust=options.trust):
+        return table
+    echo(f"embedding the images of {gallery.address} again: the scorer takes more than vectors", err=True)
+    try:
+        return with_scorer_inputs(gallery, table, encoder)
+    except InputError as error:
+        raise InputError(f"{error}; --scorer heat --option 'priors=[\"gmm\"]' takes vectors alone") from error
 
 
 def _value(text: str) -> object:

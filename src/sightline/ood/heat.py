@@ -177,6 +177,7 @@ class _Part:
         own: Tensor,
     ) -> None:
         self.prior, self.chains = copy.deepcopy(member.prior), member.sampling
+        self.prior.keeps_features = True
         codes = None if labels is None else labels[~own].unique(return_inverse=True)[1]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about few items: the prior of all data says so

@@ -25,7 +25,10 @@ SETTINGS_FILE = "rejector.json"
 HELD_OUT = 0.2  # share of a table's classes or images to calibrate on if no other table is given
 AUTO = "auto"
 GIVEN = ("vectors", "features", "feature maps")  # what an encoder gives: no logits
-HEAT_PRIORS = ("gmm_pooled", "gmm_std", "energy")  # of ``heat`` where a table has what they take
+# Priors of ``heat`` where a table has what they take: all components would cost a query four times as much, and there are
+# seldom many more images than an encoder has channels.
+REDUCED: dict[str, object] = {"n_components": 256, "shrinkage": "auto"}
+HEAT_PRIORS = ({"name": "gmm_pooled"} | REDUCED, {"name": "gmm_std"} | REDUCED, "energy")
 FEWEST_CLASSES = 20  # with fewer, a fifth of them are too few to stand for others
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
@@ -107,7 +110,7 @@ class Rejector:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it takes of each query, by the names of :meth:`Encoder.scorer_inputs`; for most scorers ``vectors`` alone."""
+        """What it takes of each query, by the names of :meth:`Encoder.scorer_inputs`; most take ``vectors`` alone."""
         return self.scorer.needs
 
     @property
@@ -129,8 +132,8 @@ class Rejector:
         given = inputs if isinstance(inputs, Mapping) else {"vectors": inputs}
         if missing := [kind for kind in self.needs if kind not in given]:
             raise InputError(
-                f"the rejector's scorer {self.scorer.name!r} takes {' and '.join(missing)} as well as vectors: queries must "
-                "be images, or what Encoder.scorer_inputs returns of them"
+                f"the rejector's scorer {self.scorer.name!r} takes {' and '.join(missing)} as well as vectors: queries "
+                "must be images, or what Encoder.scorer_inputs returns of them"
             )
         energies = self.scorer.score({kind: given[kind] for kind in self.needs})
         best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
@@ -209,6 +212,22 @@ def check_inputs(scorer: Scorer) -> None:
         )
 
 
+def wants_images(scorer: str, options: Mapping[str, object], has_feature_maps: bool, *, trust: bool = False) -> bool:
+    """Whether :func:`fit_rejector` is to be given a table with inputs of scorers.
+
+    Args:
+        scorer: by name; ``auto`` compares scorers of vectors if it is given vectors alone.
+        options: the scorer's.
+        has_feature_maps: whether the encoder has what ``heat`` takes without ``priors``.
+        trust: allow importing a scorer named ``package.module:Name``.
+    """
+    if scorer == AUTO:
+        return False
+    if scorer == "heat" and "priors" not in options:
+        return has_feature_maps
+    return create_named(scorer, options, trust=trust).needs != ("vectors",)
+
+
 def check_place(folder: Path | str) -> None:
     """Raise the InputError of :meth:`Rejector.save`, if any: to be called before a long fit."""
     check_folder(Path(folder), SETTINGS_FILE, "a rejector")
@@ -234,8 +253,8 @@ def fit_rejector(
     Args:
         table: in-distribution images; with the inputs of scorers, if the scorer takes more than vectors.
         scorer: one of :func:`~sightline.ood.list_scorers` that takes what encoders give; ``auto`` for what
-            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``gmm_pooled``, ``gmm_std`` and
-            ``energy`` if the table has what they take, else ``gmm``.
+            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``HEAT_PRIORS`` if the table
+            has what they take, else ``gmm``.
         tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
         held_out: in-distribution images to calibrate on; None for a part of the table, as ``hold_out`` says.
         gallery: what queries are searched in, to calibrate the similarity threshold of a match; None for no threshold.

@@ -45,6 +45,8 @@ class Scorer(ABC):
         differentiable: whether the energy has a gradient, which a prior of HEAT must have.
         threshold: energies above it are outliers; None before :meth:`calibrate`.
         acceptance: the probability, at least, with which it accepts an in-distribution item.
+        keeps_features: whether another fit leaves :meth:`features` as they are, where they depend on the fit set: networks
+            of HEAT are fitted on parts of it, and used together.
         calibration: energies of the held-out items in ascending order, at most 1001 of their quantiles; None before
             :meth:`calibrate`, and in scorers saved by an earlier version.
     """
@@ -58,6 +60,7 @@ class Scorer(ABC):
     calibration: NDArray[np.float64] | None = None
     width: int | None = None  # D of what it was fitted on
     shows_progress: bool = False
+    keeps_features: bool = False
 
     # What a scorer implements -------------------------------------------------------------------------------------
     @abstractmethod

@@ -174,7 +174,7 @@ async def _search(
     wanted = QueryOptions(options.k, options.where, refinement, options.policy)
     id_, labels, lists = (own.id, labels_of(own.metadata), lists_of(own.metadata)) if own else (None, [], {})
     since = time.perf_counter()
-    answer = await service.search(collection, SearchJob(inputs, wanted, id_))
+    answer = await service.search(collection, SearchJob(inputs.pop("vectors"), wanted, id_, inputs))
     took = Took(encode_ms=encode_ms, search_ms=_milliseconds(since))
     items = [(hit.score, item_body(collection, hit.id, hit.metadata)) for hit in answer.results]
     verdict = None

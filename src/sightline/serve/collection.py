@@ -10,7 +10,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, takewhile
 from operator import eq
@@ -107,11 +107,15 @@ class Cached(Generic[Made]):
 
 @dataclass(frozen=True, eq=False)
 class SearchJob:
-    """A query: what the encoder gave of it, and options; ``own`` is its id if it is an item of the gallery."""
+    """A query: its (D,) vector and options; ``own`` is its id if it is an item of the gallery.
 
-    inputs: dict[str, NDArray[np.float32]]  # ``vectors`` (D,), and what else the rejector needs
+    ``inputs`` is what a rejector needs besides the vector, by name.
+    """
+
+    vector: NDArray[np.float32]
     options: QueryOptions
     own: str | None = None
+    inputs: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -288,7 +292,7 @@ class Collection:
             rejector = self.rejector()
             if rejector is not None and (options.policy or rejector.policy) == "ignore":
                 rejector = None
-            vectors, images = np.stack([job.inputs["vectors"] for job in jobs]), [job for job in jobs if job.own is None]
+            vectors, images = np.stack([job.vector for job in jobs]), [job for job in jobs if job.own is None]
             kinds = set.intersection(*(set(job.inputs) for job in images)) if images else set()
             inputs = {kind: np.stack([job.inputs[kind] for job in images]) for kind in kinds}
             return query(gallery, vectors, options, own=[job.own for job in jobs], rejector=rejector, inputs=inputs)
