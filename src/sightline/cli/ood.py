@@ -15,6 +15,7 @@ from sightline.errors import InputError, choose, needs_extra
 if TYPE_CHECKING:
     from sightline.data.embedding_table import EmbeddingTable
     from sightline.gallery.gallery import Gallery
+    from sightline.ood.rejector import Rejector
 
 PICTURES = (".svg", ".png")
 app = typer.Typer(no_args_is_help=True, help="Detect out-of-distribution images.")
@@ -63,6 +64,10 @@ def fit(
         str,
         typer.Option(help="Calibrate on a fifth of the classes or of the images; auto: of the classes, if there are 20."),
     ] = "auto",
+    per_label: Annotated[
+        int | None,
+        typer.Option(min=0, help="Label level to calibrate a threshold for each label of; default: one for all."),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="What search does with out-of-distribution queries: reject, flag or ignore.")
     ] = "reject",
@@ -94,17 +99,24 @@ def fit(
         options.seed,
         show_progress=True,
         hold_out=choose(HOLD_OUTS, hold_out, "--hold-out"),
+        per_label=per_label,
         trust=options.trust,
         **scorer_options,
     )
     rejector.generation = generation
-    share, accepted = f"{100 * tpr:g} %", 100 * (rejector.scorer.acceptance or 0)
-    saved = f"{rejector.save(out)}: {rejector.scorer.name}, accepts {accepted:.3g} % of in-distribution images"
-    for line in filter(None, (rejector.advice, saved, *rejector.scorer.notes)):
+    _print_fitted(rejector, rejector.save(out), tpr, has_gallery=gallery is not None)
+
+
+def _print_fitted(rejector: "Rejector", folder: Path, tpr: float, has_gallery: bool) -> None:
+    """What was fitted and why, what it promises, and the thresholds."""
+    scorer = rejector.scorer
+    saved = f"{folder}: {scorer.name}, accepts {100 * (scorer.acceptance or 0):.3g} % of in-distribution images"
+    labels = rejector.by_label and rejector.by_label.as_text()
+    for line in filter(None, (rejector.advice, saved, labels, *scorer.notes)):
         echo(line)
     if rejector.similarity_threshold is not None:
-        echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {share} of matches")
-    elif gallery is not None:
+        echo(f"similarity threshold {rejector.similarity_threshold:.4f} recognises {100 * tpr:g} % of matches")
+    elif has_gallery:
         echo("no similarity threshold: no two items share a label")
 
 
@@ -124,6 +136,8 @@ def recalibrate(
 
     loaded = Rejector.load(rejector, trust=trust)
     before = loaded.scorer.threshold
+    if loaded.by_label is not None:
+        raise InputError(f"{rejector}: has thresholds by label, which a log of energies cannot replace; fit it again")
     energies = logged_energies(log, before, gallery)
     loaded.scorer.calibrate_on(energies, tpr)
     accepted = 100 * (loaded.scorer.acceptance or 0)
@@ -184,8 +198,9 @@ def evaluate(
     rates = {} if gallery is None else identification_rates(belonging, gallery, tables, far)
     echo(result.as_text(interval))
     threshold = loaded.scorer.threshold or 0.0
-    sets = {"in-distribution": result.inside, **energies}
-    echo("rejected: " + ", ".join(f"{100 * float((e > threshold).mean()):.1f} % of {n}" for n, e in sets.items()))
+    sets = {"in-distribution": (belonging, result.inside)} | {name: (tables[name], energies[name]) for name in tables}
+    refused = {name: float((found > loaded.thresholds(one)).mean()) for name, (one, found) in sets.items()}
+    echo("rejected: " + ", ".join(f"{100 * share:.1f} % of {name}" for name, share in refused.items()))
     if gallery is not None:
         shares = ", ".join(f"{100 * rate:.1f} % against {name}" for name, rate in rates.items())
         echo(f"identified at a false alarm rate of {100 * far:g} %: {shares}")

@@ -11,10 +11,12 @@ import numpy as np
 import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
 
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
+from sightline.ood.label_thresholds import LabelThresholds, fit_label_thresholds
 from sightline.ood.recommend import recommend
 from sightline.ood.scorer import Inputs, Scorer, check_tpr, create_named, load
 from sightline.ranking.similarity import score_blocks
@@ -90,6 +92,7 @@ class Rejector:
         similarity_acceptance: the share of queries with a match that reach it.
         generation: of the gallery that it is in and was fitted on; None if it was fitted on a table.
         advice: why its scorer was recommended; None if it was chosen by name.
+        by_label: thresholds of labels, which replace the scorer's; None for one threshold.
     """
 
     scorer: Scorer
@@ -99,6 +102,7 @@ class Rejector:
     similarity_acceptance: float | None = None
     generation: int | None = None
     advice: str | None = None
+    by_label: LabelThresholds | None = None
 
     def __post_init__(self) -> None:
         check_inputs(self.scorer)
@@ -111,7 +115,8 @@ class Rejector:
     @property
     def needs(self) -> tuple[str, ...]:
         """What it takes of each query, by the names of :meth:`Encoder.scorer_inputs`; most take ``vectors`` alone."""
-        return self.scorer.needs
+        own = self.scorer.needs
+        return own if self.by_label is None or "vectors" in own else (*own, "vectors")
 
     @property
     def needs_images(self) -> bool:
@@ -135,17 +140,18 @@ class Rejector:
                 f"the rejector's scorer {self.scorer.name!r} takes {' and '.join(missing)} as well as vectors: queries "
                 "must be images, or what Encoder.scorer_inputs returns of them"
             )
-        energies = self.scorer.score({kind: given[kind] for kind in self.needs})
+        energies = self.scorer.score({kind: given[kind] for kind in self.scorer.needs})
         best = [None] * len(energies) if best_scores is None else np.ravel(best_scores).astype(float).tolist()
         if len(best) != len(energies):
             raise InputError(f"best_scores must have one value for each of the {len(energies)} queries, got {len(best)}")
         items = [False] * len(energies) if is_item is None else np.asarray(is_item, bool).tolist()
-        threshold = cast(float, self.scorer.threshold)
+        common = cast(float, self.scorer.threshold)
+        limits = [common] * len(energies) if self.by_label is None else self.by_label.of(given["vectors"], common).tolist()
         known = self.scorer.quantiles(energies)
         quantiles = [None] * len(energies) if known is None else known.tolist()
         return [
-            Verdict(energy <= threshold or item, energy, threshold, *self._matched(score), quantile)
-            for energy, score, item, quantile in zip(energies.tolist(), best, items, quantiles, strict=True)
+            Verdict(energy <= limit or item, energy, limit, *self._matched(score), quantile)
+            for energy, limit, score, item, quantile in zip(energies.tolist(), limits, best, items, quantiles, strict=True)
         ]
 
     def of_item(self, best_score: float) -> Verdict:
@@ -158,7 +164,12 @@ class Rejector:
 
     def energies(self, table: EmbeddingTable) -> NDArray[np.float64]:
         """(N,) of a table's images; refused if it lacks what the scorer needs."""
-        return self.scorer.score(table.scorer_inputs(self.needs))
+        return self.scorer.score(table.scorer_inputs(self.scorer.needs))
+
+    def thresholds(self, table: EmbeddingTable) -> NDArray[np.float64]:
+        """(N,) energies above which a table's images are out-of-distribution."""
+        common = cast(float, self.scorer.threshold)
+        return np.full(len(table), common) if self.by_label is None else self.by_label.of(table.vectors, common)
 
     def check_encoder(self, fingerprint: str, where: object = "rejector") -> None:
         """Raise InputError for an encoder, gallery or table with another fingerprint."""
@@ -172,7 +183,11 @@ class Rejector:
         """Write the rejector to a folder, which appears complete or not at all."""
         with replaced_folder(Path(folder), SETTINGS_FILE, "a rejector") as scratch:
             self.scorer.write(scratch)
-            described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "scorer"}
+            described = {
+                field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("scorer", "by_label")
+            }
+            if self.by_label is not None:
+                described["by_label"] = self.by_label.write(scratch)
             text = json.dumps({"format": FORMAT} | described, indent=2)
             (scratch / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
         return Path(folder)
@@ -195,8 +210,10 @@ class Rejector:
             raise InputError(f"{held}: the rejector's format must be {FORMAT}, found {found!r}")
         scorer = load(held, trust=trust)
         try:
+            if described.get("by_label") is not None:
+                described["by_label"] = LabelThresholds.read(held, described["by_label"])
             rejector = cls(scorer, **described)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
             raise InputError(f"{held / SETTINGS_FILE}: not the settings of a rejector: {error}") from error
         if fingerprint is not None:
             rejector.check_encoder(fingerprint, held)
@@ -245,6 +262,7 @@ def fit_rejector(
     show_progress: bool = False,
     *,
     hold_out: HoldOut = "auto",
+    per_label: int | None = None,
     trust: bool = False,
     **options: object,
 ) -> Rejector:
@@ -264,6 +282,7 @@ def fit_rejector(
         show_progress: draw a progress bar.
         hold_out: a random fifth of the ``classes`` of the finest level (for queries of classes that the collection lacks)
             or of the ``images``; ``auto``: of the classes if there are 20 or more of at least 2 images on average.
+        per_label: label level whose labels get thresholds of their own, see :class:`LabelThresholds`; None for one of all.
         trust: allow importing a scorer named ``package.module:Name``.
         options: the scorer's.
     """
@@ -280,9 +299,7 @@ def fit_rejector(
         if one is not None:
             one.scorer_inputs(made.needs)
     _check_tables(table, held_out, gallery)
-    n_levels = table.manifest.n_levels
-    if not 0 <= level < max(1, n_levels):
-        raise InputError(f"level must be below the number of label levels, {n_levels}, got {level}")
+    n_levels = _checked_levels(table, level, per_label)
     if held_out is None:
         table, held_out = _hold_out(table, seed, hold_out)
     labels = table.manifest.labels()[:, level] if n_levels else None
@@ -293,7 +310,23 @@ def fit_rejector(
     made.fit(table.scorer_inputs(made.needs), labels, show_progress=show_progress)
     made.calibrate(held_out.scorer_inputs(made.needs), tpr)
     reason = None if advice is None else advice.reason
-    return Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
+    rejector = Rejector(made, table.fingerprint, policy, limit, None if gallery is None else tpr, advice=reason)
+    if per_label is not None:
+        of_fitted = table.vectors, table.manifest.labels()[:, per_label]
+        of_held_out = held_out.vectors, rejector.energies(held_out)
+        labelled = table.manifest.class_names(per_label)
+        rejector.by_label = fit_label_thresholds(of_fitted, of_held_out, labelled, per_label, tpr)
+    return rejector
+
+
+def _checked_levels(table: EmbeddingTable, level: int, per_label: int | None) -> int:
+    """The number of label levels; raises InputError unless the table has those asked for."""
+    n_levels = table.manifest.n_levels
+    asked = {"level": (level, max(1, n_levels))} | ({} if per_label is None else {"per_label": (per_label, n_levels)})
+    for name, (given, n_valid) in asked.items():
+        if given not in range(n_valid):
+            raise InputError(f"{name} must be below the number of label levels, {n_levels}, got {given}")
+    return n_levels
 
 
 def _check_tables(table: EmbeddingTable, *others: EmbeddingTable | None) -> None:

@@ -255,6 +255,11 @@ class Collection:
         """What the rejector that judged last promises."""
         return (self._rejector.scorer.acceptance if self._rejector else None) or 0.95
 
+    @property
+    def threshold(self) -> float | None:
+        """Of the rejector that judged last; of all labels together, where they have their own."""
+        return self._rejector.scorer.threshold if self._rejector else None
+
     def warm(self) -> None:
         """Load what the first search needs, and rebuild a damaged index; raises what is wrong."""
         with self.gallery() as gallery:

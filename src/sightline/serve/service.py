@@ -160,7 +160,7 @@ class Service(Gate):
         self._places = asyncio.Semaphore(settings.waiting)
         self.galleries: dict[str, Collection] = {}
         self._searchers: dict[str, Batcher[SearchJob, Answer]] = {}
-        self._drifts: dict[tuple[str, float], Drift] = {}  # by gallery and threshold: again after a recalibration
+        self._drifts: dict[tuple[str, float | None], Drift] = {}  # by gallery and threshold: again after a recalibration
         for folder in settings.galleries:
             collection = Collection(folder, settings.read_only)
             self.galleries[collection.name] = collection
@@ -247,7 +247,7 @@ class Service(Gate):
             self.metrics["energy_quantile"].labels(name).observe(verdict.quantile)
         fields = {"gallery": name, "energy": verdict.energy, "threshold": verdict.threshold, "refused": refused}
         LOG.info(EVENT, extra={"fields": fields})
-        drift = self._drifts.setdefault((name, verdict.threshold), Drift())
+        drift = self._drifts.setdefault((name, collection.threshold), Drift())
         change = drift.add(refused, collection.acceptance)
         self.metrics["refused_share_alarm"].labels(name).set(drift.alarmed)
         if change is not None:
