@@ -21,7 +21,7 @@ CHANGES = {
         ("    generation: int\n    query: QueryBody\n", "    generation: int\n    searched: int\n    query: QueryBody\n")
     ],
     "serve/web/lane.js": [
-        ("${milliseconds} ms.${reordered}`", "${milliseconds} ms. Searched ${answer.searched} items.${reordered}`"),
+        ("${milliseconds} ms.${reordered}`", "${milliseconds} ms. Searched ${answer.searched} items.${reordered}`")
     ],
 }
 
