@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(fitted):
         (bare, {"level": 1}, "level .* 0, got 1"),
         (bare, {"gallery": table(50)}, "labels in both"),
         (table(1), {}, "2 images or more"),
-        (table(50), {"scorer": "gmm_std"}, "'gmm_std' takes feature maps"),
+        (table(50), {"scorer": "gmm_std"}, "takes feature maps, the table has"),
     ):
         assert_refused(facts, fit_rejector, rows, **{"scorer": "gmm"} | options)
     assert fitted == {}
@@ -178,7 +178,7 @@ def test_saved_inside_an_encoder_and_bound_to_it(tmp_path):
 
 
 def test_what_is_not_fitted_and_folders_that_are_no_rejector(tmp_path):
-    assert_refused("'gmm_std' takes feature maps", Rejector, ood.create("gmm_std"), PRINT)
+    assert_refused("'energy' takes logits", Rejector, ood.create("energy", inputs="logits"), PRINT)
     assert_refused("has no threshold", Rejector, ood.create("gmm").fit(table(50).vectors), PRINT)
     bare = with_rows(table(50).manifest.table.drop("label_0"), table(50).vectors)
     rejector = fit_rejector(bare, "gmm")
