@@ -18,7 +18,7 @@ from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 
 from sightline import Encoder, ood
-from sightline.ood.rejector import HEAT_PRIORS
+from sightline.ood.heat import ALL_PRIORS
 
 NAMES = ("msp", "maxlogit", "energy", "kl_matching", "react", "mahalanobis", "knn", "soft_knn", "vim", "gmm")
 PARTS = ("scorers", "heat", "query")
@@ -31,7 +31,7 @@ QUERY_SCORERS: dict[str, tuple[str, dict[str, object]]] = {
     "gmm": ("gmm", {}),
     "knn": ("knn", {}),
     "heat": ("heat", BARELY),  # a network that is barely trained takes as long to score
-    "heat, all three priors": ("heat", BARELY | {"priors": list(HEAT_PRIORS)}),
+    "heat, all three priors": ("heat", BARELY | {"priors": list(ALL_PRIORS)}),
     "heat, all three, exact": ("heat", BARELY | {"priors": ["gmm_pooled", "gmm_std", "energy"]}),
 }
 

@@ -13,7 +13,8 @@ from sightline.data.manifest import read_manifest
 from sightline.gallery.gallery import Gallery
 from sightline.gallery.ingest import index_images
 from sightline.gallery.query import QueryOptions, ask, query
-from sightline.ood.rejector import HEAT_PRIORS, Rejector, fit_rejector
+from sightline.ood.heat import ALL_PRIORS
+from sightline.ood.rejector import Rejector, fit_rejector
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are few for")
 KINDS = ("features", "feature maps", "vectors")
@@ -79,7 +80,7 @@ def test_heat_takes_all_three_priors_where_the_table_has_them(table):
     small = {"hidden": 4, "train_steps": 2}
     assert fit_rejector(plain, "heat", **small).needs == ("vectors",)
     whole = fit_rejector(table, "heat", **small)
-    assert (whole.needs, whole.scorer.options()["priors"]) == (KINDS, list(HEAT_PRIORS))
+    assert (whole.needs, whole.scorer.options()["priors"]) == (KINDS, list(ALL_PRIORS))
     assert_refused("takes feature maps, the table has", fit_rejector, plain, "gmm_std")
     assert_refused("'energy' takes logits", fit_rejector, table, "energy", inputs="logits")
 

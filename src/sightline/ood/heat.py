@@ -29,6 +29,10 @@ CHECKS = 5  # times in the training at which the residual may be taken
 JUDGING = 8000  # samples of the prior that a gain is measured with
 LANGEVIN = 0.02  # step of chains that replace a sampler, in units of the data's variance
 CERTAINTY = 0.95
+# Of the thesis, for encoders with feature maps. All components would cost a query four times as much, and there are seldom
+# many more images than an encoder has channels.
+REDUCED: dict[str, object] = {"n_components": 256, "shrinkage": "auto"}
+ALL_PRIORS = ({"name": "gmm_pooled"} | REDUCED, {"name": "gmm_std"} | REDUCED, "energy")
 FirstAndLast = Annotated[Sequence[NonNegativeFloat], Field(min_length=2, max_length=2)]
 
 

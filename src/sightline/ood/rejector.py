@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from sightline.data.embedding_table import EmbeddingTable
 from sightline.errors import InputError, choose
 from sightline.files import check_folder, read_json_object, recovered_folder, replaced_folder
+from sightline.ood.heat import ALL_PRIORS
 from sightline.ood.label_thresholds import LabelThresholds, fit_label_thresholds
 from sightline.ood.recommend import recommend
 from sightline.ood.scorer import Inputs, Scorer, check_tpr, create_named, load
@@ -27,10 +28,6 @@ SETTINGS_FILE = "rejector.json"
 HELD_OUT = 0.2  # share of a table's classes or images to calibrate on if no other table is given
 AUTO = "auto"
 GIVEN = ("vectors", "features", "feature maps")  # what an encoder gives: no logits
-# Priors of ``heat`` where a table has what they take: all components would cost a query four times as much, and there are
-# seldom many more images than an encoder has channels.
-REDUCED: dict[str, object] = {"n_components": 256, "shrinkage": "auto"}
-HEAT_PRIORS = ({"name": "gmm_pooled"} | REDUCED, {"name": "gmm_std"} | REDUCED, "energy")
 FEWEST_CLASSES = 20  # with fewer, a fifth of them are too few to stand for others
 BLOCK_ELEMENTS = 1 << 24
 Policy = Literal["reject", "flag", "ignore"]
@@ -271,7 +268,7 @@ def fit_rejector(
     Args:
         table: in-distribution images; with the inputs of scorers, if the scorer takes more than vectors.
         scorer: one of :func:`~sightline.ood.list_scorers` that takes what encoders give; ``auto`` for what
-            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``HEAT_PRIORS`` if the table
+            :func:`~sightline.ood.recommend.recommend` finds. ``heat`` without ``priors`` has ``ALL_PRIORS`` if the table
             has what they take, else ``gmm``.
         tpr: the share of in-distribution images to accept, and of queries with a match to recognise.
         held_out: in-distribution images to calibrate on; None for a part of the table, as ``hold_out`` says.
@@ -292,7 +289,7 @@ def fit_rejector(
     if scorer == AUTO and options:
         raise InputError(f"option {min(options)!r} requires a scorer by name, got scorer 'auto'")
     if scorer == "heat" and table.inputs:
-        options = {"priors": list(HEAT_PRIORS)} | options
+        options = {"priors": list(ALL_PRIORS)} | options
     made = create_named("gmm" if scorer == AUTO else scorer, options, trust=trust, seed=seed)
     check_inputs(made)
     for one in (table, held_out):
