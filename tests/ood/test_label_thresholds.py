@@ -75,7 +75,7 @@ def test_judged_by_saved_and_loaded(tmp_path):
 
 
 def test_commands(sightline, tmp_path):
-    file = table(800).write(tmp_path / "t.parquet")
+    file = table(1600).write(tmp_path / "t.parquet")
     fit = ["ood", "fit", file, "--out", tmp_path / "r", "--scorer", "gmm", "--per-label"]
     status, out, err = sightline(*fit, 0)
     assert (status, "8 of 8 labels of level 0" in out) == (0, True), err

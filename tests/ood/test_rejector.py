@@ -68,12 +68,12 @@ def fitted(monkeypatch):
     """Fit nothing; note the labels to fit on, and the number of vectors held out."""
     seen = {}
 
-    def fit(scorer, vectors, labels, **options):
-        seen["labels"], scorer.width = set(labels.tolist()), vectors.shape[1]
+    def fit(scorer, inputs, labels, **options):
+        seen["labels"], scorer.width = set(labels.tolist()), inputs["vectors"].shape[1]
         return scorer
 
-    def calibrate(scorer, vectors, tpr):
-        seen["n_held_out"], scorer.threshold = len(vectors), 0.0
+    def calibrate(scorer, inputs, tpr):
+        seen["n_held_out"], scorer.threshold = len(inputs["vectors"]), 0.0
 
     monkeypatch.setattr(ood.Scorer, "fit", fit)
     monkeypatch.setattr(ood.Scorer, "calibrate", calibrate)
