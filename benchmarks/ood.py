@@ -32,7 +32,6 @@ QUERY_SCORERS: dict[str, tuple[str, dict[str, object]]] = {
     "knn": ("knn", {}),
     "heat": ("heat", BARELY),  # a network that is barely trained takes as long to score
     "heat, all three priors": ("heat", BARELY | {"priors": list(ALL_PRIORS)}),
-    "heat, all three, exact": ("heat", BARELY | {"priors": ["gmm_pooled", "gmm_std", "energy"]}),
 }
 
 

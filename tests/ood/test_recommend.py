@@ -121,7 +121,7 @@ def test_scorers_of_images_are_compared_where_the_table_has_their_inputs(monkeyp
     inputs = {"features": plain.vectors, "feature maps": plain.vectors[:, :8] ** 2}
     given = EmbeddingTable(plain.manifest, plain.vectors, plain.fingerprint, inputs)
     monkeypatch.setattr(module, "OF_IMAGES", module.OF_IMAGES[:2])
-    assert {f"gmm_{kind}, n_components=256, shrinkage=auto" for kind in ("pooled", "std")} < recommend(given).auroc.keys()
+    assert {f"gmm_{kind}, n_components=128, shrinkage=auto" for kind in ("pooled", "std")} < recommend(given).auroc.keys()
     assert not any("std" in shown for shown in recommend(plain).auroc)
 
 

@@ -38,8 +38,8 @@ class GMM(Scorer):
         shrinkage: added to the covariance's diagonal, in units of its mean; ``auto`` mixes the covariance with its mean
             diagonal as Ledoit and Wolf (2004) do, which helps if there are not many more items than dimensions.
         seed: random seed of k-means.
-        n_components: leading principal components to reduce vectors to, with the length of what they leave out as one
-            more coordinate; None for the vectors as they are. With 256 of 1,280 dimensions a query costs a sixth.
+        n_components: leading principal components to reduce vectors to, or as many as the number of items allows, with the
+            length of what they leave out as one more coordinate; None for the vectors as they are.
     """
 
     state: ClassVar[tuple[str, ...]] = ("means", "centre", "whitening", "log_weights", "basis")
@@ -80,7 +80,7 @@ class GMM(Scorer):
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         if not self.keeps_features:
-            self.basis: Tensor = principal_components(self._rows(inputs), self.n_components)
+            self.basis: Tensor = principal_components(self._rows(inputs), self._most_components(len(inputs), labels))
         features = self.features(inputs).double()
         n_items, dim = features.shape
         means, counts, spread_about = component_means(features, labels, self.components, self.seed)
@@ -111,6 +111,16 @@ class GMM(Scorer):
         self.log_weights = (counts.double() / n_items).log()
         for cached in ("squared_means", "colouring"):  # by an earlier fit
             self.__dict__.pop(cached, None)
+
+    def _most_components(self, n_items: int, labels: Tensor | None) -> int | None:
+        """``n_components``, or as many as leave the covariance of full rank, if that is less."""
+        if self.n_components is None:
+            return None
+        n_groups = self.components if isinstance(self.components, int) else 1
+        if labels is not None and self.components in ("auto", "classes"):
+            counts = labels.bincount()
+            n_groups = min(MOST_COMPONENTS, int((counts > 1).sum()) + 1)
+        return max(1, min(self.n_components, n_items - n_groups - 1))
 
     def distances(self, features: Tensor) -> Tensor:
         """(N, C) squared Mahalanobis distances to the means."""
@@ -191,6 +201,8 @@ class GMMRelative(GMM):
 
     def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
         super()._fit(inputs, labels, classifier)
+        if len(self.means) < 2:
+            raise InputError(f"scorer {self.name!r}: one component is its own background; pass labels, or set components")
         self.background._fit_given({"vectors": self.features(inputs)}, None, None)
 
 
@@ -204,12 +216,9 @@ def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:
 
 
 def principal_components(rows: Tensor, n_components: int | None) -> Tensor:
-    """(K + 1, D) the leading principal components, at length 1, then the mean; (0, D) for None, or if K is not below D.
-
-    K is at most N - 1.
-    """
-    n_kept = rows.shape[1] if n_components is None else min(n_components, len(rows) - 1)
-    if not 0 < n_kept < rows.shape[1]:
+    """(K + 1, D) the leading principal components, at length 1, then the mean; (0, D) for None, or if K is not below D."""
+    n_kept = rows.shape[1] if n_components is None else n_components
+    if n_kept >= rows.shape[1]:
         return rows[:0]
     mean = rows.double().mean(0)
     centred = rows.double() - mean

@@ -76,10 +76,10 @@ class _Fold:
             warnings.simplefilter("ignore")  # about few items
             scorer.fit(self.fitted, self.labels, show_progress=show_progress)
         own = scorer.score(self.fitted)
-        found = [(scorer.score(rows) - own.mean()) / own.std() for rows in (self.inside, *self.outside)]
-        if not all(np.isfinite(one).all() for one in found):
+        found = [scorer.score(rows) for rows in (self.inside, *self.outside)]
+        if not all(np.isfinite(one).all() for one in (own, *found)) or not own.std() > 1e-12 * np.abs(own).max():
             raise InputError(f"scorer {scorer.name!r}: energies are not finite, or all equal")
-        return found
+        return [(one - own.mean()) / own.std() for one in found]
 
 
 def recommend(table: EmbeddingTable, seed: int = 0, show_progress: bool = False, level: int = 0) -> Recommendation:
