@@ -88,7 +88,8 @@ def nearest_label(vectors: ArrayLike, means: NDArray[np.float32]) -> NDArray[np.
     rows = np.asarray(vectors, np.float32)
     if rows.ndim != 2 or rows.shape[1] != means.shape[1]:
         raise InputError(f"vectors must be (N, {means.shape[1]}), got shape {rows.shape}")
-    return (rows @ means.T).argmax(1)
+    nearest: NDArray[np.int64] = (rows @ means.T).argmax(1)
+    return nearest
 
 
 def fit_label_thresholds(
