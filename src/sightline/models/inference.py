@@ -62,8 +62,13 @@ class Backend:
 class Embedder(Protocol):
     """What a backend must know of an encoder."""
 
-    settings: Any
-    head: Any
+    @property
+    def settings(self) -> Any:
+        """Its preprocessing, and the name of its backbone."""
+
+    @property
+    def head(self) -> Any:
+        """From what :meth:`pooled` returns to rows."""
 
     @property
     def device(self) -> torch.device:

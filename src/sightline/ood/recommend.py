@@ -159,7 +159,8 @@ def _chosen(made: dict[str, Candidate], energies: dict[str, list[list[NDArray[np
 
 def _error(best: list[float], other: list[float]) -> float:
     """One standard error of the difference, over the folds."""
-    return float(np.std(np.subtract(best, other), ddof=1)) / len(best) ** 0.5
+    error: float = float(np.std(np.subtract(best, other), ddof=1)) / len(best) ** 0.5
+    return error
 
 
 def _groupings(
