@@ -39,7 +39,6 @@ PLAIN: dict[str, tuple[str, Options]] = {
     "gmm": ("gmm", {}),
     "gmm, shrinkage=auto": ("gmm", {"shrinkage": "auto"}),
     "gmm, normalise=False": ("gmm", {"normalise": False}),
-    "gmm_relative, shrinkage=auto": ("gmm_relative", {"shrinkage": "auto"}),
     "knn, k=5": ("knn", {"k": 5}),
     "knn, k=50": ("knn", {"k": 50}),
     "soft_knn": ("soft_knn", {}),

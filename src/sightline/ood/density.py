@@ -140,8 +140,7 @@ class GMM(Scorer):
         inverse: Tensor = torch.linalg.solve_triangular(self.whitening, identity, upper=False)
         return inverse
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """From the mixture; brought to length 1 if vectors are."""
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
         weights = self.log_weights.exp() if self.weights == "counts" else torch.ones_like(self.log_weights)
         chosen = torch.multinomial(weights.cpu(), n, replacement=True, generator=generator)
         noise = torch.randn(n, len(self.centre), generator=generator, dtype=self.means.dtype).to(self.means)
@@ -170,40 +169,6 @@ class GMMStd(GMM):
 
     def _rows(self, inputs: Tensor) -> Tensor:
         return super()._rows(inputs if inputs.ndim == 2 else std_pooled(inputs))
-
-
-class GMMRelative(GMM):
-    """:class:`GMM` less one Gaussian of all items: with one component per class, relative Mahalanobis distance.
-
-    What all images have in common cancels, which helps against near outliers. It is a ratio of densities, so it can be no
-    prior of HEAT.
-
-    Args:
-        components: all options are those of ``gmm``.
-    """
-
-    differentiable: ClassVar[bool] = False
-
-    @cached_property
-    def background(self) -> GMM:
-        """The Gaussian of all items, of what :meth:`features` returns."""
-        return GMM("one", normalise=False, shrinkage=self.shrinkage)
-
-    def parts(self) -> dict[str, Scorer]:
-        return {"background": self.background}
-
-    def energy(self, features: Tensor) -> Tensor:
-        return super().energy(features) - self.background.energy(features)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """None: it cannot sample."""
-        return None
-
-    def _fit(self, inputs: Tensor, labels: Tensor | None, classifier: Classifier | None) -> None:
-        super()._fit(inputs, labels, classifier)
-        if len(self.means) < 2:
-            raise InputError(f"scorer {self.name!r}: one component is its own background; pass labels, or set components")
-        self.background._fit_given({"vectors": self.features(inputs)}, None, None)
 
 
 def _share_of_diagonal(centred: Tensor, covariance: Tensor) -> float:

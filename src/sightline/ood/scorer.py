@@ -284,7 +284,6 @@ SCORERS: Registry[Scorer] = Registry(
         "gen": "sightline.ood.library:GEN",
         "gmm": "sightline.ood.density:GMM",
         "gmm_pooled": "sightline.ood.density:GMMPooled",
-        "gmm_relative": "sightline.ood.density:GMMRelative",
         "gmm_std": "sightline.ood.density:GMMStd",
         "heat": "sightline.ood.heat:Heat",
         "kl_matching": "sightline.ood.library:KLMatching",
@@ -314,7 +313,7 @@ def list_scorers() -> list[str]:
 
     Example:
         >>> [name for name in list_scorers() if name.startswith("gmm")]
-        ['gmm', 'gmm_pooled', 'gmm_relative', 'gmm_std']
+        ['gmm', 'gmm_pooled', 'gmm_std']
     """
     return SCORERS.names()
 
