@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,12 +10,10 @@ import pytest
 
 from ranking_definitions import binary_metrics, h_ap
 from refusals import assert_refused
-from sightline import EmbeddingTable, Manifest, evaluate, evaluate_table
+from sightline import CodeRelevance, EmbeddingTable, Refinement, Result, evaluate, evaluate_table
 from sightline.evaluation import protocol
-from sightline.evaluation.result import Result
 from sightline.evaluation.tables import Steps
-from sightline.labels.codes import CodeRelevance
-from sightline.ranking.refine import Refinement
+from small_tables import small_table
 
 N = 40
 
@@ -108,10 +105,7 @@ def test_a_code_that_stops_above_the_finest_depth_stands_for_itself():
 
 @pytest.fixture
 def table():
-    sets, vectors = draw_sets(4, N), draw_vectors(5, N).astype(np.float32)
-    ids = [f"{n}.png" for n in range(N)]
-    rows = {"id": ids, "path": ids, "split": "test", "codes": [";".join(codes) for codes in sets]}
-    return EmbeddingTable(Manifest(Path("set.csv"), Path(), pl.DataFrame(rows), 0), vectors, "one")
+    return small_table(draw_vectors(5, N), codes=[";".join(codes) for codes in draw_sets(4, N)])
 
 
 def test_the_command_measures_tables_and_writes_every_code(table, sightline, check_refused, tmp_path):
