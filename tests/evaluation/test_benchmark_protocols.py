@@ -6,9 +6,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from refusals import assert_refused
+from sightline import RetrievalSet, evaluate, evaluate_dyml, evaluate_each_label, evaluate_gldv2, evaluate_revisited
 from sightline.evaluation import benchmark_protocols, statistics
-from sightline.evaluation.benchmark_protocols import RetrievalSet, evaluate_dyml, evaluate_gldv2, evaluate_revisited
-from sightline.evaluation.protocol import evaluate, evaluate_each_label
 
 
 def draw(seed, n_items=60):
