@@ -50,12 +50,8 @@ NO_ROOM = "No space left on device"
 @pytest.mark.parametrize("writing", [replaced, replaced_folder, lambda target: replaced_folder(target, "mark", "one")])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, NO_ROOM), shutil.Error([("a", "b", f"[Errno 28] {NO_ROOM}")])])
 def test_a_full_disk_is_reported_with_the_name_of_what_is_written(tmp_path, writing, error):
-    def write():
-        with writing(tmp_path / "made"):
-            raise error
-
-    with pytest.raises(OSError, match=NO_ROOM) as raised:
-        write()
+    with pytest.raises(OSError, match=NO_ROOM) as raised, writing(tmp_path / "made"):
+        raise error
     assert raised.value.filename == str(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
