@@ -31,17 +31,19 @@ def names_for_type_checkers():
     }
 
 
-def test_the_three_lists_of_public_names_agree():
+def test_the_three_lists_of_public_names_agree_and_each_is_that_of_its_module():
     assert names_for_type_checkers() == sl._MODULES
     assert sorted(sl.__all__) == sorted([*sl._MODULES, "__version__"])
     assert len(sl.__all__) == len(set(sl.__all__)) > 10
     assert dir(sl) == sorted(sl.__all__)
-
-
-def test_each_public_name_is_that_of_its_module():
     for name, place in sl._MODULES.items():
         module = import_module(f"sightline.{place}")
         assert getattr(sl, name) is (module if name == place else getattr(module, name)), name
+    with pytest.raises(AttributeError, match=r"^module 'sightline' has no attribute 'evalaute'$"):
+        _ = sl.evalaute
+    assert not hasattr(sl, "nonsense")
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec("from sightline import nonsense")
 
 
 def test_what_does_not_fit_is_an_input_error_at_the_door(tmp_path, monkeypatch):
@@ -76,23 +78,12 @@ def test_a_tree_and_a_recipe_show_themselves():
     assert "optimizer.momentum" not in shown
 
 
-def test_light_parts_do_not_import_torch():
+def test_light_parts_do_not_import_torch_and_losses_are_there_after_a_plain_import():
     for module in ("sightline", "sightline.cli.main", "sightline.training.recipe"):
         code = f"import sys, {module}; print(*({{'torch', 'timm', 'lightning_fabric'}} & {{*sys.modules}}))"
         assert run(sys.executable, "-c", code).split() == []
-
-
-def test_losses_are_there_after_a_plain_import():
     code = "import sightline as sl, torch; print(sl.losses.sup_ap_loss(torch.eye(2), torch.eye(2).bool()).item())"
     assert 0 <= float(run(sys.executable, "-c", code)) < 0.01
-
-
-def test_an_unknown_name_is_an_attribute_error_like_any_other():
-    with pytest.raises(AttributeError, match=r"^module 'sightline' has no attribute 'evalaute'$"):
-        _ = sl.evalaute
-    assert not hasattr(sl, "nonsense")
-    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
-        exec("from sightline import nonsense")
 
 
 def test_the_module_and_the_console_command_give_the_same_help():

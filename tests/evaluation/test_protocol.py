@@ -364,9 +364,8 @@ NAN = np.where(np.arange(4)[:, None] == 2, np.nan, VECTORS)
 TWO = np.stack([LABELS, LABELS], 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "facts"),
-    [
+def test_what_does_not_fit_is_refused():
+    for arguments, options, facts in (
         ((VECTORS, np.arange(4)), {}, ["4 queries", "labels"]),
         ((VECTORS, LABELS, VECTORS[:0], LABELS[:0]), {"exclude": LABELS, "gallery_exclude": LABELS[:0]}, ["4 queries"]),
         ((VECTORS, LABELS, np.eye(4), LABELS), {}, ["dimensions", "3", "4"]),
@@ -401,7 +400,5 @@ TWO = np.stack([LABELS, LABELS], 1)
         ((VECTORS,), {"judgements": np.full((4, 4), np.nan)}, ["judgements", "0 to 3"]),
         ((VECTORS,), {"judgements": np.full((4, 4), 200)}, ["judgements", "127"]),
         ((VECTORS,), {"judgements": lambda rows: np.zeros((1, 4))}, ["judgements", "(4, 4)", "(1, 4)"]),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments, options, facts):
-    assert_refused(facts, evaluate, *arguments, **options)
+    ):
+        assert_refused(facts, evaluate, *arguments, **options)
