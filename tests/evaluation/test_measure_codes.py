@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ranking_definitions import binary_metrics, h_ap
+from ranking_definitions import binary_metrics, h_ap, ndcg
 from refusals import assert_refused
 from sightline import CodeRelevance, EmbeddingTable, Refinement, Result, evaluate, evaluate_table
 from sightline.evaluation import protocol
@@ -43,13 +43,6 @@ def worth(query, item, alpha):
     return max(round(value * 120), 1) / 120 if value > 0 else 0.0
 
 
-def ndcg(values):
-    def total(ordered):
-        return sum(value / math.log2(1 + place) for place, value in enumerate(ordered, start=1))
-
-    return total(values) / total(sorted(values, reverse=True))
-
-
 def by_definition(scores, codes, item_codes, left_out, alpha=1.0):
     """The metrics of one query."""
     order = [item for item in sorted(range(len(scores)), key=lambda item: -scores[item]) if item not in left_out]
@@ -60,7 +53,7 @@ def by_definition(scores, codes, item_codes, left_out, alpha=1.0):
             {"map": flat["map"], "recall@1": flat["recall@1"]} if depth == 3 else {f"map_label_{3 - depth}": flat["map"]}
         )
     values = [worth(codes, item_codes[item], alpha) for item in order]
-    found |= {"h_ap": h_ap(range(len(order)), values), "ndcg": ndcg(values)}
+    found |= {"h_ap": h_ap(range(len(order)), values), "ndcg": ndcg(range(len(order)), values)}
     each = {code: binary_metrics([code in item_codes[item] for item in order], [])["map"] for code in codes}
     defined = [ap for ap in each.values() if not math.isnan(ap)]
     return found | {"map_each_code": sum(defined) / len(defined) if defined else math.nan}, each

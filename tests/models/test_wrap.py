@@ -87,20 +87,17 @@ def test_vectors_of_a_module_are_its_output_at_unit_length():
     assert encoder.backbone.module is module
 
 
-@pytest.mark.parametrize(
-    ("output", "pooling", "dim"),
-    [
+def test_the_pooling_follows_from_the_output():
+    for output, pooling, dim in (
         (lambda images: images.flatten(1)[:, :7], "none", 7),
         (lambda images: images[:, :2], "avg", 2),
         (lambda images: images.flatten(2).transpose(1, 2)[:, :16], "avg", 3),
         (lambda images: images.flatten(2).transpose(1, 2)[:, :17], "cls", 3),
         (lambda images: {"last_hidden_state": images, "image_embeds": images[:, :, 0, 0]}, "none", 3),
-    ],
-)
-def test_the_pooling_follows_from_the_output(output, pooling, dim):
-    encoder = sl.Encoder.wrap(Fixed(output), 16)
-    assert (encoder.settings.pooling, encoder.dim) == (pooling, dim)
-    assert encoder.encode(IMAGES).shape == (3, dim)
+    ):
+        encoder = sl.Encoder.wrap(Fixed(output), 16)
+        assert (encoder.settings.pooling, encoder.dim) == (pooling, dim)
+        assert encoder.encode(IMAGES).shape == (3, dim)
 
 
 def test_a_hugging_face_model_is_saved_and_loaded_only_with_trust(tmp_path):
