@@ -90,8 +90,8 @@ def test_worker_processes_and_a_progress_bar_do_not_matter(files, capfd):
     expected = encoder.encode(files, batch_size=2)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_array_equal(encoder.encode(files, batch_size=2, n_workers=2, show_progress=True), expected)
-    out, err = capfd.readouterr()
-    assert (out, "Embedding" in err) == ("", True)
+    out, err = capfd.readouterr()  # OpenVINO's threads, where another test has started them, say something at a fork
+    assert ("Embedding" in out, "Embedding" in err) == (False, True)
 
 
 @pytest.mark.parametrize("mode", [True, False])
