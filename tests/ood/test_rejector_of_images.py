@@ -85,6 +85,21 @@ def test_heat_takes_all_three_priors_where_the_table_has_them(table):
     assert_refused("'energy' takes logits", fit_rejector, table, "energy", inputs="logits")
 
 
+def test_a_report_shows_the_energies(rejector, table, tmp_path):
+    pytest.importorskip("matplotlib")
+    from sightline.report.subject import needs_inputs, read_outliers
+
+    folder = rejector.save(tmp_path / "r")
+    assert (needs_inputs(folder), needs_inputs(None)) == (True, False)
+    np.testing.assert_array_equal(read_outliers(folder, table).inside, rejector.energies(table))
+    plain = EmbeddingTable(table.manifest, table.vectors, table.fingerprint)
+    assert_refused("--scorer-inputs", read_outliers, folder, plain)
+    by_label = fit_rejector(table, "gmm", per_label=1, tpr=0.7, hold_out="images", shrinkage="auto")
+    found = read_outliers(by_label.save(tmp_path / "l"), plain)
+    refused = [not verdict.belongs for verdict in by_label.judge(table.vectors)]
+    np.testing.assert_array_equal(found.inside > found.threshold + 1e-9, refused)
+
+
 def test_search_judges_images_by_all_inputs_and_items_by_their_id(folder, encoder, rejector, photo, table):
     inside = table.manifest.paths()[4]
     expected = rejector.scorer.score(encoder.scorer_inputs([photo, inside]))

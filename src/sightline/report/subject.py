@@ -240,7 +240,7 @@ def needs_inputs(detector: Path | None) -> bool:
 
 
 def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | None = None) -> Outliers:
-    """Score a table with a rejector.
+    """Score a table with a rejector; energies are shifted to the common threshold where labels have their own.
 
     Args:
         folder: written by ``sightline ood fit``, or an encoder or gallery folder that has one.
@@ -248,11 +248,11 @@ def read_outliers(folder: Path, table: EmbeddingTable, outlier_table: Path | Non
         outlier_table: an embedding table of outliers, of the same encoder.
     """
     rejector = Rejector.load(folder, table.fingerprint)
+    threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
     outside = None
     if outlier_table is not None:
         others = EmbeddingTable.read(outlier_table)
         rejector.check_encoder(others.fingerprint, outlier_table)
-        outside = rejector.energies(others)
-    inside = rejector.energies(table)
-    threshold = cast(float, rejector.scorer.threshold)  # a rejector has one
+        outside = rejector.energies(others) + (threshold - rejector.thresholds(others))
+    inside = rejector.energies(table) + (threshold - rejector.thresholds(table))
     return Outliers(rejector.scorer.name, threshold, inside, outside, rejector.similarity_threshold)
