@@ -42,7 +42,7 @@ class Verdict:
 
     Attributes:
         belongs: whether it is in distribution: ``energy`` is at most ``threshold``, or the query is an item of the gallery.
-        energy: how far out of distribution it is; None for an item of the gallery if more than its vector is needed.
+        energy: how far out of distribution it is; None for an item of the gallery if the scorer takes more than vectors.
         threshold: calibrated to accept the stated share of in-distribution images.
         matched: whether the gallery has a match: ``similarity`` is at least ``similarity_threshold``; None if either is
             unknown.
